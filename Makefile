@@ -1,0 +1,60 @@
+# `make train` and `make test` need nothing but make and a Python of version 3.11 or later.
+VENV := .venv
+STAMP := $(VENV)/.seedbed-installed
+BIN := $(VENV)/bin
+WORKERS ?= auto
+# The first interpreter that runs and is new enough; a name that is found may be a shim without a Python behind it.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+
+.PHONY: help setup train test lint format types bench lock clean
+
+help:
+	@echo "make train   set up .venv and train Pong"
+	@echo "make test    set up .venv and run the tests"
+	@echo "make lint    check style;  make format  mend it"
+	@echo "make types   check types"
+	@echo "make bench   run the benchmarks"
+	@echo "make lock    pin what is installed in .venv into requirements.lock"
+	@echo "make clean   remove .venv and caches (runs are kept)"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "seedbed needs Python 3.11 or later: none is on the PATH. Install one," \
+		"or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "making .venv failed: on Debian and Ubuntu" \
+		"install the package python3-venv, then run make again" >&2; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+train: setup
+	$(BIN)/seedbed train pong $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/seedbed bench $(ARGS)
+
+# Names and versions only: no hosts, no hashes, no tools that the venv brings along.
+lock:
+	$(BIN)/python -m pip list --disable-pip-version-check --format=freeze \
+		--exclude seedbed --exclude pip --exclude setuptools --exclude wheel | LC_ALL=C sort -f > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""Trains reinforcement-learning agents as fast as the hardware allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seedbed.api import load, train
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    # Actor processes import this package too and must not pay for JAX.
+    if name in ("load", "train"):
+        from seedbed import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'seedbed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,265 @@
+"""IMPALA: actor-critic learning from somewhat stale experience, corrected by V-trace.
+
+Source: Espeholt et al. (2018), "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+Actor-Learner Architectures"; defaults are its Atari settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from jax import Array
+
+from seedbed import trees
+from seedbed.nets.policy import ActorCritic
+from seedbed.nets.torsos import TorsoName, is_image
+from seedbed.ops import losses, returns
+from seedbed.ops.distributions import distribution, parameter_size
+from seedbed.types import (
+    ActorState,
+    Box,
+    EnvSpec,
+    LearnerState,
+    OnPolicy,
+    Output,
+    SeedbedError,
+    Timestep,
+    Trajectory,
+    trajectory_masks,
+)
+
+Tree = Any
+
+
+class Batch(NamedTuple):
+    """A trajectory whose leaves all have the environments on axis 1."""
+
+    timesteps: Timestep  # [T + 1, B, ...]
+    action: Tree  # [T, B, ...]
+    behaviour_log_prob: Array  # [T, B]
+    core: Tree  # [1, B, ...] before row 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Impala:
+    """Hyperparameters of IMPALA, and its pure functions."""
+
+    spec: Annotated[EnvSpec | None, tyro.conf.Suppress] = None
+    total_updates: Annotated[int, tyro.conf.Suppress] = 0
+
+    unroll: int = 20
+    """Steps of an unroll."""
+    batch: int = 32
+    """Unrolls of an update."""
+    gamma: float = 0.99
+    """Discount of a step."""
+    trace_decay: float = 1.0
+    """Lambda: how far errors travel back along an unroll."""
+    rho_clip: float = 1.0
+    """Bound of the importance weights of temporal differences."""
+    c_clip: float = 1.0
+    """Bound of the importance weights of traces."""
+    pg_rho_clip: float = 1.0
+    """Bound of the importance weights of policy gradients."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus."""
+    value_cost: float = 0.5
+    """Weight of half the squared value error."""
+    reward_clip: float = 1.0
+    """Bound of a reward's size in the loss; 0 is no bound."""
+
+    learning_rate: float = 6e-4
+    """Step size of the optimizer at the start."""
+    learning_rate_decay: bool = True
+    """Whether the step size falls linearly to 0 over the training."""
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """Which optimizer."""
+    max_gradient_norm: float = 40.0
+    """Bound of the norm of the gradient, summed over the rows of a batch as in the paper."""
+
+    torso: Literal["auto"] | TorsoName = "auto"
+    """Network of images; auto is nature for images and mlp for everything else."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Layers of the mlp."""
+    recurrent: bool = False
+    """Whether the network has a memory."""
+    lstm_size: int = 256
+    """Units of the memory."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the torso."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work; raises SeedbedError."""
+        least_one = ("unroll", "batch", "lstm_size")
+        not_negative = ("entropy_cost", "value_cost", "reward_clip", "total_updates")
+        positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
+        for names, allowed, rule in (
+            (least_one, lambda x: x >= 1, "at least 1"),
+            (not_negative, lambda x: x >= 0, "0 or more"),
+            (positive, lambda x: x > 0, "more than 0"),
+            (("gamma", "trace_decay"), lambda x: 0 <= x <= 1, "from 0 to 1"),
+            (("hidden_sizes",), lambda x: len(x) > 0 and min(x) >= 1, "sizes of at least 1"),
+        ):
+            for name in names:
+                if not allowed(getattr(self, name)):
+                    raise SeedbedError(f"Impala.{name} is {getattr(self, name)}; give {rule}")
+        if self.spec is not None and self.torso in ("nature", "resnet") and not self._sees_images():
+            raise SeedbedError(
+                f"Impala.torso is {self.torso} but the environment shows no images [H, W, C]; "
+                "choose auto or mlp"
+            )
+
+    @property
+    def epochs(self) -> int:
+        """One: V-trace corrects for the lag of the actors, not for reuse."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def experience(self) -> OnPolicy:
+        """Unrolls as they come."""
+        return OnPolicy(self.unroll, self.batch)
+
+    def init(self, key: Array) -> LearnerState:
+        """Makes the initial learner state; consumes the key."""
+        observation = jax.tree.map(
+            lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
+        )
+        network = self._network()
+        flags = jnp.zeros((1, 1), bool)
+        core = network.initial_core(1)
+        params = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
+        return LearnerState(params, self._optimizer().init(params), jnp.zeros((), jnp.int32))
+
+    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+        """Makes empty memories for environments `[B]`; they do not differ from one another."""
+        del num_envs
+        return ActorState(core=self._network().initial_core(env_ids.shape[0]), per_env=())
+
+    def act(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
+    ) -> tuple[Tree, Array, ActorState]:
+        """Chooses actions `[B]`; extras are their log-probabilities `[B]`. Consumes `keys` `[B]`.
+
+        To evaluate, it still samples choices (a mode can be stuck for ever) but takes the mode of
+        continuous actions.
+        """
+        row = jax.tree.map(lambda x: x[None], timestep)
+        parameters, _, core = self._evaluate(params, row, actor_state.core)
+        action_spec, parameters = self._env().action, parameters[0]
+        policy = distribution(action_spec, parameters)
+        if evaluate and isinstance(action_spec, Box):
+            action = policy.mode()
+        else:
+            action = jax.vmap(lambda p, key: distribution(action_spec, p).sample(key))(
+                parameters, keys
+            )
+        return action, policy.log_prob(action), actor_state._replace(core=core)
+
+    def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
+        """Takes what the loss needs, with the environments on axis 1; the key is unused."""
+        del state, key
+        core = jax.tree.map(lambda x: x[None], trajectory.actor_state.core)
+        return Batch(trajectory.timesteps, trajectory.action, trajectory.extras, core)
+
+    def gradients(self, state: LearnerState, minibatch: Batch, key: Array) -> tuple[Tree, Output]:
+        """Computes the gradient of the mean loss over the valid rows; the key is unused."""
+        del key
+        grads, output = jax.grad(self._loss, has_aux=True)(state.params, minibatch)
+        norm = losses.global_norm(grads) * self._rows()
+        return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
+
+    def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
+        """Applies a gradient; one that is not finite shows in the metrics of its output."""
+        del output
+        changes, optimizer_state = self._optimizer().update(
+            grads, state.optimizer_state, state.params
+        )
+        params = optax.apply_updates(state.params, changes)
+        return LearnerState(params, optimizer_state, state.updates + 1)
+
+    def _loss(self, params: Tree, batch: Batch) -> tuple[Array, Output]:
+        """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""
+        steps = batch.timesteps
+        core = jax.tree.map(lambda x: x[0], batch.core)
+        parameters, value, _ = self._evaluate(params, steps, core)
+        policy = distribution(self._env().action, parameters[:-1])
+        log_prob, entropy = policy.log_prob(batch.action), policy.entropy()
+        masks = trajectory_masks(steps, self.gamma, self.trace_decay)
+        rho = jnp.where(masks.valid, jnp.exp(log_prob - batch.behaviour_log_prob), 0.0)
+        reward = steps.reward[1:]
+        if self.reward_clip:
+            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        clips = returns.VtraceClips(self.rho_clip, self.c_clip, self.pg_rho_clip)
+        vtrace = jax.vmap(lambda *x: returns.vtrace(*x, clips=clips), in_axes=1, out_axes=1)(
+            value[:-1], value[1:], reward, masks.discount, masks.trace, jax.lax.stop_gradient(rho)
+        )
+
+        def mean(rows: Array) -> Array:
+            return losses.masked_mean(rows, masks.valid)
+
+        policy_loss = mean(losses.policy_gradient_losses(log_prob, vtrace.pg_advantage))
+        value_loss = mean(losses.value_losses(value[:-1], vtrace.targets))
+        entropy = mean(entropy)
+        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        metrics = {
+            "loss/total": loss,
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "entropy": entropy,
+            "rho_mean": mean(rho),
+            "explained_variance": losses.explained_variance(
+                value[:-1], vtrace.targets, masks.valid
+            ),
+        }
+        return loss, Output(metrics, masks.valid.sum(dtype=jnp.float32))
+
+    def _evaluate(self, params: Tree, steps: Timestep, core: Tree) -> tuple[Array, Array, Tree]:
+        outputs = self._network().apply(params, steps.observation, steps.reward, steps.first, core)
+        return cast(tuple[Array, Array, Tree], outputs)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        rate: optax.ScalarOrSchedule = self.learning_rate
+        if self.learning_rate_decay and self.total_updates:
+            rate = optax.linear_schedule(self.learning_rate, 0.0, self.total_updates)
+        if self.optimizer == "adam":
+            step = optax.adam(rate)
+        else:
+            step = optax.rmsprop(rate, decay=0.99, eps=0.01)
+        # The paper sums the loss over the rows: with a mean, its bound of the norm would never be
+        # reached and its epsilon of .01 would swamp the squared gradient.
+        return optax.chain(
+            optax.scale(self._rows()), optax.clip_by_global_norm(self.max_gradient_norm), step
+        )
+
+    def _rows(self) -> float:
+        return float(self.unroll * self.batch)
+
+    def _network(self) -> ActorCritic:
+        torso = self.torso
+        if torso == "auto":
+            torso = "nature" if self._sees_images() else "mlp"
+        return ActorCritic(
+            parameter_size=parameter_size(self._env().action),
+            image=torso,
+            sizes=self.hidden_sizes,
+            lstm_size=self.lstm_size if self.recurrent else 0,
+            dtype=jnp.dtype(self.compute_dtype),
+        )
+
+    def _sees_images(self) -> bool:
+        return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))
+
+    def _env(self) -> EnvSpec:
+        if self.spec is None:
+            raise SeedbedError("Impala.spec is None; bind the agent to an environment's spec first")
+        return self.spec

@@ -1,0 +1,243 @@
+"""The command line: `seedbed train | evaluate | list | bench`. JAX loads only once its flags are set."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import seedbed
+from seedbed import options, presets
+from seedbed.launch import xla
+from seedbed.options import TrainArguments, UsageError
+from seedbed.presets import TrainConfig
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.types import SeedbedError
+
+USAGE = """usage: seedbed [-h] [--version] COMMAND ...
+
+Trains reinforcement-learning agents as fast as the hardware allows.
+
+commands:
+  train PRESET_OR_ENV [--agent A] [--steps N] [--run DIR] [--resume] ...
+                  train an agent; `seedbed train pong --help` lists every option
+  evaluate RUN [--episodes N] [--env ID] [--seed S] [--json]
+                  play whole episodes with the best policy of a run
+  list [--json]   list presets, agents and environments
+  bench [NAME] ...
+                  run the benchmarks, or the one named, with its own options
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "evaluate": _evaluate,
+        "list": _list,
+        "bench": _bench,
+    }
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _print(USAGE)
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        _print(f"seedbed {seedbed.__version__}")
+        return 0
+    here = str(Path.cwd())
+    if here not in sys.path:  # where the user's module:factory and module:Class are found
+        sys.path.append(here)
+    try:
+        if arguments[0] not in commands:
+            near = difflib.get_close_matches(arguments[0], commands, n=1, cutoff=0.0)
+            raise UsageError(f"unknown command {arguments[0]!r}; did you mean {near[0]}?")
+        return commands[arguments[0]](arguments[1:])
+    except UsageError as error:
+        return _fail(error, arguments, 2)
+    except SeedbedError as error:
+        return _fail(error, arguments, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", arguments, 130)
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except Exception as error:
+        text = (
+            f"{type(error).__name__}: {error} (a bug, or an environment's or agent's; see --debug)"
+        )
+        return _fail(text, arguments, 1)
+
+
+def _fail(error: object, arguments: list[str], status: int) -> int:
+    text = str(error).strip() or type(error).__name__
+    if "--debug" in arguments:
+        traceback.print_exc()
+    else:
+        text = text.splitlines()[0]  # an actor's error brings its traceback below the first line
+    print(f"seedbed: {text}", file=sys.stderr)  # noqa: T201
+    return status
+
+
+def _train(arguments: list[str]) -> int:
+    given = options.split_train_arguments(arguments)
+    message = xla.configure()
+    config = _configuration(given)
+    if config is None:
+        _print(f"usage: seedbed train PRESET_OR_ENV [OPTIONS]\n\n{options.HELP}\n")
+        _print(
+            "`seedbed train pong --help` lists the options of a preset, `seedbed list` the presets."
+        )
+        return 0
+    try:
+        config = options.override(config, given.rest, given.help)
+    except SystemExit:  # help was printed
+        return 0
+    from seedbed import api
+
+    summary = api.train(config, run=given.run, resume=given.resume, messages=(message,))
+    run = summary["run"]
+    if summary.get("interrupted"):
+        _print(f"stopped and saved; go on with: seedbed train --resume --run {run}")
+        return 130
+    score = summary.get("evaluation/episode_return_mean")
+    end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
+    _print(f"trained{end}; play it with: seedbed evaluate {run}")
+    return 0
+
+
+def _configuration(given: TrainArguments) -> TrainConfig | None:
+    """Finds what a run starts from; None where only help is wanted."""
+    if given.resume and given.run is None and not given.help:
+        raise UsageError("--resume needs the folder of the run: add --run DIR")
+    if given.resume and given.run is not None:
+        saved = presets.from_json(RunFolder.read(given.run).read_config())
+        if given.agent is not None or (
+            given.target is not None
+            and given.target not in (saved.name, saved.name.rpartition("/")[0])
+        ):
+            asked = " --agent ".join(part for part in (given.target, given.agent) if part)
+            raise SeedbedError(
+                f"the run in {given.run} trains {saved.name}, not {asked}: name no preset to go on "
+                "with it, or another folder for a new run"
+            )
+        return saved
+    if given.target is None:
+        if given.help:
+            return None
+        raise UsageError(
+            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
+        )
+    return presets.resolve(given.target, given.agent)
+
+
+def _evaluate(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="seedbed evaluate", description="Plays whole episodes with a run's policy."
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
+    parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
+    parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:  # help was printed
+        return 0
+    RunFolder.read(given.run)  # a wrong path is told before JAX loads
+    message = xla.configure()
+    from seedbed import api
+
+    def warn(text: str) -> None:
+        print(text, file=sys.stderr)  # noqa: T201
+
+    if given.debug:
+        warn(message)
+    result = api.evaluate(
+        given.run, episodes=given.episodes, env=given.env, seed=given.seed, warn=warn
+    )
+    if given.json:
+        _print(json.dumps(result))
+    else:
+        _print(
+            f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
+            f"over {result['episodes']} episodes"
+        )
+    return 0
+
+
+def _list(arguments: list[str]) -> int:
+    parser = _Parser(prog="seedbed list", description="Lists what can be trained.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:
+        return 0
+    from seedbed.envs import registry
+
+    described = {name: presets.description(name) for name in presets.PRESETS}
+    names = registry.names()
+    if given.json:
+        listed = {"presets": described, "agents": presets.AGENTS, "environments": names}
+        _print(json.dumps(listed, indent=1))
+        return 0
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2))
+    for name, text in described.items():
+        table.add_row(f"  {name}", text)
+    console.print("[bold]presets[/]", table, "", "[bold]agents[/]", sep="\n")
+    console.print(*(f"  {name}" for name in presets.AGENTS), "  or module:Class", sep="\n")
+    console.print("\n[bold]environments[/] (or any Gymnasium id, or module:factory)")
+    console.print(Columns(names, padding=(0, 2)))
+    return 0
+
+
+def _bench(arguments: list[str]) -> int:
+    folder = Path(seedbed.__file__).resolve().parents[2] / "benchmarks"
+    scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
+    if not scripts:
+        raise SeedbedError(
+            f"no benchmarks in {folder}: they come with the repository, not the package"
+        )
+    if arguments and arguments[0] in ("-h", "--help"):
+        _print(
+            f"usage: seedbed bench [NAME] [OPTIONS of that benchmark]\n\nnames: {', '.join(scripts)}"
+        )
+        return 0
+    arguments = [token for token in arguments if token != "--debug"]
+    chosen = list(scripts)
+    if arguments:
+        name, *arguments = arguments
+        if name not in scripts:
+            near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
+            raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")
+        chosen = [name]
+    xla.configure()
+    status = 0
+    for name in chosen:
+        _print(f"== {name}")
+        status |= subprocess.run([sys.executable, str(scripts[name]), *arguments]).returncode
+    return 1 if status else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are of one line."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Raises UsageError."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

@@ -1,0 +1,335 @@
+"""Any Gymnasium environment, by its id or from a function, stepped one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from seedbed import trees
+from seedbed.types import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    HostEnv,
+    MultiDiscrete,
+    SeedbedError,
+    Timestep,
+    Tree,
+)
+
+_Row = tuple[Any, float, bool, bool, bool]
+"""Observation, reward, terminated, truncated and first of one environment."""
+Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class GymEnv:
+    """An environment registered with Gymnasium; `module:EnvId` imports the module first."""
+
+    id: str
+    frame_stack: int = 1
+    kwargs: Options = ()  # keyword arguments of `gymnasium.make`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", _options(self.kwargs))
+
+    @property
+    def frame_skip(self) -> int:
+        """One: what the environment repeats within a step is its own affair."""
+        return 1
+
+    def make(self, num_envs: int, seed: int) -> HostEnv:
+        """Makes `num_envs` environments, each with a seed of its own."""
+        require_id(self.id)
+        options = dict(self.kwargs)
+        return _GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoryEnv:
+    """An environment made by a callable, `module:callable`, that returns a `gymnasium.Env`."""
+
+    factory: str
+    frame_stack: int = 1
+    kwargs: Options = ()  # keyword arguments of the callable
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", _options(self.kwargs))
+
+    @property
+    def frame_skip(self) -> int:
+        """One: what the environment repeats within a step is its own affair."""
+        return 1
+
+    def make(self, num_envs: int, seed: int) -> HostEnv:
+        """Makes `num_envs` environments, each with a seed of its own."""
+        function, options = _load(self.factory), dict(self.kwargs)
+        return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
+
+
+def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
+    pairs = kwargs.items() if isinstance(kwargs, Mapping) else kwargs
+    return tuple(sorted((str(key), value) for key, value in pairs))
+
+
+def require_id(env_id: str) -> None:
+    """Raises unless Gymnasium knows the id."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, env_id)
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+        raise SeedbedError(f"Gymnasium has no environment {name!r}; {hint}") from error
+
+
+def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+    try:
+        # the checker wraps every step to test the first; we test all of them
+        return gymnasium.make(env_id, disable_env_checker=True, **options)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise SeedbedError(f"environment {env_id!r} lacks a package: {error}") from error
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SeedbedError(
+            f"environment {name!r}: no module {error.name!r}; install it or start in its folder"
+        ) from error
+
+
+def _load(factory: str) -> Callable[..., Any]:
+    module_name, separator, path = factory.partition(":")
+    if not separator or not module_name or not path:
+        raise SeedbedError(f"environment factory {factory!r} is not of the form module:callable")
+    found: Any = _import(module_name, factory)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=3, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise SeedbedError(f"environment factory {factory!r}: no {part!r} in it{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SeedbedError(
+            f"environment factory {factory!r} is a {type(found).__name__}, not callable"
+        )
+    return found
+
+
+class _GymHost:
+    """Gymnasium environments stepped in turn, with next-step auto-reset."""
+
+    def __init__(
+        self, make: Callable[[], gymnasium.Env], name: str, num_envs: int, seed: int
+    ) -> None:
+        self._name = name
+        self._envs: list[gymnasium.Env] = []
+        self._steps = 0
+        for index in range(num_envs):
+            env = self._guard(index, make)
+            if not isinstance(env, gymnasium.Env):
+                raise SeedbedError(
+                    f"environment {name!r}: the factory returned a {type(env).__name__}, "
+                    "not a gymnasium.Env"
+                )
+            self._envs.append(env)
+        self._leaves = observation_leaves(self._envs[0].observation_space, name)
+        observation = trees.map(lambda leaf: leaf.spec, self._leaves)
+        action, self._decode = _action(self._envs[0].action_space, name)
+        self.spec = EnvSpec(observation, action)
+        self._seeds = np.random.SeedSequence(seed).generate_state(num_envs).tolist()
+        self._ended = [False] * num_envs  # the next call opens an episode
+
+    def reset(self) -> Timestep:
+        """Opens the first episodes."""
+        self._steps = 0
+        rows = [self._guard(i, self._open, i, seed) for i, seed in enumerate(self._seeds)]
+        return self._timestep(rows)
+
+    def step(self, action: Array) -> Timestep:
+        """Steps every environment, or opens its next episode."""
+        self._steps += 1
+        rows = []
+        for i in range(len(self._envs)):
+            if self._ended[i]:
+                rows.append(self._guard(i, self._open, i))
+            else:
+                rows.append(self._guard(i, self._advance, i, action[i]))
+        return self._timestep(rows)
+
+    def close(self) -> None:
+        """Closes every environment."""
+        for env in self._envs:
+            env.close()
+
+    def _open(self, index: int, seed: int | None = None) -> _Row:
+        observation, _ = self._envs[index].reset(seed=seed)
+        self._ended[index] = False
+        return observation, 0.0, False, False, True
+
+    def _advance(self, index: int, action: Array) -> _Row:
+        env = self._envs[index]
+        observation, reward, terminated, truncated, _ = env.step(self._decode(action))
+        self._ended[index] = bool(terminated or truncated)
+        return observation, float(reward), bool(terminated), bool(truncated), False
+
+    def _where(self, index: int) -> str:
+        return f"environment {self._name!r}, index {index}, step {self._steps}"
+
+    def _guard(self, index: int, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except SeedbedError:
+            raise
+        except Exception as error:
+            raise SeedbedError(
+                f"{self._where(index)}: raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _timestep(self, rows: list[_Row]) -> Timestep:
+        observations, rewards, terminated, truncated, first = zip(*rows, strict=True)
+        for i, reward in enumerate(rewards):
+            if not math.isfinite(reward):
+                raise SeedbedError(f"{self._where(i)}: reward is not finite: {reward}")
+        return Timestep(
+            self._batch(self._leaves, list(observations)),
+            np.array(rewards, np.float32),
+            np.array(terminated, bool),
+            np.array(truncated, bool),
+            np.array(first, bool),
+        )
+
+    def _batch(self, leaves: Tree, values: list[Any]) -> Tree:
+        """Collects the observations of n environments into arrays `[n, ...]`."""
+        if isinstance(leaves, _Leaf):
+            batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
+            for i, value in enumerate(values):
+                problem = leaves.write(batch[i, ...], value)
+                if problem:
+                    raise SeedbedError(f"{self._where(i)}: {leaves.path} {problem}")
+            if batch.dtype.kind == "f" and not np.isfinite(batch).all():
+                i = int(np.argwhere(~np.isfinite(batch))[0][0])
+                raise SeedbedError(f"{self._where(i)}: {leaves.path} is not finite: {values[i]}")
+            return batch
+        try:
+            if isinstance(leaves, dict):
+                return {key: self._batch(leaves[key], [v[key] for v in values]) for key in leaves}
+            return tuple(self._batch(leaf, [v[i] for v in values]) for i, leaf in enumerate(leaves))
+        except (KeyError, IndexError, TypeError) as error:
+            raise SeedbedError(
+                f"environment {self._name!r}, step {self._steps}: an observation lacks a part "
+                f"of its space ({type(error).__name__}: {error})"
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One array of an observation; `write` fills its row, or says what is wrong with the value."""
+
+    path: str
+    spec: ArraySpec
+    write: Callable[[np.ndarray, Any], str | None]
+
+
+def observation_leaves(space: spaces.Space, name: str, path: str = "observation") -> Tree:
+    """Translates an observation space into a tree of `_Leaf`."""
+    if isinstance(space, spaces.Dict):
+        return {
+            key: observation_leaves(child, name, f"{path}[{key!r}]")
+            for key, child in sorted(space.spaces.items())
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            observation_leaves(child, name, f"{path}[{i}]") for i, child in enumerate(space.spaces)
+        )
+    if isinstance(space, spaces.Box):
+        dtype = _box_dtype(space)
+        return _Leaf(path, ArraySpec(space.shape, dtype), _write_array)
+    if isinstance(space, spaces.MultiBinary):
+        return _Leaf(path, ArraySpec(space.shape, "float32"), _write_array)
+    if isinstance(space, spaces.Discrete):
+        counts, starts = np.array([space.n]), np.array([space.start])
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, starts = space.nvec.ravel(), space.start.ravel()
+    else:
+        raise SeedbedError(
+            f"environment {name!r}: {path} is a {type(space).__name__} space, which has no array "
+            "form; wrap it into Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+        )
+    shape = () if isinstance(space, spaces.Discrete) else space.nvec.shape
+    one_hot = _one_hot_writer(shape, counts, starts)
+    return _Leaf(path, ArraySpec((int(counts.sum()),), "float32"), one_hot)
+
+
+def _box_dtype(space: spaces.Box) -> str:
+    """Chooses a dtype that JAX has: floats become float32, wide integers int32 if they fit."""
+    if space.dtype.kind == "f":
+        return "float32"
+    if space.dtype.itemsize <= 2 or space.dtype == np.int32:
+        return space.dtype.name
+    limit = np.iinfo(np.int32)
+    fits = (space.low >= limit.min).all() and (space.high <= limit.max).all()
+    return "int32" if fits else "float32"
+
+
+def _write_array(row: np.ndarray, value: Any) -> str | None:
+    value = np.asarray(value)
+    if value.shape != row.shape:
+        return f"has shape {value.shape}, expected {row.shape}"
+    if value.dtype.kind not in {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[row.dtype.kind]:
+        return f"is {value.dtype}, expected {row.dtype}"
+    row[...] = value
+    return None
+
+
+def _one_hot_writer(
+    shape: tuple[int, ...], counts: np.ndarray, starts: np.ndarray
+) -> Callable[[np.ndarray, Any], str | None]:
+    offsets = np.cumsum(counts) - counts
+
+    def write(row: np.ndarray, value: Any) -> str | None:
+        if np.shape(value) != shape or np.asarray(value).dtype.kind not in "iu":
+            return f"is {value!r}, expected integers of shape {shape}"
+        choice = np.ravel(value) - starts
+        if (choice < 0).any() or (choice >= counts).any():
+            return f"is {value!r}, which lies outside its space"
+        row[offsets + choice] = 1
+        return None
+
+    return write
+
+
+def _action(space: spaces.Space, name: str) -> tuple[ActionSpec, Callable[[Array], Any]]:
+    """Translates an action space; the function turns one of our actions into one of its own."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return Discrete(int(space.n)), lambda action: int(action) + start
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, starts, dtype = space.nvec, space.start, space.dtype
+        counts = tuple(int(n) for n in nvec.ravel())
+        return MultiDiscrete(
+            counts
+        ), lambda action: action.reshape(nvec.shape).astype(dtype) + starts
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
+        dtype = space.dtype
+        return Box(space.shape, low, high), lambda action: action.astype(dtype)
+    raise SeedbedError(
+        f"environment {name!r}: actions of {space} are not supported; "
+        "wrap them into Discrete, MultiDiscrete or a Box of floats"
+    )

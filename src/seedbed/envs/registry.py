@@ -1,0 +1,117 @@
+"""Names of host environments, and their configurations as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from typing import Any
+
+import gymnasium
+
+from seedbed.envs.atari import AtariEnv, games, require_game
+from seedbed.envs.gym import FactoryEnv, GymEnv, require_id
+from seedbed.types import HostEnvConfig, SeedbedError
+
+_KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
+_SHORT_NAMED = ("classic_control", "box2d", "toy_text")  # parts of Gymnasium
+_IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
+
+
+def resolve(name: str) -> HostEnvConfig:
+    """Finds a host environment by short name, Gymnasium id, `ALE/Game-v5` or `module:callable`."""
+    if ":" in name:
+        # Gymnasium's own module:EnvId-v0 has a dash, which no Python name has
+        target = name.partition(":")[2]
+        return FactoryEnv(name) if _IDENTIFIER.match(target) else GymEnv(name)
+    if name.startswith("ALE/"):
+        return _resolve_ale(name)
+    short = _short_names()
+    if _plain(name) in short:
+        return short[_plain(name)]
+    if name in gymnasium.registry:
+        require_id(name)
+        return GymEnv(name)
+    known = [*names(), *gymnasium.registry]
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
+    near = near or difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+    raise SeedbedError(f"unknown environment {name!r}; {hint}")
+
+
+def names() -> list[str]:
+    """Lists the short names."""
+    taken = {_plain(game) for game in games()}
+    return sorted([*games(), *(name for name in _gymnasium_names() if name not in taken)])
+
+
+def to_json(config: HostEnvConfig) -> dict[str, Any]:
+    """Describes a configuration in JSON types."""
+    kind = type(config).__name__
+    if _KINDS.get(kind) is not type(config):
+        raise SeedbedError(
+            f"environments of type {kind} cannot be sent to an actor; use {', '.join(_KINDS)}"
+        )
+    data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    if "kwargs" in data:
+        data["kwargs"] = dict(data["kwargs"])
+    return {"kind": kind, **data}
+
+
+def from_json(data: dict[str, Any]) -> HostEnvConfig:
+    """Inverts `to_json`."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if kind not in _KINDS:
+        raise SeedbedError(f"unknown kind of environment {kind!r}; known are {', '.join(_KINDS)}")
+    allowed = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    for name in fields:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.0)
+            raise SeedbedError(f"{kind} has no field {name!r}; did you mean {near[0]}?")
+    return _KINDS[kind](**fields)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[_\- ]", "", name).lower()
+
+
+def _resolve_ale(name: str) -> HostEnvConfig:
+    match = re.fullmatch(r"ALE/(\w+)-v5", name)
+    known = {_plain(game): game for game in games()}
+    if match is None or _plain(match[1]) not in known:
+        ids = [
+            f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5" for game in games()
+        ]
+        near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "the form is ALE/Pong-v5"
+        raise SeedbedError(f"unknown environment {name!r}; {hint}")
+    # v5 is the protocol of Machado et al. (2018): randomness comes from sticky actions alone
+    return AtariEnv(known[_plain(match[1])], stickiness=0.25, noop_max=0, fire_reset=False)
+
+
+def _short_names() -> dict[str, HostEnvConfig]:
+    """Maps plain names to configurations; a game of Atari goes before Gymnasium's (blackjack)."""
+    atari: dict[str, HostEnvConfig] = {_plain(game): AtariEnv(game) for game in games()}
+    return {name: GymEnv(env_id) for name, env_id in _gymnasium_names().items()} | atari
+
+
+def _gymnasium_names() -> dict[str, str]:
+    """Maps plain names such as cartpole to the newest version's id."""
+    newest: dict[str, tuple[int, str]] = {}
+    for env_id, spec in gymnasium.registry.items():
+        entry = spec.entry_point
+        if isinstance(entry, str) and entry.startswith(
+            tuple(f"gymnasium.envs.{part}" for part in _SHORT_NAMED)
+        ):
+            name, version = _plain(spec.name), spec.version or 0
+            newest[name] = max(newest.get(name, (-1, "")), (version, env_id))
+    return {name: env_id for name, (_, env_id) in newest.items()}
+
+
+def check(config: HostEnvConfig) -> None:
+    """Raises early, without making it, if the environment does not exist."""
+    if isinstance(config, AtariEnv):
+        require_game(config.game)
+    elif isinstance(config, GymEnv):
+        require_id(config.id)

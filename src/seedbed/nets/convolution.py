@@ -1,0 +1,307 @@
+"""Two-dimensional convolution that is fast on CPU as well as on accelerators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from seedbed.simd import convolution as kernels
+from seedbed.simd.convolution import Convolution
+from seedbed.simd.ffi import register_kernel
+from seedbed.simd.llvm import host_vector_unit
+
+_IMAGES_PER_CHUNK = 4
+_MOST_CHUNKS = 32
+_EMITTERS = {
+    "forward": kernels.forward_ir,
+    "weight_gradient": kernels.weight_gradient_ir,
+    "input_gradient": kernels.input_gradient_ir,
+}
+
+
+def conv2d(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    *,
+    stride: int,
+    padding: int = 0,
+    activation: Literal["relu"] | None = None,
+) -> jax.Array:
+    """Convolution of NHWC images, plus bias, through an optional relu.
+
+    Float32 throughout: kernels compiled for the host's vector unit on CPU, XLA's convolution
+    elsewhere. Differentiable in `kernel`, `bias` and float32 `x`; compiled code computes only
+    the gradients that are used.
+
+    Args:
+        x: images [N, H, W, C], float32 or uint8 (converted, not scaled).
+        kernel: weights [KH, KW, C, F].
+        bias: one per feature, [F].
+        stride: step between neighbouring results, in both directions.
+        padding: zeros added to all four sides.
+        activation: "relu" or None.
+
+    Returns:
+        Features [N, OH, OW, F], OH = (H + 2 padding - KH) // stride + 1.
+
+    Raises:
+        ValueError: a rank, size or option does not fit; TypeError: a dtype does not.
+    """
+    _check(x, kernel, bias, stride, padding, activation)
+    layer = Convolution(
+        *x.shape[1:],
+        *kernel.shape[:2],
+        features=kernel.shape[3],
+        stride=stride,
+        padding=padding,
+        relu=activation == "relu",
+        bytes=x.dtype == jnp.uint8,
+        unit=host_vector_unit(),
+    )
+    return _convolve(layer, *_same_axes(x, kernel, bias))
+
+
+def _check(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    stride: int,
+    padding: int,
+    activation: str | None,
+) -> None:
+    for name, value, rank, layout in (
+        ("x", x, 4, "[N, H, W, C]"),
+        ("kernel", kernel, 4, "[KH, KW, C, F]"),
+        ("bias", bias, 1, "[F]"),
+    ):
+        if value.ndim != rank:
+            raise ValueError(f"{name} has shape {value.shape}; pass {layout}")
+        allowed = (jnp.float32, jnp.uint8) if name == "x" else (jnp.float32,)
+        if value.dtype not in allowed:
+            names = " or ".join(jnp.dtype(d).name for d in allowed)
+            raise TypeError(f"{name} is {value.dtype}; convert it to {names}")
+    if kernel.shape[2] != x.shape[3]:
+        raise ValueError(f"kernel takes {kernel.shape[2]} channels but x has {x.shape[3]}")
+    if bias.shape[0] != kernel.shape[3]:
+        raise ValueError(f"bias has {bias.shape[0]} entries for {kernel.shape[3]} features")
+    if stride < 1 or padding < 0:
+        raise ValueError(f"stride {stride} must be >= 1 and padding {padding} >= 0")
+    if activation not in ("relu", None):
+        raise ValueError(f"activation {activation!r} is unknown; use 'relu' or None")
+    if 0 in (*x.shape[1:], *kernel.shape):
+        raise ValueError(f"x {x.shape} and kernel {kernel.shape} must have no empty axis but N")
+    if any(n + 2 * padding < k for n, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)):
+        raise ValueError(
+            f"kernel {kernel.shape[:2]} does not fit into image {x.shape[1:3]} of padding {padding}"
+        )
+
+
+def _axes(*arrays: jax.Array) -> frozenset[str]:
+    """Manual mesh axes over which any of the arrays varies (inside shard_map)."""
+    return frozenset().union(*(_varying(a) for a in arrays))
+
+
+def _varying(array: jax.Array) -> frozenset[str]:
+    kind = jax.typeof(array)
+    if hasattr(kind, "manual_axis_type"):
+        return kind.manual_axis_type.varying
+    return kind.vma  # before JAX 0.10
+
+
+def _same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Mark all arrays as varying over the same mesh axes; differentiation sums over them."""
+    axes = _axes(*arrays)
+    missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
+    return tuple(_vary(a, m) if m else a for a, m in zip(arrays, missing, strict=True))
+
+
+def _vary(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    if hasattr(lax, "pcast"):
+        return lax.pcast(array, axes, to="varying")
+    return getattr(lax, "pvary")(array, axes)  # noqa: B009, before JAX 0.8
+
+
+def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """Float32 result that varies over manual mesh axes."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+    sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
+    if hasattr(jax.sharding, "ManualAxisType"):
+        options: dict[str, Any] = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}
+    else:
+        options = {"vma": axes}  # before JAX 0.10
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, **options)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _convolve(layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    return _forward(layer)(x, kernel, bias)
+
+
+def _convolve_fwd(
+    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, tuple]:
+    y = _forward(layer)(x, kernel, bias)
+    return y, (x, kernel, y if layer.relu else None)
+
+
+def _convolve_bwd(
+    layer: Convolution, saved: tuple, dy: jax.Array
+) -> tuple[jax.Array | None, jax.Array, jax.Array]:
+    x, kernel, y = saved
+    outputs = (dy,) if y is None else (dy, y)
+    dkernel, dbias = _weight_gradient(layer)(x, *outputs)
+    dx = None if layer.bytes else _input_gradient(layer)(*outputs, kernel)
+    return dx, dkernel, dbias
+
+
+_convolve.defvjp(_convolve_fwd, _convolve_bwd)
+
+
+@functools.cache
+def _forward(layer: Convolution) -> Callable[..., Any]:
+    """y of (x, kernel, bias), with a rule for vmap."""
+
+    def native(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        shape = (x.shape[0], *layer.output, layer.features)
+        results = [shape, (_chunks(x), layer.scratch_size)]
+        return _call("forward", layer, (x, kernel, bias), results)[0]
+
+    def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+        y = _xla_convolution(layer, x, kernel) + bias[None, None, None]
+        return jax.nn.relu(y) if layer.relu else y
+
+    return _batched(native, fallback, images=1)
+
+
+@functools.cache
+def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
+    """(dkernel, dbias) of (x, dy[, y])."""
+    shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
+
+    def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chunks = _chunks(arrays[0])
+        results = [(chunks, *shape), (chunks, layer.features), (chunks, layer.scratch_size)]
+        dkernel, dbias, _ = _call("weight_gradient", layer, arrays, results)
+        return _sum_chunks(dkernel), _sum_chunks(dbias)
+
+    def fallback(x: jax.Array, *outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dy = _before_activation(*outputs)
+        x, dy, zeros = _same_axes(x, dy, jnp.zeros(shape, jnp.float32))
+        (dkernel,) = jax.vjp(lambda kernel: _xla_convolution(layer, x, kernel), zeros)[1](dy)
+        return dkernel, dy.sum((0, 1, 2))
+
+    return _batched(native, fallback, images=0)
+
+
+@functools.cache
+def _input_gradient(layer: Convolution) -> Callable[..., Any]:
+    """Dx of (dy[, y], kernel)."""
+    image = (layer.height, layer.width, layer.channels)
+
+    def native(*arrays: jax.Array) -> jax.Array:
+        *outputs, kernel = arrays
+        transposed = kernel.reshape(layer.taps, layer.features).T
+        results = [
+            (outputs[0].shape[0], *image),
+            (_chunks(outputs[0]), layer.scratch_size),
+        ]
+        return _call("input_gradient", layer, (*outputs, transposed), results)[0]
+
+    def fallback(*arrays: jax.Array) -> jax.Array:
+        *outputs, kernel = arrays
+        dy = _before_activation(*outputs)
+        dy, zeros = _same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.float32))
+        return jax.vjp(lambda x: _xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
+
+    return _batched(native, fallback, images=2 if layer.relu else 1)
+
+
+def _chunks(images: jax.Array) -> int:
+    """Number of shares of the batch; it fixes the order of summation, whatever the threads do."""
+    return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
+
+
+def _sum_chunks(parts: jax.Array) -> jax.Array:
+    """Sum over the leading axis as a matrix product: XLA's CPU reduction is many times slower."""
+    ones = jnp.ones((1, parts.shape[0]), parts.dtype)
+    total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
+    return total.reshape(parts.shape[1:])
+
+
+def _before_activation(dy: jax.Array, y: jax.Array | None = None) -> jax.Array:
+    return dy if y is None else jnp.where(y > 0, dy, 0.0)
+
+
+def _xla_convolution(layer: Convolution, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    margin = (layer.padding, layer.padding)
+    return lax.conv_general_dilated(
+        x.astype(jnp.float32),
+        kernel,
+        window_strides=(layer.stride, layer.stride),
+        padding=(margin, margin),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+
+
+@functools.cache
+def _target(kind: str, layer: Convolution, arguments: int, results: int) -> str:
+    return register_kernel(
+        f"seedbed_convolution_{kind}",
+        _EMITTERS[kind](layer),
+        arguments=arguments,
+        results=results,
+        chunk_buffer=arguments + results - 1,
+    )
+
+
+def _call(
+    kind: str,
+    layer: Convolution,
+    arrays: Sequence[jax.Array],
+    shapes: Sequence[tuple[int, ...]],
+) -> Sequence[jax.Array]:
+    axes = _axes(*arrays)
+    results = [_result(shape, axes) for shape in shapes]
+    return jax.ffi.ffi_call(_target(kind, layer, len(arrays), len(results)), results)(*arrays)
+
+
+def _batched(
+    native: Callable[..., Any], fallback: Callable[..., Any], images: int
+) -> Callable[..., Any]:
+    """Function of arrays that runs `native` on CPU and `fallback` elsewhere, with a vmap rule.
+
+    The first `images` arrays have a leading axis of independent images: a mapped axis of those
+    alone is folded into it, any other mapping runs one by one.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: jax.Array) -> Any:
+        return lax.platform_dependent(*arrays, cpu=native, default=fallback)
+
+    @run.def_vmap
+    def _rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Any, Any]:
+        if any(mapped[images:]) or not images:
+            moving = [a for a, m in zip(arrays, mapped, strict=True) if m]
+
+            def one(slices: list[jax.Array]) -> Any:
+                rest = iter(slices)
+                return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
+
+            result = lax.map(one, moving)
+            return result, jax.tree.map(lambda _: True, result)
+        folded = [
+            (a if m else jnp.broadcast_to(a, (size, *a.shape))).reshape(-1, *a.shape[1 + m :])
+            for a, m in zip(arrays[:images], mapped, strict=False)
+        ]
+        result = run(*folded, *arrays[images:])
+        return result.reshape(size, -1, *result.shape[1:]), True
+
+    return run

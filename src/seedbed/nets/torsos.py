@@ -1,0 +1,145 @@
+"""Torsos: from a batch of observations `[B, ...]` to features `[B, D]`, float32.
+
+Parameters are always float32; `dtype` is what the arithmetic uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from seedbed.nets.convolution import conv2d
+from seedbed.types import SeedbedError
+
+Tree = Any
+TorsoName = Literal["nature", "resnet", "mlp"]
+hidden_init = nn.initializers.orthogonal(2**0.5)
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Says whether one observation of this shape is an image, `[H, W, C]`."""
+    return len(shape) == 3
+
+
+class Convolution(nn.Module):
+    """A convolution of images `[B, H, W, C]`; bytes are taken as fractions of 255."""
+
+    features: int
+    size: int
+    stride: int = 1
+    padding: int = 0
+    relu: bool = True
+    gain: float = 2**0.5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns features `[B, OH, OW, F]` in `dtype`."""
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        if x.dtype == jnp.uint8:
+            kernel = kernel / 255.0  # a few thousand weights, rather than every pixel
+        if self.dtype == jnp.float32:
+            activation = "relu" if self.relu else None
+            return conv2d(
+                x, kernel, bias, stride=self.stride, padding=self.padding, activation=activation
+            )
+        margin = (self.padding, self.padding)
+        y = lax.conv_general_dilated(
+            x.astype(self.dtype),
+            kernel.astype(self.dtype),
+            (self.stride, self.stride),
+            (margin, margin),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        y = y + bias.astype(self.dtype)[None, None, None]
+        return nn.relu(y) if self.relu else y
+
+
+class Nature(nn.Module):
+    """The network of Mnih et al. (2015) over images `[B, H, W, C]`: 512 features."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns features `[B, 512]`; raises SeedbedError if the image is under 36 pixels."""
+        if min(x.shape[1:3]) < 36:
+            raise SeedbedError(
+                f"torso nature needs images of at least 36x36 pixels but got {x.shape[1:3]}; "
+                "choose torso resnet or mlp"
+            )
+        x = Convolution(32, 8, stride=4, dtype=self.dtype)(x)
+        x = Convolution(64, 4, stride=2, dtype=self.dtype)(x)
+        x = Convolution(64, 3, stride=1, dtype=self.dtype)(x)
+        return Mlp((512,), dtype=self.dtype)(x)
+
+
+class DeepResNet(nn.Module):
+    """The deep network of Espeholt et al. (2018), figure 3, over images `[B, H, W, C]`."""
+
+    channels: tuple[int, ...] = (16, 32, 32)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns features `[B, 256]`."""
+        # With the usual gain every block would double the variance; so all of them do together.
+        linear = partial(Convolution, size=3, padding=1, relu=False, dtype=self.dtype)
+        branch_gain = len(self.channels) ** -0.5  # sqrt(2 / number of blocks)
+        for channels in self.channels:
+            x = linear(channels, gain=1.0)(x)
+            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                y = Convolution(channels, 3, padding=1, dtype=self.dtype)(nn.relu(x))
+                x = x + linear(channels, gain=branch_gain)(y)
+        return Mlp((256,), dtype=self.dtype)(nn.relu(x))
+
+
+class Mlp(nn.Module):
+    """Dense layers over `[B, ...]`, flattened; bytes are taken as fractions of 255."""
+
+    sizes: tuple[int, ...]
+    activation: Callable[[Array], Array] = nn.relu
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Returns features `[B, sizes[-1]]`."""
+        scale = 1.0 / 255.0 if x.dtype == jnp.uint8 else 1.0
+        x = x.reshape(x.shape[0], -1).astype(self.dtype) * scale
+        for size in self.sizes:
+            x = self.activation(nn.Dense(size, kernel_init=hidden_init, dtype=self.dtype)(x))
+        return x.astype(jnp.float32)
+
+
+class Torso(nn.Module):
+    """Features of a tree of observations, leaves `[B, ...]`, each through a torso of its own.
+
+    Images go through the torso called `image`, everything else through an Mlp of `sizes`.
+    """
+
+    image: TorsoName
+    sizes: tuple[int, ...]
+    activation: Callable[[Array], Array] = nn.relu
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, observation: Tree) -> Array:
+        """Returns the leaves' features, concatenated, `[B, D]`."""
+        features = [self._leaf_torso(leaf)(leaf) for leaf in jax.tree.leaves(observation)]
+        return jnp.concatenate(features, axis=-1)
+
+    def _leaf_torso(self, leaf: Array) -> nn.Module:
+        if self.image == "mlp" or not is_image(leaf.shape[1:]):
+            return Mlp(self.sizes, self.activation, dtype=self.dtype)
+        if self.image == "nature":
+            return Nature(dtype=self.dtype)
+        return DeepResNet(dtype=self.dtype)

@@ -1,0 +1,266 @@
+"""Action distributions: what a policy head's numbers mean for each kind of action.
+
+Each is a frozen dataclass of parameters `[..., P]`; `...` is any batch shape, also of every result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
+
+_MIN_SCALE = 1e-3
+# Actions this near a bound (in units where the bounds are -1 and 1) count as being here: beyond it
+# float32 cannot tell an action from the bound, whose inverse is infinite.
+_UNIT_MARGIN = 1e-6
+# Expectations under a normal by quadrature: the tanh's entropy correction is then within .006 for
+# scales up to 1 and .09 at 2, without noise, at five evaluations an element.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class Distribution(Protocol):
+    """What every distribution here offers; `key` is consumed."""
+
+    def sample(self, key: Array) -> Array:
+        """Draws one action for each batch element."""
+        ...
+
+    def mode(self) -> Array:
+        """Most probable action (for TanhNormal: the image of the normal's)."""
+        ...
+
+    def log_prob(self, action: Array) -> Array:
+        """Log-probability or log-density `[...]`."""
+        ...
+
+    def entropy(self) -> Array:
+        """Entropy in nats `[...]`."""
+        ...
+
+    def kl(self, other: Any) -> Array:
+        """KL(self || other) in nats `[...]`; `other` is of the same class and bounds."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """One of n choices; logits `[..., n]`, actions int32 `[...]`."""
+
+    logits: Array
+
+    def sample(self, key: Array) -> Array:
+        """Draws by the Gumbel-max trick; consumes the key."""
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def mode(self) -> Array:
+        """First most probable choice."""
+        return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, action: Array) -> Array:
+        """Log-probability of the choice."""
+        log_probs = jax.nn.log_softmax(self.logits)
+        return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
+
+    def entropy(self) -> Array:
+        """Entropy in nats; a choice of probability 0 adds 0."""
+        log_probs = jax.nn.log_softmax(self.logits)
+        return -_expectation(log_probs, log_probs)
+
+    def kl(self, other: Categorical) -> Array:
+        """KL(self || other) in nats."""
+        log_probs = jax.nn.log_softmax(self.logits)
+        return _expectation(log_probs, log_probs - jax.nn.log_softmax(other.logits))
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiCategorical:
+    """Independent choices; logits `[..., sum(nvec)]`, actions int32 `[..., len(nvec)]`."""
+
+    logits: Array
+    nvec: tuple[int, ...]
+
+    def parts(self) -> list[Categorical]:
+        """Splits into one distribution for each choice."""
+        ends = np.cumsum(self.nvec)[:-1].tolist()
+        return [Categorical(part) for part in jnp.split(self.logits, ends, axis=-1)]
+
+    def sample(self, key: Array) -> Array:
+        """Draws every choice; consumes the key."""
+        keys = jax.random.split(key, len(self.nvec))
+        draws = [part.sample(keys[i]) for i, part in enumerate(self.parts())]
+        return jnp.stack(draws, axis=-1)
+
+    def mode(self) -> Array:
+        """First most probable choice in each set."""
+        return jnp.stack([part.mode() for part in self.parts()], axis=-1)
+
+    def log_prob(self, action: Array) -> Array:
+        """Log-probability of all choices together."""
+        return sum(part.log_prob(action[..., i]) for i, part in enumerate(self.parts()))  # type: ignore[return-value]
+
+    def entropy(self) -> Array:
+        """Entropy in nats."""
+        return sum(part.entropy() for part in self.parts())  # type: ignore[return-value]
+
+    def kl(self, other: MultiCategorical) -> Array:
+        """KL(self || other) in nats."""
+        pairs = zip(self.parts(), other.parts(), strict=True)
+        return sum(mine.kl(theirs) for mine, theirs in pairs)  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Independent normals; mean and scale `[..., D]`, actions `[..., *shape]` with D elements."""
+
+    mean: Array
+    scale: Array
+    shape: tuple[int, ...]
+
+    def sample(self, key: Array) -> Array:
+        """Draws an action through which gradients flow; consumes the key."""
+        return self._shaped(self.sample_flat(key))
+
+    def sample_flat(self, key: Array) -> Array:
+        """Draws `[..., D]`; consumes the key."""
+        return self.mean + self.scale * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def mode(self) -> Array:
+        """The mean."""
+        return self._shaped(self.mean)
+
+    def log_prob(self, action: Array) -> Array:
+        """Log-density."""
+        return self.log_prob_flat(action.reshape(self.mean.shape)).sum(-1)
+
+    def log_prob_flat(self, x: Array) -> Array:
+        """Log-density of each element of x `[..., D]`."""
+        z = (x - self.mean) / self.scale
+        return -0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2.0 * math.pi)
+
+    def entropy(self) -> Array:
+        """Differential entropy in nats."""
+        return (0.5 * math.log(2.0 * math.pi * math.e) + jnp.log(self.scale)).sum(-1)
+
+    def kl(self, other: Normal) -> Array:
+        """KL(self || other) in nats."""
+        ratio = self.scale / other.scale
+        z = (self.mean - other.mean) / other.scale
+        return (0.5 * (jnp.square(ratio) + jnp.square(z) - 1.0) - jnp.log(ratio)).sum(-1)
+
+    def _shaped(self, flat: Array) -> Array:
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class TanhNormal:
+    """A normal squashed by tanh into [low, high]; elements without bounds stay normal.
+
+    Source: Haarnoja et al. (2018), appendix C, with the Jacobian in softplus form.
+    """
+
+    base: Normal
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def sample(self, key: Array) -> Array:
+        """Draws an action through which gradients flow; consumes the key."""
+        return self._squash(self.base.sample_flat(key))
+
+    def mode(self) -> Array:
+        """Image of the normal's mode: where half the mass lies on either side."""
+        return self._squash(self.base.mean)
+
+    def log_prob(self, action: Array) -> Array:
+        """Log-density, finite also on the bounds, where `action` receives no gradient."""
+        bounded, middle, half = self._bounds()
+        y = action.reshape(self.base.mean.shape)
+        unit = jnp.clip((y - middle) / half, -1.0 + _UNIT_MARGIN, 1.0 - _UNIT_MARGIN)
+        # The inner where keeps the unused branch, and so its gradient, finite.
+        x = jnp.where(bounded, jnp.arctanh(jnp.where(bounded, unit, 0.0)), y)
+        return (self.base.log_prob_flat(x) - self._log_slope(x)).sum(-1)
+
+    def entropy(self) -> Array:
+        """Differential entropy in nats; the tanh's share by quadrature (see `_NODES`)."""
+        slope = sum(
+            float(w) * self._log_slope(self.base.mean + float(z) * self.base.scale)
+            for z, w in zip(_NODES, _WEIGHTS, strict=True)
+        )
+        return self.base.entropy() + jnp.sum(slope, axis=-1)
+
+    def kl(self, other: TanhNormal) -> Array:
+        """KL(self || other) in nats: that of the normals, as both are squashed alike."""
+        return self.base.kl(other.base)
+
+    def _squash(self, x: Array) -> Array:
+        bounded, middle, half = self._bounds()
+        y = jnp.where(bounded, middle + half * jnp.tanh(x), x)
+        # The sum may round to just outside.
+        y = jnp.clip(y, self._aligned(self.low), self._aligned(self.high))
+        return y.reshape(*y.shape[:-1], *self.base.shape)
+
+    def _log_slope(self, x: Array) -> Array:
+        """Log of d action / d x, `[..., D]`; log(1 - tanh(x)^2) without cancellation."""
+        bounded, _, half = self._bounds()
+        slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) + np.log(half)
+        return jnp.where(bounded, slope, 0.0)
+
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
+        bounded = np.isfinite(self._aligned(self.low))
+        low = np.where(bounded, self._aligned(self.low), np.float32(-1))
+        high = np.where(bounded, self._aligned(self.high), np.float32(1))
+        return bounded, (low + high) / 2, (high - low) / 2
+
+    def _aligned(self, bound: tuple[float, ...]) -> np.ndarray:
+        """A bound as float32 `[1, ..., 1, D]`, of the rank of the mean."""
+        return np.asarray(bound, np.float32).reshape((1,) * (self.base.mean.ndim - 1) + (-1,))
+
+
+def parameter_size(action: ActionSpec) -> int:
+    """Counts the numbers that a policy head must produce for an action."""
+    if isinstance(action, Discrete):
+        return action.n
+    if isinstance(action, MultiDiscrete):
+        return sum(action.nvec)
+    return 2 * math.prod(action.shape)
+
+
+def distribution(action: ActionSpec, parameters: Array) -> Distribution:
+    """Reads a policy head's output `[..., parameter_size(action)]` as a distribution.
+
+    Of a Box, the first half are means and the second half are scales before a softplus.
+    """
+    if isinstance(action, Discrete):
+        return Categorical(parameters)
+    if isinstance(action, MultiDiscrete):
+        return MultiCategorical(parameters, action.nvec)
+    _check_bounds(action)
+    mean, raw_scale = jnp.split(parameters, 2, axis=-1)
+    normal = Normal(mean, jax.nn.softplus(raw_scale) + _MIN_SCALE, action.shape)
+    if not np.isfinite(action.low).any():
+        return normal
+    return TanhNormal(normal, action.low, action.high)
+
+
+def _check_bounds(action: Box) -> None:
+    low, high = np.asarray(action.low), np.asarray(action.high)
+    if (np.isfinite(low) != np.isfinite(high)).any() or (low >= high).any():
+        raise SeedbedError(
+            f"action bounds low={action.low}, high={action.high} are empty or one-sided; "
+            "give every element both bounds, low < high, or neither"
+        )
+
+
+def _expectation(log_probs: Array, x: Array) -> Array:
+    """Sum of p x over the last axis; a logit of -inf adds 0 to the value and the gradient."""
+    possible = jnp.isfinite(log_probs)
+    probs = jnp.where(possible, jnp.exp(log_probs), 0.0)
+    return (probs * jnp.where(possible, x, 0.0)).sum(-1)

@@ -1,0 +1,224 @@
+"""Command-line options: a run's dataclasses as flags, and errors of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from seedbed.presets import BOUND, TrainConfig
+
+_SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood; its text is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainArguments:
+    """The options of `seedbed train` that are not part of a run's configuration."""
+
+    target: str | None
+    agent: str | None
+    run: Path | None
+    resume: bool
+    debug: bool
+    help: bool
+    rest: tuple[str, ...]  # overrides of the configuration
+
+
+def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
+    """Separates what chooses the configuration from what overrides it."""
+    values: dict[str, str | None] = {"--agent": None, "--run": None}
+    switches = {"--resume": False, "--debug": False, "--help": False, "-h": False}
+    target, rest, waiting = None, [], iter(_split_equals(arguments))
+    for token in waiting:
+        if token in values:
+            values[token] = _value_after(token, next(waiting, None))
+        elif token in switches:
+            switches[token] = True
+        elif token.startswith("-") and not _is_number(token):
+            rest.append(token)
+        elif target is None and (not rest or not _may_take_value(rest)):
+            target = token
+        else:
+            rest.append(token)
+    return TrainArguments(
+        target=target,
+        agent=values["--agent"],
+        run=None if values["--run"] is None else Path(values["--run"]),
+        resume=switches["--resume"],
+        debug=switches["--debug"],
+        help=switches["--help"] or switches["-h"],
+        rest=tuple(rest),
+    )
+
+
+def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> TrainConfig:
+    """Applies `--agent.x`, `--env.x` and the runtime's flags; prints help and exits if asked to."""
+    arguments = [_plain_name(token) for token in arguments]
+    known = dict(_known_options(config))
+    arguments = _whole_numbers(arguments, known)
+    if not show_help:
+        _reject_unknown(arguments, known)
+    options, back = _options_of(config)
+    captured = io.StringIO()
+    try:
+        with contextlib.nullcontext() if show_help else contextlib.redirect_stderr(captured):
+            parsed: Any = tyro.cli(
+                options,  # type: ignore[arg-type]
+                prog=f"seedbed train {config.name}",
+                description=HELP,
+                args=["--help"] if show_help else arguments,
+                config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
+            )
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        raise UsageError(_one_line(captured.getvalue())) from None
+    return back(parsed)
+
+
+HELP = """Trains PRESET_OR_ENV: a preset, an environment's short name, a Gymnasium id or module:factory.
+
+--agent A takes another agent (a name or module:Class). --run DIR is the folder of the run, by default
+under runs/. --resume goes on with the run in --run DIR. --debug shows tracebacks."""
+
+
+def _options_of(config: TrainConfig) -> tuple[Any, Any]:
+    """Makes a function whose parameters tyro turns into flags, and the way back to a configuration."""
+    env_kind, agent_kind = type(config.env), _without_bound(type(config.agent))
+    agent_fields = {
+        field.name: getattr(config.agent, field.name)
+        for field in dataclasses.fields(config.agent)  # type: ignore[arg-type]
+        if field.init
+    }
+    fields = [
+        (
+            "central",
+            Annotated[type(config.central), tyro.conf.arg(name="")],
+            dataclasses.field(default=config.central),
+        ),
+        ("env", env_kind, dataclasses.field(default_factory=lambda: config.env)),
+        (
+            "agent",
+            agent_kind,
+            dataclasses.field(default_factory=lambda: agent_kind(**agent_fields)),
+        ),
+    ]
+    options = dataclasses.make_dataclass("Options", fields, frozen=True)
+
+    def back(parsed: Any) -> TrainConfig:
+        values = {name: getattr(parsed.agent, name) for name in agent_fields}
+        agent = type(config.agent)(**values)
+        return TrainConfig(parsed.env, agent, parsed.central, config.name)
+
+    return options, back
+
+
+def _without_bound(kind: type) -> Any:
+    """Subclasses an agent so that tyro hides the fields that `bind` fills."""
+    hidden = [
+        (field.name, tyro.conf.Suppress[Any], dataclasses.field(default=field.default))
+        for field in dataclasses.fields(kind)
+        if field.name in BOUND
+    ]
+    return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True)
+
+
+def _known_options(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Lists flags with the values they override."""
+    yield from _flags("", config.central)
+    yield from _flags("env.", config.env)
+    for name, value in _flags("agent.", config.agent):
+        if name.removeprefix("--agent.").replace("-", "_") not in BOUND:
+            yield name, value
+
+
+def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        child, name = getattr(value, field.name), prefix + field.name
+        if dataclasses.is_dataclass(child):
+            yield from _flags(f"{name}.", child)
+            continue
+        yield f"--{name}".replace("_", "-"), child
+        if isinstance(child, bool):
+            head, _, tail = name.rpartition(".")
+            yield f"--{head + '.' if head else ''}no-{tail}".replace("_", "-"), child
+
+
+def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
+    others = ("--agent", "--run", "--resume", "--debug", "--help")
+    for position, token in enumerate(arguments):
+        if token.startswith("--") and token not in known:
+            near = difflib.get_close_matches(token, [*known, *others], n=1, cutoff=0.5)
+            if not near:  # the part after the dot alone
+                tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}
+                tail = token.rpartition(".")[2].lstrip("-")
+                near = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1, cutoff=0.5)]
+            hint = f"did you mean {near[0]}?" if near else "see --help"
+            raise UsageError(f"unknown option {token}; {hint}")
+        if position == 0 and not token.startswith("-"):
+            raise UsageError(f"unexpected argument {token!r}; see --help")
+
+
+def _whole_numbers(arguments: Sequence[str], known: dict[str, Any]) -> list[str]:
+    """Writes 2e6 out where a whole number is wanted."""
+    written, option = [], None
+    for token in arguments:
+        option = token if token.startswith("--") else option
+        old = known.get(option) if option else None
+        if isinstance(old, int) and _SCIENTIFIC.fullmatch(token) and float(token).is_integer():
+            token = str(int(float(token)))
+        written.append(token)
+    return written
+
+
+def _split_equals(arguments: Sequence[str]) -> Iterator[str]:
+    for token in arguments:
+        name, equals, value = token.partition("=")
+        yield from (name, value) if token.startswith("--") and equals else (token,)
+
+
+def _plain_name(token: str) -> str:
+    """Spells an option as tyro does; the runtime's flags also go by `--central.`."""
+    if not token.startswith("--"):
+        return token
+    return "--" + token[2:].removeprefix("central.").replace("_", "-")
+
+
+def _value_after(option: str, value: str | None) -> str:
+    if value is None or value.startswith("--"):
+        raise UsageError(f"{option} needs a value")
+    return value
+
+
+def _may_take_value(rest: Sequence[str]) -> bool:
+    return rest[-1].startswith("-") and not _is_number(rest[-1])
+
+
+def _is_number(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
+
+
+def _one_line(boxed: str) -> str:
+    """Takes the message out of tyro's box."""
+    lines = []
+    for line in boxed.splitlines()[1:]:
+        text = line.strip("│ \t")
+        if not text or set(text) <= set("─╰╯"):
+            break
+        lines.append(text)
+    return " ".join(lines) or "the command line cannot be understood; see --help"

@@ -1,0 +1,225 @@
+"""Names that become objects: presets, agents and environments, and a run's configuration as JSON.
+
+Agents are imported where they are named: they bring JAX, which `seedbed list` does not need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from seedbed.envs import registry
+from seedbed.envs.atari import AtariEnv
+from seedbed.envs.gym import GymEnv
+from seedbed.runtime.config import CentralConfig
+from seedbed.types import Agent, HostEnvConfig, SeedbedError
+
+DEFAULT_AGENT = "impala"
+AGENTS = {"impala": "seedbed.agents.impala:Impala"}
+BOUND = ("spec", "total_updates")
+"""Agent fields that `types.bind` fills: neither options nor part of a configuration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All that a run depends on."""
+
+    env: HostEnvConfig
+    agent: Agent
+    central: CentralConfig
+    name: str = ""  # what the user asked for, such as pong/impala
+
+
+def pong_impala() -> TrainConfig:
+    """Atari Pong to a mean return of 18 with IMPALA (Nature CNN, no sticky actions)."""
+    from seedbed.agents.impala import Impala
+
+    return TrainConfig(AtariEnv("pong", stickiness=0.0), Impala(), CentralConfig(steps=10_000_000))
+
+
+def breakout_impala() -> TrainConfig:
+    """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
+    from seedbed.agents.impala import Impala
+
+    return TrainConfig(
+        AtariEnv("breakout", stickiness=0.0), Impala(), CentralConfig(steps=50_000_000)
+    )
+
+
+def cartpole_impala() -> TrainConfig:
+    """CartPole-v1 to a mean return of 475 within a minute with IMPALA (two-layer MLP)."""
+    from seedbed.agents.impala import Impala
+
+    return TrainConfig(
+        GymEnv("CartPole-v1"), Impala(), CentralConfig(steps=500_000, evaluate_every=100_000)
+    )
+
+
+PRESETS: dict[str, Callable[[], TrainConfig]] = {
+    "pong/impala": pong_impala,
+    "breakout/impala": breakout_impala,
+    "cartpole/impala": cartpole_impala,
+}
+
+
+def description(preset: str) -> str:
+    """Returns a preset's one-line description."""
+    return (PRESETS[preset].__doc__ or "").strip()
+
+
+def resolve(target: str, agent: str | None = None) -> TrainConfig:
+    """Finds a preset (`pong/impala`, or `pong` with the default agent), else an environment.
+
+    `agent` is a name of `AGENTS` or `module:Class`; a preset's environment goes with any agent.
+    """
+    if target in PRESETS:
+        if agent is not None and not target.endswith(f"/{agent}"):
+            raise SeedbedError(
+                f"preset {target} has an agent of its own: leave out --agent {agent}, or name the "
+                f"environment, {target.partition('/')[0]}"
+            )
+        return dataclasses.replace(PRESETS[target](), name=target)
+    agent = agent or DEFAULT_AGENT
+    name = f"{target}/{agent}"
+    if name in PRESETS:
+        return dataclasses.replace(PRESETS[name](), name=name)
+    same_env = f"{target}/{DEFAULT_AGENT}"
+    if same_env in PRESETS:
+        base = PRESETS[same_env]()
+        return TrainConfig(base.env, load_agent_class(agent)(), base.central, name)
+    env = resolve_env(target)
+    return TrainConfig(env, load_agent_class(agent)(), CentralConfig(), name)
+
+
+def resolve_env(target: str) -> HostEnvConfig:
+    """Finds an environment: a short name, a Gymnasium id or `module:factory`."""
+    try:
+        return registry.resolve(target)
+    except SeedbedError as error:
+        head, _, tail = target.rpartition("/")
+        near = difflib.get_close_matches(target, PRESETS, n=3, cutoff=0.7)
+        near += [name for name in _near_envs(head, tail) if name not in near]
+        if not near:
+            raise
+        raise SeedbedError(
+            f"no preset or environment {target!r}; did you mean {', '.join(near[:4])}?"
+        ) from error
+
+
+def _near_envs(head: str, tail: str) -> list[str]:
+    """Lists what may have been meant by `head/tail`, where `head` is all of an unslashed name."""
+    known = [*registry.names(), *(preset.partition("/")[0] for preset in PRESETS)]
+    names = difflib.get_close_matches(head or tail, known, n=3, cutoff=0.7)
+    return list(dict.fromkeys(names))
+
+
+def load_agent_class(name: str) -> type:
+    """Imports an agent's class by its name in `AGENTS` or as `module:Class`."""
+    path = AGENTS.get(name, name)
+    module_name, separator, class_name = path.partition(":")
+    if not separator:
+        near = difflib.get_close_matches(name, AGENTS, n=2, cutoff=0.5) or list(AGENTS)
+        raise SeedbedError(
+            f"unknown agent {name!r}; did you mean {', '.join(near)}? Your own is named module:Class"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SeedbedError(
+            f"agent {name!r}: no module {error.name!r}; install it or start in its folder"
+        ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        near = difflib.get_close_matches(class_name, dir(module), n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise SeedbedError(f"agent {name!r}: {module_name} has no {class_name!r}{hint}")
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise SeedbedError(f"agent {name!r} is not a dataclass: see seedbed.types.Agent")
+    missing = [part for part in ("init", "act", "prepare", "gradients") if not hasattr(found, part)]
+    if missing:
+        raise SeedbedError(f"agent {name!r} has no method {missing[0]!r}: see seedbed.types.Agent")
+    return found
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """Describes a configuration in JSON types."""
+    return {
+        "name": config.name,
+        "env": registry.to_json(config.env),
+        "agent": _encode(config.agent),
+        "central": dataclasses.asdict(config.central),
+    }
+
+
+def from_json(data: dict[str, Any]) -> TrainConfig:
+    """Inverts `to_json`; imports the agent's class."""
+    try:
+        central = {name: _plain_tuple(value) for name, value in data["central"].items()}
+        return TrainConfig(
+            registry.from_json(data["env"]),
+            _decode(data["agent"]),
+            _construct(CentralConfig, central),
+            data.get("name", ""),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SeedbedError(
+            f"the run's config.json is incomplete ({type(error).__name__}: {error}): restore it, or "
+            "start a new run"
+        ) from error
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        fields = {
+            field.name: _encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name not in BOUND
+        }
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
+    if isinstance(value, tuple | list):
+        return [_encode(child) for child in value]
+    if isinstance(value, dict):
+        return {name: _encode(child) for name, child in value.items()}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise SeedbedError(
+        f"agent option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
+        "numbers, strings, tuples and dataclasses"
+    )
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict) and "class" in value:
+        module_name, _, class_name = value["class"].partition(":")
+        try:
+            kind = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise SeedbedError(
+                f"the run's class {value['class']} cannot be imported ({error}): start where it can be"
+            ) from error
+        return _construct(
+            kind, {name: _decode(child) for name, child in value.items() if name != "class"}
+        )
+    if isinstance(value, dict):
+        return {name: _decode(child) for name, child in value.items()}
+    return _plain_tuple(value)
+
+
+def _construct(kind: type, fields: dict[str, Any]) -> Any:
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise SeedbedError(
+                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
+                "another version of seedbed"
+            )
+    return kind(**fields)
+
+
+def _plain_tuple(value: Any) -> Any:
+    return tuple(_decode(child) for child in value) if isinstance(value, list) else value

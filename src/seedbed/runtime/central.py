@@ -1,0 +1,175 @@
+"""Central inference on one host: actors step environments, this process acts and learns for them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedbed.runtime.checkpoint import CheckpointWriter, restore
+from seedbed.runtime.checkpoint_writer import list_steps
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.inference import Device, Inference
+from seedbed.runtime.learning import Learner
+from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
+from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.runtime.stacking import stacked_spec
+from seedbed.runtime.supervisor import Setup, Start, Supervisor, View
+from seedbed.transport.pool import ActorPool
+from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError, bind
+
+
+def train(
+    *, env: HostEnvConfig, agent: Agent, config: CentralConfig, run: RunFolder, view: View
+) -> dict[str, Any]:
+    """Trains until `config.steps` agent steps are done, and returns a summary of the run.
+
+    A folder that holds checkpoints is gone on with. SIGINT and SIGTERM stop training and save; a second
+    one gives up at once. Raises SeedbedError on what the user can mend, after saving what was learned.
+    """
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        interrupted = stack.enter_context(_stopping_signals(stop, view))
+        pool = stack.enter_context(
+            ActorPool(
+                env,
+                actors=config.num_actors,
+                envs_per_actor=config.envs_per_actor,
+                seed=config.seed,
+            )
+        )
+        setup = _set_up(env, agent, config, pool, run, view)
+        stack.callback(setup.queue.close)
+        stack.callback(stop.set)
+        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))
+        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        supervisor = Supervisor(setup, log, writer, view, stop)
+        supervisor.run()
+        return supervisor.finish(interrupted)
+
+
+@contextlib.contextmanager
+def _stopping_signals(stop: threading.Event, view: View) -> Iterator[threading.Event]:
+    """Turns the first SIGINT or SIGTERM into `stop`, a second one into KeyboardInterrupt."""
+    seen = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        if seen.is_set():
+            raise KeyboardInterrupt
+        seen.set()
+        stop.set()
+        view.message(
+            f"{signal.Signals(number).name}: stopping and saving; again to give up at once"
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _devices(indices: tuple[int, ...], option: str) -> list[Device]:
+    devices = jax.local_devices()
+    for index in indices:
+        if index >= len(devices):
+            raise SeedbedError(
+                f"{option} names device {index}: this host has {len(devices)} ({devices[0].platform}), "
+                f"numbered from 0 to {len(devices) - 1}"
+            )
+    return [devices[index] for index in indices]
+
+
+def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> int:
+    """Returns how many groups' unrolls make a batch; raises SeedbedError where sizes do not divide."""
+    batch, learners = agent.experience.batch, len(config.learner_devices)
+    if batch % pool.group_size:
+        raise SeedbedError(
+            f"agent.batch is {batch} unrolls: it must be a multiple of a group's {pool.group_size} "
+            "environments (half of envs_per_actor)"
+        )
+    if batch > pool.num_envs * 2:
+        raise SeedbedError(
+            f"agent.batch is {batch} unrolls, but there are only {pool.num_envs} environments: lower it, "
+            "or raise actors or envs_per_actor"
+        )
+    if batch % (learners * agent.minibatches):
+        raise SeedbedError(
+            f"agent.batch is {batch} unrolls: it must divide by {learners} learner devices x "
+            f"{agent.minibatches} minibatches"
+        )
+    if pool.num_groups < len(config.inference_devices):
+        raise SeedbedError(
+            f"{len(config.inference_devices)} inference devices for {pool.num_groups} actor groups: name "
+            "fewer devices or start more actors"
+        )
+    return batch // pool.group_size
+
+
+def _set_up(
+    env: HostEnvConfig,
+    agent: Agent,
+    config: CentralConfig,
+    pool: ActorPool,
+    run: RunFolder,
+    view: View,
+) -> Setup:
+    inference_devices = _devices(config.inference_devices, "--inference-devices")
+    learner_devices = _devices(config.learner_devices, "--learner-devices")
+    view.message(
+        f"starting {config.num_actors} actors with {config.envs_per_actor} environments each"
+    )
+    spec = pool.spec
+    unrolls = _check_sizes(agent, config, pool)
+    per_batch = agent.experience.unroll * agent.experience.batch
+    total = -(-config.steps // per_batch) * agent.epochs * agent.minibatches
+    agent = bind(agent, stacked_spec(spec, env.frame_stack), total)
+    run_key = jax.random.key(config.seed)
+    init_key, act_key, learn_key = jax.random.split(run_key, 3)
+    state, start, episodes = _initial(agent, init_key, run, pool, view)
+    act_key = jax.random.fold_in(act_key, start.env_steps)
+
+    view.message("compiling")
+    group_envs = np.arange(pool.num_envs).reshape(pool.num_groups, pool.group_size)
+    parts = np.array_split(group_envs, len(inference_devices))
+    inferences = [
+        Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
+        for device, part in zip(inference_devices, parts, strict=True)
+    ]
+    queue = UnrollQueue(2 * unrolls)
+    learner = Learner(agent, env.frame_stack, learner_devices, learn_key)
+    learning = LearnerLoop(learner, state, inferences, queue, unrolls)
+    for inference in inferences:
+        inference.compile(spec)
+    deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
+    left = config.steps - start.env_steps
+    acting = InferenceLoop(pool, inferences, queue, episodes, deadline, left)
+    return Setup(agent, env, config, pool, acting, learning, queue, start)
+
+
+def _initial(
+    agent: Agent, key: jax.Array, run: RunFolder, pool: ActorPool, view: View
+) -> tuple[LearnerState, Start, EpisodeStatistics]:
+    """Makes the initial state, or restores that of the newest whole checkpoint."""
+    state = agent.init(key)
+    episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
+    if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
+        return state, Start(), episodes
+    step, state, metadata = restore(run.checkpoints, state, view.message)
+    start = Start(**metadata["start"])
+    episodes.load(metadata["episodes"])
+    view.message(f"going on from step {step:,} ({start.updates:,} learner steps)")
+    return state, start, episodes

@@ -1,0 +1,316 @@
+"""Checkpoints: written by a helper process while training goes on, read back when it resumes.
+
+A checkpoint is a folder named after its step: orbax's arrays and a manifest with the counters and the
+size and checksum of every file. `best.json` names the checkpoint that evaluated best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.runtime.checkpoint_writer import (
+    ARRAYS,
+    LENGTH,
+    MANIFEST,
+    file_table,
+    list_steps,
+    name_of,
+    read_best,
+)
+from seedbed.types import SeedbedError, Tree
+
+Warn = Callable[[str], None]
+Restored = tuple[int, Tree, dict[str, Any]]
+
+
+class _Request(NamedTuple):
+    step: int
+    header: bytes
+    arrays: list[np.ndarray]
+
+
+class CheckpointWriter:
+    """Writes checkpoints into a folder through a helper process; keeps the last `keep` and the best.
+
+    One write runs and one more may wait. A failed write is raised by the next call as SeedbedError and
+    leaves the earlier checkpoints whole. The helper (about 250 MB) ends after `idle_s` without work:
+    starting one costs a second of CPU, and between checkpoints it would only hold memory.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3, idle_s: float = 5.0) -> None:
+        self._folder, self._keep, self._idle_s = folder, keep, idle_s
+        self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+        self._helper: _Helper | None = None
+        self._error: str | None = None
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def helper_pid(self) -> int | None:
+        """The helper's process id while one runs."""
+        helper = self._helper
+        return None if helper is None else helper.process.pid
+
+    def save(
+        self, step: int, tree: Tree, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Copies the tree to the host and hands it over; waits only where two writes are pending."""
+        self._raise_error()
+        named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
+        leaves = [
+            {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
+            for name, array in named
+        ]
+        header = {"step": int(step), "metadata": metadata, "keep": self._keep, "leaves": leaves}
+        header["score"] = None if score is None or not math.isfinite(score) else float(score)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
+        arrays = [array for _, array in named]
+        self._requests.put(_Request(int(step), json.dumps(header).encode(), arrays))
+
+    def wait(self) -> None:
+        """Returns when all that was saved is on the disk."""
+        self._requests.join()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Waits for pending writes and ends the helper."""
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join()
+            self._thread = None
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise SeedbedError(error)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                request = self._requests.get(timeout=self._idle_s if self._helper else None)
+            except queue.Empty:
+                self._stop_helper()
+                continue
+            try:
+                if request is None:
+                    self._stop_helper()
+                    return
+                reason = self._write(request)
+                if reason is not None:
+                    self._error = (
+                        f"the checkpoint of step {request.step} could not be written to "
+                        f"{self._folder}: {reason}; earlier checkpoints are whole. Make room there, "
+                        "or name another folder with --run"
+                    )
+            finally:
+                self._requests.task_done()
+
+    def _write(self, request: _Request) -> str | None:
+        reason: str | None = None
+        for _ in range(2):  # the helper may have been killed; the data is still here
+            try:
+                self._helper = self._helper or _Helper(self._folder)
+                reason = self._helper.write(request)
+                return None if reason is None else _short(reason)
+            except OSError as error:
+                tail = self._helper.tail() if self._helper else ""
+                self._stop_helper()
+                reason = f"its helper process ended ({error}) {tail}".strip()
+        return reason
+
+    def _stop_helper(self) -> None:
+        if self._helper is not None:
+            self._helper.stop()
+            self._helper = None
+
+
+class _Helper:
+    """A running helper process."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment.pop("XLA_FLAGS", None)
+        package_root = str(Path(__file__).resolve().parents[2])
+        paths = [package_root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        # A session of its own: Ctrl-C in the trainer's terminal must not break a write.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "seedbed.runtime.checkpoint_writer", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def write(self, request: _Request) -> str | None:
+        """Sends a request; returns None, or why it failed; raises OSError where the helper is dead."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(LENGTH.pack(len(request.header)) + request.header)
+        for array in request.arrays:
+            stdin.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        stdin.flush()
+        line = stdout.readline()
+        if not line.endswith(b"\n"):
+            raise OSError(f"exit status {self.process.wait()}")
+        return json.loads(line)["error"]
+
+    def tail(self) -> str:
+        """Returns the last line that the helper printed."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def stop(self) -> None:
+        """Ends the process and reaps it."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # bytes that a dead helper did not take
+                pipe.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
+
+
+def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
+    """Returns (step, tree, metadata) of the newest whole checkpoint; reports broken ones to `warn`.
+
+    The tree has the structure, dtypes and shapes of `template`, with numpy leaves.
+    """
+    for step in reversed(list_steps(folder)):
+        path = folder / name_of(step)
+        reason = _defect(path)
+        if reason is None:
+            return _load(path, template)
+        warn(f"checkpoint {path} is damaged ({reason}): using the one before")
+    raise SeedbedError(
+        f"no whole checkpoint in {folder}: nothing to restore; start a new run without --resume"
+    )
+
+
+def restore_best(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
+    """Returns (step, tree, metadata) of the checkpoint that evaluated best, else of the newest."""
+    best = read_best(folder)
+    if best is not None:
+        path = folder / name_of(best["step"])
+        reason = _defect(path)
+        if reason is None:
+            return _load(path, template)
+        warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
+    return restore(folder, template, warn)
+
+
+def _defect(path: Path) -> str | None:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        found = file_table(path)
+        for name, (size, checksum) in manifest["files"].items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name][0] != size:
+                return f"{name} has {found[name][0]} bytes instead of {size}"
+            if found[name][1] != checksum:
+                return f"{name} has changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {type(error).__name__}"
+    return None
+
+
+def _load(path: Path, template: Tree) -> Restored:
+    manifest = json.loads((path / MANIFEST).read_text())
+    stored = {leaf["name"]: leaf for leaf in manifest["leaves"]}
+    named = _named_leaves(template)
+    wanted = dict(named)
+    if wanted.keys() != stored.keys():
+        names = sorted(wanted.keys() ^ stored.keys())
+        raise SeedbedError(
+            f"checkpoint {path} is of another agent: {names[0]} (of {len(names)} such parts) is only in "
+            f"{'the agent' if names[0] in wanted else 'the checkpoint'}; resume with the run's own agent"
+        )
+    for name, leaf in named:
+        have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
+        want = _shape_and_dtype(leaf)
+        if have != want:
+            raise SeedbedError(
+                f"checkpoint {path} is of another agent: {name} is {have[1]}{list(have[0])} there and "
+                f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
+            )
+    arrays = _read_arrays(path, [name for name, _ in named if math.prod(stored[name]["shape"])])
+    leaves = []
+    for name, leaf in named:
+        shape, dtype = _shape_and_dtype(leaf)
+        array = arrays.get(name, np.zeros(shape, np.dtype(dtype)))
+        leaves.append(_like(np.asarray(array).astype(dtype, copy=False).reshape(shape), leaf))
+    tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(template), leaves)
+    return manifest["step"], tree, manifest["metadata"]
+
+
+def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
+    import orbax.checkpoint as ocp  # half a second to import, and only resuming needs it
+
+    if not names:
+        return {}
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
+
+
+def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=".") or "value", leaf)
+        for path, leaf in flat
+    ]
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _like(array: np.ndarray, leaf: Any) -> Any:
+    if not _is_key(leaf):
+        return array
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+
+
+def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return tuple(array.shape), str(array.dtype)
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:300]

@@ -1,0 +1,168 @@
+"""The helper process that writes checkpoints: `python -m seedbed.runtime.checkpoint_writer`.
+
+It reads requests from standard input (length, JSON header, raw leaves) and answers each with a line
+of JSON. A checkpoint appears under its name only when every byte of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+LENGTH = struct.Struct("<Q")
+MANIFEST = "manifest.json"
+ARRAYS = "arrays"
+BEST = "best.json"
+
+
+def name_of(step: int) -> str:
+    """Names the folder of a step's checkpoint, so that names sort by step."""
+    return f"{step:012d}"
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Lists the steps of the checkpoints in a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file atomically."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def file_table(folder: Path) -> dict[str, list[int]]:
+    """Maps each file under a folder to its size and CRC-32."""
+    table = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            table[path.relative_to(folder).as_posix()] = [len(content), zlib.crc32(content)]
+    return table
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """Reads which checkpoint is the best, or None where none was scored."""
+    try:
+        best = json.loads((folder / BEST).read_text())
+        return best if (folder / name_of(best["step"]) / MANIFEST).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Writes arrays by name as the checkpoint of `header["step"]`, then drops old ones."""
+    import orbax.checkpoint as ocp
+
+    folder.mkdir(parents=True, exist_ok=True)
+    step, final = header["step"], folder / name_of(header["step"])
+    temporary = folder / f".writing-{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        # Orbax refuses empty arrays; the manifest describes them fully.
+        full = {name: array for name, array in arrays.items() if array.size}
+        if full:
+            ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
+        kept = {key: header[key] for key in ("step", "score", "metadata", "leaves")}
+        write_json(temporary / MANIFEST, {**kept, "files": file_table(temporary)})
+        _sync_tree(temporary)
+        _remove(final)
+        temporary.rename(final)
+        _sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    best, score = read_best(folder), header["score"]
+    if score is not None and (best is None or score > best["score"] or best["step"] == step):
+        best = {"step": step, "score": score}
+        write_json(folder / BEST, best)
+    for old in list_steps(folder)[: -header["keep"]]:
+        if best is None or old != best["step"]:
+            _remove(folder / name_of(old))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what an earlier writer was killed over."""
+    for pattern in (".writing-*", ".removing-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    # Renamed first, so that no reader meets half of it.
+    if path.exists():
+        doomed = path.with_name(f".removing-{path.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _sync_tree(folder: Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with (Path(root) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_folder(Path(root))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+    import numpy as np
+
+    size = source.read(LENGTH.size)
+    if len(size) < LENGTH.size:
+        return None
+    header = json.loads(source.read(LENGTH.unpack(size)[0]))
+    arrays = {}
+    for leaf in header["leaves"]:
+        content = source.read(leaf["bytes"])
+        if len(content) < leaf["bytes"]:  # the trainer died while sending
+            return None
+        array = np.frombuffer(content, np.dtype(leaf["dtype"]))
+        arrays[leaf["name"]] = array.reshape(leaf["shape"])
+    return header, arrays
+
+
+def main(folder: Path) -> None:
+    """Serves requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)  # training comes first
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not reach the trainer
+    remove_leftovers(folder)
+    while (request := _read_request(sys.stdin.buffer)) is not None:
+        try:
+            write_checkpoint(folder, *request)
+            answer = {"error": None}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,61 @@
+"""Options of the central runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from seedbed.types import SeedbedError
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralConfig:
+    """How the central runtime trains, whatever the agent and the environment."""
+
+    steps: int = 10_000_000
+    """Agent steps to train for."""
+    seed: int = 0
+    """Seed of parameters, actions and environments."""
+    actors: int = 0
+    """Actor processes; 0 takes one for each CPU core."""
+    envs_per_actor: int = 32
+    """Environments of an actor, stepped in two groups."""
+    inference_devices: tuple[int, ...] = (0,)
+    """Indices of the devices that choose actions."""
+    learner_devices: tuple[int, ...] = (0,)
+    """Indices of the devices that learn; a batch is divided among them."""
+    evaluate_every: int = 1_000_000
+    """Agent steps between evaluations; 0 evaluates only at the end."""
+    evaluate_episodes: int = 8
+    """Episodes of an evaluation."""
+    checkpoint_every_s: float = 300.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints to keep besides the best."""
+    log_every_s: float = 10.0
+    """Seconds between lines of metrics."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges; raises SeedbedError."""
+        for field in ("steps", "envs_per_actor", "evaluate_episodes", "keep_checkpoints"):
+            _at_least(field, getattr(self, field), 1)
+        for field in ("seed", "actors", "evaluate_every"):
+            _at_least(field, getattr(self, field), 0)
+        for field in ("checkpoint_every_s", "log_every_s"):
+            _at_least(field, getattr(self, field), 0.1)
+        for field in ("inference_devices", "learner_devices"):
+            devices = getattr(self, field)
+            if not devices or len(set(devices)) != len(devices) or min(devices) < 0:
+                raise SeedbedError(
+                    f"{field} is {devices}: name one or more different device indices"
+                )
+
+    @property
+    def num_actors(self) -> int:
+        """Actor processes to start."""
+        return self.actors or len(os.sched_getaffinity(0))
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise SeedbedError(f"{field} is {value}: it must be {least} or more")

@@ -1,0 +1,170 @@
+"""Playing a policy: the evaluation that every agent has, and `Policy` for single observations."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.runtime.inference import environment_keys
+from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
+from seedbed.transport.pool import ActorPool
+from seedbed.types import ActorState, Agent, Array, EnvSpec, HostEnvConfig, Timestep, Tree
+
+
+class Carry(NamedTuple):
+    """What a player remembers of B environments."""
+
+    frames: Timestep  # [S, B, ...] the newest last
+    actor_state: ActorState  # [B, ...]
+    counter: Array  # uint32 scalar
+
+
+class Player:
+    """Acts in B environments as evaluation does: recurrent state and frame stack are kept here."""
+
+    def __init__(
+        self, agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int, seed: int
+    ) -> None:
+        """Starts with empty memory; `agent` is bound, `spec` is of single frames."""
+        env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
+        self._carry = Carry(
+            zero_timesteps(spec, (frame_stack, num_envs)),
+            agent.actor_state(env_ids, num_envs),
+            jnp.uint32(0),
+        )
+        key = jax.random.key(seed)
+
+        def play(params: Tree, carry: Carry, timestep: Timestep) -> tuple[Carry, Tree]:
+            frames = jax.tree.map(
+                lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), carry.frames, timestep
+            )
+            stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
+            keys = environment_keys(key, env_ids, jnp.full(num_envs, carry.counter))
+            action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
+            return Carry(frames, state, carry.counter + 1), action
+
+        self._play = jax.jit(play)
+
+    def act(self, params: Tree, timestep: Timestep) -> Tree:
+        """Chooses actions, numpy `[B, ...]`, for timesteps `[B, ...]`."""
+        self._carry, action = self._play(params, self._carry, timestep)
+        return jax.tree.map(np.asarray, action)
+
+
+def evaluate(
+    *,
+    env: HostEnvConfig,
+    agent: Agent,
+    params: Tree,
+    episodes: int,
+    seed: int,
+    stop: threading.Event | None = None,
+) -> dict[str, Any] | None:
+    """Plays `episodes` whole episodes, an equal number in each environment, and summarises raw returns.
+
+    Environments run in an actor process of their own. Returns mean, standard deviation, minimum and
+    maximum of the return, the mean length and the number of episodes; None if `stop` was set first.
+    """
+    num_envs = next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
+    with ActorPool(env, actors=1, envs_per_actor=num_envs, seed=seed, groups=1) as pool:
+        player = Player(agent, pool.spec, env.frame_stack, num_envs, seed)
+        tally = _Tally(num_envs, episodes // num_envs)
+        while not tally.done:
+            if stop is not None and stop.is_set():
+                return None
+            for group in pool.poll(0.2):
+                slot = pool.slots[group]
+                timestep = jax.tree.map(np.array, slot.timestep)
+                tally.add(timestep)
+                action = player.act(params, timestep)
+                jax.tree.map(np.copyto, slot.action, action)
+                pool.reply(group)
+    returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
+    return {
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_std": float(returns.std()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_length_mean": float(lengths.mean()),
+        "episodes": len(returns),
+    }
+
+
+class _Tally:
+    """Counts returns until each environment has played its quota; later episodes are ignored."""
+
+    def __init__(self, num_envs: int, quota: int) -> None:
+        self.returns: list[np.ndarray] = []
+        self.lengths: list[np.ndarray] = []
+        self._left = np.full(num_envs, quota)
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+
+    @property
+    def done(self) -> bool:
+        return not self._left.any()
+
+    def add(self, timestep: Timestep) -> None:
+        self._return = np.where(timestep.first, 0.0, self._return + timestep.reward)
+        self._length = np.where(timestep.first, 0, self._length + 1)
+        ended = (timestep.terminated | timestep.truncated) & (self._left > 0)
+        self._left[ended] -= 1
+        self.returns.append(self._return[ended])
+        self.lengths.append(self._length[ended])
+
+
+class Policy:
+    """A trained policy for people's own loops: give it observations, it remembers what it must."""
+
+    def __init__(
+        self, agent: Agent, spec: EnvSpec, frame_stack: int, params: Tree, seed: int = 0
+    ) -> None:
+        """Holds a bound agent and its parameters; `spec` is of single frames."""
+        self.agent, self.spec, self.params = agent, spec, params
+        self._make = functools.partial(Player, agent, spec, frame_stack, seed=seed)
+        self._player: Player | None = None
+        self._first = True
+        self._batch: int | None = None
+
+    def reset(self) -> None:
+        """Forgets the past: the next observation opens an episode."""
+        self._first = True
+
+    def act(self, observation: Tree, first: Array | None = None) -> Tree:
+        """Chooses the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
+
+        `first` (a bool, or bools `[B]`) marks observations that open an episode; without it only the one
+        after construction or `reset` does. Raises ValueError if the shape fits neither one nor a batch.
+        """
+        batch = self._batch_size(observation)
+        lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
+        num_envs = 1 if batch is None else batch
+        if self._player is None or self._batch != num_envs:
+            self._player, self._batch, self._first = self._make(num_envs), num_envs, True
+        opening = np.broadcast_to(np.asarray(first if first is not None else self._first), num_envs)
+        self._first = False
+        dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)
+        observation = jax.tree.map(lambda leaf, d: np.asarray(lead(leaf), d), observation, dtypes)
+        flag = np.zeros(num_envs, bool)
+        timestep = Timestep(
+            observation, np.zeros(num_envs, np.float32), flag, flag, np.array(opening)
+        )
+        action = self._player.act(self.params, timestep)
+        return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
+
+    def _batch_size(self, observation: Tree) -> int | None:
+        """Returns the batch size, or None for a single observation."""
+        want = jax.tree.leaves(self.spec.observation)[0].shape
+        got = np.shape(jax.tree.leaves(observation)[0])
+        if got == want:
+            return None
+        if got[1:] == want:
+            return got[0]
+        raise ValueError(
+            f"observation has shape {got}: expected {want}, or {('B', *want)} for a batch"
+        )

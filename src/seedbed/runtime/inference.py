@@ -1,0 +1,298 @@
+"""Batched acting on one device: actor state, frame stacks and unrolls stay there between steps."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    EnvSpec,
+    Timestep,
+    Trajectory,
+    Tree,
+    action_array,
+)
+
+Device: TypeAlias = Any
+"""A `jax.Device`, which type checkers take for a variable."""
+
+
+class Unroll(NamedTuple):
+    """A completed unroll of one group, unstacked: what `to_trajectory` needs."""
+
+    timesteps: Timestep  # [S - 1 + T + 1, B, ...] single frames
+    action: Tree  # [T, B, ...]
+    extras: Tree  # [T, B, ...]
+    actor_state: ActorState  # [B, ...] before acting on row 0
+    params_version: Array  # [T, B] int32
+
+
+class Store(NamedTuple):
+    """Device memory of G groups of n environments; row R of unrolls is T + 1 with S - 1 frames before."""
+
+    timesteps: Timestep  # [G, S - 1 + T + 1, n, ...]
+    action: Tree  # [G, T + 1, n, ...]
+    extras: Tree  # [G, T + 1, n, ...]
+    params_version: Array  # [G, T + 1, n] int32
+    actor_state: ActorState  # [G, n, ...]
+    start_state: ActorState  # [G, 2, n, ...] before row 0 of this unroll, and of the next
+
+
+class Calls(NamedTuple):
+    """What one inference call handles: k groups, padded with group id G, whose writes are dropped."""
+
+    timestep: Timestep  # [k, n, ...]
+    group: Array  # [k] int32
+    row: Array  # [k] int32, the row of the unroll that this timestep fills
+    counter: Array  # [k] uint32, steps of the group so far; makes the keys
+
+
+def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
+    """Stacks frames and so turns an unroll into what agents learn from."""
+    timesteps = stack_timesteps(unroll.timesteps, frame_stack)
+    return Trajectory(
+        timesteps, unroll.action, unroll.extras, unroll.actor_state, unroll.params_version
+    )
+
+
+def environment_keys(run_key: Array, env_ids: Array, counters: Array) -> Array:
+    """Makes one key per environment, `[B]`, that depends on nothing but (run, environment, step)."""
+    fold = jax.vmap(lambda env, step: jax.random.fold_in(jax.random.fold_in(run_key, env), step))
+    return fold(env_ids, counters)
+
+
+def make_store(
+    agent: Agent, spec: EnvSpec, frame_stack: int, group_envs: np.ndarray, num_envs: int
+) -> Store:
+    """Allocates the store for groups of environments `group_envs` `[G, n]` out of `num_envs`."""
+    groups, size = group_envs.shape
+    unroll = agent.experience.unroll
+    params = jax.eval_shape(agent.init, jax.random.key(0)).params
+    state = agent.actor_state(jnp.asarray(group_envs.reshape(-1)), num_envs)
+    timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, groups * size)), frame_stack)
+    timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
+    keys = jax.random.split(jax.random.key(0), groups * size)
+    act = functools.partial(agent.act, evaluate=False)
+    _, extras, _ = jax.eval_shape(act, params, state, timestep, keys)
+    action = action_array(spec.action)
+
+    def rows(leaf: Array) -> Array:
+        return jnp.zeros((groups, unroll + 1, size, *leaf.shape[1:]), leaf.dtype)
+
+    state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
+    return Store(
+        timesteps=zero_timesteps(spec, (groups, frame_stack + unroll, size)),
+        action=jnp.zeros((groups, unroll + 1, size, *action.shape), action.dtype),
+        extras=jax.tree.map(rows, extras),
+        params_version=jnp.zeros((groups, unroll + 1, size), jnp.int32),
+        actor_state=state,
+        start_state=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf], axis=1), state),
+    )
+
+
+def _act(
+    agent: Agent,
+    frame_stack: int,
+    params: Tree,
+    version: Array,
+    run_key: Array,
+    store: Store,
+    group_envs: Array,
+    calls: Calls,
+) -> tuple[Store, Tree]:
+    """Stores the timesteps, acts on them and stores what acting produced; returns actions `[k, n]`."""
+    group, row = calls.group, calls.row
+    unroll = agent.experience.unroll
+    size = group_envs.shape[1]
+
+    def write(leaf: Array, rows: Array, value: Array) -> Array:
+        return leaf.at[group, rows].set(value, mode="drop")
+
+    def flat(leaf: Array) -> Array:
+        return leaf.reshape(-1, *leaf.shape[2:])
+
+    def grouped(leaf: Array) -> Array:
+        return leaf.reshape(-1, size, *leaf.shape[1:])
+
+    timesteps = jax.tree.map(
+        lambda leaf, value: write(leaf, row + frame_stack - 1, value),
+        store.timesteps,
+        calls.timestep,
+    )
+    window = row[:, None] + jnp.arange(frame_stack)[None]
+    frames = jax.tree.map(
+        lambda leaf: jnp.swapaxes(leaf.at[group[:, None], window].get(mode="clip"), 0, 1), timesteps
+    )
+    frames = jax.tree.map(lambda leaf: leaf.reshape(frame_stack, -1, *leaf.shape[3:]), frames)
+    timestep = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
+    state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), store.actor_state)
+    # Row 0 opens this unroll; row T is row 0 of the next. No other row is a start.
+    start = jnp.where(row == 0, 0, jnp.where(row == unroll, 1, 2))
+    keys = environment_keys(
+        run_key, flat(group_envs.at[group].get(mode="clip")), jnp.repeat(calls.counter, size)
+    )
+    action, extras, new_state = agent.act(
+        params, jax.tree.map(flat, state), timestep, keys, evaluate=False
+    )
+    action, extras, new_state = jax.tree.map(grouped, (action, extras, new_state))
+
+    def write_row(leaf: Array, value: Array) -> Array:
+        return write(leaf, row, value.astype(leaf.dtype))
+
+    versions = jnp.broadcast_to(version, (group.shape[0], size))
+    return Store(
+        timesteps=timesteps,
+        action=jax.tree.map(write_row, store.action, action),
+        extras=jax.tree.map(write_row, store.extras, extras),
+        params_version=write_row(store.params_version, versions),
+        actor_state=jax.tree.map(
+            lambda leaf, value: leaf.at[group].set(value, mode="drop"), store.actor_state, new_state
+        ),
+        start_state=jax.tree.map(
+            lambda leaf, value: write(leaf, start, value), store.start_state, state
+        ),
+    ), action
+
+
+def _take(frame_stack: int, store: Store, group: Array) -> tuple[Store, Unroll]:
+    """Copies a completed unroll out and moves its last row to row 0 of the next."""
+    mine = jax.tree.map(lambda leaf: leaf[group], store)
+
+    def shift(leaf: Array, own: Array, kept: int) -> Array:
+        return leaf.at[group, :kept].set(own[-kept:])
+
+    unroll = Unroll(
+        timesteps=mine.timesteps,
+        action=jax.tree.map(lambda leaf: leaf[:-1], mine.action),
+        extras=jax.tree.map(lambda leaf: leaf[:-1], mine.extras),
+        actor_state=jax.tree.map(lambda leaf: leaf[0], mine.start_state),
+        params_version=mine.params_version[:-1],
+    )
+    one = functools.partial(shift, kept=1)
+    return Store(
+        timesteps=jax.tree.map(
+            functools.partial(shift, kept=frame_stack), store.timesteps, mine.timesteps
+        ),
+        action=jax.tree.map(one, store.action, mine.action),
+        extras=jax.tree.map(one, store.extras, mine.extras),
+        params_version=one(store.params_version, mine.params_version),
+        actor_state=store.actor_state,
+        start_state=jax.tree.map(one, store.start_state, mine.start_state),
+    ), unroll
+
+
+class Published(NamedTuple):
+    """Finished parameters and the learner step that made them."""
+
+    params: Tree
+    version: int
+
+
+class Inference:
+    """Acting on one device for a fixed set of groups; one thread calls it, another publishes to it."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        spec: EnvSpec,
+        frame_stack: int,
+        device: Device,
+        group_envs: np.ndarray,
+        num_envs: int,
+        run_key: Array,
+    ) -> None:
+        """Allocates the store and stages for groups `group_envs` `[G, n]` of environment ids."""
+        self.device = device
+        self.num_groups, self.group_size = group_envs.shape
+        self.unroll = agent.experience.unroll
+        with jax.default_device(device):
+            self._group_envs = jax.device_put(jnp.asarray(group_envs, jnp.uint32), device)
+            store = make_store(agent, spec, frame_stack, group_envs, num_envs)
+            # Leaves that share a buffer could not be donated.
+            self._store = jax.device_put(jax.tree.map(jnp.copy, store), device)
+        self._run_key = jax.device_put(run_key, device)
+        self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=3)
+        self._take = jax.jit(functools.partial(_take, frame_stack), donate_argnums=0)
+        self._row = np.zeros(self.num_groups, np.int32)
+        self._counter = np.zeros(self.num_groups, np.uint32)
+        self._published: Published | None = None
+        self._lock = threading.Lock()
+        self.sizes = batch_sizes(self.num_groups, device.platform)
+
+    def publish(self, params: Tree, version: int) -> None:
+        """Makes finished parameters the ones that act from the next call on; any thread may call it."""
+        published = Published(jax.block_until_ready(jax.device_put(params, self.device)), version)
+        with self._lock:
+            self._published = published
+
+    def compile(self, spec: EnvSpec) -> None:
+        """Runs every batch size and the copying of an unroll once, without a lasting effect."""
+        for size in self.sizes:
+            timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (size, self.group_size)))
+            nobody = np.full(size, self.num_groups, np.int32)
+            zeros = np.zeros(size, np.int32)
+            self._call(Calls(timestep, nobody, zeros, zeros.astype(np.uint32)))
+        self._store, _ = self._take(self._store, np.int32(0))
+        jax.block_until_ready(self._store)
+
+    def act(self, timestep: Timestep, groups: list[int]) -> tuple[Tree, list[int]]:
+        """Starts acting on numpy timesteps `[k, n, ...]` of `groups` (a size of `sizes`, or fewer: padded).
+
+        Returns the actions `[k, n, ...]`, not yet waited for, and the groups whose unroll is complete.
+        The arrays must stay unchanged until the actions are ready.
+        """
+        size = timestep.first.shape[0]
+        group = np.full(size, self.num_groups, np.int32)
+        group[: len(groups)] = groups
+        row, counter = np.zeros(size, np.int32), np.zeros(size, np.uint32)
+        row[: len(groups)], counter[: len(groups)] = self._row[groups], self._counter[groups]
+        action = self._call(Calls(timestep, group, row, counter))
+        self._counter[groups] += 1
+        self._row[groups] += 1
+        complete = [g for g in groups if self._row[g] == self.unroll + 1]
+        return action, complete
+
+    def take(self, group: int) -> Unroll:
+        """Copies the completed unroll of a group out of the store."""
+        self._store, unroll = self._take(self._store, np.int32(group))
+        self._row[group] = 1
+        return unroll
+
+    def restart(self, group: int) -> None:
+        """Drops the half unroll of a group whose actor was restarted."""
+        self._row[group] = 0
+
+    def _call(self, calls: Calls) -> Tree:
+        with self._lock:
+            published = self._published
+        assert published is not None, "publish parameters before acting"
+        self._store, action = self._act(
+            published.params,
+            np.int32(published.version),
+            self._run_key,
+            self._store,
+            self._group_envs,
+            calls,
+        )
+        return action
+
+
+def batch_sizes(num_groups: int, platform: str) -> tuple[int, ...]:
+    """Lists the numbers of groups for which acting is compiled.
+
+    On a CPU padding is paid in full, so a batch takes the largest size that is ready; elsewhere calls
+    are padded to the next size.
+    """
+    if platform == "cpu" and num_groups <= 4:
+        return tuple(range(1, num_groups + 1))
+    powers = [1 << i for i in range(num_groups.bit_length()) if 1 << i < num_groups]
+    return (*powers, num_groups)

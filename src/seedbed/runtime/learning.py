@@ -1,0 +1,167 @@
+"""The update loop, the one place where a batch becomes new parameters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.runtime.inference import Device, Unroll, to_trajectory
+from seedbed.types import Agent, Array, LearnerState, Output, Tree
+
+AXIS = "batch"
+
+
+class _Rest(NamedTuple):
+    """The part of the learner state that is donated: parameters never are."""
+
+    optimizer_state: Tree
+    updates: Array
+
+
+def lag_metrics(unroll: Unroll, updates: Array) -> dict[str, Array]:
+    """Measures how many updates old the acting parameters of a batch were."""
+    lag = updates - unroll.params_version
+    return {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
+
+
+def minibatch(agent: Agent, batch: Tree, key: Array, index: Array) -> Tree:
+    """Takes part `index` of the batch's axis 1, in an order drawn from the key."""
+    if agent.minibatches == 1:
+        return batch
+    width = jax.tree.leaves(batch)[0].shape[1]
+    size = width // agent.minibatches
+    order = jax.random.permutation(key, width)
+    chosen = jax.lax.dynamic_slice_in_dim(order, index * size, size)
+    return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=1), batch)
+
+
+def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Output]:
+    """Averages gradients and metrics over devices by their valid rows; exact, as both are means."""
+    if axis is None:
+        return grads, output
+    total = jax.lax.psum(output.weight, axis)
+    share = output.weight / jnp.maximum(total, 1.0)
+
+    def mean(leaf: Array) -> Array:
+        return jax.lax.psum(leaf * share.astype(leaf.dtype), axis)
+
+    return jax.tree.map(mean, grads), Output(jax.tree.map(mean, output.metrics), total)
+
+
+def update_minibatch(
+    agent: Agent, state: LearnerState, batch: Tree, key: Array, index: Array, axis: str | None
+) -> tuple[LearnerState, Output]:
+    """Applies the gradient of one minibatch; every runtime learns through this."""
+    order_key, loss_key = jax.random.split(key)
+    part = minibatch(agent, batch, order_key, index)
+    local = state
+    if axis is not None:  # otherwise JAX itself would sum the gradients of replicated parameters
+        varying = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), state.params)
+        local = state._replace(params=varying)
+    grads, output = agent.gradients(local, part, loss_key)
+    grads, output = averaged(grads, output, axis)
+    return agent.apply(state, grads, output), output
+
+
+class Learner:
+    """Compiled updates on one device, or data-parallel on several; used by one thread."""
+
+    def __init__(
+        self, agent: Agent, frame_stack: int, devices: Sequence[Device], key: Array
+    ) -> None:
+        """Compiles nothing yet; `key` is the run's, from which each update derives its own."""
+        self.agent, self.key = agent, key
+        self.devices = list(devices)
+        self.mesh = Mesh(np.array(self.devices), (AXIS,))
+        axis = AXIS if len(self.devices) > 1 else None
+        prepare = functools.partial(_prepare, agent, frame_stack)
+        step = functools.partial(_step, agent, axis)
+        whole, rows, envs = P(), P(None, AXIS), P(AXIS)
+        unroll_specs = Unroll(rows, rows, rows, envs, rows)  # type: ignore[arg-type]
+        self._unroll_sharding = Unroll(*(NamedSharding(self.mesh, spec) for spec in unroll_specs))  # type: ignore[arg-type]
+        if axis is not None:
+            prepare = jax.shard_map(
+                prepare, mesh=self.mesh, in_specs=(whole, unroll_specs, whole), out_specs=rows
+            )
+            step = jax.shard_map(
+                step,
+                mesh=self.mesh,
+                in_specs=(whole, whole, rows, whole, whole),
+                out_specs=(whole, whole, whole),
+            )
+        self._prepare = jax.jit(prepare)
+        self._step = jax.jit(step, donate_argnums=1)
+        self._lag = jax.jit(lag_metrics)
+        self._assemble = jax.jit(_assemble)
+
+    def place(self, state: LearnerState) -> LearnerState:
+        """Copies a learner state to the learner's devices; donating it later harms nobody else's."""
+        return jax.device_put(jax.tree.map(jnp.copy, state), NamedSharding(self.mesh, P()))
+
+    def assemble(self, unrolls: Sequence[Unroll]) -> Unroll:
+        """Joins the groups' unrolls along B and spreads them over the learner's devices."""
+        home = self.devices[0]
+        joined = self._assemble([jax.device_put(unroll, home) for unroll in unrolls])
+        if len(self.devices) == 1:
+            return joined
+        return jax.device_put(joined, self._unroll_sharding)
+
+    def update(self, state: LearnerState, unroll: Unroll) -> tuple[LearnerState, dict[str, Array]]:
+        """Runs every epoch and minibatch on a batch; donates the optimizer state, not the parameters."""
+        key = jax.random.fold_in(self.key, state.updates)
+        metrics = self._lag(unroll, state.updates)
+        prepare_key, key = jax.random.split(key)
+        batch = self._prepare(state, unroll, prepare_key)
+        outputs = []
+        for epoch in range(self.agent.epochs):
+            epoch_key = jax.random.fold_in(key, epoch)
+            for index in range(self.agent.minibatches):
+                rest = _Rest(state.optimizer_state, state.updates)
+                params, rest, output = self._step(
+                    state.params, rest, batch, epoch_key, np.int32(index)
+                )
+                state = LearnerState(params, rest.optimizer_state, rest.updates)
+                outputs.append(output.metrics)
+        return state, metrics | jax.tree.map(lambda *values: sum(values) / len(values), *outputs)
+
+
+def _prepare(
+    agent: Agent, frame_stack: int, state: LearnerState, unroll: Unroll, key: Array
+) -> Tree:
+    return agent.prepare(state, to_trajectory(unroll, frame_stack), key)
+
+
+def _step(
+    agent: Agent, axis: str | None, params: Tree, rest: _Rest, batch: Tree, key: Array, index: Array
+) -> tuple[Tree, _Rest, Output]:
+    state = LearnerState(params, rest.optimizer_state, rest.updates)
+    state, output = update_minibatch(agent, state, batch, key, index, axis)
+    return state.params, _Rest(state.optimizer_state, state.updates), output
+
+
+def _assemble(unrolls: Sequence[Unroll]) -> Unroll:
+    def rows(*leaves: Array) -> Array:
+        return jnp.concatenate(leaves, axis=1)
+
+    def envs(*leaves: Array) -> Array:
+        return jnp.concatenate(leaves, axis=0)
+
+    first = unrolls[0]
+    return (
+        Unroll(
+            timesteps=jax.tree.map(rows, *(u.timesteps for u in unrolls)),
+            action=jax.tree.map(rows, *(u.action for u in unrolls)),
+            extras=jax.tree.map(rows, *(u.extras for u in unrolls)),
+            actor_state=jax.tree.map(envs, *(u.actor_state for u in unrolls)),
+            params_version=rows(*(u.params_version for u in unrolls)),
+        )
+        if len(unrolls) > 1
+        else first
+    )

@@ -1,0 +1,301 @@
+"""The two threads of central inference: one acts for all environments, one learns."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedbed.runtime.inference import Inference, Unroll
+from seedbed.runtime.learning import Learner
+from seedbed.runtime.metrics import EpisodeStatistics
+from seedbed.transport.pool import ActorPool
+from seedbed.types import LearnerState, SeedbedError, Timestep, Tree
+
+
+class TrainingDiverged(SeedbedError):
+    """A loss or gradient stopped being finite."""
+
+
+class UnrollQueue:
+    """A bounded queue of unrolls that blocks at either end and never drops."""
+
+    def __init__(self, capacity: int) -> None:
+        """Holds at most `capacity` unrolls."""
+        self._capacity = capacity
+        self._items: collections.deque[Unroll] = collections.deque()
+        self._condition = threading.Condition()
+        self._closed = False
+
+    def put(self, unroll: Unroll) -> bool:
+        """Waits for room; returns False if the queue was closed instead."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            if not self._closed:
+                self._items.append(unroll)
+                self._condition.notify_all()
+            return not self._closed
+
+    def get(self, count: int) -> list[Unroll]:
+        """Waits for `count` unrolls; returns none if the queue was closed instead."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or len(self._items) >= count)
+            if self._closed:
+                return []
+            taken = [self._items.popleft() for _ in range(count)]
+            self._condition.notify_all()
+            return taken
+
+    def close(self) -> None:
+        """Wakes every waiter; nothing more passes."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def __len__(self) -> int:
+        """Counts the unrolls that wait."""
+        return len(self._items)
+
+
+class _Shard:
+    """One inference device: its groups `[first, first + G)` of the pool and its staging buffers."""
+
+    def __init__(self, inference: Inference, first: int, timestep: Timestep) -> None:
+        self.inference, self.first = inference, first
+        self.ready: list[int] = []
+        self.in_flight = 0
+        # The device may still read a buffer while the next call is staged, so they alternate.
+        self.depth = 1 if inference.device.platform == "cpu" else 2
+
+        def staging(size: int) -> list[Timestep]:
+            return [
+                jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), timestep)
+                for _ in range(self.depth)
+            ]
+
+        self._staging = {size: staging(size) for size in inference.sizes}
+        self._turn = 0
+
+    def batch_size(self) -> int:
+        """Picks the compiled size for what is ready: never padded on a CPU, where padding costs."""
+        sizes, count = self.inference.sizes, len(self.ready)
+        if self.inference.device.platform == "cpu":
+            return max(size for size in sizes if size <= count)
+        return min((size for size in sizes if size >= count), default=sizes[-1])
+
+    def stage(self, size: int) -> Timestep:
+        """Returns the next staging buffer of this size, leaves `[k, n, ...]`."""
+        self._turn = (self._turn + 1) % self.depth
+        return self._staging[size][self._turn]
+
+
+@dataclasses.dataclass
+class _Call:
+    """An inference call that was started."""
+
+    shard: _Shard
+    action: Tree
+    groups: list[int]
+    incarnations: list[int]
+    unrolls: list[Unroll]
+
+
+@dataclasses.dataclass
+class InferenceCounters:
+    """Sums since the start of the process; read by the thread that reports."""
+
+    env_steps: int = 0
+    calls: int = 0
+    rows: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+    blocked_s: float = 0.0
+
+
+class InferenceLoop:
+    """Serves actions to every actor group and hands completed unrolls to the queue."""
+
+    def __init__(
+        self,
+        pool: ActorPool,
+        inferences: Sequence[Inference],
+        queue: UnrollQueue,
+        episodes: EpisodeStatistics,
+        deadline_s: float,
+        max_env_steps: int,
+    ) -> None:
+        """Divides the pool's groups among the devices in order."""
+        self._max_env_steps = max_env_steps
+        self._pool, self._queue, self._deadline_s = pool, queue, deadline_s
+        self.episodes = episodes
+        self.counters = InferenceCounters()
+        self._shards: list[_Shard] = []
+        first = 0
+        for inference in inferences:
+            self._shards.append(_Shard(inference, first, pool.slots[first].timestep))
+            first += inference.num_groups
+        self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
+        self._incarnation = [-1] * pool.num_groups
+        self._calls: collections.deque[_Call] = collections.deque()
+
+    def run(self, stop: threading.Event) -> None:
+        """Serves until the steps are done, `stop` is set or the queue is closed."""
+        while not stop.is_set() and self.counters.env_steps < self._max_env_steps:
+            start = time.perf_counter()
+            self._gather()
+            gathered = time.perf_counter()
+            self.counters.waiting_s += gathered - start
+            able = [s for s in self._shards if s.ready and s.in_flight < s.depth]
+            self._calls.extend(self._start(shard) for shard in able)
+            full = any(shard.in_flight == shard.depth for shard in self._shards)
+            unrolls = (
+                self._finish(self._calls.popleft()) if self._calls and (full or not able) else []
+            )
+            finished = time.perf_counter()
+            self.counters.busy_s += finished - gathered
+            for unroll in unrolls:
+                if not self._queue.put(unroll):
+                    return
+            self.counters.blocked_s += time.perf_counter() - finished
+
+    def _gather(self) -> None:
+        """Waits for a group, then a deadline for others, unless a call is in flight."""
+        idle = not self._calls and not any(shard.ready for shard in self._shards)
+        self._receive(0.1 if idle else 0.0)
+        if self._calls or not self._deadline_s:
+            return
+        until = time.perf_counter() + self._deadline_s
+        while any(0 < len(s.ready) < s.inference.num_groups for s in self._shards):
+            left = until - time.perf_counter()
+            if left <= 0:
+                return
+            self._receive(left)
+
+    def _receive(self, timeout_s: float) -> None:
+        for group in self._pool.poll(timeout_s):
+            shard = self._shard_of[group]
+            if group not in shard.ready:
+                shard.ready.append(group)
+
+    def _start(self, shard: _Shard) -> _Call:
+        size = shard.batch_size()
+        groups, shard.ready = shard.ready[:size], shard.ready[size:]
+        staging = shard.stage(size)
+        incarnations = []
+        for position, group in enumerate(groups):
+            slot = self._pool.slots[group]
+            incarnations.append(slot.incarnation)
+            if slot.incarnation != self._incarnation[group]:
+                self._incarnation[group] = slot.incarnation
+                shard.inference.restart(group - shard.first)
+                self.episodes.reset(group)
+            timestep = slot.timestep
+            jax.tree.map(lambda to, leaf, at=position: np.copyto(to[at], leaf), staging, timestep)
+            row = jax.tree.map(lambda leaf, at=position: leaf[at], staging)
+            self.episodes.record(group, row)
+            self.counters.env_steps += row.first.size - int(np.count_nonzero(row.first))
+        local = [group - shard.first for group in groups]
+        action, complete = shard.inference.act(staging, local)
+        unrolls = [shard.inference.take(group) for group in complete]
+        shard.in_flight += 1
+        self.counters.calls += 1
+        self.counters.rows += len(groups) * shard.inference.group_size
+        return _Call(shard, action, groups, incarnations, unrolls)
+
+    def _finish(self, call: _Call) -> list[Unroll]:
+        """Waits for the actions and replies; returns the unrolls that the call completed."""
+        action = jax.tree.map(np.asarray, call.action)
+        call.shard.in_flight -= 1
+        for position, group in enumerate(call.groups):
+            slot = self._pool.slots[group]
+            if slot.incarnation != call.incarnations[position]:
+                continue  # the actor died meanwhile; its successor has not asked yet
+            jax.tree.map(lambda to, leaf, at=position: np.copyto(to, leaf[at]), slot.action, action)
+            self._pool.reply(group)
+        return call.unrolls
+
+
+@dataclasses.dataclass
+class LearnerCounters:
+    """Sums since the start of the process; read by the thread that reports."""
+
+    batches: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+class LearnerLoop:
+    """Turns unrolls into parameters, one update in flight, and publishes only finished ones."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        state: LearnerState,
+        inferences: Sequence[Inference],
+        queue: UnrollQueue,
+        unrolls_per_batch: int,
+    ) -> None:
+        """Publishes the initial parameters at once."""
+        self._learner, self._inferences = learner, inferences
+        self._queue, self._unrolls = queue, unrolls_per_batch
+        self.state = learner.place(state)
+        self.updates = int(state.updates)
+        self.counters = LearnerCounters()
+        self.metrics: dict[str, float] = {}
+        self._wanted, self._snapshot = threading.Event(), threading.Event()
+        self._copy: LearnerState | None = None
+        self._publish()
+
+    def run(self, stop: threading.Event) -> None:
+        """Learns until the queue is closed; raises TrainingDiverged before publishing bad parameters."""
+        while not stop.is_set():
+            start = time.perf_counter()
+            unrolls = self._queue.get(self._unrolls)
+            taken = time.perf_counter()
+            self.counters.waiting_s += taken - start
+            if not unrolls:
+                break
+            state, metrics = self._learner.update(self.state, self._learner.assemble(unrolls))
+            del unrolls
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            jax.block_until_ready(state)
+            self._check(values)
+            self.state, self.metrics, self.updates = state, values, int(state.updates)
+            self._publish()
+            self.counters.batches += 1
+            self.counters.busy_s += time.perf_counter() - taken
+            if self._wanted.is_set():
+                self._wanted.clear()
+                self._copy = jax.device_get(self.state)
+                self._snapshot.set()
+
+    def request_snapshot(self) -> None:
+        """Asks for a copy of the state after the next update."""
+        self._wanted.set()
+
+    def take_snapshot(self) -> LearnerState | None:
+        """Returns the copy on the host, once, when it is there."""
+        if not self._snapshot.is_set():
+            return None
+        self._snapshot.clear()
+        copy, self._copy = self._copy, None
+        return copy
+
+    def _publish(self) -> None:
+        for inference in self._inferences:
+            inference.publish(self.state.params, self.updates)
+
+    def _check(self, values: dict[str, Any]) -> None:
+        bad = [name for name, value in values.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingDiverged(
+                f"{bad[0]} is {values[bad[0]]} at learner step {self.updates + 1}: training stopped "
+                "before these parameters were used; the last checkpoint is good. Resume it with a lower "
+                "--agent.learning-rate or --agent.max-gradient-norm"
+            )

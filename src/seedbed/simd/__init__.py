@@ -1,0 +1,1 @@
+"""Kernels compiled at run time for the vector unit of the host CPU."""

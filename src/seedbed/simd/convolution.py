@@ -1,0 +1,284 @@
+"""LLVM IR of direct convolutions on NHWC images: forward, weight gradient, input gradient.
+
+Images are independent: a task handles a contiguous share of the batch, one image at a time, so
+that an image, its gradient and a panel of weights stay in cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seedbed.simd.llvm import Function, VectorUnit
+from seedbed.simd.tile import (
+    Grid,
+    Reduction,
+    declarations,
+    grid_function,
+    load,
+    masked_lanes,
+    store,
+)
+
+_TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Static description of one layer; everything but the batch size."""
+
+    height: int
+    width: int
+    channels: int
+    kernel_height: int
+    kernel_width: int
+    features: int
+    stride: int
+    padding: int
+    relu: bool
+    bytes: bool  # uint8 images
+    unit: VectorUnit
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width of a padded image."""
+        return self.height + 2 * self.padding, self.width + 2 * self.padding
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        rows, columns = self.padded
+        return (
+            (rows - self.kernel_height) // self.stride + 1,
+            (columns - self.kernel_width) // self.stride + 1,
+        )
+
+    @property
+    def taps(self) -> int:
+        """Products that are summed for one result."""
+        return self.kernel_height * self.kernel_width * self.channels
+
+    @property
+    def image_size(self) -> int:
+        """Numbers in one image."""
+        return self.height * self.width * self.channels
+
+    @property
+    def output_size(self) -> int:
+        """Numbers in the result for one image."""
+        return self.output[0] * self.output[1] * self.features
+
+    @property
+    def copies_image(self) -> bool:
+        """Whether an image is first converted to a zero-padded float32 copy."""
+        return self.bytes or self.padding > 0
+
+    @property
+    def copy_size(self) -> int:
+        """Floats of the padded copy of an image, rounded to whole cache lines."""
+        rows, columns = self.padded
+        return -(-rows * columns * self.channels // 16) * 16 if self.copies_image else 0
+
+    @property
+    def scratch_size(self) -> int:
+        """Floats of scratch memory that each chunk needs."""
+        return self.copy_size + (-(-self.output_size // 16) * 16 if self.relu else 0)
+
+
+def forward_ir(c: Convolution) -> str:
+    """Task over buffers (x, kernel, bias) -> (y, scratch)."""
+    (_, columns), (out_rows, out_columns) = c.padded, c.output
+    segment, row = c.kernel_width * c.channels, columns * c.channels
+    reductions = (
+        Reduction(c.kernel_height, row, segment * c.features),
+        Reduction(segment, 1, c.features),
+    )
+    grid = Grid(
+        *(out_rows, out_columns, c.features),
+        a_strides=(c.stride * row, c.stride * c.channels),
+        c_strides=(out_columns * c.features, c.features),
+        reductions=reductions,
+        start="bias",
+        relu=c.relu,
+    )
+    f = Function(_TASK)
+    x, kernel, bias, y, scratch = _buffers(f, 5)
+    scratch = f.scaled(scratch, "%chunk", c.scratch_size)
+    _clear_copy(f, c, scratch)
+    with f.between(*_share(f)) as image:
+        a = _image(f, c, x, image, scratch)
+        out = f.scaled(y, image, c.output_size)
+        f.line(f"call void @forward(ptr {a}, ptr {kernel}, ptr {out}, ptr {bias})")
+    return declarations(c.unit.width) + grid_function("forward", grid, c.unit) + f.text()
+
+
+def weight_gradient_ir(c: Convolution) -> str:
+    """Task over buffers (x, dy[, y]) -> (dkernel and dbias of each chunk, scratch)."""
+    (_, columns), (out_rows, out_columns) = c.padded, c.output
+    segment, row = c.kernel_width * c.channels, columns * c.channels
+    reductions = (
+        Reduction(out_rows, c.stride * row, out_columns * c.features),
+        Reduction(out_columns, c.stride * c.channels, c.features),
+    )
+    grid = Grid(
+        *(c.kernel_height, segment, c.features),
+        a_strides=(row, 1),
+        c_strides=(segment * c.features, c.features),
+        reductions=reductions,
+        start="add",
+    )
+    f = Function(_TASK)
+    x, dy, *y, dkernel, dbias, scratch = _buffers(f, 6 if c.relu else 5)
+    dkernel = f.scaled(dkernel, "%chunk", c.taps * c.features)
+    dbias = f.scaled(dbias, "%chunk", c.features)
+    scratch = f.scaled(scratch, "%chunk", c.scratch_size)
+    _clear(f, dkernel, c.taps * c.features)
+    _clear(f, dbias, c.features)
+    _clear_copy(f, c, scratch)
+    with f.between(*_share(f)) as image:
+        a = _image(f, c, x, image, scratch)
+        b = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
+        _sum_rows(f, c, b, dbias)
+        f.line(f"call void @gradient(ptr {a}, ptr {b}, ptr {dkernel}, ptr null)")
+    return declarations(c.unit.width) + grid_function("gradient", grid, c.unit) + f.text()
+
+
+def input_gradient_ir(c: Convolution) -> str:
+    """Task over buffers (dy[, y], kernel transposed to [F, taps]) -> (dx, scratch)."""
+    (rows, columns), (out_rows, out_columns) = c.padded, c.output
+    segment, row = c.kernel_width * c.channels, columns * c.channels
+    grid = Grid(
+        *(out_rows, out_columns, segment),
+        a_strides=(out_columns * c.features, c.features),
+        c_strides=(c.stride * row, c.stride * c.channels),
+        reductions=(Reduction(c.features, 1, c.taps),),
+        start="add",
+    )
+    f = Function(_TASK)
+    dy, *y, kernel, dx, scratch = _buffers(f, 5 if c.relu else 4)
+    scratch = f.scaled(scratch, "%chunk", c.scratch_size)
+    with f.between(*_share(f)) as image:
+        a = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
+        result = f.scaled(dx, image, c.image_size)
+        padded = scratch if c.padding else result
+        _clear(f, padded, rows * row)
+        with f.repeat(c.kernel_height) as tap:
+            b, out = f.scaled(kernel, tap.index, segment), f.scaled(padded, tap.index, row)
+            f.line(f"call void @scatter(ptr {a}, ptr {b}, ptr {out}, ptr null)")
+        if c.padding:
+            inner = f.at(padded, (columns + 1) * c.padding * c.channels)
+            with f.repeat(c.height) as line:
+                source = f.scaled(inner, line.index, row)
+                target = f.scaled(result, line.index, c.width * c.channels)
+                _copy(f, source, target, c.width * c.channels, c.unit.width)
+    return declarations(c.unit.width) + grid_function("scatter", grid, c.unit) + f.text()
+
+
+def _buffers(f: Function, count: int) -> list[str]:
+    return [f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(count)]
+
+
+def _share(f: Function) -> tuple[str, str]:
+    """Begin and end of this chunk's share of the batch, the leading axis of the first buffer."""
+    images = f.op("load i64, ptr %dims")
+    after = f.op("add i64 %chunk, 1")
+    products = [f.op(f"mul i64 {chunk}, {images}") for chunk in ("%chunk", after)]
+    begin, end = (f.op(f"sdiv i64 {product}, %chunks") for product in products)
+    return begin, end
+
+
+def _clear(f: Function, pointer: str, count: int) -> None:
+    f.line(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {4 * count}, i1 false)")
+
+
+def _clear_copy(f: Function, c: Convolution, scratch: str) -> None:
+    if c.padding:  # once per chunk: images overwrite the interior only
+        _clear(f, scratch, c.copy_size)
+
+
+def _image(f: Function, c: Convolution, x: str, image: str, scratch: str) -> str:
+    """Address of image number `image` as padded float32."""
+    source = f.scaled(x, image, c.image_size, "i8" if c.bytes else "float")
+    if not c.copies_image:
+        return source
+    if not c.padding:
+        _copy(f, source, scratch, c.image_size, c.unit.width, c.bytes)
+        return scratch
+    columns, line = c.padded[1], c.width * c.channels
+    inner = f.at(scratch, (columns + 1) * c.padding * c.channels)
+    with f.repeat(c.height) as row:
+        start = f.scaled(source, row.index, line, "i8" if c.bytes else "float")
+        target = f.scaled(inner, row.index, columns * c.channels)
+        _copy(f, start, target, line, c.unit.width, c.bytes)
+    return scratch
+
+
+def _copy(
+    f: Function, source: str, target: str, count: int, width: int, narrow: bool = False
+) -> None:
+    """Copy `count` numbers to float32."""
+
+    def move(start: str, end: str, lanes: int) -> None:
+        if not narrow:
+            store(f, load(f, start, lanes, width), end, lanes, width)
+            return
+        octets = f"<{width} x i8>"
+        raw = f.op(
+            f"call {octets} @llvm.masked.load.v{width}i8.p0(ptr {start}, i32 1, "
+            f"<{width} x i1> {masked_lanes(lanes, width)}, {octets} zeroinitializer)"
+        )
+        store(f, f.op(f"uitofp {octets} {raw} to <{width} x float>"), end, lanes, width)
+
+    kind = "i8" if narrow else "float"
+    whole, rest = divmod(count, width)
+    if whole:
+        with f.repeat(whole) as step:
+            move(
+                f.scaled(source, step.index, width, kind),
+                f.scaled(target, step.index, width),
+                width,
+            )
+    if rest:
+        move(f.at(source, whole * width, kind), f.at(target, whole * width), rest)
+
+
+def _output_gradient(
+    f: Function, c: Convolution, buffers: tuple[str, ...], image: str, scratch: str
+) -> str:
+    """Address of the gradient before the activation: `dy` where `y` is positive."""
+    dy, *y = (f.scaled(buffer, image, c.output_size) for buffer in buffers)
+    if not c.relu:
+        return dy
+    vector, mask = f"<{c.unit.width} x float>", f"<{c.unit.width} x i1>"
+
+    def move(offset: str, lanes: int) -> None:
+        gradient = load(f, f.at(dy, offset), lanes, c.unit.width)
+        value = load(f, f.at(y[0], offset), lanes, c.unit.width)
+        passed = f.op(f"fcmp ogt {vector} {value}, zeroinitializer")
+        kept = f.op(f"select {mask} {passed}, {vector} {gradient}, {vector} zeroinitializer")
+        store(f, kept, f.at(scratch, offset), lanes, c.unit.width)
+
+    whole, rest = divmod(c.output_size, c.unit.width)
+    if whole:
+        with f.repeat(whole) as step:
+            move(f.op(f"mul i64 {step.index}, {c.unit.width}"), c.unit.width)
+    if rest:
+        move(str(whole * c.unit.width), rest)
+    return scratch
+
+
+def _sum_rows(f: Function, c: Convolution, source: str, total: str) -> None:
+    """Add every position of `source` [positions, F] to `total` [F]."""
+    width, positions = c.unit.width, c.output[0] * c.output[1]
+    vector = f"<{width} x float>"
+    lanes = [min(width, c.features - i) for i in range(0, c.features, width)]
+    for first in range(0, len(lanes), 8):
+        block = list(enumerate(lanes))[first : first + 8]
+        held = [(vector, load(f, f.at(total, v * width), n, width)) for v, n in block]
+        with f.repeat(positions, held) as carry:
+            row = f.scaled(source, carry.index, c.features)
+            parts = [load(f, f.at(row, v * width), n, width) for v, n in block]
+            carry.next = [
+                f.op(f"fadd {vector} {a}, {b}") for a, b in zip(carry.values, parts, strict=True)
+            ]
+        for (v, n), value in zip(block, carry.next, strict=True):
+            store(f, value, f.at(total, v * width), n, width)

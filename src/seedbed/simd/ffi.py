@@ -1,0 +1,278 @@
+"""Turn LLVM IR into an XLA custom call for CPU that shares XLA's own thread pool.
+
+The byte offsets below are those of `xla/ffi/api/c_api.h`, API version 0.1 and later: fields
+are only ever appended to its structs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+
+import jax
+
+from seedbed.simd.llvm import compile_ir
+
+_LOCK = threading.Lock()
+_REGISTERED: dict[str, str] = {}  # module text -> target name
+
+# A task that starts late must find its context alive although the call has returned, so the
+# context {references, next chunk, finished chunks, chunks, data, dims} is counted and on the
+# heap. Waiting is safe on any thread: it is only for chunks that a running thread has claimed.
+_RUNTIME = """
+declare ptr @malloc(i64)
+declare void @free(ptr)
+declare i32 @sched_yield()
+
+%context = type { i64, i64, i64, i64, ptr, ptr }
+
+define internal void @release(ptr %c) {
+  %old = atomicrmw sub ptr %c, i64 1 acq_rel
+  %last = icmp eq i64 %old, 1
+  br i1 %last, label %drop, label %done
+drop:
+  call void @free(ptr %c)
+  br label %done
+done:
+  ret void
+}
+
+define internal void @drain(ptr %c) {
+entry:
+  %pnext = getelementptr %context, ptr %c, i32 0, i32 1
+  %pdone = getelementptr %context, ptr %c, i32 0, i32 2
+  %pchunks = getelementptr %context, ptr %c, i32 0, i32 3
+  %pdata = getelementptr %context, ptr %c, i32 0, i32 4
+  %pdims = getelementptr %context, ptr %c, i32 0, i32 5
+  %chunks = load i64, ptr %pchunks
+  %data = load ptr, ptr %pdata
+  %dims = load ptr, ptr %pdims
+  br label %claim
+claim:
+  %chunk = atomicrmw add ptr %pnext, i64 1 acq_rel
+  %some = icmp slt i64 %chunk, %chunks
+  br i1 %some, label %work, label %exit
+work:
+  call void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)
+  %ignored = atomicrmw add ptr %pdone, i64 1 acq_rel
+  br label %claim
+exit:
+  ret void
+}
+
+define internal void @worker(ptr %c) {
+  call void @drain(ptr %c)
+  call void @release(ptr %c)
+  ret void
+}
+
+define internal void @forget(ptr %api, ptr %error) {
+  %args = alloca [3 x ptr]
+  %p2 = getelementptr ptr, ptr %args, i64 2
+  store i64 24, ptr %args
+  %p1 = getelementptr ptr, ptr %args, i64 1
+  store ptr null, ptr %p1
+  store ptr %error, ptr %p2
+  %slot = getelementptr i8, ptr %api, i64 64
+  %destroy = load ptr, ptr %slot
+  call void %destroy(ptr %args)
+  ret void
+}
+
+define internal i64 @pool_size(ptr %api, ptr %ctx) {
+  %count = alloca i64
+  store i64 1, ptr %count
+  %args = alloca [4 x ptr]
+  %p1 = getelementptr ptr, ptr %args, i64 1
+  %p2 = getelementptr ptr, ptr %args, i64 2
+  %p3 = getelementptr ptr, ptr %args, i64 3
+  store i64 32, ptr %args
+  store ptr null, ptr %p1
+  store ptr %ctx, ptr %p2
+  store ptr %count, ptr %p3
+  %slot = getelementptr i8, ptr %api, i64 144
+  %query = load ptr, ptr %slot
+  %error = call ptr %query(ptr %args)
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %answer, label %none
+none:
+  call void @forget(ptr %api, ptr %error)
+  ret i64 1
+answer:
+  %n = load i64, ptr %count
+  ret i64 %n
+}
+
+define internal void @schedule(ptr %api, ptr %ctx, ptr %c) {
+  %args = alloca [5 x ptr]
+  %p1 = getelementptr ptr, ptr %args, i64 1
+  %p2 = getelementptr ptr, ptr %args, i64 2
+  %p3 = getelementptr ptr, ptr %args, i64 3
+  %p4 = getelementptr ptr, ptr %args, i64 4
+  store i64 40, ptr %args
+  store ptr null, ptr %p1
+  store ptr %ctx, ptr %p2
+  store ptr @worker, ptr %p3
+  store ptr %c, ptr %p4
+  %slot = getelementptr i8, ptr %api, i64 136
+  %submit = load ptr, ptr %slot
+  %error = call ptr %submit(ptr %args)
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %done, label %failed
+failed:
+  call void @forget(ptr %api, ptr %error)
+  call void @release(ptr %c)
+  br label %done
+done:
+  ret void
+}
+
+define internal void @run(ptr %api, ptr %ctx, ptr %data, ptr %dims, i64 %chunks) {
+entry:
+  %pool = call i64 @pool_size(ptr %api, ptr %ctx)
+  %fewer = icmp slt i64 %chunks, %pool
+  %threads = select i1 %fewer, i64 %chunks, i64 %pool
+  %alone = icmp sle i64 %threads, 1
+  br i1 %alone, label %serial, label %allocate
+allocate:
+  %c = call ptr @malloc(i64 48)
+  %failed = icmp eq ptr %c, null
+  br i1 %failed, label %serial, label %share
+serial:
+  br label %shead
+shead:
+  %i = phi i64 [0, %serial], [%i1, %sbody]
+  %smore = icmp slt i64 %i, %chunks
+  br i1 %smore, label %sbody, label %done
+sbody:
+  call void @task(ptr %data, ptr %dims, i64 %i, i64 %chunks)
+  %i1 = add i64 %i, 1
+  br label %shead
+share:
+  %v0 = insertvalue %context zeroinitializer, i64 %threads, 0
+  %v1 = insertvalue %context %v0, i64 %chunks, 3
+  %v2 = insertvalue %context %v1, ptr %data, 4
+  %v3 = insertvalue %context %v2, ptr %dims, 5
+  store %context %v3, ptr %c
+  br label %submit
+submit:
+  %t = phi i64 [1, %share], [%t1, %submit]
+  call void @schedule(ptr %api, ptr %ctx, ptr %c)
+  %t1 = add i64 %t, 1
+  %tmore = icmp slt i64 %t1, %threads
+  br i1 %tmore, label %submit, label %help
+help:
+  call void @drain(ptr %c)
+  %pdone = getelementptr %context, ptr %c, i32 0, i32 2
+  br label %check
+check:
+  %finished = load atomic i64, ptr %pdone acquire, align 8
+  %all = icmp sge i64 %finished, %chunks
+  br i1 %all, label %leave, label %wait
+wait:
+  %ignored = call i32 @sched_yield()
+  br label %check
+leave:
+  call void @release(ptr %c)
+  br label %done
+done:
+  ret void
+}
+"""
+
+_ENTRY_HEAD = """
+define ptr @ffi_entry(ptr %frame) {
+entry:
+  %pext = getelementptr i8, ptr %frame, i64 8
+  %ext = load ptr, ptr %pext
+  %plain = icmp eq ptr %ext, null
+  br i1 %plain, label %execute, label %extension
+extension:
+  %pkind = getelementptr i8, ptr %ext, i64 8
+  %kind = load i32, ptr %pkind
+  %metadata = icmp eq i32 %kind, 1
+  br i1 %metadata, label %describe, label %execute
+describe:
+  %pmeta = getelementptr i8, ptr %ext, i64 24
+  %meta = load ptr, ptr %pmeta
+  %pmajor = getelementptr i8, ptr %meta, i64 24
+  store i32 0, ptr %pmajor
+  %pminor = getelementptr i8, ptr %meta, i64 28
+  store i32 1, ptr %pminor
+  ret ptr null
+execute:
+  %papi = getelementptr i8, ptr %frame, i64 16
+  %api = load ptr, ptr %papi
+  %pctx = getelementptr i8, ptr %frame, i64 24
+  %ctx = load ptr, ptr %pctx
+  %pargs = getelementptr i8, ptr %frame, i64 72
+  %args = load ptr, ptr %pargs
+  %prets = getelementptr i8, ptr %frame, i64 112
+  %rets = load ptr, ptr %prets
+"""
+
+
+def _entry(arguments: int, results: int, chunk_buffer: int) -> str:
+    """IR of the handler: collect data pointers and leading dimensions, then run the chunks."""
+    total = arguments + results
+    lines = [f"  %data = alloca [{total} x ptr]", f"  %dims = alloca [{total} x i64]"]
+    for i in range(total):
+        array, j = ("%args", i) if i < arguments else ("%rets", i - arguments)
+        lines += [
+            f"  %slot{i} = getelementptr ptr, ptr {array}, i64 {j}",
+            f"  %buffer{i} = load ptr, ptr %slot{i}",
+            f"  %pdata{i} = getelementptr i8, ptr %buffer{i}, i64 24",
+            f"  %data{i} = load ptr, ptr %pdata{i}",
+            f"  %keep{i} = getelementptr ptr, ptr %data, i64 {i}",
+            f"  store ptr %data{i}, ptr %keep{i}",
+            f"  %prank{i} = getelementptr i8, ptr %buffer{i}, i64 32",
+            f"  %rank{i} = load i64, ptr %prank{i}",
+            f"  %scalar{i} = icmp eq i64 %rank{i}, 0",
+            f"  %pdims{i} = getelementptr i8, ptr %buffer{i}, i64 40",
+            f"  %shape{i} = load ptr, ptr %pdims{i}",
+            f"  %first{i} = select i1 %scalar{i}, ptr %prank{i}, ptr %shape{i}",
+            f"  %dim{i} = load i64, ptr %first{i}",
+            f"  %note{i} = getelementptr i64, ptr %dims, i64 {i}",
+            f"  store i64 %dim{i}, ptr %note{i}",
+        ]
+    call = f"  call void @run(ptr %api, ptr %ctx, ptr %data, ptr %dims, i64 %dim{chunk_buffer})"
+    return _ENTRY_HEAD + "\n".join([*lines, call, "  ret ptr null", "}", ""])
+
+
+def register_kernel(
+    prefix: str, text: str, *, arguments: int, results: int, chunk_buffer: int
+) -> str:
+    """Compile IR that defines `task` and return the name of its CPU custom-call target.
+
+    `task` is `void (ptr data, ptr dims, i64 chunk, i64 chunks)`: `data` points to the buffers'
+    addresses, arguments then results; `dims` to their leading dimensions (0 for a scalar). It
+    runs once for each chunk, concurrently on the threads of XLA's pool; the leading dimension
+    of buffer `chunk_buffer` says how many chunks there are. Registering the same text again is
+    free and returns the same name.
+
+    Raises:
+        ValueError: `chunk_buffer` is not one of the buffers.
+        RuntimeError: the text is not valid LLVM IR.
+    """
+    if not 0 <= chunk_buffer < arguments + results:
+        raise ValueError(
+            f"chunk_buffer {chunk_buffer} must index one of {arguments} + {results} buffers"
+        )
+    module = _RUNTIME + text + _entry(arguments, results, chunk_buffer)
+    with _LOCK:
+        if module not in _REGISTERED:
+            name = f"{prefix}_{hashlib.sha256(module.encode()).hexdigest()[:20]}"
+            address = compile_ir(module, "ffi_entry")
+            jax.ffi.register_ffi_target(name, _capsule(address), platform="cpu", api_version=1)
+            _REGISTERED[module] = name
+        return _REGISTERED[module]
+
+
+def _capsule(address: int) -> object:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
+    )
+    return new(address, None, None)

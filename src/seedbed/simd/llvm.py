@@ -1,0 +1,177 @@
+"""Compile LLVM IR text for the host CPU, and write such text with loops and temporaries."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import llvmlite.binding as llvm
+
+_LOCK = threading.Lock()  # LLVM's global context is not thread-safe
+_ENGINES: list[llvm.ExecutionEngine] = []  # machine code lives as long as its engine
+
+
+class VectorUnit(NamedTuple):
+    """Float32 lanes per vector register, and how many such registers the CPU has."""
+
+    width: int
+    registers: int
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@functools.cache
+def host_vector_unit() -> VectorUnit:
+    """Vector unit of this machine: 16 lanes for AVX-512, 8 for AVX2, otherwise 4."""
+    _initialize()
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f") and features.get("avx512vl"):
+        return VectorUnit(16, 32)
+    if features.get("avx2") and features.get("fma"):
+        return VectorUnit(8, 16)
+    arm = llvm.get_process_triple().startswith(("aarch64", "arm64"))
+    return VectorUnit(4, 32 if arm else 16)
+
+
+def host_vector_width() -> int:
+    """Float32 lanes per vector register of this machine."""
+    return host_vector_unit().width
+
+
+def compile_ir(text: str, symbol: str) -> int:
+    """Address of function `symbol` of the module `text`, compiled for this machine.
+
+    The machine code stays valid until the process ends.
+
+    Raises:
+        RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or lacks `symbol`.
+    """
+    with _LOCK:
+        _initialize()
+        machine = _target_machine()
+        module = llvm.parse_assembly(text)
+        module.verify()
+        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+        builder = llvm.create_pass_builder(machine, tuning)
+        builder.getModulePassManager().run(module, builder)
+        engine = llvm.create_mcjit_compiler(module, machine)
+        engine.finalize_object()
+        address = engine.get_function_address(symbol)
+        if not address:
+            raise RuntimeError(f"the module defines no function {symbol!r}; define it in the IR")
+        _ENGINES.append(engine)
+        return address
+
+
+def _target_machine() -> llvm.TargetMachine:
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=2)
+
+
+class Carry:
+    """Values carried round a counted loop: `values` inside it, `next` to be set in it."""
+
+    def __init__(self, index: str, values: list[str]) -> None:
+        """Carry of a loop whose index is `index` and whose phi nodes are `values`."""
+        self.index, self.values, self.next = index, values, list(values)
+
+
+class Function:
+    """Text of one LLVM function, grown instruction by instruction."""
+
+    def __init__(self, signature: str, attributes: str = "") -> None:
+        """Start `define <signature> <attributes> {` with one open basic block."""
+        # 512-bit registers are opt-in for CPUs that LLVM tunes for 256 bits.
+        wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+        self._lines = [f"define {signature} nounwind {attributes} {wide} {{", "entry:"]
+        self._block = "entry"
+        self._count = 0
+
+    def fresh(self, prefix: str = "t") -> str:
+        """Name not used in this function so far."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def line(self, text: str) -> None:
+        """Append an instruction without a result."""
+        self._lines.append(text)
+
+    def op(self, text: str) -> str:
+        """Append an instruction and return the name of its result."""
+        name = f"%{self.fresh()}"
+        self._lines.append(f"{name} = {text}")
+        return name
+
+    def label(self, name: str) -> None:
+        """Close the current block by falling into the new block `name`."""
+        self._lines += [f"br label %{name}", f"{name}:"]
+        self._block = name
+
+    def open(self, name: str) -> None:
+        """Open block `name` after an instruction that ended the current one."""
+        self._lines.append(f"{name}:")
+        self._block = name
+
+    def at(self, base: str, index: str | int, kind: str = "float") -> str:
+        """Address of element `index` of the `kind` array at `base`."""
+        if index in (0, "0"):
+            return base
+        return self.op(f"getelementptr {kind}, ptr {base}, i64 {index}")
+
+    def scaled(self, base: str, index: str, stride: int, kind: str = "float") -> str:
+        """Address of element `index * stride` of the `kind` array at `base`."""
+        return self.at(base, self.op(f"mul i64 {index}, {stride}"), kind)
+
+    @contextmanager
+    def repeat(self, count: int, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Carry]:
+        """Loop `count` >= 1 times; `carried` gives (type, initial value) of each carry."""
+        body, before = self.fresh("body"), self._block
+        names = [f"%{self.fresh()}" for _ in range(len(carried) + 1)]
+        carry = Carry(names[0], names[1:])
+        self.label(body)
+        hole = len(self._lines)
+        yield carry
+        after = self.op(f"add i64 {carry.index}, 1")
+        entries = [
+            ("i64", "0", after),
+            *((*c, n) for c, n in zip(carried, carry.next, strict=True)),
+        ]
+        self._lines[hole:hole] = [
+            f"{name} = phi {kind} [{start}, %{before}], [{following}, %{self._block}]"
+            for name, (kind, start, following) in zip(names, entries, strict=True)
+        ]
+        more = self.op(f"icmp slt i64 {after}, {count}")
+        done = self.fresh("done")
+        self.line(f"br i1 {more}, label %{body}, label %{done}")
+        self.open(done)
+
+    @contextmanager
+    def between(self, start: str, stop: str) -> Iterator[str]:
+        """Loop over an index from `start` to `stop` (both run-time values, perhaps empty)."""
+        head, body, done = self.fresh("head"), self.fresh("body"), self.fresh("done")
+        before = self._block
+        self.label(head)
+        hole, index = len(self._lines), f"%{self.fresh()}"
+        more = self.op(f"icmp slt i64 {index}, {stop}")
+        self.line(f"br i1 {more}, label %{body}, label %{done}")
+        self.open(body)
+        yield index
+        after = self.op(f"add i64 {index}, 1")
+        self._lines.insert(
+            hole, f"{index} = phi i64 [{start}, %{before}], [{after}, %{self._block}]"
+        )
+        self.line(f"br label %{head}")
+        self.open(done)
+
+    def text(self, returns: str = "void") -> str:
+        """The finished function, which returns `returns`."""
+        return "\n".join([*self._lines, f"ret {returns}", "}", ""])

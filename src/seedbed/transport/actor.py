@@ -1,0 +1,220 @@
+"""The actor process: steps groups of environments for a learner on the same machine.
+
+It imports no JAX. Started with one end of a socket pair, it receives its job as JSON, says hello
+with the spec, receives the shared memory and two doorbells a group, and then steps whichever group
+has its actions. The learner's death hangs up the socket, and the actor goes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+
+from seedbed import trees
+from seedbed.envs import registry
+from seedbed.transport.slots import Layout, Slot, make_layout, spec_to_json
+from seedbed.types import HostEnv, SeedbedError, Timestep, Tree
+
+MESSAGE_BYTES = 1 << 17  # a message travels whole or not at all
+_GRACE_S = 1.0  # for environments to close once the learner has gone
+_POLLRDHUP = getattr(select, "POLLRDHUP", 0x2000)
+
+
+def main() -> None:
+    """Serves the learner at the other end of the socket `--fd`, until it hangs up."""
+    parser = argparse.ArgumentParser(description="An actor process; started by the learner.")
+    parser.add_argument("--fd", type=int, required=True, help="an inherited Unix socket")
+    fd = parser.parse_args().fd
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the learner, which closes the socket
+    os.set_inheritable(fd, False)  # a process that an environment starts must not keep it open
+    connection = socket.socket(fileno=fd)
+    threading.Thread(target=_leave_with_learner, args=(fd,), daemon=True).start()
+    try:
+        _serve(connection)
+    except SeedbedError as error:
+        _send_error(connection, error, error.__cause__)
+    except Exception as error:  # a failure of ours, reported rather than retried
+        _send_error(connection, error, error)
+
+
+def _leave_with_learner(fd: int) -> None:
+    """Ends a process that is still busy in an environment after the learner has hung up."""
+    poll = select.poll()
+    poll.register(fd, _POLLRDHUP)
+    poll.poll()
+    time.sleep(_GRACE_S)
+    os._exit(1)
+
+
+def _send_error(connection: socket.socket, error: Exception, cause: BaseException | None) -> None:
+    text = str(error) or type(error).__name__
+    if cause is not None:
+        text += "\n" + "".join(traceback.format_exception(cause))[-8000:]
+    try:
+        _send(connection, {"error": text[-MESSAGE_BYTES // 4 :]})
+    except OSError:  # the learner has gone
+        return
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    if len(data) > MESSAGE_BYTES:
+        raise SeedbedError(
+            f"the environment's spec is too large to send: {len(data)} bytes of JSON"
+        )
+    connection.send(data)
+
+
+def _serve(connection: socket.socket) -> None:
+    request = connection.recv(MESSAGE_BYTES)
+    if not request:
+        return
+    job = json.loads(request)
+    groups = _Groups(job)
+    try:
+        groups.build()
+        spec = groups.hosts[0].spec
+        _send(connection, {"pid": os.getpid(), "spec": spec_to_json(spec)})
+        memory_fd, *bells = _receive_fds(connection, 1 + 2 * job["groups"])
+        groups.attach(memory_fd, bells)
+        while len(groups.hosts) < job["groups"]:  # while the learner already answers the first
+            groups.build()
+        groups.run(connection)
+    except ConnectionError:
+        return
+    except SeedbedError as error:
+        where = f"{error} (actor {job['actor']}, group {groups.current})"
+        raise SeedbedError(where) from error.__cause__
+    finally:
+        groups.close()
+
+
+def _receive_fds(connection: socket.socket, count: int) -> list[int]:
+    message, fds, _, _ = socket.recv_fds(connection, 16, count)
+    if not message:
+        raise ConnectionResetError("the learner has hung up")
+    return list(fds)
+
+
+class _Groups:
+    """The environments of this process and the slots that they publish to."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.hosts: list[HostEnv] = []
+        self.current = 0  # the group that is being worked on
+        self._job = job
+        self._slots: list[Slot] = []
+        self._layout: Layout | None = None
+        self._arrived: list[int] = []  # doorbells of observations, by group
+        self._answered: list[int] = []  # doorbells of actions, by group
+
+    def build(self) -> None:
+        """Makes the next group, and opens its episodes if the memory is there."""
+        job, index = self._job, len(self.hosts)
+        self.current = index
+        life = (job["actor"], job["incarnation"], index)
+        seed = int(np.random.SeedSequence(job["seed"], spawn_key=life).generate_state(1)[0])
+        host = registry.from_json(job["env"]).make(job["num_envs"], seed)
+        self.hosts.append(host)
+        if self._layout is not None:
+            if host.spec != self._layout.spec:
+                raise SeedbedError(
+                    f"environment {_name(job)!r} has a spec that changes: first "
+                    f"{self._layout.spec}, then {host.spec}"
+                )
+            self._publish(index, host.reset())
+
+    def attach(self, memory_fd: int, bells: list[int]) -> None:
+        """Maps the shared memory and publishes what is built."""
+        layout = make_layout(self.hosts[0].spec, self._job["num_envs"])
+        memory = mmap.mmap(memory_fd, layout.size * self._job["groups"])
+        self._slots = [Slot(layout, memory, i * layout.size) for i in range(self._job["groups"])]
+        self._arrived, self._answered = bells[::2], bells[1::2]
+        self._layout = layout
+        for index, host in enumerate(self.hosts):
+            self._publish(index, host.reset())
+
+    def run(self, connection: socket.socket) -> None:
+        """Steps whichever group was answered first, until the learner hangs up."""
+        groups = {fd: index for index, fd in enumerate(self._answered)}
+        epoll = select.epoll()
+        epoll.register(connection, select.EPOLLIN)
+        for fd in self._answered:  # edge-triggered: the counter is never read
+            epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        queue: collections.deque[int] = collections.deque()
+        while True:
+            for fd, _ in epoll.poll(0 if queue else -1):
+                if fd not in groups:
+                    return
+                queue.append(groups[fd])
+            index = self.current = queue.popleft()
+            slot = self._slots[index]
+            if slot.answered:
+                self._publish(index, self.hosts[index].step(slot.action.copy()))
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for host in self.hosts:
+            host.close()
+
+    def _publish(self, index: int, timestep: Timestep) -> None:
+        slot, leaves = self._slots[index], trees.leaves(timestep)
+        if not slot.fits(leaves):
+            _refuse(leaves, slot.layout, f"{_name(self._job)!r}, step {slot.step}")
+        slot.publish(leaves)
+        os.eventfd_write(self._arrived[index], 1)
+
+
+def _name(job: dict[str, Any]) -> str:
+    env = job["env"]
+    return env.get("game") or env.get("id") or env.get("factory") or env["kind"]
+
+
+def _refuse(leaves: list[Any], layout: Layout, name: str) -> None:
+    """Says what is wrong with a timestep that does not fit."""
+    observation = _paths(layout.spec.observation, "observation")
+    names = [*observation, "reward", "terminated", "truncated", "first"]
+    if len(leaves) != len(names):
+        raise SeedbedError(
+            f"environment {name}: returned {len(leaves)} arrays, expected {len(names)}: "
+            + ", ".join(names)
+        )
+    for path, leaf, expected in zip(names, leaves, layout.arrays, strict=False):
+        got = (getattr(leaf, "shape", None), str(getattr(leaf, "dtype", type(leaf).__name__)))
+        if got != (expected.shape, expected.dtype):
+            raise SeedbedError(
+                f"environment {name}: {path} is {got[1]} {got[0]}, "
+                f"expected {expected.dtype} {expected.shape}"
+            )
+        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+            index = int(np.argwhere(~np.isfinite(leaf))[0][0])
+            raise SeedbedError(
+                f"environment {name}, index {index}: {path} is not finite: {leaf[index]}"
+            )
+    raise SeedbedError(f"environment {name}: returned something other than numpy arrays")
+
+
+def _paths(tree: Tree, path: str) -> list[str]:
+    if isinstance(tree, dict):
+        return [name for key in sorted(tree) for name in _paths(tree[key], f"{path}[{key!r}]")]
+    if isinstance(tree, tuple | list):
+        return [name for i, child in enumerate(tree) for name in _paths(child, f"{path}[{i}]")]
+    return [path]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""The learner's side of its local actors: one epoll over every doorbell and every socket."""
+
+from __future__ import annotations
+
+import json
+import select
+import time
+from collections.abc import Callable
+from os import eventfd_write
+from types import TracebackType
+from typing import Any
+
+from seedbed.envs import registry
+from seedbed.transport.actor import MESSAGE_BYTES
+from seedbed.transport.process import ActorProcess, end, exit_text
+from seedbed.transport.slots import Layout, Slot, blank_slot, make_layout, spec_from_json
+from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
+
+MAX_DEATHS = 5  # in a row, of one actor, each before
+SETTLED_STEPS = 100  # timesteps of a group
+START_TIMEOUT_S = 120.0
+_LOOK_S = 1.0
+_PATIENCE_S = 1.0  # for actors to leave by themselves, and again after SIGTERM
+
+
+class ActorPool:
+    """Actor processes and their groups; group g holds environments `[g * group_size, ...)`.
+
+    For one thread. An actor that dies is started again as its next incarnation, with new memory and
+    new seeds; its groups yield nothing until then, and their slot objects are replaced.
+    """
+
+    def __init__(
+        self, env: HostEnvConfig, *, actors: int, envs_per_actor: int, seed: int, groups: int = 2
+    ) -> None:
+        if actors < 1 or groups < 1 or envs_per_actor < groups or envs_per_actor % groups:
+            raise SeedbedError(
+                f"{actors} actors with {envs_per_actor} environments in {groups} groups do not "
+                "work; take at least one actor, and environments per actor that the groups divide"
+            )
+        self.num_groups = actors * groups
+        self.group_size = envs_per_actor // groups
+        self.num_envs = actors * envs_per_actor
+        self.slots: list[Slot] = []  # by group; filled once the spec is known
+        self.restarts = 0
+        self._groups = groups
+        self._job = {
+            "env": registry.to_json(env),
+            "num_envs": self.group_size,
+            "groups": groups,
+            "seed": seed,
+        }
+        self._layout: Layout | None = None
+        self._failure: str | None = None
+        self._closed = False
+        self._retired_cpu_seconds = 0.0
+        self._reported = [0] * self.num_groups  # the last step that poll returned
+        self._awaiting = [False] * self.num_groups  # returned by poll and not yet replied to
+        self._ready: list[int] = []
+        self._deaths = [0] * actors  # in a row
+        self._dying: list[int] = []  # hung up and killed, not yet reaped
+        self._epoll = select.epoll()
+        self._looked = time.monotonic()
+        self._doorbells: dict[int, int] = {}  # descriptor -> group
+        self._calls: dict[int, Callable[[], None]] = {}  # other descriptors
+        self._actors: list[ActorProcess] = []
+        try:
+            for actor in range(actors):
+                self._actors.append(self._launch(actor, 0))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environments' spec; waits for the first actor to say hello."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._layout is None:
+            if time.monotonic() > deadline:
+                raise SeedbedError(
+                    f"no actor answered within {START_TIMEOUT_S:.0f} s of its start"
+                    + _quote(self._actors[0].last_words())
+                )
+            self._attend(0.1)
+        return self._layout.spec
+
+    def poll(self, timeout_s: float) -> list[int]:
+        """Returns the groups with a new timestep, oldest first, each step once; waits for one."""
+        deadline = time.monotonic() + timeout_s
+        self._attend(0.0 if self._ready else timeout_s)
+        while not self._ready and (remaining := deadline - time.monotonic()) > 0:
+            self._attend(remaining)
+        ready, self._ready = self._ready, []
+        if len(ready) > 1:
+            ready.sort(key=lambda group: self.slots[group].published_ns)
+        return ready
+
+    def reply(self, group: int, incarnation: int | None = None) -> bool:
+        """Hands over the action in the group's slot; returns whether there was a step to answer.
+
+        Nothing happens if the group is not waiting, or if its life is not `incarnation` any more.
+        """
+        slot = self.slots[group]
+        if not self._awaiting[group] or (
+            incarnation is not None and incarnation != slot.incarnation
+        ):
+            return False
+        self._awaiting[group] = False
+        slot.answer()
+        actor, local = divmod(group, self._groups)
+        eventfd_write(self._actors[actor].bells[local][1], 1)
+        return True
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all actors in all their lives, each up to its last timestep."""
+        return self._retired_cpu_seconds + sum(actor.cpu_seconds() for actor in self._actors)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of all actors; pages that they share count in each."""
+        return sum(actor.rss_bytes() for actor in self._actors)
+
+    def pids(self) -> list[int]:
+        """Lists the process ids, by actor."""
+        return [actor.popen.pid for actor in self._actors]
+
+    def close(self) -> None:
+        """Ends every actor, within about two seconds, and closes every descriptor."""
+        if self._closed:
+            return
+        self._closed = True
+        self._epoll.close()
+        for actor in self._actors:
+            actor.connection.close()  # which an actor takes as the order to leave
+            if not actor.slots:  # it is still starting and has nothing to put in order
+                actor.popen.terminate()
+        end([actor.popen for actor in self._actors], _PATIENCE_S)
+        for actor in self._actors:
+            self._retired_cpu_seconds += actor.cpu_seconds()
+            actor.release()
+        self.slots, self._ready, self._calls, self._doorbells = [], [], {}, {}
+
+    def __enter__(self) -> ActorPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, actor: int, incarnation: int) -> ActorProcess:
+        process = ActorProcess({**self._job, "actor": actor, "incarnation": incarnation})
+        for fd, call in (
+            (process.connection.fileno(), lambda: self._message(actor)),
+            (process.output, lambda: self._output(actor)),
+        ):
+            self._epoll.register(fd, select.EPOLLIN)
+            self._calls[fd] = call
+        return process
+
+    def _attend(self, timeout_s: float) -> None:
+        """Handles one batch of events; new timesteps go to `_ready`."""
+        if self._closed:
+            raise SeedbedError("the actor pool is closed")
+        if self._failure is not None:
+            raise SeedbedError(self._failure)
+        if self._dying:
+            timeout_s = min(timeout_s, 0.005)
+        others = []
+        for fd, _ in self._epoll.poll(timeout_s):
+            group = self._doorbells.get(fd)
+            if group is None:
+                others.append(self._calls[fd])
+            else:
+                self._arrived(group)
+        # the rest comes after, and looks again: a descriptor's number may be taken anew meanwhile
+        for call in others:
+            call()
+        self._look_for_exits()
+        if self._dying:
+            self._reap()
+
+    def _look_for_exits(self) -> None:
+        """Finds, once a second, actors that died while a child of theirs held the socket open."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        for actor, process in enumerate(self._actors):
+            if actor not in self._dying and process.popen.poll() is not None:
+                self._hung_up(actor)
+
+    def _arrived(self, group: int) -> None:
+        actor, local = divmod(group, self._groups)
+        process = self._actors[actor]
+        slot = process.slots[local]
+        if slot.step != self._reported[group] + 1 or slot.incarnation != process.incarnation:
+            return
+        self._reported[group] += 1
+        self._awaiting[group] = True
+        self.slots[group] = slot
+        self._ready.append(group)
+
+    def _message(self, actor: int) -> None:
+        if actor in self._dying:
+            return
+        process = self._actors[actor]
+        try:
+            data = process.connection.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._hung_up(actor)
+            return
+        message = json.loads(data)
+        if "error" in message:
+            self._fail(message["error"])
+        self._greet(actor, spec_from_json(message["spec"]))
+
+    def _greet(self, actor: int, spec: EnvSpec) -> None:
+        """Completes the handshake of an actor that has said hello."""
+        process = self._actors[actor]
+        if self._layout is None:
+            self._layout = make_layout(spec, self.group_size)
+            self.slots = [blank_slot(self._layout) for _ in range(self.num_groups)]
+        elif spec != self._layout.spec:
+            self._fail(
+                f"actor {actor} has another environment spec, {spec}, than the first, "
+                f"{self._layout.spec}"
+            )
+        try:
+            process.share(self._layout, self._groups)
+        except (BlockingIOError, ConnectionError):
+            self._hung_up(actor)
+            return
+        for local, (bell, _) in enumerate(process.bells):
+            # edge-triggered: every ring is an event, and nobody need read the counter
+            self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+            self._doorbells[bell] = actor * self._groups + local
+
+    def _output(self, actor: int) -> None:
+        process = self._actors[actor]
+        if process.output in self._calls and not process.drain():
+            self._forget(process.output)
+
+    def _forget(self, fd: int) -> None:
+        if self._calls.pop(fd, None) or self._doorbells.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _hung_up(self, actor: int) -> None:
+        """Silences a dead actor's groups; its process is reaped without waiting for it."""
+        process = self._actors[actor]
+        process.popen.kill()
+        for group in range(actor * self._groups, (actor + 1) * self._groups):
+            self._awaiting[group] = False
+            self._reported[group] = 0
+        mine = range(actor * self._groups, (actor + 1) * self._groups)
+        self._ready = [group for group in self._ready if group not in mine]
+        self._forget(process.connection.fileno())
+        self._forget(process.output)
+        for bell, _ in process.bells:
+            self._forget(bell)
+        self._dying.append(actor)
+
+    def _reap(self) -> None:
+        for actor in list(self._dying):
+            process = self._actors[actor]
+            status = process.popen.poll()
+            if status is None:
+                continue
+            self._dying.remove(actor)
+            settled = any(slot.step >= SETTLED_STEPS for slot in process.slots)
+            self._deaths[actor] = 0 if settled else self._deaths[actor] + 1
+            self._retired_cpu_seconds += process.cpu_seconds()
+            words = process.last_words()
+            process.release()
+            if self._deaths[actor] >= MAX_DEATHS:
+                self._fail(
+                    f"actor {actor} ({self._name()}) died {MAX_DEATHS} times in a row before its "
+                    f"step {SETTLED_STEPS}; the last time it {exit_text(status)}{_quote(words)}"
+                )
+            self.restarts += 1
+            self._actors[actor] = self._launch(actor, process.incarnation + 1)
+
+    def _name(self) -> str:
+        env: dict[str, Any] = self._job["env"]  # type: ignore[assignment]
+        return " ".join(str(env[key]) for key in ("kind", "game", "id", "factory") if key in env)
+
+    def _fail(self, text: str) -> None:
+        self._failure = text
+        raise SeedbedError(text)
+
+
+def _quote(words: str) -> str:
+    return f". Its last words:\n{words}" if words else "; it wrote nothing"

@@ -1,0 +1,46 @@
+"""Pytrees of numpy arrays without JAX: tuples, NamedTuples, lists and dicts (in sorted key order, as JAX)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Tree = Any
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Lists the leaves in the order in which JAX lists them; None is an empty tree."""
+    if tree is None:
+        return []
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
+    if isinstance(tree, tuple | list):
+        return [leaf for child in tree for leaf in leaves(child)]
+    return [tree]
+
+
+def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa: A001
+    """Applies a function to the leaves of trees of one structure; raises ValueError if structures differ."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        if any(not isinstance(other, dict) or other.keys() != tree.keys() for other in rest):
+            raise ValueError(f"trees differ: a dict with keys {sorted(tree)} against {rest}")
+        return {
+            key: map(function, tree[key], *(other[key] for other in rest)) for key in sorted(tree)
+        }
+    if isinstance(tree, tuple | list):
+        if any(not isinstance(other, tuple | list) or len(other) != len(tree) for other in rest):
+            raise ValueError(f"trees differ: a sequence of {len(tree)} against {rest}")
+        children = [map(function, *parts) for parts in zip(tree, *rest, strict=True)]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    return function(tree, *rest)
+
+
+def unflatten(structure: Tree, flat: list[Any]) -> Tree:
+    """Builds a tree of `structure` from leaves in the order of `leaves`."""
+    remaining = iter(flat)
+    tree = map(lambda _: next(remaining), structure)
+    if len(flat) != len(leaves(structure)):
+        raise ValueError(f"{len(flat)} leaves are too many for {structure}")
+    return tree

@@ -1,0 +1,252 @@
+"""The contract between environments, agents and runtimes.
+
+Arrays are time-major, `[T, B, ...]`. Row t of a trajectory is (observation_t, action_t) and what the
+action led to, (reward_{t+1}, terminated_{t+1}, truncated_{t+1}), which is stored with observation_{t+1}.
+This module imports no JAX, so that an actor process starts in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+Array: TypeAlias = Any
+"""A numpy or JAX array; the contract holds for both."""
+Tree: TypeAlias = Any
+"""A pytree: nested tuples, NamedTuples, lists and dicts of arrays."""
+
+
+class Timestep(NamedTuple):
+    """What arrives from an environment; leaves are `[B, ...]`, or `[T + 1, B, ...]` in a trajectory.
+
+    `reward`, `terminated` and `truncated` describe the step that arrived here; `first` marks the opening
+    observation of an episode. Auto-reset is next-step: after an end the next call ignores its action and
+    returns the opening observation with reward 0 and `first` set, so the true last observation is always
+    in the trajectory.
+    """
+
+    observation: Tree
+    reward: Array  # float32
+    terminated: Array  # bool
+    truncated: Array  # bool
+    first: Array  # bool
+
+
+class ActorState(NamedTuple):
+    """What acting carries from step to step; leaves are `[B, ...]`."""
+
+    core: Tree  # recurrent state; the agent resets it where `first` is set
+    per_env: Tree  # constants of an environment, such as an exploration rate
+
+
+class Trajectory(NamedTuple):
+    """An unroll of T transitions in B environments."""
+
+    timesteps: Timestep  # [T + 1, B, ...]
+    action: Tree  # [T, B, ...]
+    extras: Tree  # [T, B, ...] the behaviour policy's output
+    actor_state: ActorState  # [B, ...] before acting on row 0
+    params_version: Array  # [T, B] int32, the learner step whose parameters chose the action
+
+
+class Masks(NamedTuple):
+    """Per-row masks of a trajectory, each `[T, B]`."""
+
+    valid: Array  # bool: row t is a transition, not an auto-reset
+    discount: Array  # float32: gamma, 0 where the episode terminated
+    trace: Array  # float32: lambda, 0 where the episode ended in any way
+
+
+def trajectory_masks(timesteps: Timestep, gamma: float, trace_decay: float) -> Masks:
+    """Derives the masks that every loss uses from timesteps `[T + 1, B]`.
+
+    A truncated step keeps its discount, so it bootstraps from the true last observation; recursions stop
+    at either kind of end. Importance weights must be 0 where `valid` is false.
+    """
+    terminated, truncated = timesteps.terminated[1:], timesteps.truncated[1:]
+    return Masks(
+        valid=~timesteps.first[1:],
+        discount=gamma * (~terminated).astype("float32"),
+        trace=trace_decay * (~terminated & ~truncated).astype("float32"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one environment's array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """One of `n` actions; an int32 scalar."""
+
+    n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """One choice in each of several sets; int32 `[len(nvec)]`."""
+
+    nvec: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A bounded real vector; float32 of `shape`, bounds per element, flattened (may be infinite)."""
+
+    shape: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+ActionSpec = Discrete | MultiDiscrete | Box
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """What an agent needs to know of an environment; `observation` is a tree of `ArraySpec`."""
+
+    observation: Tree
+    action: ActionSpec
+
+
+def action_array(action: ActionSpec) -> ArraySpec:
+    """Returns shape and dtype of one action."""
+    if isinstance(action, Discrete):
+        return ArraySpec((), "int32")
+    if isinstance(action, MultiDiscrete):
+        return ArraySpec((len(action.nvec),), "int32")
+    return ArraySpec(action.shape, "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicy:
+    """Experience taken as it comes: an update uses `batch` unrolls of `unroll` steps, once."""
+
+    unroll: int
+    batch: int
+
+
+class LearnerState(NamedTuple):
+    """What learning carries from update to update."""
+
+    params: Tree  # all that acting needs; published, never donated
+    optimizer_state: Tree
+    updates: Array  # int32 scalar: applied gradients
+
+
+class Output(NamedTuple):
+    """What a gradient computation reports besides the gradient."""
+
+    metrics: dict[str, Array]  # scalars, means over the valid rows
+    weight: (
+        Array  # float32 scalar: valid rows, by which devices' gradients and metrics are averaged
+    )
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """An algorithm: a frozen dataclass of hyperparameters whose methods are pure functions.
+
+    `spec` and `total_updates` are empty in a preset; `bind` fills them before any method is called.
+    """
+
+    spec: EnvSpec | None
+    total_updates: int
+
+    @property
+    def epochs(self) -> int:
+        """Passes over a batch."""
+        ...
+
+    @property
+    def minibatches(self) -> int:
+        """Parts, along B, into which a pass divides a batch."""
+        ...
+
+    @property
+    def experience(self) -> OnPolicy:
+        """How experience reaches the learner."""
+        ...
+
+    def init(self, key: Array) -> LearnerState:
+        """Makes the initial learner state; consumes the key."""
+        ...
+
+    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+        """Makes the initial actor state of environments `env_ids` `[B]` out of `num_envs`."""
+        ...
+
+    def act(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
+    ) -> tuple[Tree, Tree, ActorState]:
+        """Chooses actions `[B]`; returns (action, extras, actor_state). Consumes `keys` `[B]`."""
+        ...
+
+    def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Tree:
+        """Turns a trajectory into a batch whose leaves divide along axis 1; consumes the key."""
+        ...
+
+    def gradients(self, state: LearnerState, minibatch: Tree, key: Array) -> tuple[Tree, Output]:
+        """Computes the gradient of the mean loss over the valid rows; consumes the key."""
+        ...
+
+    def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
+        """Applies a gradient."""
+        ...
+
+
+AgentT = TypeVar("AgentT", bound=Agent)
+
+
+def bind(agent: AgentT, spec: EnvSpec, total_updates: int) -> AgentT:
+    """Returns the agent for environments of this spec, trained for this many updates."""
+    return dataclasses.replace(agent, spec=spec, total_updates=total_updates)  # type: ignore[type-var]
+
+
+class HostEnvConfig(Protocol):
+    """A frozen dataclass that describes a host environment and can make it."""
+
+    @property
+    def frame_stack(self) -> int:
+        """Frames that the runtime stacks along the last axis of image observations."""
+        ...
+
+    @property
+    def frame_skip(self) -> int:
+        """Simulator frames of one step, by which reported frames are counted."""
+        ...
+
+    def make(self, num_envs: int, seed: int) -> HostEnv:
+        """Makes `num_envs` environments in lock-step."""
+        ...
+
+
+class HostEnv(Protocol):
+    """Environments in lock-step on the host, with next-step auto-reset; arrays are numpy `[n, ...]`."""
+
+    spec: EnvSpec
+
+    def reset(self) -> Timestep:
+        """Opens the first episodes (seeded at construction)."""
+        ...
+
+    def step(self, action: Array) -> Timestep:
+        """Steps every environment."""
+        ...
+
+    def close(self) -> None:
+        """Releases processes, threads and files."""
+        ...
+
+
+class SeedbedError(Exception):
+    """A failure that the user can mend; its text names the thing, its value and the remedy."""
+
+
+Report = Callable[[dict[str, Any]], None]
+"""Receives one line of metrics."""

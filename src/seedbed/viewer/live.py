@@ -1,0 +1,319 @@
+"""What people look at while training: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+SHARES = (
+    ("environment", "green"),
+    ("inference", "cyan"),
+    ("learning", "magenta"),
+    ("waiting", "bright_black"),
+)
+SHOWN_LEARNER = 8
+"""Learner metrics shown at most."""
+_RUNTIME = frozenset(
+    [
+        "wall_s",
+        "env_steps",
+        "frames",
+        "env_steps_per_s",
+        "frames_per_s",
+        "learner_steps",
+        "episodes",
+        "episode_return_mean",
+        "episode_length_mean",
+        "lag_mean",
+        "lag_max",
+        "bottleneck",
+        "rss_mb",
+        "inference_rows_mean",
+        "inference_blocked_s",
+        "learner_waiting_s",
+        "queued_unrolls",
+        "actor_restarts",
+    ]
+)
+"""Metrics of the runtime; what else comes is the agent's."""
+
+
+class View(Protocol):
+    """Shows progress."""
+
+    def __enter__(self) -> View:
+        """Starts showing."""
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        """Stops; what was shown last stays on the screen."""
+        ...
+
+    @property
+    def report_every_s(self) -> float:
+        """Seconds between updates that suit this view."""
+        ...
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Shows one line of metrics."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Shows something that happened."""
+        ...
+
+
+def make_view(total_steps: int, title: str, run: str, console: Console | None = None) -> View:
+    """Chooses the live view on a terminal and plain lines elsewhere."""
+    console = console or Console(stderr=False, highlight=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveView(total_steps, title, run, console)
+    return PlainLog(total_steps, title, run, console)
+
+
+class PlainLog:
+    """One plain line for every update and message."""
+
+    report_every_s = 10.0
+
+    def __init__(
+        self, total_steps: int, title: str, run: str, console: Console | None = None
+    ) -> None:
+        self._total_steps, self._title, self._run = total_steps, title, run
+        self._console = console or Console(highlight=False)
+        self._progress = _Progress(total_steps)
+
+    def __enter__(self) -> PlainLog:
+        self.message(f"training {self._title} for {_count(self._total_steps)} steps in {self._run}")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to tidy up."""
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Prints the metrics that matter most."""
+        done, remaining = self._progress.update(metrics)
+        parts = [
+            _duration(metrics.get("wall_s")),
+            f"{_count(metrics.get('env_steps'))} steps ({done:.0%}, {remaining} left)",
+            f"return {_number(metrics.get('episode_return_mean'))}",
+            f"{_count(metrics.get('env_steps_per_s'))} steps/s",
+            f"{_count(metrics.get('frames_per_s'))} frames/s",
+            f"lag {_number(metrics.get('lag_mean'))} (max {_number(metrics.get('lag_max'))})",
+            " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
+            f"bottleneck {metrics.get('bottleneck') or '-'}",
+            f"{_number(metrics.get('rss_mb'), 0)} MB",
+        ]
+        evaluation = metrics.get("evaluation/episode_return_mean")
+        if evaluation is not None:
+            parts.append(f"evaluation {_number(evaluation)}")
+        self._print(" | ".join(parts))
+
+    def message(self, text: str) -> None:
+        """Prints a message."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        # One line whatever the width: these lines go to files and pipes.
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.file.flush()
+
+
+class LiveView:
+    """A panel that is redrawn in place; drawn by `update` and `message` only, never by a thread."""
+
+    report_every_s = 1.0
+
+    def __init__(
+        self, total_steps: int, title: str, run: str, console: Console | None = None
+    ) -> None:
+        self._total_steps, self._title, self._run = total_steps, title, run
+        self._console = console or Console(highlight=False)
+        self._progress = _Progress(total_steps)
+        self._done, self._remaining = 0.0, "-"
+        self._metrics: dict[str, Any] = {}
+        self._messages: collections.deque[str] = collections.deque(maxlen=5)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Draws new metrics; values that are absent keep what they showed."""
+        self._metrics.update(metrics)
+        self._done, self._remaining = self._progress.update(self._metrics)
+        self._draw()
+
+    def message(self, text: str) -> None:
+        """Adds a message below the figures."""
+        self._messages.append(f"{time.strftime('%H:%M:%S')}  {text}")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._live.update(self.render(), refresh=True)
+
+    def render(self) -> RenderableType:
+        """Builds the panel."""
+        width = max(40, min(self._console.width, 100))
+        inner = width - 4
+        parts: list[RenderableType] = [
+            self._progress_line(inner),
+            Text(),
+            self._figures(),
+            Text(),
+            self._time_bars(inner),
+        ]
+        learner = self._learner()
+        if learner is not None:
+            parts += [Text(), learner]
+        if self._messages:
+            parts += [Text(), *(Text(text, style="bright_black") for text in self._messages)]
+        run = Text(self._run, style="bright_black", overflow="ellipsis", no_wrap=True)
+        return Panel(
+            Group(*parts),
+            title=Text(f"seedbed  {self._title}", style="bold"),
+            subtitle=run,
+            width=width,
+            border_style="green",
+        )
+
+    def _progress_line(self, width: int) -> Text:
+        steps = self._metrics.get("env_steps")
+        tail = (
+            f" {self._done:4.0%}  {_count(steps)} of {_count(self._total_steps)} steps  "
+            f"{_duration(self._metrics.get('wall_s'))}, {self._remaining} left"
+        )
+        if width < 66:
+            tail = f" {self._done:4.0%}  {_count(steps)} steps, {self._remaining} left"
+        return _bar(self._done, max(8, width - len(tail)), "green").append(tail)
+
+    def _figures(self) -> Table:
+        value = self._metrics.get
+        evaluation = value("evaluation/episode_return_mean")
+        deviation = value("evaluation/episode_return_std")
+        last = "-" if evaluation is None else _number(evaluation)
+        if evaluation is not None and deviation is not None:
+            last += f" ± {_number(deviation)}"
+        table = Table.grid(expand=True, padding=(0, 1))
+        for style in ("bright_black", "bold", "bright_black", "bold"):
+            table.add_column(style=style, no_wrap=True, ratio=1)
+        rows = (
+            ("return (last 100)", _number(value("episode_return_mean")), "evaluation", last),
+            (
+                "env steps/s",
+                _count(value("env_steps_per_s")),
+                "frames/s",
+                _count(value("frames_per_s")),
+            ),
+            ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
+            (
+                "lag (updates)",
+                f"{_number(value('lag_mean'))}, max {_number(value('lag_max'))}",
+                "memory",
+                f"{_number(value('rss_mb'), 0)} MB",
+            ),
+        )
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+    def _time_bars(self, width: int) -> Table:
+        table = Table.grid(padding=(0, 1))
+        bottleneck = self._metrics.get("bottleneck")
+        for name, colour in SHARES:
+            share = self._metrics.get(f"time/{name}")
+            bar = _bar(share or 0.0, max(10, width - 36), colour)
+            note = Text("<- bottleneck", style="bold yellow") if name == bottleneck else Text()
+            table.add_row(Text(name, style=colour), bar, _percent(share).rjust(4), note)
+        return table
+
+    def _learner(self) -> Table | None:
+        names = [
+            name
+            for name, value in self._metrics.items()
+            if name not in _RUNTIME
+            and not name.startswith(("time/", "evaluation/"))
+            and isinstance(value, int | float)
+        ]
+        if not names:
+            return None
+        table = Table.grid(expand=True, padding=(0, 1))
+        for style in ("bright_black", "", "bright_black", ""):
+            table.add_column(style=style, no_wrap=True, ratio=1)
+        cells = [
+            cell
+            for name in names[:SHOWN_LEARNER]
+            for cell in (name.removeprefix("learner/"), _number(self._metrics[name], 4))
+        ]
+        cells += [""] * (-len(cells) % 4)
+        for start in range(0, len(cells), 4):
+            table.add_row(*cells[start : start + 4])
+        return table
+
+
+class _Progress:
+    """Estimates the time left from the speed since the run was started or resumed."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = max(1, total_steps)
+        self._first: tuple[float, float] | None = None
+
+    def update(self, metrics: dict[str, Any]) -> tuple[float, str]:
+        steps, wall = metrics.get("env_steps"), metrics.get("wall_s")
+        if steps is None or wall is None:
+            return 0.0, "-"
+        done = min(1.0, steps / self._total)
+        if self._first is None:
+            self._first = (steps, wall)
+        speed = (steps - self._first[0]) / max(1e-9, wall - self._first[1])
+        speed = speed if speed > 0.0 else metrics.get("env_steps_per_s") or 0.0
+        remaining = (self._total - steps) / speed if speed > 0.0 else None
+        return done, _duration(None if remaining is None else max(0.0, remaining))
+
+
+def _bar(fraction: float, width: int, colour: str) -> Text:
+    filled = round(min(1.0, max(0.0, fraction)) * width)
+    return Text().append("━" * filled, colour).append("─" * (width - filled), "bright_black")
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _number(value: Any, digits: int = 2) -> str:
+    return f"{float(value):.{digits}f}" if _known(value) else "-"
+
+
+def _percent(value: Any) -> str:
+    return f"{float(value):.0%}" if _known(value) else "-"
+
+
+def _count(value: Any) -> str:
+    if not _known(value):
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.2f}{unit}"
+    return f"{value:,.0f}"
+
+
+def _duration(seconds: Any) -> str:
+    if not _known(seconds) or seconds == float("inf"):
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

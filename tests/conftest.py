@@ -1,0 +1,39 @@
+"""What every test runs under: eight CPU devices, strict JAX, a run folder, no process left behind."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports JAX. The user's own flags stay.
+_DEVICES = "--xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+# Strict dtype promotion is not practical: optax's Adam mixes a Python float with an int32 count.
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A path for a run's folder; the folder is not made."""
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    """Kills the processes that a test leaves behind, so that the next one has the machine."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    for child in left:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=5)

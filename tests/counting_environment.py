@@ -1,0 +1,151 @@
+"""An environment that counts: any lost, repeated or misdirected step shows as unequal integers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+ENV, EPISODE, STEP, ACTION = range(4)
+NUM_ACTIONS = 1000
+
+
+class CountingEnvironment(gymnasium.Env):
+    """Observes (environment, episode, step, last action); the reward is 1000 * episode + step.
+
+    The environment number is its seed. Episode e of environment s lasts
+    `episode_length(s, e, length)` steps; odd episodes are truncated if `truncate`, all others
+    terminate. `fault` happens at the environment's `fault_at`-th call of `step`.
+    """
+
+    def __init__(
+        self,
+        length: int = 7,
+        truncate: bool = True,
+        fault: str = "",
+        fault_at: int = 5,
+        sleep_s: float = 0.0,
+    ) -> None:
+        self.observation_space = spaces.Box(0, np.iinfo(np.int32).max, (4,), np.int32)
+        self.action_space = spaces.Discrete(NUM_ACTIONS)
+        self._length, self._truncate = length, truncate
+        self._fault, self._fault_at, self._sleep_s = fault, fault_at, sleep_s
+        self._env, self._episode, self._step, self._calls = 0, -1, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Opens the next episode."""
+        if seed is not None:
+            self._env = seed & 0x7FFFFFFF
+        self._episode += 1
+        self._step = 0
+        return self._observe(0), {}
+
+    def step(self, action: int) -> Any:
+        """Counts a step."""
+        self._step += 1
+        self._calls += 1
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
+        observation, reward = self._observe(action), 1000.0 * self._episode + self._step
+        if self._fault and self._calls == self._fault_at:
+            observation, reward = self._break(observation, reward)
+        end = self._step == episode_length(self._env, self._episode, self._length)
+        truncated = end and is_truncated(self._episode, self._truncate)
+        return observation, reward, end and not truncated, truncated, {}
+
+    def _observe(self, action: int) -> np.ndarray:
+        return np.array([self._env, self._episode, self._step, action], np.int32)
+
+    def _break(self, observation: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
+        if self._fault == "raise":
+            raise RuntimeError("the counter broke")
+        if self._fault == "exit":
+            print("last words of the counter", flush=True)
+            os._exit(3)
+        if self._fault == "orphan" and os.fork():
+            os._exit(4)  # the child holds all that its parent held
+        if self._fault == "orphan":
+            time.sleep(8)
+            os._exit(0)
+        if self._fault == "hang":
+            time.sleep(1e6)
+        if self._fault == "shape":
+            return observation[:3], reward
+        if self._fault == "dtype":
+            return observation.astype(np.float64), reward
+        return observation, float("nan")
+
+
+def episode_length(env: int, episode: int, length: int) -> int:
+    """Steps of an episode: `length` to `length + 4`."""
+    return length + (env + episode) % 5
+
+
+def is_truncated(episode: int, truncate: bool) -> bool:
+    """Whether an episode ends by truncation."""
+    return truncate and episode % 2 == 1
+
+
+def make(**options: Any) -> CountingEnvironment:
+    """Makes a counting environment."""
+    return CountingEnvironment(**options)
+
+
+def make_float(**options: Any) -> gymnasium.Env:
+    """Makes an environment whose observation becomes NaN at its fifth step."""
+    return _Nan()
+
+
+class _Nan(gymnasium.Env):
+    observation_space = spaces.Dict(
+        {"b": spaces.Box(-1, 1, (2,), np.float64), "a": spaces.Discrete(3)}
+    )
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    _steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {"b": np.zeros(2), "a": 1}, {}
+
+    def step(self, action: np.ndarray) -> Any:
+        self._steps += 1
+        value = np.nan if self._steps == 5 else 0.0
+        return {"b": np.array([0.0, value]), "a": 1}, 0.0, False, False, {}
+
+
+class Checker:
+    """Follows one environment of a group and compares every timestep with what must come."""
+
+    def __init__(self, length: int = 7, truncate: bool = True) -> None:
+        self._length, self._truncate = length, truncate
+        self._env: int | None = None
+        self._episode, self._step, self._ended, self._action = 0, 0, False, 0
+        self.opened = 0
+
+    def arrive(
+        self, observation: np.ndarray, reward: float, terminated: bool, truncated: bool, first: bool
+    ) -> None:
+        """Checks a timestep."""
+        opening = self._env is None or self._ended
+        if self._env is None:
+            self._env = int(observation[ENV])
+        elif opening:
+            self._episode, self._step = self._episode + 1, 0
+        else:
+            self._step += 1
+        action = 0 if opening else self._action
+        assert observation.tolist() == [self._env, self._episode, self._step, action]
+        assert reward == (0 if opening else 1000 * self._episode + self._step)
+        assert first == opening
+        end = not opening and self._step == episode_length(self._env, self._episode, self._length)
+        cut = is_truncated(self._episode, self._truncate)
+        assert (terminated, truncated) == (end and not cut, end and cut)
+        self._ended = end
+        self.opened += opening
+
+    def act(self, action: int) -> None:
+        """Notes the action that is sent."""
+        self._action = action

@@ -1,0 +1,386 @@
+"""The central runtime through the whole data plane: real actor processes, real threads."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import counting_environment as counting
+from counting_agent import CountingAgent
+from seedbed.envs.gym import FactoryEnv
+from seedbed.runtime import central
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.inference import Inference
+from seedbed.runtime.loops import InferenceLoop, TrainingDiverged, UnrollQueue
+from seedbed.runtime.metrics import EpisodeStatistics
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.transport.pool import ActorPool
+from seedbed.types import SeedbedError, bind
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Lets actor processes import the environments of this folder."""
+    paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def counting_env(**options):
+    return FactoryEnv("counting_environment:make", kwargs=options)
+
+
+class View:
+    """Remembers what was shown."""
+
+    report_every_s = 0.5
+
+    def __init__(self):
+        self.lines, self.messages = [], []
+
+    def update(self, metrics):
+        self.lines.append(metrics)
+
+    def message(self, text):
+        self.messages.append(text)
+
+
+class Recorder:
+    """Checks every unroll of one environment against the one before it."""
+
+    def __init__(self):
+        self.last, self.transitions, self.lives = None, 0, 0
+
+    def check(self, steps, action, version, draws):
+        observation = steps.observation
+        if self.last is None or not np.array_equal(self.last, observation[0]):
+            # a new life of the actor: another seed, from the beginning
+            assert self.last is None or self.last[counting.ENV] != observation[0][counting.ENV]
+            assert observation[0][counting.EPISODE] == 0
+            assert observation[0][counting.STEP] == 0
+            assert steps.first[0]
+            self.lives += 1
+        assert (np.diff(version) >= 0).all()
+        assert np.unique(draws).size == draws.size, "a key was used twice"
+        for t in range(len(action)):
+            env, episode, step, _ = observation[t].tolist()
+            if steps.first[t + 1]:
+                expected = [env, episode + 1, 0, 0]
+                assert steps.terminated[t] or steps.truncated[t]
+                assert steps.reward[t + 1] == 0
+            else:
+                expected = [env, episode, step + 1, int(action[t])]
+                assert steps.reward[t + 1] == 1000 * episode + step + 1
+                self.transitions += 1
+            assert observation[t + 1].tolist() == expected
+        self.last = observation[-1]
+
+
+class Plane:
+    """Actors, inference and a consumer of unrolls in place of the learner."""
+
+    def __init__(self, actors, seed=0, **options):
+        self.pool = ActorPool(counting_env(**options), actors=actors, envs_per_actor=4, seed=seed)
+        spec = self.pool.spec
+        self.agent = bind(CountingAgent(unroll=6, actions=counting.NUM_ACTIONS), spec, 1)
+        ids = np.arange(self.pool.num_envs).reshape(self.pool.num_groups, self.pool.group_size)
+        half = len(ids) // 2
+        devices = jax.devices()[:2]
+        self.inferences = [
+            Inference(self.agent, spec, 1, device, part, self.pool.num_envs, jax.random.key(0))
+            for device, part in zip(devices, (ids[:half], ids[half:]), strict=True)
+        ]
+        params = self.agent.init(jax.random.key(0)).params
+        for inference in self.inferences:
+            inference.publish(params, 0)
+            inference.compile(spec)
+        self.queue = UnrollQueue(4)
+        episodes = EpisodeStatistics(self.pool.num_groups, self.pool.group_size)
+        self.loop = InferenceLoop(self.pool, self.inferences, self.queue, episodes, 0.0, 10**9)
+        self.stop = threading.Event()
+        self.failures = []
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.recorders = {}
+        self.version = 0
+
+    def _run(self):
+        try:
+            self.loop.run(self.stop)
+        except BaseException as failure:
+            self.failures.append(failure)
+            self.queue.close()
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.stop.set()
+        self.queue.close()
+        self.thread.join(10)
+        self.pool.close()
+
+    def consume(self, count):
+        for _ in range(count):
+            (unroll,) = self.queue.get(1) or (None,)
+            if unroll is None:
+                raise self.failures[0]
+            unroll = jax.tree.map(np.asarray, unroll)
+            for env in range(unroll.action.shape[1]):
+                number = int(unroll.extras["env"][0, env])
+                assert (unroll.extras["env"][:, env] == number).all()
+                self.recorders.setdefault(number, Recorder()).check(
+                    jax.tree.map(lambda leaf, e=env: leaf[:, e], unroll.timesteps),
+                    unroll.action[:, env],
+                    unroll.params_version[:, env],
+                    unroll.extras["draw"][:, env],
+                )
+            self.version += 1
+            for inference in self.inferences:
+                inference.publish({"mean": np.float32(0)}, self.version)
+
+
+def test_every_transition_arrives_once_in_order_and_at_its_place():
+    with Plane(actors=2) as plane:
+        plane.consume(200)
+        assert sorted(plane.recorders) == list(range(8))
+        assert all(recorder.lives == 1 for recorder in plane.recorders.values())
+        arrived = sum(recorder.transitions for recorder in plane.recorders.values())
+        in_flight = 8 * 6 * 2 + 4 * 12  # half unrolls, their last rows, and the queue
+        assert arrived <= plane.loop.counters.env_steps <= arrived + in_flight
+        assert plane.loop.episodes.summary()["episodes"] > 50
+
+
+def test_killed_actors_lose_their_own_half_unroll_and_nothing_else():
+    rng = random.Random(1)
+    with Plane(actors=3, sleep_s=0.0003) as plane:
+        plane.consume(60)
+        for _ in range(4):
+            os.kill(rng.choice(plane.pool.pids()), signal.SIGKILL)
+            plane.consume(60)
+        deadline = time.monotonic() + 60
+        while plane.pool.restarts < 2 and time.monotonic() < deadline:
+            plane.consume(10)
+        lives = [recorder.lives for recorder in plane.recorders.values()]
+        assert sum(lives) > len(lives), "no killed actor came back"
+        assert plane.pool.restarts >= 2
+
+
+def test_a_stopped_actor_stalls_no_one():
+    with Plane(actors=2) as plane:
+        plane.consume(30)
+        pid = plane.pool.pids()[0]
+        os.kill(pid, signal.SIGSTOP)
+        plane.consume(10)
+        before = {n: recorder.transitions for n, recorder in plane.recorders.items()}
+        plane.consume(60)
+        moved = [n for n, r in plane.recorders.items() if r.transitions > before[n]]
+        assert moved == [4, 5, 6, 7]
+        os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + 60
+        while plane.recorders[0].transitions == before[0] and time.monotonic() < deadline:
+            plane.consume(1)
+        assert plane.recorders[0].transitions > before[0]
+        assert plane.recorders[0].lives == 1
+
+
+def train(folder, view=None, env=None, agent=None, resume=False, **options):
+    run = RunFolder.resume(folder) if resume else RunFolder.create(folder)
+    run.write_config({})
+    config = {
+        "steps": 3000, "actors": 2, "envs_per_actor": 4, "log_every_s": 0.2, "evaluate_episodes": 2,
+        "evaluate_every": 0, "checkpoint_every_s": 0.5,
+    } | options  # fmt: skip
+    try:
+        return central.train(
+            env=env or counting_env(sleep_s=0.0002),
+            agent=agent or CountingAgent(actions=counting.NUM_ACTIONS),
+            config=CentralConfig(**config),
+            run=run,
+            view=view or View(),
+        )
+    finally:
+        run.close()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+REQUIRED = [
+    *("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps", "episodes"),
+    *("episode_return_mean", "lag_mean", "lag_max", "bottleneck", "rss_mb"),
+    *(f"time/{part}" for part in ("environment", "inference", "learning", "waiting")),
+]
+
+
+def test_training_counts_reports_evaluates_and_leaves_nothing(run_folder):
+    before = set(Path("/dev/shm").iterdir())
+    view = View()
+    summary = train(run_folder, view, evaluate_every=1000)
+    assert summary["env_steps"] >= 3000
+    assert summary["evaluation/episodes"] == 2
+    assert not summary["interrupted"]
+    last = lines(run_folder)[-1]
+    assert not [name for name in REQUIRED if name not in last]
+    shares = [last[f"time/{part}"] for part in ("environment", "inference", "learning", "waiting")]
+    assert abs(sum(shares) - 1.0) < 1e-3
+    steps = [line["env_steps"] for line in lines(run_folder)]
+    assert steps == sorted(steps)
+    # 20 transitions an update, less the rows that were resets
+    assert last["learner_steps"] <= last["env_steps"] * 1.3 / 20
+    assert [m for m in view.messages if m.startswith("evaluation at")]
+    assert not psutil.Process().children(recursive=True)
+    assert set(Path("/dev/shm").iterdir()) <= before
+    assert (run_folder / "checkpoints" / "best.json").exists()
+
+
+def test_resuming_goes_on_with_the_counters(run_folder):
+    first = train(run_folder)
+    view = View()
+    second = train(run_folder, view, resume=True, steps=6000)
+    assert any("going on" in message for message in view.messages)
+    assert second["env_steps"] >= 6000
+    assert second["learner_steps"] > first["learner_steps"]
+    assert second["episodes"] > first["episodes"]
+    assert second["wall_s"] > first["wall_s"]
+    wall = [line["wall_s"] for line in lines(run_folder)]
+    assert wall == sorted(wall)
+
+
+def test_several_inference_and_learner_devices(run_folder):
+    summary = train(
+        run_folder, inference_devices=(0, 1), learner_devices=(2, 3), agent=CountingAgent(
+            actions=counting.NUM_ACTIONS, minibatches=2
+        ),
+    )  # fmt: skip
+    assert summary["env_steps"] >= 3000
+    assert summary["learner_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"learner_devices": (99,)}, "learner-devices"),
+        ({"agent": CountingAgent(batch=3)}, "multiple of a group"),
+        ({"agent": CountingAgent(batch=64)}, "only 8 environments"),
+        ({"learner_devices": (0, 1, 2)}, "must divide"),
+        ({"inference_devices": (0, 1, 2, 3, 4)}, "actor groups"),
+    ],
+)
+def test_impossible_sizes_are_refused(run_folder, options, words):
+    with pytest.raises(SeedbedError, match=words):
+        train(run_folder, **options)
+    assert not psutil.Process().children(recursive=True)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "shape"])
+def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault):
+    env = counting_env(fault=fault, fault_at=150)
+    with pytest.raises(SeedbedError, match="counting_environment"):
+        train(run_folder, env=env, steps=1_000_000)
+    saved = sorted((run_folder / "checkpoints").iterdir())
+    assert saved, "what was learned until then is saved"
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_nan_loss_stops_before_it_is_used(run_folder):
+    agent = CountingAgent(actions=counting.NUM_ACTIONS, poison_after=40)
+    with pytest.raises(TrainingDiverged, match="learner step 41"):
+        train(run_folder, agent=agent, steps=1_000_000, checkpoint_every_s=0.1)
+    summary = train(run_folder, resume=True, steps=10)
+    assert summary["learner_steps"] <= 40
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+import test_central
+test_central.train(Path({folder!r}), test_central.Printer(), resume={resume}, steps=10**9)
+"""
+
+
+class Printer(View):
+    """Prints, for a test that watches another process."""
+
+    def update(self, metrics):
+        print("steps", metrics["env_steps"], flush=True)
+
+    def message(self, text):
+        print(text, flush=True)
+
+
+def spawn(folder, resume=False):
+    script = SCRIPT.format(here=str(HERE), folder=str(folder), resume=resume)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(condition, process, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+
+
+def checkpoints(folder):
+    path = folder / "checkpoints"
+    return [p for p in path.iterdir() if p.is_dir() and p.name[0] != "."] if path.exists() else []
+
+
+def gone(pids):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = []
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    left.append(pid)
+        if not left:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
+    before = set(Path("/dev/shm").iterdir())
+    process = spawn(run_folder)
+    wait_for(lambda: len(checkpoints(run_folder)) >= 2, process)
+    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    process.kill()
+    process.wait()
+    assert gone(children)
+    assert set(Path("/dev/shm").iterdir()) <= before
+    newest = max(int("".join(filter(str.isdigit, p.name))) for p in checkpoints(run_folder))
+    summary = train(run_folder, resume=True, steps=newest + 2000)
+    assert newest + 2000 <= summary["env_steps"] <= newest + 2100
+    steps = [line["env_steps"] for line in lines(run_folder)]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_and_saves(run_folder, number):
+    process = spawn(run_folder)
+    wait_for(lambda: (run_folder / "metrics.jsonl").exists() and lines(run_folder), process)
+    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "stopping and saving" in output
+    assert checkpoints(run_folder)
+    assert gone(children)

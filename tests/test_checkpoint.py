@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import psutil
+import pytest
+
+from seedbed.runtime.checkpoint import CheckpointWriter, restore, restore_best
+from seedbed.runtime.checkpoint_writer import list_steps, read_best, write_checkpoint
+from seedbed.types import SeedbedError
+
+
+class State(NamedTuple):
+    params: dict
+    optimizer: tuple
+    key: object
+
+
+def tree(value: float = 1.0) -> State:
+    params = {
+        "w": jnp.full((3, 4), value),
+        "half": np.full((5,), value, ml_dtypes.bfloat16),
+        "layers": [np.arange(3, dtype=np.int64), np.array(2**40)],
+        "flags": np.array([True, False]),
+        "empty": np.zeros((0, 3), np.float32),
+    }
+    optimizer = (np.float32(value), None, {"count": jnp.int32(7)})
+    return State(params, optimizer, {"raw": jax.random.PRNGKey(3), "typed": jax.random.key(4)})
+
+
+def assert_same(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        if jax.dtypes.issubdtype(
+            jnp.asarray(a).dtype if not hasattr(a, "dtype") else a.dtype, jax.dtypes.prng_key
+        ):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def write(folder, step, value=0.0, **options):
+    """Writes a checkpoint in this process: same files, no helper to start."""
+    array = np.full((4,), value, np.float32)
+    leaf = {"name": "w", "dtype": "float32", "shape": [4], "bytes": 16}
+    header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": [leaf]}
+    write_checkpoint(folder, {**header, **options}, {"w": array})
+
+
+TEMPLATE = {"w": np.zeros((4,), np.float32)}
+
+
+def test_round_trip_is_exact(tmp_path):
+    mutable = np.ones((4,), np.float32)
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(10, {"state": tree(), "host": mutable}, {"env_steps": 640, "pi": 0.1})
+        mutable[:] = 9.0  # the caller goes on with its buffers at once
+    template = jax.eval_shape(lambda: {"state": tree(2.0), "host": mutable})
+    # eval_shape follows jax_enable_x64; the stored dtypes are those of the values.
+    template = {"state": tree(2.0), "host": np.zeros_like(mutable)} if template else None
+    step, restored, metadata = restore(tmp_path, template)
+    assert (step, metadata) == (10, {"env_steps": 640, "pi": 0.1})
+    assert_same(restored["state"], tree())
+    assert (restored["host"] == 1.0).all()
+
+
+def test_abstract_template(tmp_path):
+    write(tmp_path, 1, 3.0)
+    template = {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    assert (restore(tmp_path, template)[1]["w"] == 3.0).all()
+
+
+def test_helper_ignores_interrupts_survives_kill_and_ends_when_idle(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=2, idle_s=0.3)
+    writer.save(1, tree(1.0), {})
+    while writer.helper_pid is None:
+        time.sleep(0.01)
+    helper = psutil.Process(writer.helper_pid)
+    assert os.getsid(helper.pid) != os.getsid(0)
+    writer.wait()
+    assert helper.memory_info().rss < 400e6
+    os.kill(helper.pid, signal.SIGINT)
+    writer.save(2, tree(2.0), {}, score=5.0)
+    writer.wait()
+    os.kill(helper.pid, signal.SIGKILL)
+    writer.save(3, tree(3.0), {}, score=float("nan"))
+    writer.save(4, tree(4.0), {}, score=4.0)
+    writer.wait()
+    assert list_steps(tmp_path) == [2, 3, 4]
+    assert read_best(tmp_path) == {"step": 2, "score": 5.0}
+    deadline = time.time() + 20
+    while writer.helper_pid is not None and time.time() < deadline:
+        time.sleep(0.05)
+    assert writer.helper_pid is None
+    writer.close()
+    assert not [child for child in psutil.Process().children() if child.pid == helper.pid]
+    step, restored, _ = restore_best(tmp_path, tree())
+    assert step == 2
+    assert_same(restored, tree(2.0))
+
+
+def test_a_full_disk_is_reported_and_costs_nothing_else(tmp_path):
+    writer = CheckpointWriter(tmp_path)
+    writer.save(1, tree(), {})
+    writer.wait()
+    assert writer.helper_pid is not None
+    psutil.Process(writer.helper_pid).rlimit(psutil.RLIMIT_FSIZE, (64, 64))
+    writer.save(2, tree(), {})
+    with pytest.raises(SeedbedError, match="step 2 could not be written .*--run"):
+        writer.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+    assert restore(tmp_path, tree())[0] == 1
+    writer.close()
+
+
+def test_an_unusable_folder_is_reported(tmp_path):
+    (tmp_path / "file").write_text("")
+    writer = CheckpointWriter(tmp_path / "file" / "checkpoints")
+    writer.save(1, {"w": np.zeros(3)}, {})
+    with pytest.raises(SeedbedError, match="could not be written"):
+        writer.close()
+
+
+def test_keeps_the_last_and_the_best(tmp_path):
+    for step, score in ((1, 1.0), (2, 9.0), (3, None), (4, 3.0), (5, None), (6, None)):
+        write(tmp_path, step, step, score=score, keep=2)
+    assert list_steps(tmp_path) == [2, 5, 6]
+    assert restore_best(tmp_path, TEMPLATE)[0] == 2
+    assert restore(tmp_path, TEMPLATE)[0] == 6
+    write(tmp_path, 6, 60.0, keep=2)  # saved again, as after an interrupt
+    assert (restore(tmp_path, TEMPLATE)[1]["w"] == 60.0).all()
+
+
+def damage_truncate(folder):
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-3])
+
+
+def damage_flip(folder):
+    path = next(p for p in folder.rglob("*") if p.is_file() and "ocdbt.process" in str(p))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def damage_manifest(folder):
+    (folder / "manifest.json").write_text('{"files": ')
+
+
+def damage_missing(folder):
+    next(p for p in (folder / "arrays").rglob("*") if p.is_file()).unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, damage_manifest, damage_missing])
+def test_a_damaged_checkpoint_falls_back(tmp_path, damage):
+    write(tmp_path, 1, 1.0, score=1.0)
+    write(tmp_path, 2, 2.0, score=2.0)
+    damage(tmp_path / "000000000002")
+    for function in (restore, restore_best):
+        warnings = []
+        step, restored, _ = function(tmp_path, TEMPLATE, warnings.append)
+        assert step == 1
+        assert (restored["w"] == 1.0).all()
+        assert warnings
+        assert "000000000002 is damaged" in warnings[0]
+    damage(tmp_path / "000000000001")
+    with pytest.raises(SeedbedError, match="no whole checkpoint"):
+        restore(tmp_path, TEMPLATE)
+
+
+def test_another_agents_checkpoint_is_refused(tmp_path):
+    write(tmp_path, 1)
+    with pytest.raises(SeedbedError, match=r"w is float32\[4\] there and float32\[5\]"):
+        restore(tmp_path, {"w": np.zeros((5,), np.float32)})
+    with pytest.raises(SeedbedError, match=r"w is float32\[4\] there and int32\[4\]"):
+        restore(tmp_path, {"w": np.zeros((4,), np.int32)})
+    with pytest.raises(SeedbedError, match="v .*only in the agent"):
+        restore(tmp_path, {**TEMPLATE, "v": np.zeros(())})
+
+
+def test_half_written_checkpoints_are_invisible_and_removed(tmp_path):
+    from seedbed.runtime.checkpoint_writer import remove_leftovers
+
+    write(tmp_path, 1)
+    (tmp_path / ".writing-000000000002").mkdir()
+    (tmp_path / ".removing-000000000000").mkdir()
+    assert list_steps(tmp_path) == [1]
+    assert restore(tmp_path, TEMPLATE)[0] == 1
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+
+
+def test_a_damaged_best_file_means_the_newest(tmp_path):
+    write(tmp_path, 1, score=5.0)
+    write(tmp_path, 2, score=1.0)
+    (tmp_path / "best.json").write_text(json.dumps({"step": 77, "score": 1}))
+    assert restore_best(tmp_path, TEMPLATE)[0] == 2

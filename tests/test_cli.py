@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import seedbed
+from seedbed import cli, options, presets
+from seedbed.launch import xla
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.types import SeedbedError
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"}
+
+
+def seedbed_process(*arguments):
+    command = [sys.executable, "-m", "seedbed", *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+
+
+def on_a_terminal(*arguments):
+    """Runs the command on a pseudo-terminal; returns the exit status and what the screen got."""
+    ours, theirs = pty.openpty()
+    environment = {**ENVIRONMENT, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seedbed", *arguments],
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    except OSError:  # Linux: the other side has closed
+        pass
+    os.close(ours)
+    return process.wait(), output.decode()
+
+
+def raises(error):
+    def function(*arguments, **pieces):
+        raise error
+
+    return function
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_help_and_list_as_processes():
+    found = seedbed_process("--help")
+    assert found.returncode == 0
+    assert "train PRESET_OR_ENV" in found.stdout
+    found = seedbed_process("list", "--json")
+    assert found.returncode == 0
+    listed = json.loads(found.stdout)
+    assert {"pong/impala", "breakout/impala", "cartpole/impala"} <= set(listed["presets"])
+    assert "impala" in listed["agents"]
+    assert {"pong", "cartpole"} <= set(listed["environments"])
+
+
+def test_list_and_errors_on_a_terminal():
+    status, screen = on_a_terminal("list")
+    assert status == 0
+    assert "\x1b[1m" in screen
+    assert "pong/impala" in screen
+    assert max(len(line) for line in plain(screen).splitlines()) <= 80
+    status, screen = on_a_terminal("train", "pnog")
+    assert status == 1
+    assert plain(screen).splitlines() == [
+        "seedbed: no preset or environment 'pnog'; did you mean pong?"
+    ]
+
+
+def test_neither_the_package_nor_list_loads_jax():
+    code = (
+        "import sys, seedbed, seedbed.cli; assert seedbed.__version__; seedbed.cli.main(['list']);"
+        "assert 'jax' not in sys.modules; seedbed.train; assert 'jax' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["trian"], 2, "unknown command 'trian'; did you mean train?"),
+        (["train"], 2, "name what to train first"),
+        (["train", "--steps", "5"], 2, "name what to train first"),
+        (["train", "pnog"], 1, "did you mean pong?"),
+        (["train", "pong", "extra"], 2, "unexpected argument 'extra'"),
+        (["train", "pong", "--stepz", "3"], 2, "unknown option --stepz; did you mean --steps?"),
+        (["train", "pong", "--env.stickines", "3"], 2, "did you mean --env.stickiness?"),
+        (["train", "pong", "--agent.learnin-rate=3"], 2, "did you mean --agent.learning-rate?"),
+        (["train", "pong", "--learning-rate", "3"], 2, "did you mean --agent.learning-rate?"),
+        (["train", "pong", "--agent.spec", "3"], 2, "unknown option --agent.spec"),
+        (["train", "pong", "--steps", "many"], 2, "Error parsing --steps"),
+        (["train", "pong", "--steps", "2.5e0"], 2, "Error parsing --steps"),
+        (["train", "pong", "--steps", "0"], 1, "steps is 0: it must be 1 or more"),
+        (["train", "pong", "--run"], 2, "--run needs a value"),
+        (["train", "pong", "--resume"], 2, "--resume needs the folder of the run"),
+        (["train", "--resume", "--run", "nowhere"], 1, "nowhere is not the folder of a run"),
+        (["evaluate"], 2, "the following arguments are required: RUN"),
+        (["evaluate", "nowhere"], 1, "nowhere is not the folder of a run"),
+        (["evaluate", "nowhere", "--episodes", "x"], 2, "invalid int value: 'x'"),
+        (["list", "--jsn"], 2, "unrecognized arguments: --jsn"),
+        (["bench", "nosuch"], 2, "no benchmark 'nosuch'; did you mean"),
+    ],
+)
+def test_errors_are_one_line(arguments, status, message, capsys, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    assert cli.main(arguments) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(("debug", "lines"), [([], 1), (["--debug"], 3)])
+def test_tracebacks_only_with_debug(debug, lines, capsys, monkeypatch):
+    for error, text in ((ValueError("odd"), "odd"), (SeedbedError("bad\nTraceback: x"), "bad")):
+        monkeypatch.setattr(presets, "resolve", raises(error))
+        assert cli.main(["train", "pong", *debug]) == 1
+        err = capsys.readouterr().err
+        assert (len(err.splitlines()) == 1) == (lines == 1)
+        assert ("Traceback" in err) == bool(debug)
+        assert text in err
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Replaces training by a fake that records how it was called, and works in `tmp_path`."""
+    from seedbed.runtime import central
+
+    calls = []
+
+    def train(*, env, agent, config, run, view):
+        calls.append(types.SimpleNamespace(env=env, agent=agent, config=config, run=run))
+        view.message("training")
+        view.update({"env_steps": config.steps, "wall_s": 1.0})
+        (run.path / "metrics.jsonl").write_text("{}\n")
+        return {"interrupted": False, "evaluation/episode_return_mean": 18.5}
+
+    monkeypatch.setattr(central, "train", train)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def test_train_overrides_and_resumes(trained, capsys, tmp_path):
+    arguments = "train cartpole --run r --steps 2e6 --seed 3 --actors=1 --envs-per-actor 8 "
+    arguments += "--agent.learning-rate 3e-4 --central.evaluate-every 0 --env.frame_stack 2"
+    assert cli.main(arguments.split()) == 0
+    call = trained[0]
+    assert call.config.steps == 2_000_000
+    assert (call.config.seed, call.config.actors, call.config.envs_per_actor) == (3, 1, 8)
+    assert call.config.evaluate_every == 0
+    assert call.agent.learning_rate == 3e-4
+    assert call.agent.spec is None
+    assert call.env.frame_stack == 2
+    assert type(call.agent) is type(presets.resolve("cartpole").agent)
+    out = capsys.readouterr().out
+    assert "XLA flags" in out
+    assert (
+        "trained with a mean return of 18.50 in evaluation; play it with: seedbed evaluate r" in out
+    )
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["name"] == "cartpole/impala"
+
+    assert cli.main(["train", "cartpole", "--run", "r"]) == 1
+    assert "continue it with --resume" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--run", "r", "--steps", "3e6"]) == 0
+    assert trained[1].agent == call.agent
+    assert trained[1].config == dataclasses.replace(call.config, steps=3_000_000)
+    assert cli.main(["train", "cartpole/impala", "--resume", "--run", "r"]) == 0
+    assert trained[2].config.steps == 3_000_000  # overrides become the run's own
+    capsys.readouterr()
+    assert cli.main(["train", "pong", "--resume", "--run", "r"]) == 1
+    assert "r trains cartpole/impala, not pong" in capsys.readouterr().err
+    assert len(trained) == 3
+
+
+def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
+    (tmp_path / "my_local_agent.py").write_text(
+        "from seedbed.agents.impala import Impala\nclass Mine(Impala): pass\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["train", "cartpole", "--run", "r", "--agent", "my_local_agent:Mine"]) == 0
+    assert type(trained[0].agent).__name__ == "Mine"
+    assert cli.main(["train", "--resume", "--run", "r"]) == 0
+
+
+def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypatch):
+    from seedbed.runtime import central
+
+    monkeypatch.setattr(central, "train", lambda **pieces: {"interrupted": True})
+    assert cli.main(["train", "cartpole"]) == 130
+    out = capsys.readouterr().out
+    assert re.search(
+        r"go on with: seedbed train --resume --run runs/cartpole-impala-\d{8}-\d{6}", out
+    )
+
+
+def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path):
+    from seedbed.runtime import central
+
+    monkeypatch.setattr(central, "train", raises(SeedbedError("no such ROM: install it")))
+    assert cli.main(["train", "cartpole", "--run", "r"]) == 1
+    assert capsys.readouterr().err == "seedbed: no such ROM: install it\n"
+    assert not (tmp_path / "r").exists()
+
+
+def test_train_from_python(trained, tmp_path):
+    summary = seedbed.train("cartpole", run=tmp_path / "r", steps=10, seed=4)
+    assert summary["run"] == str(tmp_path / "r")
+    assert (trained[0].config.steps, trained[0].config.seed) == (10, 4)
+    with pytest.raises(SeedbedError, match="unknown option 'stepz'"):
+        seedbed.train("cartpole", stepz=1)
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        seedbed.trian  # noqa: B018
+
+
+@pytest.fixture
+def run_with_checkpoint(tmp_path):
+    """A run of CartPole with the checkpoint of an untrained agent."""
+    import jax
+
+    from seedbed.api import host_spec
+    from seedbed.runtime.checkpoint_writer import write_checkpoint
+    from seedbed.types import bind
+
+    config = presets.resolve("cartpole")
+    run = RunFolder.create(tmp_path / "run")
+    run.write_config(presets.to_json(config))
+    run.close()
+    state = bind(config.agent, host_spec(config.env), 1).init(jax.random.key(0))
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    arrays = {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in flat
+    }
+    leaves = [
+        {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
+        for name, array in arrays.items()
+    ]
+    header = {"step": 640, "metadata": {}, "score": 1.0, "keep": 3, "leaves": leaves}
+    write_checkpoint(run.checkpoints, header, arrays)
+    return run.path
+
+
+def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
+    from seedbed.runtime import evaluation
+
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    calls = []
+
+    def evaluate(*, env, agent, params, episodes, seed):
+        calls.append((env, agent, episodes, seed))
+        return {"episode_return_mean": 20.5, "episode_return_std": 1.5, "episodes": episodes}
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    run = str(run_with_checkpoint)
+    assert cli.main(["evaluate", run, "--episodes", "7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "episode_return_mean": 20.5,
+        "episode_return_std": 1.5,
+        "episodes": 7,
+        "env_steps": 640,
+    }
+    assert calls[0][1].spec is not None
+    assert cli.main(["evaluate", run, "--env", "CartPole-v0", "--seed", "5"]) == 0
+    assert capsys.readouterr().out == "return 20.50 ± 1.50 over 100 episodes\n"
+    assert calls[1][0].id == "CartPole-v0"
+    assert cli.main(["evaluate", run, "--env", "acrobot"]) == 1
+    assert "does not fit the policy" in capsys.readouterr().err
+    assert cli.main(["evaluate", run, "--env", "acrobto"]) == 1
+    assert "did you mean acrobot" in capsys.readouterr().err
+    assert cli.main(["evaluate", run, "--episodes", "0"]) == 1
+    assert "episodes is 0" in capsys.readouterr().err
+    policy = seedbed.load(run)
+    assert policy.act(np.array([0.0, 0.1, 0.0, 0.1])) in (0, 1)
+
+
+def test_help_of_a_preset(capsys):
+    assert cli.main(["train", "pong", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--steps", "--seed", "--env.stickiness", "--agent.learning-rate", "--run DIR"):
+        assert option in text
+    assert "total-updates" not in text
+    assert cli.main(["train", "--help"]) == 0
+    assert "PRESET_OR_ENV" in capsys.readouterr().out
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    """An agent that knows nothing of tyro."""
+
+    spec: object = None
+    total_updates: int = 0
+    flag: bool = False
+    rate: float = 0.5
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def test_options_of_an_agent_of_ones_own(capsys):
+    config = dataclasses.replace(presets.resolve("cartpole"), agent=Custom(), name="cartpole/x")
+    changed = options.override(config, ["--agent.flag", "--agent.sizes", "3", "4"], False)
+    assert changed.agent == Custom(flag=True, sizes=(3, 4))
+    assert type(changed.agent) is Custom
+    with pytest.raises(SystemExit):
+        options.override(config, [], True)
+    assert "total-updates" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "target", "rest"),
+    [
+        ("pong --steps 5", "pong", ("--steps", "5")),
+        ("--steps 5 pong", "pong", ("--steps", "5")),
+        ("--seed=5 pong --resume", "pong", ("--seed", "5")),
+        ("--agent impala --run d pong", "pong", ()),
+        ("pong --learner-devices 0 1", "pong", ("--learner-devices", "0", "1")),
+        ("pong --agent.x -3", "pong", ("--agent.x", "-3")),
+    ],
+)
+def test_splitting_arguments(line, target, rest):
+    found = options.split_train_arguments(line.split())
+    assert (found.target, found.rest) == (target, rest)
+
+
+@pytest.mark.parametrize(
+    ("own", "version", "expected", "message"),
+    [
+        ("", "0.10.2", xla.FLAGS["0.10.2"][0], "XLA flags for jaxlib 0.10.2: --xla_cpu"),
+        ("--a=1", "0.10.2", f"--a=1 {xla.FLAGS['0.10.2'][0]}", "XLA flags for jaxlib"),
+        (
+            "--xla_cpu_experimental_ynn_fusion_type=X",
+            "0.10.2",
+            "--xla_cpu_experimental_ynn_fusion_type=X",
+            "the user's own",
+        ),
+        ("--a=1", "9.9.9", "--a=1", "none, jaxlib 9.9.9 is untested"),
+        ("--a=1", None, "--a=1", "none, jaxlib None is untested"),
+    ],
+)
+def test_xla_flags(own, version, expected, message, monkeypatch):
+    monkeypatch.setattr(xla, "_version", lambda name: version if name == "jaxlib" else None)
+    environment = {"XLA_FLAGS": own}
+    assert message in xla.configure(environment)
+    assert environment["XLA_FLAGS"] == expected
+
+
+def test_xla_flags_with_a_plugin_of_another_version(monkeypatch):
+    versions = {"jaxlib": "0.10.2", "jax-cuda12-pjrt": "0.10.1"}
+    monkeypatch.setattr(xla, "_version", versions.get)
+    environment = {}
+    assert "jax-cuda12-pjrt 0.10.1 differs" in xla.configure(environment)
+    assert environment == {}
+
+
+def test_jaxlib_takes_the_flags_and_learns_with_them():
+    code = """
+import jax, jax.numpy as jnp
+def loss(params, x):
+    for w in params:
+        x = jax.nn.relu(x @ w)
+    return jnp.mean(jnp.square(x))
+params = [jnp.ones((4, 64)), jnp.ones((64, 64)), jnp.ones((64, 64))]
+jax.block_until_ready(jax.jit(jax.grad(loss))(params, jnp.ones((640, 4))))
+"""
+    environment = {**ENVIRONMENT, "XLA_FLAGS": ""}
+    xla.configure(environment)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

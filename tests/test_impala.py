@@ -1,0 +1,339 @@
+"""IMPALA: loss against a slow reference, masks, command line, and probe environments."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tyro
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probe_environments import (
+    Aim,
+    Choice,
+    Delay,
+    Endless,
+    Match,
+    Memory,
+    Probe,
+    SecretReward,
+    Trainer,
+)
+from seedbed.agents.impala import Impala
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    SeedbedError,
+    Timestep,
+    Trajectory,
+    bind,
+)
+
+KEY = jax.random.key(0)
+SMALL = Impala(unroll=6, batch=3, hidden_sizes=(16,), lstm_size=8)
+PROBE = Impala(
+    unroll=8, batch=32, hidden_sizes=(32,), lstm_size=32, optimizer="adam", learning_rate=3e-3
+)
+
+
+def trajectory_of(agent, seed=0):
+    """A random trajectory with ends of both kinds, and the observations of each episode's start."""
+    rng = np.random.default_rng(seed)
+    rows, batch = agent.unroll, agent.batch
+    first, terminated, truncated = (np.zeros((rows + 1, batch), bool) for _ in range(3))
+    first[0] = rng.random(batch) < 0.5
+    for t in range(1, rows + 1):
+        first[t] = terminated[t - 1] | truncated[t - 1]
+        kind = np.where(first[t], 1.0, rng.random(batch))
+        terminated[t], truncated[t] = kind < 0.2, (kind >= 0.2) & (kind < 0.4)
+    observation = rng.normal(size=(rows + 1, batch, 4)).astype(np.float32)
+    reward = np.where(first, 0, rng.normal(size=(rows + 1, batch))).astype(np.float32)
+    timesteps = Timestep(observation, reward, terminated, truncated, first)
+    action = rng.integers(0, 3, (rows, batch)).astype(np.int32)
+    extras = np.log(rng.uniform(0.1, 0.9, (rows, batch))).astype(np.float32)
+    actor_state = agent.actor_state(jnp.arange(batch), batch)
+    version = np.zeros((rows, batch), np.int32)
+    return Trajectory(timesteps, action, extras, actor_state, version)
+
+
+THREE = Discrete(3)
+
+
+def bound(agent, action=THREE):
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), 100)
+
+
+def gradient_function(agent):
+    def function(state, trajectory):
+        return agent.gradients(state, agent.prepare(state, trajectory, KEY), KEY)
+
+    return jax.jit(function)
+
+
+def slow_targets(value, ratio, steps, agent):
+    """Targets and advantages [T, B] by walking each episode backwards; nan on auto-resets."""
+    targets, advantages = np.full((2, agent.unroll, agent.batch), np.nan)
+    reward = np.clip(steps.reward, -agent.reward_clip, agent.reward_clip)
+    for b in range(agent.batch):
+        target_t = value[-1, b]
+        for t in reversed(range(agent.unroll)):
+            if steps.first[t + 1, b]:
+                continue
+            if steps.terminated[t + 1, b] or steps.truncated[t + 1, b]:
+                target_t = value[t + 1, b]
+            discount = 0.0 if steps.terminated[t + 1, b] else agent.gamma
+            error_t = agent.trace_decay * (target_t - value[t + 1, b])
+            delta = reward[t + 1, b] + discount * value[t + 1, b] - value[t, b]
+            advantages[t, b] = ratio[t, b] * (delta + discount * error_t)
+            # With all bounds 1 and lambda <= 1: c = lambda * rho.
+            target_t = targets[t, b] = value[t, b] + ratio[t, b] * (delta + discount * error_t)
+    return targets, advantages
+
+
+def test_the_gradient_is_that_of_a_slow_loss():
+    agent = bound(dataclasses.replace(SMALL, trace_decay=0.9, reward_clip=0.8, gamma=0.95))
+    state, trajectory = agent.init(KEY), trajectory_of(agent)
+    state = state._replace(params=jax.tree.map(lambda x: x + 0.1, state.params))
+    grads, output = gradient_function(agent)(state, trajectory)
+    steps, valid = trajectory.timesteps, ~trajectory.timesteps.first[1:]
+
+    def outputs(params):
+        network = agent._network()
+        logits, value, _ = network.apply(params, steps.observation, steps.reward, steps.first, ())
+        log_probs = jax.nn.log_softmax(logits[:-1])
+        chosen = jnp.take_along_axis(log_probs, trajectory.action[..., None], -1)[..., 0]
+        return value, chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+    value, chosen, _ = map(np.asarray, outputs(state.params))
+    ratio = np.minimum(np.exp(chosen - trajectory.extras), 1)
+    targets, advantages = slow_targets(value, ratio, steps, agent)
+
+    def loss(params):
+        value, chosen, entropy = (x[: agent.unroll][valid] for x in outputs(params))
+        policy = -(chosen * advantages[valid]).sum()
+        baseline = 0.5 * ((value - targets[valid]) ** 2).sum()
+        return (policy + 0.5 * baseline - 0.01 * entropy.sum()) / valid.sum()
+
+    expected_loss, expected = jax.value_and_grad(loss)(state.params)
+    np.testing.assert_allclose(output.metrics["loss/total"], expected_loss, rtol=1e-5)
+    assert output.weight == valid.sum() and not valid.all()
+    for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["feedforward", "recurrent"])
+def masked(request):
+    """An agent whose observations have separate entries before (0, 1) and after (2, 3) a reset."""
+    agent = bound(dataclasses.replace(SMALL, recurrent=request.param, batch=1))
+    return agent, agent.init(KEY), gradient_function(agent)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
+def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, truncated):
+    agent, state, gradients = masked
+    trajectory = trajectory_of(agent, seed)
+    flags = np.zeros((4, agent.unroll + 1, 1), bool)
+    flags[0 if truncated else 1, end], flags[2, end + 1] = True, True
+
+    def variant(draw, bootstrap):
+        """Rows after the end vary with `draw`; `bootstrap` is seen in the last observation."""
+        rng = np.random.default_rng((seed, draw))
+        observation = np.array(trajectory.timesteps.observation)
+        observation[: end + 1, :, 2:], observation[end + 1 :, :, :2] = 0, 0
+        observation[end + 1 :, :, 2:] = rng.normal(size=(agent.unroll - end, 1, 2))
+        observation[end, 0, 0] += bootstrap
+        reward = np.array(trajectory.timesteps.reward)
+        reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
+        timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
+        action, extras = np.array(trajectory.action), np.array(trajectory.extras)
+        action[end:] = rng.integers(0, 3, action[end:].shape)
+        extras[end:] = rng.normal(size=extras[end:].shape)
+        changed = trajectory._replace(timesteps=timesteps, action=action, extras=extras)
+        grads, output = gradients(state, changed)
+        assert output.weight == agent.unroll - 1
+        return np.asarray(grads["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
+
+    reference = variant(0, 0.0)
+    assert np.abs(reference).max() > 0
+    np.testing.assert_allclose(variant(1, 0.0), reference, rtol=1e-5, atol=1e-6)
+    # The last observation itself counts if, and only if, the episode was cut short.
+    assert (variant(0, 1.0) != reference).any() == truncated
+
+
+def test_rows_weigh_the_same_however_devices_share_them():
+    agent = bound(dataclasses.replace(SMALL, batch=4))
+    state, trajectory = agent.init(KEY), trajectory_of(agent)
+    gradients, batch = gradient_function(agent), agent.prepare(state, trajectory, KEY)
+    whole, output = gradients(state, trajectory)
+    parts = [
+        agent.gradients(state, jax.tree.map(lambda x, i=i: x[:, i : i + 1], batch), KEY)
+        for i in range(4)
+    ]
+    weight = sum(part.weight for _, part in parts)
+    assert weight == output.weight
+    pooled = jax.tree.map(
+        lambda *g: sum(x * p.weight for x, (_, p) in zip(g, parts, strict=True)) / weight,
+        *(g for g, _ in parts),
+    )
+    for mine, theirs in zip(jax.tree.leaves(pooled), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    for name in ("loss/total", "loss/policy", "loss/value", "entropy", "rho_mean"):
+        mean = sum(part.metrics[name] * part.weight for _, part in parts) / weight
+        np.testing.assert_allclose(mean, output.metrics[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize(
+    "action", [Discrete(3), MultiDiscrete((2, 3)), Box((2,), (-1.0, 0.0), (1.0, 4.0))], ids=str
+)
+def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
+    agent = bound(dataclasses.replace(SMALL, recurrent=recurrent), action=action)
+    state, n = agent.init(KEY), 5
+    act = jax.jit(agent.act, static_argnums=4)
+    actor_state = agent.actor_state(jnp.arange(n), n)
+    zeros, observation = np.zeros(n, np.float32), np.random.default_rng(0).normal(size=(n, 4))
+    timestep = Timestep(observation.astype(np.float32), zeros, zeros > 0, zeros > 0, zeros > -1)
+    keys = jax.random.split(KEY, n)
+    chosen, log_prob, after = act(state.params, actor_state, timestep, keys, False)
+    order = np.array([3, 0, 4, 1, 2])
+    shuffled, _, _ = act(
+        state.params,
+        actor_state,
+        jax.tree.map(lambda x: x[order], timestep),
+        keys[order],
+        False,
+    )
+    np.testing.assert_allclose(shuffled, chosen[order], rtol=1e-5)
+    assert jax.tree.structure(after) == jax.tree.structure(actor_state)
+    # The learner, with the same parameters, finds the same probabilities.
+    batch = Trajectory(
+        jax.tree.map(lambda x: np.stack([x, x]), timestep)._replace(first=np.zeros((2, n), bool)),
+        chosen[None],
+        log_prob[None],
+        actor_state,
+        np.zeros((1, n), np.int32),
+    )
+    _, output = gradient_function(agent)(state, batch)
+    np.testing.assert_allclose(output.metrics["rho_mean"], 1, rtol=1e-4)
+    evaluated = [act(state.params, actor_state, timestep, k, True)[0] for k in (keys, keys[::-1])]
+    assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
+
+
+def test_the_step_size_falls_to_zero_and_updates_are_counted():
+    agent = bind(dataclasses.replace(SMALL, optimizer="adam"), bound(SMALL).spec, 2)
+    state = agent.init(KEY)
+    grads, output = gradient_function(agent)(state, trajectory_of(agent))
+    sizes = []
+    for _ in range(3):
+        after = agent.apply(state, grads, output)
+        moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
+        sizes.append(float(max(jax.tree.leaves(moved))))
+        state = after
+    np.testing.assert_allclose(sizes, [6e-4, 3e-4, 0], rtol=1e-2)
+    assert state.updates == 3
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_metrics():
+    agent = bound(SMALL)
+    trajectory = trajectory_of(agent)
+    steps = trajectory.timesteps
+    broken = trajectory._replace(timesteps=steps._replace(observation=steps.observation * np.nan))
+    _, output = gradient_function(agent)(agent.init(KEY), broken)
+    assert not np.isfinite(output.metrics["loss/total"])
+    assert not np.isfinite(output.metrics["gradient_norm"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gamma", 1.1),
+        ("unroll", 0),
+        ("learning_rate", 0.0),
+        ("reward_clip", -1.0),
+        ("hidden_sizes", ()),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(field, value):
+    with pytest.raises(SeedbedError, match=f"Impala.{field} is .*; give"):
+        Impala(**{field: value})
+
+
+def test_an_image_torso_without_images_is_refused_and_auto_chooses():
+    with pytest.raises(SeedbedError, match="choose auto or mlp"):
+        bound(Impala(torso="nature"))
+    with pytest.raises(SeedbedError, match="bind the agent"):
+        Impala().init(KEY)
+    camera = EnvSpec({"camera": ArraySpec((84, 84, 4), "uint8")}, Discrete(3))
+    assert bind(Impala(), camera, 1)._network().image == "nature"
+    assert bound(Impala())._network().image == "mlp"
+
+
+def test_the_command_line_offers_the_hyperparameters_only(capsys):
+    agent = tyro.cli(Impala, args=["--gamma", "0.5", "--torso", "resnet", "--recurrent"])
+    assert (agent.gamma, agent.torso, agent.recurrent, agent.spec) == (0.5, "resnet", True, None)
+    with pytest.raises(SystemExit):
+        tyro.cli(Impala, args=["--help"])
+    text = capsys.readouterr().out
+    assert "--trace-decay" in text and "--spec" not in text and "--total-updates" not in text
+
+
+def value_at(trainer, observation):
+    """Value of one opening observation."""
+    agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
+    core = agent.actor_state(jnp.arange(1), 1).core
+    network = agent._network()
+    return float(
+        network.apply(trainer.state.params, x, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), core)[1][
+            0, 0
+        ]
+    )
+
+
+def test_probe_constant_reward():
+    trainer = Trainer(PROBE, Probe, updates=300).train()
+    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
+
+
+def test_probe_reward_shown_by_the_observation():
+    trainer = Trainer(PROBE, SecretReward, updates=300).train()
+    for secret in (-1, 1):
+        assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
+
+
+def test_probe_delayed_reward_is_discounted():
+    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Delay, updates=400).train()
+    assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05
+    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
+
+
+def test_probe_truncation_bootstraps():
+    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Endless, updates=400).train()
+    assert abs(value_at(trainer, [1, 1]) - 2) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("probe", "updates", "threshold"), [(Choice, 200, 0.9), (Match, 300, 0.9), (Aim, 400, 0.75)]
+)
+def test_probe_action_dependent_reward(probe, updates, threshold):
+    trainer = Trainer(PROBE, probe, updates).train()
+    assert trainer.mean_reward(20) > threshold
+
+
+def test_probe_published_optimizer_learns_too():
+    agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=6e-4)
+    assert Trainer(agent, Match, updates=500).train().mean_reward(20) > 0.9
+
+
+def test_probe_memory_needs_the_recurrent_agent():
+    agent = dataclasses.replace(PROBE, unroll=10, recurrent=True, learning_rate=1e-2)
+    assert Trainer(agent, Memory, updates=200).train().mean_reward(25) > 0.8
+    forgetful = dataclasses.replace(agent, recurrent=False)
+    assert Trainer(forgetful, Memory, updates=40).train().mean_reward(25) < 0.6

@@ -1,0 +1,178 @@
+"""The floors, the budgets and the bans, enforced by reading the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
+FLOORS = (
+    {"types", "trees"},
+    {"simd", "ops", "nets", "replay"},
+    {"physics", "agents"},
+    {"envs", "transport"},
+    {"runtime"},
+    {"launch"},
+    {"presets", "options", "cli", "viewer", "api", "__init__", "__main__"},
+)
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+# Siblings on a floor that may import each other; the top floor is one house.
+LISTED = {("trees", "types"), ("nets", "simd"), ("transport", "envs")}
+MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 8
+BANNED = re.compile(r"\b(TODO|FIXME|XXX)\b")
+
+
+def imports_of(tree: ast.AST, module: str, modules: set[str]) -> set[str]:
+    """Lists the seedbed modules that a module imports, also inside functions."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = module.split(".")[: -node.level] if module else []
+                base = ".".join(["seedbed", *parent, *([base] if base else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                found.add(inner if inner.removeprefix("seedbed.") in modules else base)
+    names = {name for name in found if name == "seedbed" or name.startswith("seedbed.")}
+    return {name.removeprefix("seedbed").removeprefix(".") or "__init__" for name in names}
+
+
+def read_modules(source: Path) -> dict[str, tuple[Path, ast.Module]]:
+    modules = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+        modules[name] = (path, ast.parse(path.read_text()))
+    return modules
+
+
+def import_graph(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set[str]]:
+    graph = {}
+    for name, (path, tree) in modules.items():
+        package = f"{name}.__init__" if path.name == "__init__.py" else name
+        graph[name] = imports_of(tree, package, set(modules)) - {name}
+    return graph
+
+
+def floor_violations(source: Path) -> Iterator[str]:
+    modules = read_modules(source)
+    for name, imported in import_graph(modules).items():
+        part = name.split(".")[0]
+        if part not in FLOOR_OF:
+            yield f"{name}: {part} has no floor; list it in tests/test_layers.py"
+            continue
+        for other in sorted(imported):
+            target = other.split(".")[0]
+            if target == part or target not in FLOOR_OF:
+                continue
+            mine, theirs = FLOOR_OF[part], FLOOR_OF[target]
+            top = mine == theirs == len(FLOORS) - 1
+            if theirs > mine or (theirs == mine and not top and (part, target) not in LISTED):
+                yield f"{name} (floor {mine}) imports {other} (floor {theirs})"
+
+
+def import_cycles(source: Path) -> Iterator[str]:
+    graph = import_graph(read_modules(source))
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> Iterator[str]:
+        if name in path:
+            yield " -> ".join((*path[path.index(name) :], name))
+        elif name not in done:
+            for other in sorted(graph.get(name, ())):
+                yield from visit(other, (*path, name))
+            done.add(name)
+
+    # The package's own __init__ loads its api lazily, which is no cycle.
+    graph["__init__"] = set()
+    for name in sorted(graph):
+        yield from visit(name, ())
+
+
+def budget_violations(source: Path) -> Iterator[str]:
+    for name, (path, tree) in read_modules(source).items():
+        text = path.read_text()
+        lines = len(text.splitlines())
+        if lines > MAX_FILE:
+            yield f"{name}: {lines} lines (at most {MAX_FILE})"
+        for number, line in enumerate(text.splitlines(), 1):
+            if BANNED.search(line):
+                yield f"{name}:{number}: {line.strip()}"
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION:
+                yield f"{name}.{node.name}: {length} lines (at most {MAX_FUNCTION})"
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len([argument for argument in given if argument.arg not in ("self", "cls")])
+            if count > MAX_ARGUMENTS:
+                yield f"{name}.{node.name}: {count} arguments (at most {MAX_ARGUMENTS})"
+
+
+@pytest.mark.parametrize("check", [floor_violations, import_cycles, budget_violations])
+def test_house(check):
+    assert list(check(SOURCE)) == []
+
+
+def write(source: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("files", "complaints"),
+    [
+        ({"ops/a.py": "from seedbed.agents import impala"}, 1),
+        ({"ops/a.py": "def f():\n    import seedbed.runtime.central"}, 1),
+        ({"ops/a.py": "from seedbed.nets import torsos"}, 1),
+        ({"nets/a.py": "from seedbed.simd import ffi"}, 0),
+        ({"simd/a.py": "from seedbed.nets import ffi"}, 1),
+        ({"transport/a.py": "import seedbed.envs.gym"}, 0),
+        ({"envs/a.py": "import seedbed.transport.slots"}, 1),
+        ({"ops/a.py": "from ..agents import impala"}, 1),
+        ({"ops/__init__.py": "from ..runtime import central"}, 1),
+        ({"runtime/a.py": "import seedbed"}, 1),
+        ({"types.py": "from seedbed import cli", "cli.py": ""}, 1),
+        ({"helpers/a.py": ""}, 1),
+        ({"presets.py": "from seedbed.envs import atari\nfrom seedbed import types"}, 0),
+    ],
+)
+def test_floors_are_checked(tmp_path, files, complaints):
+    assert len(list(floor_violations(write(tmp_path, files)))) == complaints
+
+
+def test_cycles_are_found(tmp_path):
+    files = {
+        "ops/a.py": "from seedbed.ops import b",
+        "ops/b.py": "def f():\n    from . import c",
+        "ops/c.py": "from seedbed.ops.a import g",
+        "ops/d.py": "from seedbed.ops import a",
+    }
+    assert list(import_cycles(write(tmp_path, files))) == ["ops.a -> ops.b -> ops.c -> ops.a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaints"),
+    [
+        ("x = 1\n" * MAX_FILE, 0),
+        ("x = 1\n" * (MAX_FILE + 1), 1),
+        ("def f():\n" + "    x = 1\n" * (MAX_FUNCTION - 1), 0),
+        ("def f():\n" + "    x = 1\n" * MAX_FUNCTION, 1),
+        ("def f(a, b, c, d, e, f, g, h): ...", 0),
+        ("def f(a, b, c, d, e, f, *, g, h, i): ...", 1),
+        ("x = 1  # TO" + "DO: later", 1),
+    ],
+)
+def test_budgets_are_checked(tmp_path, text, complaints):
+    assert len(list(budget_violations(write(tmp_path, {"ops/a.py": text})))) == complaints

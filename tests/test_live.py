@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+import math
+import threading
+
+import pytest
+from rich.console import Console
+
+from seedbed.viewer.live import LiveView, PlainLog, make_view
+
+METRICS = {
+    "wall_s": 754.2,
+    "env_steps": 1_800_000,
+    "frames": 7_200_000,
+    "env_steps_per_s": 2403.2,
+    "frames_per_s": 9612.8,
+    "learner_steps": 5662,
+    "episodes": 812,
+    "episode_return_mean": -3.21,
+    "lag_mean": 1.5,
+    "lag_max": 3,
+    "time/environment": 0.25,
+    "time/inference": 0.1,
+    "time/learning": 0.6,
+    "time/waiting": 0.05,
+    "bottleneck": "learning",
+    "rss_mb": 1432.1,
+    "loss/total": 1.25,
+    "entropy": 0.75,
+}
+
+
+def console(width=80, terminal=True):
+    return Console(
+        file=io.StringIO(), width=width, height=40, force_terminal=terminal, color_system=None
+    )
+
+
+def rendered(view, width=80):
+    out = console(width)
+    out.print(view.render())
+    return out.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_live_view_fits_and_tells_all(width):
+    view = LiveView(10_000_000, "pong/impala", "runs/pong-impala-20250131-142500", console(width))
+    with view:
+        view.update(METRICS)
+        view.update({"evaluation/episode_return_mean": 12.5, "evaluation/episode_return_std": 2.0})
+        view.update({**METRICS, "wall_s": 764.2, "env_steps": 1_824_000})
+        view.message("evaluated 8 episodes")
+    text = rendered(view, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for part in (
+        "pong/impala",
+        "-3.21",
+        "2,403",
+        "9,613",
+        "18%",
+        "1432 MB",
+        "12.50",
+        "1.50, max",
+        "loss/total",
+        "0.7500",
+    ):
+        assert part in text
+    for part in ("1.50, max", "loss/total", "0.7500"):
+        assert part in text
+    learning = next(line for line in text.splitlines() if "<- bottleneck" in line)
+    assert "learning" in learning
+    assert "60%" in learning
+    assert "evaluated 8 episodes" in text
+    assert "56m46s left" in text  # 8.176 M steps at 2,400 a second
+
+
+def test_live_view_before_the_first_numbers():
+    view = LiveView(10, "cartpole/impala", "runs/x", console())
+    with view:
+        view.update({"env_steps": 0, "wall_s": 0.0, "episode_return_mean": math.nan})
+        view.update({"lag_mean": None})
+    assert "nan" not in rendered(view)
+
+
+def test_live_view_starts_no_thread():
+    before = threading.active_count()
+    with LiveView(10, "t", "r", console()) as view:
+        view.update(METRICS)
+        assert threading.active_count() == before
+
+
+def test_plain_log_is_one_line_an_update():
+    out = console(40, terminal=False)
+    with PlainLog(10_000_000, "pong/impala", "runs/x", out) as view:
+        view.update({**METRICS, "evaluation/episode_return_mean": 12.5})
+        view.message("saved [brackets] stay")
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1] == (
+        "12m34s | 1.80M steps (18%, 56m52s left) | return -3.21 | 2,403 steps/s | 9,613 frames/s | "
+        "lag 1.50 (max 3.00) | env 25% inf 10% lea 60% wai 5% | bottleneck learning | 1432 MB | "
+        "evaluation 12.50"
+    )
+    assert lines[2] == "saved [brackets] stay"
+
+
+def test_the_terminal_decides():
+    assert isinstance(make_view(1, "t", "r", console(terminal=True)), LiveView)
+    assert isinstance(make_view(1, "t", "r", console(terminal=False)), PlainLog)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from seedbed.runtime.metrics import (
+    Counters,
+    EpisodeStatistics,
+    MachineShares,
+    MetricsLog,
+    processes_cpu,
+    processes_rss,
+    usable_cores,
+)
+from seedbed.types import SeedbedError, Timestep
+
+
+def read_lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_lines_and_events(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.write(
+        {
+            "env_steps": np.int64(640),
+            "loss": np.float32(0.5),
+            "nan": math.nan,
+            "inf": -math.inf,
+            "zero_d": np.array(2.0),
+            "none": None,
+            "bottleneck": "learning",
+        }
+    )
+    assert read_lines(tmp_path) == [  # flushed before close
+        {
+            "env_steps": 640,
+            "loss": 0.5,
+            "nan": None,
+            "inf": None,
+            "zero_d": 2.0,
+            "none": None,
+            "bottleneck": "learning",
+        }
+    ]
+    log.close()
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = list(EventFileLoader(str(next(tmp_path.glob("events.*")))).Load())
+    assert events[0].file_version == "brain.Event:2"
+    assert events[1].step == 640
+    tags = {value.tag for value in events[1].summary.value}
+    assert tags == {"env_steps", "loss", "zero_d"}
+
+
+def test_no_tensorflow():
+    code = (
+        "import sys, pathlib, tempfile; from seedbed.runtime.metrics import MetricsLog;"
+        "MetricsLog(pathlib.Path(tempfile.mkdtemp())).write({'a': 1});"
+        "assert not {'tensorflow', 'jax'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+@pytest.mark.parametrize("torn", ['{"env_steps": 3, "x"', '{"env_steps": 3}', "\x00\x00"])
+def test_a_torn_line_is_repaired(tmp_path, torn):
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1}\n{"env_steps": 2}\n' + torn)
+    log = MetricsLog(tmp_path)
+    log.write({"env_steps": 4})
+    log.close()
+    assert [line["env_steps"] for line in read_lines(tmp_path)] == [1, 2, 4]
+
+
+def test_resuming_drops_what_is_trained_again(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"env_steps": {n}}}\n' for n in range(5)))
+    MetricsLog(tmp_path, resume_at=2).close()
+    assert [line["env_steps"] for line in read_lines(tmp_path)] == [0, 1, 2]
+
+
+def test_an_unwritable_log_is_reported(tmp_path):
+    with pytest.raises(SeedbedError, match="metrics cannot be written"):
+        MetricsLog(tmp_path / "missing")
+
+
+def timestep(rewards, terminated=(), truncated=(), first=()):
+    n = len(rewards)
+
+    def flags(indices):
+        array = np.zeros((n,), bool)
+        array[list(indices)] = True
+        return array
+
+    reward = np.array(rewards, np.float32)
+    return Timestep(None, reward, flags(terminated), flags(truncated), flags(first))
+
+
+def test_episode_statistics():
+    statistics = EpisodeStatistics(groups=2, n=2, window=3)
+    assert math.isnan(statistics.summary()["episode_return_mean"])
+    statistics.record(0, timestep([0, 0], first=(0, 1)))
+    statistics.record(1, timestep([0, 0], first=(0, 1)))
+    statistics.record(0, timestep([1, 2]))
+    statistics.record(1, timestep([10, 10]))
+    statistics.record(0, timestep([1, 2], terminated=(0,), truncated=(1,)))  # returns 2 and 4
+    assert statistics.summary() == {
+        "episodes": 2,
+        "episode_return_mean": 3.0,
+        "episode_length_mean": 2.0,
+    }
+    statistics.record(0, timestep([0, 0], first=(0, 1)))
+    statistics.record(0, timestep([-1, 0], terminated=(0,)))  # return -1 of length 1
+    statistics.reset(1)  # its actor died: what it had earned belongs to no episode
+    statistics.record(1, timestep([0, 0], first=(0, 1)))
+    statistics.record(1, timestep([7, 0], terminated=(0,)))
+    summary = statistics.summary()
+    assert summary["episodes"] == 4
+    assert summary["episode_return_mean"] == pytest.approx((4 - 1 + 7) / 3)  # the last three
+    again = EpisodeStatistics(groups=1, n=1, window=3)
+    again.load(json.loads(json.dumps(statistics.state())))
+    assert again.summary() == summary
+
+
+def shares(cores=2.0, actors=2, start=None, **counters):
+    machine = MachineShares(cores, actors)
+    if start is not None:
+        machine.start(start)
+    return machine.update(Counters(**counters))
+
+
+def test_machine_shares_of_a_saturated_machine():
+    found = shares(wall=10, actors_cpu=5, learner_cpu=14, inference_busy=2, learning_busy=8)
+    assert found["time/environment"] == pytest.approx(0.25)
+    assert found["time/inference"] == pytest.approx(0.14)
+    assert found["time/learning"] == pytest.approx(0.56)
+    assert found["time/waiting"] == pytest.approx(0.05)
+    assert found["bottleneck"] == "learning"
+
+
+@pytest.mark.parametrize(
+    ("actors_cpu", "inference_busy", "learning_busy", "bottleneck"),
+    [
+        (19.8, 5, 5, "environment"),  # both actors never rest
+        (4, 9.9, 5, "inference"),
+        (4, 5, 9.9, "learning"),  # an accelerator: little CPU, but always busy
+    ],
+)
+def test_bottleneck_of_a_machine_with_idle_cores(
+    actors_cpu, inference_busy, learning_busy, bottleneck
+):
+    found = shares(
+        cores=16,
+        wall=10,
+        actors_cpu=actors_cpu,
+        learner_cpu=12,
+        inference_busy=inference_busy,
+        learning_busy=learning_busy,
+    )
+    assert found["bottleneck"] == bottleneck
+    assert sum(value for name, value in found.items() if name != "bottleneck") == pytest.approx(1)
+
+
+def test_shares_are_of_the_interval_and_never_exceed_one():
+    machine = MachineShares(2.0, 2)
+    machine.update(Counters(10, 5, 5, 1, 1))
+    found = machine.update(Counters(11, 6.5, 5.7, 1, 2))
+    assert found["time/environment"] == pytest.approx(1.5 / 2.2)
+    assert found["time/inference"] == 0.0
+    assert found["time/waiting"] == pytest.approx(0.0, abs=1e-6)
+    assert found["bottleneck"] == "environment"
+    still = machine.update(Counters(12, 6.0, 5.7, 1, 2))  # an actor was replaced
+    assert still["time/waiting"] == 1.0
+
+
+def test_processes():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert processes_rss([os.getpid(), gone.pid]) == pytest.approx(
+        processes_rss([os.getpid()]), 0.2
+    )
+    assert processes_rss([os.getpid()]) > 10
+    assert processes_rss([gone.pid]) == processes_cpu([gone.pid]) == 0.0
+    assert processes_cpu([os.getpid()]) > 0.0
+    assert usable_cores() > 0

@@ -1,0 +1,176 @@
+"""Networks: shapes, sizes, scaling of bytes, and memory that is reset where an episode opens."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedbed.nets.heads import DuelingHead, PolicyHead, ValueHead
+from seedbed.nets.policy import ActorCritic
+from seedbed.nets.recurrent import LSTM, LSTMState, initial_lstm_state
+from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso
+from seedbed.types import SeedbedError
+
+KEY = jax.random.key(0)
+
+
+def images(shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def count(params):
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def build(module, *inputs):
+    """Initialises and applies in one compiled program: (outputs, params)."""
+    return jax.jit(lambda *x: module.init_with_output(KEY, *x))(*inputs)
+
+
+def test_nature_has_the_published_shape():
+    x = images((3, 84, 84, 4))
+    y, params = build(Nature(), x)
+    assert y.shape == (3, 512) and y.dtype == jnp.float32
+    kernels = [params["params"][f"Convolution_{i}"]["kernel"].shape for i in range(3)]
+    assert kernels == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
+    assert count(params) == 1_684_128
+    low_precision = Nature(dtype=jnp.bfloat16).apply(params, x)
+    assert low_precision.dtype == jnp.float32
+    np.testing.assert_allclose(low_precision, y, atol=0.05 * float(jnp.abs(y).max()))
+
+
+def test_deep_resnet_has_the_published_shape():
+    x = images((2, 20, 24, 3))
+    y, params = build(DeepResNet(), x)
+    assert y.shape == (2, 256) and y.dtype == jnp.float32
+    convolutions = [name for name in params["params"] if name.startswith("Convolution")]
+    assert len(convolutions) == 15
+    # 20 x 24 halves, rounded up, to 3 x 3 pixels of 32 channels.
+    assert params["params"]["Mlp_0"]["Dense_0"]["kernel"].shape == (288, 256)
+
+
+def test_residual_blocks_add_to_what_they_are_given():
+    x = images((1, 8, 8, 1))
+    _, params = build(DeepResNet((4,)), x)
+    zero = params["params"] | {
+        name: jax.tree.map(jnp.zeros_like, params["params"][name])
+        for name in ("Convolution_1", "Convolution_2", "Convolution_3", "Convolution_4")
+    }
+    first = Convolution(4, 3, padding=1, relu=False).apply(
+        {"params": params["params"]["Convolution_0"]}, x
+    )
+    pooled = jax.lax.reduce_window(first, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    dense = Mlp((256,)).apply({"params": params["params"]["Mlp_0"]}, jnp.maximum(pooled, 0))
+    np.testing.assert_allclose(DeepResNet((4,)).apply({"params": zero}, x), dense, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [Nature(), DeepResNet((4, 4)), Mlp((8,))], ids=str)
+def test_bytes_are_fractions_of_255(module):
+    x = images((2, 36, 36, 1))
+    y, params = build(module, x)
+    np.testing.assert_allclose(module.apply(params, x / np.float32(255)), y, rtol=1e-4, atol=1e-5)
+    assert 0.1 < float(jnp.sqrt(jnp.square(y).mean())) < 3  # neither fades nor explodes
+
+
+def test_nature_refuses_small_images_and_the_others_take_them():
+    x = images((2, 10, 10, 4))
+    with pytest.raises(SeedbedError, match="choose torso resnet or mlp"):
+        Nature().init(KEY, x)
+    assert build(DeepResNet((4,)), x)[0].shape == (2, 256)
+
+
+def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
+    observation = {"camera": images((3, 12, 12, 3)), "arm": np.ones((3, 7), np.float32)}
+    observation["gripper"] = np.ones(3, np.float32)
+    torso = Torso("resnet", (16, 8))
+    y, params = build(torso, observation)
+    assert y.shape == (3, 8 + 256 + 8)
+    assert set(params["params"]) == {"Mlp_0", "DeepResNet_0", "Mlp_1"}
+    changed = torso.apply(params, observation | {"gripper": 2 * observation["gripper"]})
+    np.testing.assert_allclose(changed[:, :264], y[:, :264], atol=1e-4)
+    assert (np.abs(changed[:, 264:] - y[:, 264:]) > 1e-2).any()
+
+
+def test_lstm_steps_equal_the_unrolled_form():
+    x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
+    first = np.random.default_rng(1).random((6, 3)) < 0.3
+    module = LSTM(4)
+    start = jax.tree.map(lambda s: s + 0.5, initial_lstm_state(3, 4))
+    (outputs, end), params = build(module, x, first, start)
+    step, state = jax.jit(module.apply), start
+    for t in range(6):
+        y, state = step(params, x[t : t + 1], first[t : t + 1], state)
+        np.testing.assert_allclose(y[0], outputs[t], atol=1e-6)
+    for mine, theirs in zip(state, end, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_lstm_forgets_before_it_consumes_the_opening_row():
+    x = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
+    first = np.zeros((5, 2), bool)
+    first[2, 0] = True
+    module = LSTM(4)
+    (outputs, _), params = build(module, x, first, initial_lstm_state(2, 4))
+    fresh, _ = module.apply(params, x[2:], first[2:], initial_lstm_state(2, 4))
+    np.testing.assert_allclose(outputs[2:, 0], fresh[:, 0], atol=1e-6)
+    assert (np.abs(outputs[2:, 1] - fresh[:, 1]) > 1e-4).any()
+    grads = jax.grad(
+        lambda y: module.apply(params, y, first, initial_lstm_state(2, 4))[0][2:].sum()
+    )(x)
+    assert (grads[:2, 0] == 0).all() and (grads[:2, 1] != 0).any()
+
+
+def test_lstm_equals_the_equations():
+    rng = np.random.default_rng(0)
+    x, first = rng.normal(size=(1, 2, 3)).astype(np.float32), np.zeros((1, 2), bool)
+    state = LSTMState(*rng.normal(size=(2, 2, 4)).astype(np.float32))
+    (y, end), params = build(LSTM(4), x, first, state)
+    weights = jax.tree.map(np.asarray, params["params"])
+    np.testing.assert_array_equal(weights["bias"], np.repeat([0, 1, 0, 0], 4))
+    gates = x[0] @ weights["input"] + state.hidden @ weights["recurrent"] + weights["bias"]
+    i, f, g, o = np.split(gates, 4, axis=-1)
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    cell = sigmoid(f) * state.cell + sigmoid(i) * np.tanh(g)
+    np.testing.assert_allclose(end.cell, cell, atol=1e-5)
+    np.testing.assert_allclose(y[0], sigmoid(o) * np.tanh(cell), atol=1e-5)
+
+
+def test_heads():
+    x = np.random.default_rng(0).normal(size=(3, 2, 64)).astype(np.float32)
+    parameters, _ = build(PolicyHead(6), x)
+    assert parameters.shape == (3, 2, 6) and float(jnp.abs(parameters).max()) < 0.1
+    value, params = build(ValueHead(), x)
+    assert value.shape == (3, 2)
+    np.testing.assert_allclose(jnp.linalg.norm(params["params"]["Dense_0"]["kernel"]), 1, rtol=1e-5)
+    q, params = build(DuelingHead(5), x)
+    assert q.shape == (3, 2, 5)
+    sizes = sorted(leaf.shape for leaf in jax.tree.leaves(params))
+    assert sizes == sorted([(64, 512), (512,), (512, 1), (1,), (64, 512), (512,), (512, 5)])
+    no_advantage = jax.tree.map(lambda w: jnp.zeros_like(w) if w.shape == (512, 5) else w, params)
+    value = DuelingHead(5).apply(no_advantage, x)
+    np.testing.assert_allclose(q.mean(-1), value[..., 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("lstm_size", [0, 8])
+def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
+    rng = np.random.default_rng(0)
+    x = {"a": rng.normal(size=(5, 3, 4)).astype(np.float32), "b": rng.random((5, 3), np.float32)}
+    reward, first = rng.normal(size=(5, 3)).astype(np.float32), rng.random((5, 3)) < 0.3
+    module = ActorCritic(6, sizes=(16,), activation=jnp.tanh, lstm_size=lstm_size)
+    core = module.initial_core(3)
+    (parameters, value, _), params = build(module, x, reward, first, core)
+    assert parameters.shape == (5, 3, 6) and value.shape == (5, 3)
+    step = jax.jit(module.apply)
+    for t in range(5):
+        row = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (x, reward, first))
+        p, v, core = step(params, *row, core)
+        np.testing.assert_allclose(p[0], parameters[t], atol=1e-6)
+        np.testing.assert_allclose(v[0], value[t], atol=1e-5)
+    assert (core == ()) == (lstm_size == 0)
+    other, _, _ = module.apply(params, x, reward + 0.1, first, module.initial_core(3))
+    assert bool((other != parameters).any()) == (lstm_size > 0)

@@ -1,0 +1,43 @@
+"""What an actor process imports loads no JAX and little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from seedbed.envs.atari import AtariEnv
+from seedbed.transport.pool import ActorPool
+
+SCRIPT = """
+import sys
+import seedbed.types, seedbed.trees, seedbed.envs.gym, seedbed.envs.atari, seedbed.envs.registry
+import seedbed.transport.slots, seedbed.transport.actor, seedbed.transport.process
+import seedbed.transport.pool
+seedbed.envs.registry.resolve("pong").make(1, 0).close()
+heavy = {"jax", "jaxlib", "flax", "torch", "tensorflow", "scipy", "matplotlib", "cv2"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_actors_import_no_jax() -> None:
+    path = [entry for entry in sys.path if entry]
+    code = f"import sys; sys.path[:0] = {path!r}\n{SCRIPT}"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
+
+
+def test_an_idle_atari_actor_is_small() -> None:
+    with ActorPool(AtariEnv("pong"), actors=1, envs_per_actor=2, seed=0) as pool:
+        assert pool.spec
+        opened: set[int] = set()
+        deadline = time.monotonic() + 60
+        while len(opened) < 2 and time.monotonic() < deadline:
+            opened.update(pool.poll(0.1))
+        assert opened == {0, 1}
+        assert pool.rss_bytes() < 60e6
+        assert pool.rss_bytes() == psutil.Process(pool.pids()[0]).memory_info().rss

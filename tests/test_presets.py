@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+
+import pytest
+
+from seedbed import presets
+from seedbed.envs.atari import AtariEnv
+from seedbed.envs.gym import FactoryEnv, GymEnv
+from seedbed.presets import TrainConfig, from_json, resolve, to_json
+from seedbed.runtime.config import CentralConfig
+from seedbed.types import SeedbedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    rates: tuple[float, ...] = (0.1, 0.2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    spec: object = None
+    total_updates: int = 0
+    inner: Inner = Inner()
+    sizes: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))
+    name: str | None = None
+
+    def init(self): ...
+    def act(self): ...
+    def prepare(self): ...
+    def gradients(self): ...
+
+
+@pytest.fixture(autouse=True)
+def custom_module(monkeypatch):
+    module = types.ModuleType("my_agents")
+    module.Custom = Custom
+    module.helper = print
+    monkeypatch.setitem(sys.modules, "my_agents", module)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_presets(name):
+    config = resolve(name)
+    assert config == resolve(name.partition("/")[0])
+    assert config.name == name
+    assert config.env.frame_stack >= 1
+    assert config.agent.experience.batch > 0
+    assert presets.description(name).endswith(".")
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_preset_free_environments():
+    config = resolve("ALE/MsPacman-v5", "impala")
+    assert config.env == AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)
+    assert config.name == "ALE/MsPacman-v5/impala"
+    assert config.central == CentralConfig()
+    assert isinstance(resolve("Acrobot-v1").env, GymEnv)
+    assert resolve("my_pkg:make_env").env == FactoryEnv("my_pkg:make_env")
+
+
+def test_an_agent_of_ones_own():
+    config = resolve("pong", "my_agents:Custom")
+    assert config.agent == Custom()
+    assert config.env == resolve("pong").env
+    assert config.name == "pong/my_agents:Custom"
+
+
+def test_configurations_round_trip_without_what_bind_fills():
+    agent = Custom(spec=object(), total_updates=5, inner=Inner((0.5,)), name="x")
+    config = TrainConfig(
+        GymEnv("CartPole-v1", kwargs=(("render_mode", None),)),
+        agent,
+        CentralConfig(steps=5, learner_devices=(0, 1)),
+        "cartpole/custom",
+    )
+    again = from_json(json.loads(json.dumps(to_json(config))))
+    assert again == dataclasses.replace(
+        config, agent=dataclasses.replace(agent, spec=None, total_updates=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "agent", "message"),
+    [
+        ("pnog", None, "'pnog'; did you mean pong"),
+        ("cartpoel/impala", None, "did you mean cartpole/impala"),
+        ("brekout", None, "did you mean breakout"),
+        ("CartPoel-v1", None, "did you mean .*CartPole-v1"),
+        ("ALE/Pogn-v5", None, "did you mean ALE/Pong-v5"),
+        ("zzzzqqqq", None, "unknown environment 'zzzzqqqq'; see `seedbed list`"),
+        ("pong", "impalla", "unknown agent 'impalla'; did you mean impala"),
+        ("pong", "no_such_module:Agent", "no module 'no_such_module'"),
+        ("pong", "my_agents:Costum", "has no 'Costum'; did you mean Custom"),
+        ("pong", "my_agents:helper", "is not a dataclass"),
+        ("pong", "seedbed.types:Discrete", "has no method 'init'"),
+        ("pong/impala", "my_agents:Custom", "has an agent of its own"),
+    ],
+)
+def test_unknown_names(target, agent, message):
+    with pytest.raises(SeedbedError, match=message):
+        resolve(target, agent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.pop("env"), "config.json is incomplete"),
+        (
+            lambda data: data["central"].update(stepz=1),
+            "has no option 'stepz'; did you mean 'steps'",
+        ),
+        (
+            lambda data: data["agent"].update({"class": "gone:Agent"}),
+            "gone:Agent cannot be imported",
+        ),
+        (lambda data: data["agent"].update(szes=1), "Custom has no option 'szes'.*'sizes'"),
+    ],
+)
+def test_damaged_configurations(change, message):
+    data = to_json(TrainConfig(GymEnv("CartPole-v1"), Custom(), CentralConfig()))
+    data["agent"]["class"] = "my_agents:Custom"
+    change(data)
+    with pytest.raises(SeedbedError, match=message):
+        from_json(data)
+
+
+def test_what_cannot_be_saved_is_refused():
+    config = TrainConfig(GymEnv("CartPole-v1"), Custom(inner=print), CentralConfig())
+    with pytest.raises(SeedbedError, match="cannot be saved with the run"):
+        to_json(config)

@@ -1,0 +1,378 @@
+"""The actor pool against a counting environment, with processes killed meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from counting_environment import NUM_ACTIONS, Checker
+from seedbed import trees
+from seedbed.envs.gym import FactoryEnv
+from seedbed.transport.pool import MAX_DEATHS, ActorPool
+from seedbed.transport.slots import Slot, make_layout, spec_from_json, spec_to_json
+from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
+
+PATIENCE_S = 60.0  # how long anything may take on a loaded machine
+
+
+def counting(**options: object) -> FactoryEnv:
+    """Configures a counting environment."""
+    return FactoryEnv("counting_environment:make", kwargs=options)
+
+
+class Learner:
+    """Answers every group with numbered actions and checks all that arrives."""
+
+    def __init__(self, pool: ActorPool) -> None:
+        self.pool = pool
+        self.lives: dict[int, int] = {}  # incarnation by group
+        self.steps = [0] * pool.num_groups
+        self.checkers: list[list[Checker]] = [[] for _ in range(pool.num_groups)]
+
+    def turn(self, timeout_s: float = 0.2) -> list[int]:
+        """Handles what one poll returns."""
+        ready = self.pool.poll(timeout_s)
+        assert len(set(ready)) == len(ready)
+        for group in ready:
+            self._handle(group)
+        return ready
+
+    def run(self, done: Callable[[], bool]) -> None:
+        """Turns until done."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, (self.steps, self.pool.restarts)
+            self.turn()
+
+    def _handle(self, group: int) -> None:
+        slot, size = self.pool.slots[group], self.pool.group_size
+        if self.lives.get(group) != slot.incarnation:
+            assert slot.incarnation > self.lives.get(group, -1)
+            self.lives[group], self.steps[group] = slot.incarnation, 0
+            self.checkers[group] = [Checker() for _ in range(size)]
+        self.steps[group] += 1
+        assert slot.step == self.steps[group]  # each once and in order
+        t = slot.timestep
+        for i, checker in enumerate(self.checkers[group]):
+            checker.arrive(
+                t.observation[i],
+                float(t.reward[i]),
+                bool(t.terminated[i]),
+                bool(t.truncated[i]),
+                bool(t.first[i]),
+            )
+            action = (31 * self.steps[group] + 7 * group + i) % NUM_ACTIONS
+            checker.act(action)
+            slot.action[i] = action
+        assert self.pool.reply(group, slot.incarnation)
+        assert not self.pool.reply(group)  # a second answer changes nothing
+
+
+def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
+    with ActorPool(counting(), actors=2, envs_per_actor=6, seed=1, groups=3) as pool:
+        assert pool.spec == EnvSpec(ArraySpec((4,), "int32"), Discrete(NUM_ACTIONS))
+        assert (pool.num_groups, pool.group_size, pool.num_envs) == (6, 2, 12)
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 100)
+        checkers = [checker for group in learner.checkers for checker in group]
+        assert all(checker.opened > 5 for checker in checkers)
+        assert len({checker._env for checker in checkers}) == pool.num_envs
+        assert pool.cpu_seconds() > 0
+        assert pool.rss_bytes() > 1e6
+        assert pool.restarts == 0
+
+
+def test_a_group_is_not_stepped_before_its_answer() -> None:
+    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
+        assert pool.spec
+        seen: list[int] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(seen) < 2 and time.monotonic() < deadline:
+            seen += pool.poll(0.1)
+        assert sorted(seen) == [0, 1]
+        assert pool.poll(0.2) == []
+        assert [slot.step for slot in pool.slots] == [1, 1]
+
+
+def test_killed_actors_come_back_while_the_others_go_on() -> None:
+    chance = random.Random(0)
+    with ActorPool(counting(), actors=3, envs_per_actor=4, seed=2) as pool:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 110)
+        cpu = 0.0
+        for round_ in range(4):
+            victim = chance.randrange(3)
+            groups = range(2 * victim, 2 * victim + 2)
+            lives = {group: learner.lives[group] for group in groups}
+            for _ in range(chance.randrange(20)):
+                learner.turn(0.001)
+            os.kill(pool.pids()[victim], signal.SIGKILL)
+            before = list(learner.steps)
+            learner.run(lambda lives=lives: all(learner.lives[g] > lives[g] for g in lives))
+            others = [g for g in range(6) if g not in groups]
+            assert all(learner.steps[g] > before[g] for g in others)
+            learner.run(lambda: min(learner.steps) >= 110)
+            assert pool.restarts == round_ + 1
+            assert pool.cpu_seconds() >= cpu
+            cpu = pool.cpu_seconds()
+
+
+def test_new_lives_have_new_seeds() -> None:
+    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=3) as pool:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 5)
+        first = [checker._env for group in learner.checkers for checker in group]
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        learner.run(lambda: sorted(learner.lives.values()) == [1, 1])
+        second = [checker._env for group in learner.checkers for checker in group]
+        assert not set(first) & set(second)
+
+
+def test_an_answer_to_a_dead_actor_is_harmless() -> None:
+    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 110)
+        ready = pool.poll(5.0)
+        old = pool.slots[ready[0]]
+        os.kill(pool.pids()[0], signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_S
+        while pool.slots[ready[0]].incarnation == 0 and time.monotonic() < deadline:
+            pool.poll(0.1)
+        assert pool.slots[ready[0]].incarnation == 1
+        assert old.incarnation == 0
+        old.action[...] = 5  # the memory of the dead is still there
+        assert not pool.reply(ready[0], old.incarnation)
+        assert pool.slots[ready[0]].step == 1
+
+
+def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:
+    pool = ActorPool(counting(), actors=2, envs_per_actor=2, seed=4)
+    try:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 3)
+        pids = pool.pids()
+        os.kill(pids[0], signal.SIGSTOP)
+        start = list(learner.steps)
+        learner.run(lambda: min(learner.steps[2:]) >= start[2] + 200)
+        assert max(learner.steps[:2]) <= max(start[:2]) + 2
+    finally:
+        begin = time.monotonic()
+        pool.close()
+    assert time.monotonic() - begin < 10
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("raise", "raised RuntimeError: the counter broke"),
+        ("shape", "observation has shape (3,), expected (4,)"),
+        ("dtype", "observation is float64, expected int32"),
+        ("nan", "reward is not finite: nan"),
+    ],
+)
+def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
+    with ActorPool(counting(fault=fault), actors=1, envs_per_actor=2, seed=0) as pool:
+        with pytest.raises(SeedbedError) as caught:
+            assert pool.spec
+            Learner(pool).run(lambda: False)
+        assert text in str(caught.value)
+        assert "'counting_environment:make', index 0, step 5" in str(caught.value)
+        assert "actor 0, group" in str(caught.value)
+        with pytest.raises(SeedbedError):
+            pool.poll(0.1)
+
+
+def test_not_finite_observations_are_named() -> None:
+    env = FactoryEnv("counting_environment:make_float")
+    with (
+        ActorPool(env, actors=1, envs_per_actor=1, groups=1, seed=0) as pool,
+        pytest.raises(SeedbedError, match=r"index 0, step 5: observation\['b'\] is not finite"),
+    ):
+        assert pool.spec.observation == {
+            "a": ArraySpec((3,), "float32"),
+            "b": ArraySpec((2,), "float32"),
+        }
+        while True:
+            for group in pool.poll(1.0):
+                pool.slots[group].action[...] = 0
+                pool.reply(group)
+
+
+def test_a_crash_loop_ends_with_the_last_words() -> None:
+    with (
+        ActorPool(counting(fault="exit"), actors=1, envs_per_actor=2, seed=0) as pool,
+        pytest.raises(SeedbedError) as caught,
+    ):
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: False)
+    assert f"died {MAX_DEATHS} times in a row" in str(caught.value)
+    assert "exited with status 3" in str(caught.value)
+    assert "last words of the counter" in str(caught.value)
+
+
+def test_a_death_shows_although_a_child_holds_the_socket() -> None:
+    env = counting(fault="orphan", fault_at=150)
+    with ActorPool(env, actors=1, envs_per_actor=2, seed=0) as pool:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: pool.restarts == 1)
+        learner.run(lambda: sorted(learner.lives.values()) == [1, 1])
+
+
+def test_a_missing_module_is_named() -> None:
+    env = FactoryEnv("no_such_module:make")
+    with (
+        ActorPool(env, actors=1, envs_per_actor=2, seed=0) as pool,
+        pytest.raises(SeedbedError, match="no module 'no_such_module'"),
+    ):
+        assert pool.spec
+
+
+def test_sizes_that_do_not_divide_are_refused() -> None:
+    for envs, groups in ((3, 2), (1, 2), (0, 1)):
+        with pytest.raises(SeedbedError, match="groups"):
+            ActorPool(counting(), actors=1, envs_per_actor=envs, groups=groups, seed=0)
+
+
+def test_close_leaves_nothing() -> None:
+    me = psutil.Process()
+    gc.collect()
+    children, fds, shared = me.children(), me.num_fds(), set(Path("/dev/shm").iterdir())
+    for seconds in (0.0, 0.3, 1.5):  # before, amid and after the start
+        pool = ActorPool(counting(), actors=2, envs_per_actor=4, seed=0)
+        pids = pool.pids()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pool.poll(0.05)
+        pool.close()
+        pool.close()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        with pytest.raises(SeedbedError, match="closed"):
+            pool.poll(0.0)
+    gc.collect()
+    assert me.children() == children
+    assert me.num_fds() == fds
+    ours = {path.name for path in Path("/dev/shm").iterdir()} - {path.name for path in shared}
+    assert not any("seedbed" in name for name in ours)
+
+
+def test_a_hanging_environment_is_closed() -> None:
+    pool = ActorPool(counting(fault="hang"), actors=1, envs_per_actor=2, seed=0)
+    try:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: 5 in learner.steps)
+        assert not learner.turn(0.2) or not learner.turn(0.2)
+        pids = pool.pids()
+    finally:
+        pool.close()
+    assert not psutil.pid_exists(pids[0])
+
+
+PARENT = """
+import sys
+from counting_environment import make
+from seedbed.envs.gym import FactoryEnv
+from seedbed.transport.pool import ActorPool
+pool = ActorPool(FactoryEnv("counting_environment:make", kwargs={"sleep_s": 0.01}),
+                 actors=2, envs_per_actor=4, seed=0)
+pool.spec
+told = False
+while True:
+    for group in pool.poll(0.1):
+        pool.slots[group].action[...] = 0
+        pool.reply(group)
+        if not told and all(slot.step > 2 for slot in pool.slots):
+            told = True
+            print(*pool.pids(), flush=True)
+"""
+
+
+def test_actors_die_with_a_killed_parent() -> None:
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return (
+            psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        )  # nobody may reap an orphan here
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
+    observation = {
+        "b": ArraySpec((2, 3), "float32"),
+        "a": (ArraySpec((), "uint8"), ArraySpec((0,), "bool")),
+    }
+    actions = (
+        Discrete(3),
+        MultiDiscrete((2, 4)),
+        Box((2,), (-1.0, float("-inf")), (1.0, float("inf"))),
+    )
+    for action in actions:
+        spec = EnvSpec(observation, action)
+        assert spec_from_json(spec_to_json(spec)) == spec
+        layout = make_layout(spec, 5)
+        assert all(offset % 64 == 0 for offset in layout.offsets)
+        assert layout.size % 4096 == 0
+        memory = bytearray(2 * layout.size)
+        ours, theirs = (Slot(layout, memory, layout.size) for _ in range(2))
+        rows = np.arange(5)
+        timestep = Timestep(
+            {
+                "b": np.ones((5, 2, 3), np.float32),
+                "a": (rows.astype(np.uint8), np.zeros((5, 0), bool)),
+            },
+            rows.astype(np.float32),
+            rows > 1,
+            rows > 2,
+            rows > 3,
+        )
+        theirs.open(4)
+        leaves = trees.leaves(timestep)
+        assert theirs.fits(leaves)
+        assert not theirs.fits([leaf[:4] for leaf in leaves])
+        theirs.publish(leaves)
+        assert (ours.incarnation, ours.step, ours.answered) == (4, 1, False)
+        np.testing.assert_array_equal(ours.timestep.observation["a"][0], rows)
+        np.testing.assert_array_equal(ours.timestep.truncated, rows > 2)
+        assert not any(memory[: layout.size])
+        ours.action[...] = 1
+        ours.answer()
+        assert theirs.answered
+        assert (theirs.action == 1).all()
