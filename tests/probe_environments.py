@@ -6,6 +6,7 @@ synchronous training loop that runs any on-policy agent on one device.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -142,10 +143,8 @@ class Trainer:
         applied = updates * agent.epochs * agent.minibatches
         self.agent = bind(agent, self.env.spec, applied)
         self.unroll, self.updates, self.seed = experience.unroll, updates, seed
-        self.state = jax.jit(self.agent.init)(jax.random.key(seed))
+        self.state = init(self.agent, seed)
         self.metrics: dict[str, Any] = {}
-        self._act = jax.jit(self._act_rows, static_argnames="evaluate")
-        self._learn = jax.jit(self._update)
 
     def train(self) -> Trainer:
         """Runs all updates; `state` and `metrics` then hold the last."""
@@ -154,7 +153,7 @@ class Trainer:
         timestep = self.env.reset()
         for update in range(self.updates):
             trajectory, actor_state, timestep = self.collect(actor_state, timestep, update)
-            self.state, self.metrics = self._learn(self.state, trajectory, update)
+            self.state, self.metrics = learn(self.agent, self.state, trajectory, update)
         return self
 
     def collect(self, actor_state: Any, timestep: Timestep, update: int) -> tuple[Any, Any, Any]:
@@ -162,8 +161,8 @@ class Trainer:
         opening, timesteps, actions, extras = actor_state, [timestep], [], []
         for t in range(self.unroll):
             counter = update * self.unroll + t
-            action, extra, actor_state = self._act(
-                self.state.params, actor_state, timestep, counter, evaluate=False
+            action, extra, actor_state = act(
+                self.agent, self.state.params, actor_state, timestep, counter, evaluate=False
             )
             timestep = self.env.step(np.asarray(action))
             timesteps.append(timestep)
@@ -182,31 +181,44 @@ class Trainer:
         actor_state = self.agent.actor_state(jnp.arange(env.num_envs), env.num_envs)
         timestep, total, episodes = env.reset(), 0.0, 0
         for t in range(steps):
-            action, _, actor_state = self._act(
-                self.state.params, actor_state, timestep, t, evaluate=True
+            action, _, actor_state = act(
+                self.agent, self.state.params, actor_state, timestep, t, evaluate=True
             )
             timestep = env.step(np.asarray(action))
             total += timestep.reward.sum()
             episodes += (timestep.terminated | timestep.truncated).sum()
         return float(total / episodes)
 
-    def _act_rows(self, params, actor_state, timestep, counter, evaluate):
-        key = jax.random.fold_in(jax.random.key(self.seed), counter)
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(self.env.num_envs))
-        return self.agent.act(params, actor_state, timestep, keys, evaluate)
 
-    def _update(self, state, trajectory, update):
-        agent, metrics = self.agent, {}
-        key = jax.random.fold_in(jax.random.key(self.seed + 1), update)
-        batch = agent.prepare(state, trajectory, key)
-        size = self.env.num_envs // agent.minibatches
-        for epoch in range(agent.epochs):
-            key, shuffle = jax.random.split(jax.random.fold_in(key, epoch))
-            order = jax.random.permutation(shuffle, self.env.num_envs)
-            for i in range(agent.minibatches):
-                rows = order[i * size : (i + 1) * size]
-                part = jax.tree.map(lambda x, rows=rows: x[:, rows], batch)
-                grads, output = agent.gradients(state, part, jax.random.fold_in(key, i))
-                state = agent.apply(state, grads, output)
-                metrics = output.metrics
-        return state, metrics
+# Compiled once for each agent, so that probes of one action space share their programs.
+@functools.partial(jax.jit, static_argnums=0)
+def init(agent, seed):
+    return agent.init(jax.random.key(seed))
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="evaluate")
+def act(agent, params, actor_state, timestep, counter, evaluate):
+    """Acts with a key for each environment, made of the number of the step."""
+    key = jax.random.fold_in(jax.random.key(0), counter)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(timestep.first.shape[0]))
+    return agent.act(params, actor_state, timestep, keys, evaluate)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def learn(agent, state, trajectory, update):
+    """Runs all epochs and minibatches; returns the state and the last metrics."""
+    metrics = {}
+    key = jax.random.fold_in(jax.random.key(1), update)
+    batch = agent.prepare(state, trajectory, key)
+    num_envs = trajectory.timesteps.first.shape[1]
+    size = num_envs // agent.minibatches
+    for epoch in range(agent.epochs):
+        key, shuffle = jax.random.split(jax.random.fold_in(key, epoch))
+        order = jax.random.permutation(shuffle, num_envs)
+        for i in range(agent.minibatches):
+            rows = order[i * size : (i + 1) * size]
+            part = jax.tree.map(lambda x, rows=rows: x[:, rows], batch)
+            grads, output = agent.gradients(state, part, jax.random.fold_in(key, i))
+            state = agent.apply(state, grads, output)
+            metrics = output.metrics
+    return state, metrics

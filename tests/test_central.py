@@ -69,8 +69,9 @@ class Recorder:
             # a new life of the actor: another seed, from the beginning
             assert self.last is None or self.last[counting.ENV] != observation[0][counting.ENV]
             assert observation[0][counting.EPISODE] == 0
-            assert observation[0][counting.STEP] == 0
-            assert steps.first[0]
+            # the very first unroll of a group may begin a little later
+            assert observation[0][counting.STEP] == 0 or self.last is None
+            assert steps.first[0] or self.last is None
             self.lives += 1
         assert (np.diff(version) >= 0).all()
         assert np.unique(draws).size == draws.size, "a key was used twice"
@@ -158,7 +159,7 @@ def test_every_transition_arrives_once_in_order_and_at_its_place():
         assert sorted(plane.recorders) == list(range(8))
         assert all(recorder.lives == 1 for recorder in plane.recorders.values())
         arrived = sum(recorder.transitions for recorder in plane.recorders.values())
-        in_flight = 8 * 6 * 2 + 4 * 12  # half unrolls, their last rows, and the queue
+        in_flight = 8 * 6 * 3 + 4 * 12  # skipped first rows, half unrolls, last rows, the queue
         assert arrived <= plane.loop.counters.env_steps <= arrived + in_flight
         assert plane.loop.episodes.summary()["episodes"] > 50
 
@@ -220,7 +221,15 @@ def lines(folder):
 
 
 REQUIRED = [
-    *("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps", "episodes"),
+    *(
+        "wall_s",
+        "env_steps",
+        "frames",
+        "env_steps_per_s",
+        "frames_per_s",
+        "learner_steps",
+        "episodes",
+    ),
     *("episode_return_mean", "lag_mean", "lag_max", "bottleneck", "rss_mb"),
     *(f"time/{part}" for part in ("environment", "inference", "learning", "waiting")),
 ]

@@ -14,7 +14,6 @@ import pytest
 
 import seedbed
 from seedbed import cli, options, presets
-from seedbed.launch import xla
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import SeedbedError
 
@@ -118,8 +117,7 @@ def test_neither_the_package_nor_list_loads_jax():
         (["bench", "nosuch"], 2, "no benchmark 'nosuch'; did you mean"),
     ],
 )
-def test_errors_are_one_line(arguments, status, message, capsys, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+def test_errors_are_one_line(arguments, status, message, capsys):
     assert cli.main(arguments) == status
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -153,7 +151,6 @@ def trained(monkeypatch, tmp_path):
         return {"interrupted": False, "evaluation/episode_return_mean": 18.5}
 
     monkeypatch.setattr(central, "train", train)
-    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     monkeypatch.chdir(tmp_path)
     return calls
 
@@ -171,7 +168,6 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
     assert call.env.frame_stack == 2
     assert type(call.agent) is type(presets.resolve("cartpole").agent)
     out = capsys.readouterr().out
-    assert "XLA flags" in out
     assert (
         "trained with a mean return of 18.50 in evaluation; play it with: seedbed evaluate r" in out
     )
@@ -261,7 +257,6 @@ def run_with_checkpoint(tmp_path):
 def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
     from seedbed.runtime import evaluation
 
-    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     calls = []
 
     def evaluate(*, env, agent, params, episodes, seed):
@@ -337,48 +332,3 @@ def test_options_of_an_agent_of_ones_own(capsys):
 def test_splitting_arguments(line, target, rest):
     found = options.split_train_arguments(line.split())
     assert (found.target, found.rest) == (target, rest)
-
-
-@pytest.mark.parametrize(
-    ("own", "version", "expected", "message"),
-    [
-        ("", "0.10.2", xla.FLAGS["0.10.2"][0], "XLA flags for jaxlib 0.10.2: --xla_cpu"),
-        ("--a=1", "0.10.2", f"--a=1 {xla.FLAGS['0.10.2'][0]}", "XLA flags for jaxlib"),
-        (
-            "--xla_cpu_experimental_ynn_fusion_type=X",
-            "0.10.2",
-            "--xla_cpu_experimental_ynn_fusion_type=X",
-            "the user's own",
-        ),
-        ("--a=1", "9.9.9", "--a=1", "none, jaxlib 9.9.9 is untested"),
-        ("--a=1", None, "--a=1", "none, jaxlib None is untested"),
-    ],
-)
-def test_xla_flags(own, version, expected, message, monkeypatch):
-    monkeypatch.setattr(xla, "_version", lambda name: version if name == "jaxlib" else None)
-    environment = {"XLA_FLAGS": own}
-    assert message in xla.configure(environment)
-    assert environment["XLA_FLAGS"] == expected
-
-
-def test_xla_flags_with_a_plugin_of_another_version(monkeypatch):
-    versions = {"jaxlib": "0.10.2", "jax-cuda12-pjrt": "0.10.1"}
-    monkeypatch.setattr(xla, "_version", versions.get)
-    environment = {}
-    assert "jax-cuda12-pjrt 0.10.1 differs" in xla.configure(environment)
-    assert environment == {}
-
-
-def test_jaxlib_takes_the_flags_and_learns_with_them():
-    code = """
-import jax, jax.numpy as jnp
-def loss(params, x):
-    for w in params:
-        x = jax.nn.relu(x @ w)
-    return jnp.mean(jnp.square(x))
-params = [jnp.ones((4, 64)), jnp.ones((64, 64)), jnp.ones((64, 64))]
-jax.block_until_ready(jax.jit(jax.grad(loss))(params, jnp.ones((640, 4))))
-"""
-    environment = {**ENVIRONMENT, "XLA_FLAGS": ""}
-    xla.configure(environment)
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -38,26 +38,38 @@ def parameters(spec, seed=0, batch=()):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_shapes_dtypes_and_bounds_for_every_action(spec):
     array = action_array(spec)
-    for batch in ((), (4,), (2, 3)):
-        policy = distribution(spec, parameters(spec, batch=batch))
-        for action in (policy.sample(jax.random.key(0)), policy.mode()):
+
+    @jax.jit
+    def describe(parameters):
+        policy = distribution(spec, parameters)
+        actions = policy.sample(jax.random.key(0)), policy.mode()
+        log_probs = [policy.log_prob(action) for action in actions]
+        return actions, [*log_probs, policy.entropy()], policy.kl(policy)
+
+    for batch in ((), (2, 3)):
+        actions, numbers, kl = describe(parameters(spec, batch=batch))
+        for action in actions:
             assert action.shape == batch + array.shape
             assert action.dtype == array.dtype
             if isinstance(spec, Box):
                 flat = np.asarray(action).reshape(*batch, -1)
                 assert (flat >= np.array(spec.low)).all() and (flat <= np.array(spec.high)).all()
-            assert policy.log_prob(action).shape == batch
-        assert policy.entropy().shape == policy.kl(policy).shape == batch
-        np.testing.assert_allclose(policy.kl(policy), 0, atol=1e-6)
+        assert {number.shape for number in (*numbers, kl)} == {batch}
+        np.testing.assert_allclose(kl, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_entropy_is_the_mean_of_minus_log_prob(spec):
     one = parameters(spec)
-    policy = distribution(spec, jnp.broadcast_to(one, (20_000, *one.shape)))
-    log_prob = policy.log_prob(policy.sample(jax.random.key(1)))
+
+    @jax.jit
+    def estimates(parameters):
+        policy = distribution(spec, parameters)
+        return policy.log_prob(policy.sample(jax.random.key(1))), policy.entropy()[0]
+
+    log_prob, entropy = estimates(jnp.broadcast_to(one, (20_000, *one.shape)))
     error = 4 * float(log_prob.std()) / 20_000**0.5
-    assert abs(float(policy.entropy()[0] + log_prob.mean())) < error + 0.02
+    assert abs(float(entropy + log_prob.mean())) < error + 0.02
 
 
 @settings(max_examples=40, deadline=None)

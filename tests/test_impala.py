@@ -70,6 +70,10 @@ def bound(agent, action=THREE):
     return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), 100)
 
 
+def initial(agent):
+    return jax.jit(agent.init)(KEY)
+
+
 def gradient_function(agent):
     def function(state, trajectory):
         return agent.gradients(state, agent.prepare(state, trajectory, KEY), KEY)
@@ -99,7 +103,7 @@ def slow_targets(value, ratio, steps, agent):
 
 def test_the_gradient_is_that_of_a_slow_loss():
     agent = bound(dataclasses.replace(SMALL, trace_decay=0.9, reward_clip=0.8, gamma=0.95))
-    state, trajectory = agent.init(KEY), trajectory_of(agent)
+    state, trajectory = initial(agent), trajectory_of(agent)
     state = state._replace(params=jax.tree.map(lambda x: x + 0.1, state.params))
     grads, output = gradient_function(agent)(state, trajectory)
     steps, valid = trajectory.timesteps, ~trajectory.timesteps.first[1:]
@@ -111,7 +115,7 @@ def test_the_gradient_is_that_of_a_slow_loss():
         chosen = jnp.take_along_axis(log_probs, trajectory.action[..., None], -1)[..., 0]
         return value, chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
 
-    value, chosen, _ = map(np.asarray, outputs(state.params))
+    value, chosen, _ = map(np.asarray, jax.jit(outputs)(state.params))
     ratio = np.minimum(np.exp(chosen - trajectory.extras), 1)
     targets, advantages = slow_targets(value, ratio, steps, agent)
 
@@ -121,7 +125,7 @@ def test_the_gradient_is_that_of_a_slow_loss():
         baseline = 0.5 * ((value - targets[valid]) ** 2).sum()
         return (policy + 0.5 * baseline - 0.01 * entropy.sum()) / valid.sum()
 
-    expected_loss, expected = jax.value_and_grad(loss)(state.params)
+    expected_loss, expected = jax.jit(jax.value_and_grad(loss))(state.params)
     np.testing.assert_allclose(output.metrics["loss/total"], expected_loss, rtol=1e-5)
     assert output.weight == valid.sum() and not valid.all()
     for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
@@ -132,7 +136,7 @@ def test_the_gradient_is_that_of_a_slow_loss():
 def masked(request):
     """An agent whose observations have separate entries before (0, 1) and after (2, 3) a reset."""
     agent = bound(dataclasses.replace(SMALL, recurrent=request.param, batch=1))
-    return agent, agent.init(KEY), gradient_function(agent)
+    return agent, initial(agent), gradient_function(agent)
 
 
 @settings(max_examples=40, deadline=None)
@@ -170,12 +174,12 @@ def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, t
 
 def test_rows_weigh_the_same_however_devices_share_them():
     agent = bound(dataclasses.replace(SMALL, batch=4))
-    state, trajectory = agent.init(KEY), trajectory_of(agent)
-    gradients, batch = gradient_function(agent), agent.prepare(state, trajectory, KEY)
-    whole, output = gradients(state, trajectory)
+    state, trajectory = initial(agent), trajectory_of(agent)
+    batch = agent.prepare(state, trajectory, KEY)
+    whole, output = gradient_function(agent)(state, trajectory)
+    gradients = jax.jit(agent.gradients)
     parts = [
-        agent.gradients(state, jax.tree.map(lambda x, i=i: x[:, i : i + 1], batch), KEY)
-        for i in range(4)
+        gradients(state, jax.tree.map(lambda x, i=i: x[:, i : i + 1], batch), KEY) for i in range(4)
     ]
     weight = sum(part.weight for _, part in parts)
     assert weight == output.weight
@@ -190,13 +194,18 @@ def test_rows_weigh_the_same_however_devices_share_them():
         np.testing.assert_allclose(mean, output.metrics[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
 @pytest.mark.parametrize(
-    "action", [Discrete(3), MultiDiscrete((2, 3)), Box((2,), (-1.0, 0.0), (1.0, 4.0))], ids=str
+    ("action", "recurrent"),
+    [
+        (Discrete(3), True),
+        (MultiDiscrete((2, 3)), False),
+        (Box((2,), (-1.0, 0.0), (1.0, 4.0)), False),
+    ],
+    ids=str,
 )
 def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     agent = bound(dataclasses.replace(SMALL, recurrent=recurrent), action=action)
-    state, n = agent.init(KEY), 5
+    state, n = initial(agent), 5
     act = jax.jit(agent.act, static_argnums=4)
     actor_state = agent.actor_state(jnp.arange(n), n)
     zeros, observation = np.zeros(n, np.float32), np.random.default_rng(0).normal(size=(n, 4))
@@ -229,11 +238,11 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
 
 def test_the_step_size_falls_to_zero_and_updates_are_counted():
     agent = bind(dataclasses.replace(SMALL, optimizer="adam"), bound(SMALL).spec, 2)
-    state = agent.init(KEY)
+    state = initial(agent)
     grads, output = gradient_function(agent)(state, trajectory_of(agent))
-    sizes = []
+    apply, sizes = jax.jit(agent.apply), []
     for _ in range(3):
-        after = agent.apply(state, grads, output)
+        after = apply(state, grads, output)
         moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
         sizes.append(float(max(jax.tree.leaves(moved))))
         state = after
@@ -246,7 +255,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_metrics():
     trajectory = trajectory_of(agent)
     steps = trajectory.timesteps
     broken = trajectory._replace(timesteps=steps._replace(observation=steps.observation * np.nan))
-    _, output = gradient_function(agent)(agent.init(KEY), broken)
+    _, output = gradient_function(agent)(initial(agent), broken)
     assert not np.isfinite(output.metrics["loss/total"])
     assert not np.isfinite(output.metrics["gradient_norm"])
 
@@ -320,7 +329,7 @@ def test_probe_truncation_bootstraps():
 
 
 @pytest.mark.parametrize(
-    ("probe", "updates", "threshold"), [(Choice, 200, 0.9), (Match, 300, 0.9), (Aim, 400, 0.75)]
+    ("probe", "updates", "threshold"), [(Choice, 300, 0.9), (Match, 300, 0.9), (Aim, 400, 0.75)]
 )
 def test_probe_action_dependent_reward(probe, updates, threshold):
     trainer = Trainer(PROBE, probe, updates).train()
@@ -329,7 +338,7 @@ def test_probe_action_dependent_reward(probe, updates, threshold):
 
 def test_probe_published_optimizer_learns_too():
     agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=6e-4)
-    assert Trainer(agent, Match, updates=500).train().mean_reward(20) > 0.9
+    assert Trainer(agent, Match, updates=400).train().mean_reward(20) > 0.9
 
 
 def test_probe_memory_needs_the_recurrent_agent():

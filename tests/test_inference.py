@@ -14,6 +14,7 @@ from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
 SPEC = EnvSpec(ArraySpec((3, 2), "uint8"), Discrete(7))
 STACK, GROUPS, SIZE = 3, 3, 2
+TO_TRAJECTORY = jax.jit(to_trajectory, static_argnums=1)
 
 
 def make_inference(unroll=4):
@@ -23,6 +24,17 @@ def make_inference(unroll=4):
     inference = Inference(agent, SPEC, STACK, device, ids, GROUPS * SIZE, jax.random.key(3))
     inference.publish(agent.init(jax.random.key(0)).params, 0)
     inference.compile(SPEC)
+    return inference
+
+
+def start_unrolls(inference):
+    """Steps until every group has begun its first unroll."""
+    environments = Environments(99)
+    for _ in range(inference.unroll):
+        steps = [environments.next(group) for group in range(GROUPS)]
+        inference.act(jax.tree.map(lambda *leaves: np.stack(leaves), *steps), list(range(GROUPS)))
+    for group in range(GROUPS):
+        inference.restart(group)
     return inference
 
 
@@ -78,7 +90,7 @@ class Reference:
         return len(self.rows) == self.start + self.unroll + 1
 
     def check(self, unroll: Unroll):
-        trajectory = to_trajectory(jax.tree.map(jnp.asarray, unroll), STACK)
+        trajectory = TO_TRAJECTORY(unroll, STACK)
         low, high = self.start, self.start + self.unroll
         for t in range(self.unroll + 1):
             expected = self.rows[low + t]._replace(observation=slow_stack(self.rows, low + t))
@@ -140,7 +152,20 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
                     reference.check(unrolls[group])
 
 
-SHARED = make_inference()
+SHARED = start_unrolls(make_inference())
+
+
+def test_first_unrolls_complete_one_after_the_other():
+    inference, environments = make_inference(unroll=6), Environments(2)
+    completed = []
+    for _ in range(14):
+        steps = [environments.next(group) for group in range(GROUPS)]
+        batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+        _, complete = inference.act(batch, list(range(GROUPS)))
+        for group in complete:
+            inference.take(group)
+        completed.append(complete)
+    assert completed == [[], [], [], [], [], [], [0], [], [1], [], [2], [], [0], []]
 
 
 def test_padding_changes_nothing():

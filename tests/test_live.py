@@ -75,6 +75,19 @@ def test_live_view_fits_and_tells_all(width):
     assert "56m46s left" in text  # 8.176 M steps at 2,400 a second
 
 
+def test_live_view_fits_a_small_terminal():
+    out = console()
+    out.height = 24
+    view = LiveView(10_000_000, "pong/impala", "runs/x", out)
+    with view:
+        view.update({**METRICS, **{f"loss/{n}": 1.0 for n in range(9)}})
+        for n in range(6):
+            view.message(f"message {n} " * 20)
+    lines = rendered(view).splitlines()
+    assert len(lines) < 24
+    assert any("message 5" in line for line in lines)
+
+
 def test_live_view_before_the_first_numbers():
     view = LiveView(10, "cartpole/impala", "runs/x", console())
     with view:

@@ -24,6 +24,10 @@ def count(params):
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+def apply(module, *inputs):
+    return jax.jit(module.apply)(*inputs)
+
+
 def build(module, *inputs):
     """Initialises and applies in one compiled program: (outputs, params)."""
     return jax.jit(lambda *x: module.init_with_output(KEY, *x))(*inputs)
@@ -36,7 +40,7 @@ def test_nature_has_the_published_shape():
     kernels = [params["params"][f"Convolution_{i}"]["kernel"].shape for i in range(3)]
     assert kernels == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
     assert count(params) == 1_684_128
-    low_precision = Nature(dtype=jnp.bfloat16).apply(params, x)
+    low_precision = apply(Nature(dtype=jnp.bfloat16), params, x)
     assert low_precision.dtype == jnp.float32
     np.testing.assert_allclose(low_precision, y, atol=0.05 * float(jnp.abs(y).max()))
 
@@ -58,19 +62,19 @@ def test_residual_blocks_add_to_what_they_are_given():
         name: jax.tree.map(jnp.zeros_like, params["params"][name])
         for name in ("Convolution_1", "Convolution_2", "Convolution_3", "Convolution_4")
     }
-    first = Convolution(4, 3, padding=1, relu=False).apply(
-        {"params": params["params"]["Convolution_0"]}, x
+    first = apply(
+        Convolution(4, 3, padding=1, relu=False), {"params": params["params"]["Convolution_0"]}, x
     )
     pooled = jax.lax.reduce_window(first, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-    dense = Mlp((256,)).apply({"params": params["params"]["Mlp_0"]}, jnp.maximum(pooled, 0))
-    np.testing.assert_allclose(DeepResNet((4,)).apply({"params": zero}, x), dense, atol=1e-5)
+    dense = apply(Mlp((256,)), {"params": params["params"]["Mlp_0"]}, jnp.maximum(pooled, 0))
+    np.testing.assert_allclose(apply(DeepResNet((4,)), {"params": zero}, x), dense, atol=1e-5)
 
 
 @pytest.mark.parametrize("module", [Nature(), DeepResNet((4, 4)), Mlp((8,))], ids=str)
 def test_bytes_are_fractions_of_255(module):
     x = images((2, 36, 36, 1))
     y, params = build(module, x)
-    np.testing.assert_allclose(module.apply(params, x / np.float32(255)), y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(module, params, x / np.float32(255)), y, rtol=1e-4, atol=1e-5)
     assert 0.1 < float(jnp.sqrt(jnp.square(y).mean())) < 3  # neither fades nor explodes
 
 
@@ -88,7 +92,7 @@ def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
     y, params = build(torso, observation)
     assert y.shape == (3, 8 + 256 + 8)
     assert set(params["params"]) == {"Mlp_0", "DeepResNet_0", "Mlp_1"}
-    changed = torso.apply(params, observation | {"gripper": 2 * observation["gripper"]})
+    changed = apply(torso, params, observation | {"gripper": 2 * observation["gripper"]})
     np.testing.assert_allclose(changed[:, :264], y[:, :264], atol=1e-4)
     assert (np.abs(changed[:, 264:] - y[:, 264:]) > 1e-2).any()
 
@@ -113,11 +117,11 @@ def test_lstm_forgets_before_it_consumes_the_opening_row():
     first[2, 0] = True
     module = LSTM(4)
     (outputs, _), params = build(module, x, first, initial_lstm_state(2, 4))
-    fresh, _ = module.apply(params, x[2:], first[2:], initial_lstm_state(2, 4))
+    fresh, _ = apply(module, params, x[2:], first[2:], initial_lstm_state(2, 4))
     np.testing.assert_allclose(outputs[2:, 0], fresh[:, 0], atol=1e-6)
     assert (np.abs(outputs[2:, 1] - fresh[:, 1]) > 1e-4).any()
     grads = jax.grad(
-        lambda y: module.apply(params, y, first, initial_lstm_state(2, 4))[0][2:].sum()
+        lambda y: apply(module, params, y, first, initial_lstm_state(2, 4))[0][2:].sum()
     )(x)
     assert (grads[:2, 0] == 0).all() and (grads[:2, 1] != 0).any()
 
@@ -152,7 +156,7 @@ def test_heads():
     sizes = sorted(leaf.shape for leaf in jax.tree.leaves(params))
     assert sizes == sorted([(64, 512), (512,), (512, 1), (1,), (64, 512), (512,), (512, 5)])
     no_advantage = jax.tree.map(lambda w: jnp.zeros_like(w) if w.shape == (512, 5) else w, params)
-    value = DuelingHead(5).apply(no_advantage, x)
+    value = apply(DuelingHead(5), no_advantage, x)
     np.testing.assert_allclose(q.mean(-1), value[..., 0], atol=1e-5)
 
 
@@ -172,5 +176,5 @@ def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
         np.testing.assert_allclose(p[0], parameters[t], atol=1e-6)
         np.testing.assert_allclose(v[0], value[t], atol=1e-5)
     assert (core == ()) == (lstm_size == 0)
-    other, _, _ = module.apply(params, x, reward + 0.1, first, module.initial_core(3))
+    other, _, _ = apply(module, params, x, reward + 0.1, first, module.initial_core(3))
     assert bool((other != parameters).any()) == (lstm_size > 0)

@@ -2,7 +2,7 @@
 
 import sys
 
-from seedbed.cli import main
+from seedbed.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

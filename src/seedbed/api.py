@@ -25,13 +25,12 @@ def train(
     agent: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
-    messages: tuple[str, ...] = (),
     **runtime_options: Any,
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
     `runtime_options` are fields of `CentralConfig`, such as `steps=1_000_000`. With `resume` the run in
-    the folder `run` goes on. `messages` are shown first.
+    the folder `run` goes on.
     """
     config = presets.resolve(what, agent) if isinstance(what, str) else what
     known = {field.name for field in dataclasses.fields(config.central)}
@@ -47,8 +46,6 @@ def train(
     try:
         folder.write_config(encoded)
         with make_view(config.central.steps, config.name, str(path)) as view:
-            for text in messages:
-                view.message(text)
             summary = central.train(
                 env=config.env, agent=config.agent, config=config.central, run=folder, view=view
             )

@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | evaluate | list | bench`. JAX loads only once its flags are set."""
+"""The command line: `seedbed train | evaluate | list | bench`. JAX loads only where it is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import seedbed
 from seedbed import options, presets
-from seedbed.launch import xla
+from seedbed.launch.memory import use_huge_pages
 from seedbed.options import TrainArguments, UsageError
 from seedbed.presets import TrainConfig
 from seedbed.runtime.run_folder import RunFolder
@@ -33,6 +33,13 @@ commands:
   bench [NAME] ...
                   run the benchmarks, or the one named, with its own options
 """
+
+
+def program() -> int:
+    """Is the `seedbed` program: `main`, in a process that suits the command."""
+    if sys.argv[1:2] == ["train"]:
+        use_huge_pages()
+    return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +93,6 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
 
 def _train(arguments: list[str]) -> int:
     given = options.split_train_arguments(arguments)
-    message = xla.configure()
     config = _configuration(given)
     if config is None:
         _print(f"usage: seedbed train PRESET_OR_ENV [OPTIONS]\n\n{options.HELP}\n")
@@ -100,7 +106,7 @@ def _train(arguments: list[str]) -> int:
         return 0
     from seedbed import api
 
-    summary = api.train(config, run=given.run, resume=given.resume, messages=(message,))
+    summary = api.train(config, run=given.run, resume=given.resume)
     run = summary["run"]
     if summary.get("interrupted"):
         _print(f"stopped and saved; go on with: seedbed train --resume --run {run}")
@@ -151,14 +157,11 @@ def _evaluate(arguments: list[str]) -> int:
     except SystemExit:  # help was printed
         return 0
     RunFolder.read(given.run)  # a wrong path is told before JAX loads
-    message = xla.configure()
     from seedbed import api
 
     def warn(text: str) -> None:
         print(text, file=sys.stderr)  # noqa: T201
 
-    if given.debug:
-        warn(message)
     result = api.evaluate(
         given.run, episodes=given.episodes, env=given.env, seed=given.seed, warn=warn
     )
@@ -223,7 +226,6 @@ def _bench(arguments: list[str]) -> int:
             near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
             raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")
         chosen = [name]
-    xla.configure()
     status = 0
     for name in chosen:
         _print(f"== {name}")

@@ -155,8 +155,15 @@ class Agent(Protocol):
     `spec` and `total_updates` are empty in a preset; `bind` fills them before any method is called.
     """
 
-    spec: EnvSpec | None
-    total_updates: int
+    @property
+    def spec(self) -> EnvSpec | None:
+        """What the environments show and take."""
+        ...
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run, for schedules; 0 if unknown."""
+        ...
 
     @property
     def epochs(self) -> int:

@@ -18,8 +18,9 @@ from jax import Array
 from seedbed import trees
 from seedbed.nets.policy import ActorCritic
 from seedbed.nets.torsos import TorsoName, is_image
-from seedbed.ops import losses, returns
+from seedbed.ops import losses, returns, statistics
 from seedbed.ops.distributions import distribution, parameter_size
+from seedbed.ops.statistics import RunningStatistics
 from seedbed.types import (
     ActorState,
     Box,
@@ -34,6 +35,13 @@ from seedbed.types import (
 )
 
 Tree = Any
+
+
+class Params(NamedTuple):
+    """What acting needs; also the shape of a gradient."""
+
+    weights: Tree
+    seen: RunningStatistics | tuple[()]  # of observations; in a gradient, those of its batch
 
 
 class Batch(NamedTuple):
@@ -72,6 +80,8 @@ class Impala:
     """Weight of half the squared value error."""
     reward_clip: float = 1.0
     """Bound of a reward's size in the loss; 0 is no bound."""
+    normalise_observations: bool = False
+    """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
@@ -137,8 +147,12 @@ class Impala:
         network = self._network()
         flags = jnp.zeros((1, 1), bool)
         core = network.initial_core(1)
-        params = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
-        return LearnerState(params, self._optimizer().init(params), jnp.zeros((), jnp.int32))
+        if self.normalise_observations:
+            observation = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), observation)
+        weights = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
+        seen = statistics.initial(self._env().observation) if self.normalise_observations else ()
+        updates = jnp.zeros((), jnp.int32)
+        return LearnerState(Params(weights, seen), self._optimizer().init(weights), updates)
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
         """Makes empty memories for environments `[B]`; they do not differ from one another."""
@@ -154,7 +168,9 @@ class Impala:
         continuous actions.
         """
         row = jax.tree.map(lambda x: x[None], timestep)
-        parameters, _, core = self._evaluate(params, row, actor_state.core)
+        if isinstance(params.seen, RunningStatistics):
+            row = row._replace(observation=statistics.normalise(params.seen, row.observation, 5.0, 1.0))
+        parameters, _, core = self._evaluate(params.weights, row, actor_state.core)
         action_spec, parameters = self._env().action, parameters[0]
         policy = distribution(action_spec, parameters)
         if evaluate and isinstance(action_spec, Box):
@@ -174,18 +190,34 @@ class Impala:
     def gradients(self, state: LearnerState, minibatch: Batch, key: Array) -> tuple[Tree, Output]:
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
-        grads, output = jax.grad(self._loss, has_aux=True)(state.params, minibatch)
-        norm = losses.global_norm(grads) * self._rows()
+        seen = state.params.seen
+        steps = minibatch.timesteps
+        if isinstance(seen, RunningStatistics):
+            observation = jax.tree.map(lambda x: x[:-1], steps.observation)
+            valid = trajectory_masks(steps, self.gamma, self.trace_decay).valid
+            batch_seen = statistics.of_batch(observation, valid)
+            steps = steps._replace(
+                observation=statistics.normalise(seen, steps.observation, 5.0, 1.0)
+            )
+            minibatch = minibatch._replace(timesteps=steps)
+        else:
+            batch_seen = ()
+        weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, minibatch)
+        norm = losses.global_norm(weights) * self._rows()
+        grads = Params(weights, batch_seen)
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output."""
         del output
         changes, optimizer_state = self._optimizer().update(
-            grads, state.optimizer_state, state.params
+            grads.weights, state.optimizer_state, state.params.weights
         )
-        params = optax.apply_updates(state.params, changes)
-        return LearnerState(params, optimizer_state, state.updates + 1)
+        weights = optax.apply_updates(state.params.weights, changes)
+        seen = state.params.seen
+        if isinstance(seen, RunningStatistics):
+            seen = statistics.merge(seen, grads.seen)
+        return LearnerState(Params(weights, seen), optimizer_state, state.updates + 1)
 
     def _loss(self, params: Tree, batch: Batch) -> tuple[Array, Output]:
         """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""

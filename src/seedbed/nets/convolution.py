@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from seedbed.simd import convolution as kernels
+from seedbed.simd.call import batched, call_kernel, count_chunks, same_axes
 from seedbed.simd.convolution import Convolution
 from seedbed.simd.ffi import register_kernel
 from seedbed.simd.llvm import host_vector_unit
 
-_IMAGES_PER_CHUNK = 4
-_MOST_CHUNKS = 32
 _EMITTERS = {
     "forward": kernels.forward_ir,
     "weight_gradient": kernels.weight_gradient_ir,
@@ -65,7 +63,7 @@ def conv2d(
         bytes=x.dtype == jnp.uint8,
         unit=host_vector_unit(),
     )
-    return _convolve(layer, *_same_axes(x, kernel, bias))
+    return _convolve(layer, *same_axes(x, kernel, bias))
 
 
 def _check(
@@ -103,43 +101,6 @@ def _check(
         )
 
 
-def _axes(*arrays: jax.Array) -> frozenset[str]:
-    """Manual mesh axes over which any of the arrays varies (inside shard_map)."""
-    return frozenset().union(*(_varying(a) for a in arrays))
-
-
-def _varying(array: jax.Array) -> frozenset[str]:
-    kind = jax.typeof(array)
-    if hasattr(kind, "manual_axis_type"):
-        return kind.manual_axis_type.varying
-    return kind.vma  # before JAX 0.10
-
-
-def _same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Mark all arrays as varying over the same mesh axes; differentiation sums over them."""
-    axes = _axes(*arrays)
-    missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
-    return tuple(_vary(a, m) if m else a for a, m in zip(arrays, missing, strict=True))
-
-
-def _vary(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    if hasattr(lax, "pcast"):
-        return lax.pcast(array, axes, to="varying")
-    return getattr(lax, "pvary")(array, axes)  # noqa: B009, before JAX 0.8
-
-
-def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    """Float32 result that varies over manual mesh axes."""
-    if not axes:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-    sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
-    if hasattr(jax.sharding, "ManualAxisType"):
-        options: dict[str, Any] = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}
-    else:
-        options = {"vma": axes}  # before JAX 0.10
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, **options)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _convolve(layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     return _forward(layer)(x, kernel, bias)
@@ -171,14 +132,14 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
 
     def native(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.features)
-        results = [shape, (_chunks(x), layer.scratch_size)]
-        return _call("forward", layer, (x, kernel, bias), results)[0]
+        results = [shape, (count_chunks(x), layer.copy_size)]
+        return call_kernel(_target("forward", layer, 3, 2), (x, kernel, bias), results)[0]
 
     def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
         y = _xla_convolution(layer, x, kernel) + bias[None, None, None]
         return jax.nn.relu(y) if layer.relu else y
 
-    return _batched(native, fallback, images=1)
+    return batched(native, fallback, images=1)
 
 
 @functools.cache
@@ -187,18 +148,20 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
     shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
 
     def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-        chunks = _chunks(arrays[0])
+        chunks = count_chunks(arrays[0])
         results = [(chunks, *shape), (chunks, layer.features), (chunks, layer.scratch_size)]
-        dkernel, dbias, _ = _call("weight_gradient", layer, arrays, results)
+        dkernel, dbias, _ = call_kernel(
+            _target("weight_gradient", layer, len(arrays), 3), arrays, results
+        )
         return _sum_chunks(dkernel), _sum_chunks(dbias)
 
     def fallback(x: jax.Array, *outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         dy = _before_activation(*outputs)
-        x, dy, zeros = _same_axes(x, dy, jnp.zeros(shape, jnp.float32))
+        x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.float32))
         (dkernel,) = jax.vjp(lambda kernel: _xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel, dy.sum((0, 1, 2))
 
-    return _batched(native, fallback, images=0)
+    return batched(native, fallback, images=0)
 
 
 @functools.cache
@@ -211,22 +174,18 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
         transposed = kernel.reshape(layer.taps, layer.features).T
         results = [
             (outputs[0].shape[0], *image),
-            (_chunks(outputs[0]), layer.scratch_size),
+            (count_chunks(outputs[0]), layer.scratch_size),
         ]
-        return _call("input_gradient", layer, (*outputs, transposed), results)[0]
+        target = _target("input_gradient", layer, len(arrays), 2)
+        return call_kernel(target, (*outputs, transposed), results)[0]
 
     def fallback(*arrays: jax.Array) -> jax.Array:
         *outputs, kernel = arrays
         dy = _before_activation(*outputs)
-        dy, zeros = _same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.float32))
+        dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.float32))
         return jax.vjp(lambda x: _xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
 
-    return _batched(native, fallback, images=2 if layer.relu else 1)
-
-
-def _chunks(images: jax.Array) -> int:
-    """Number of shares of the batch; it fixes the order of summation, whatever the threads do."""
-    return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
+    return batched(native, fallback, images=2 if layer.relu else 1)
 
 
 def _sum_chunks(parts: jax.Array) -> jax.Array:
@@ -260,48 +219,3 @@ def _target(kind: str, layer: Convolution, arguments: int, results: int) -> str:
         results=results,
         chunk_buffer=arguments + results - 1,
     )
-
-
-def _call(
-    kind: str,
-    layer: Convolution,
-    arrays: Sequence[jax.Array],
-    shapes: Sequence[tuple[int, ...]],
-) -> Sequence[jax.Array]:
-    axes = _axes(*arrays)
-    results = [_result(shape, axes) for shape in shapes]
-    return jax.ffi.ffi_call(_target(kind, layer, len(arrays), len(results)), results)(*arrays)
-
-
-def _batched(
-    native: Callable[..., Any], fallback: Callable[..., Any], images: int
-) -> Callable[..., Any]:
-    """Function of arrays that runs `native` on CPU and `fallback` elsewhere, with a vmap rule.
-
-    The first `images` arrays have a leading axis of independent images: a mapped axis of those
-    alone is folded into it, any other mapping runs one by one.
-    """
-
-    @jax.custom_batching.custom_vmap
-    def run(*arrays: jax.Array) -> Any:
-        return lax.platform_dependent(*arrays, cpu=native, default=fallback)
-
-    @run.def_vmap
-    def _rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Any, Any]:
-        if any(mapped[images:]) or not images:
-            moving = [a for a, m in zip(arrays, mapped, strict=True) if m]
-
-            def one(slices: list[jax.Array]) -> Any:
-                rest = iter(slices)
-                return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
-
-            result = lax.map(one, moving)
-            return result, jax.tree.map(lambda _: True, result)
-        folded = [
-            (a if m else jnp.broadcast_to(a, (size, *a.shape))).reshape(-1, *a.shape[1 + m :])
-            for a, m in zip(arrays[:images], mapped, strict=False)
-        ]
-        result = run(*folded, *arrays[images:])
-        return result.reshape(size, -1, *result.shape[1:]), True
-
-    return run

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from seedbed.nets.convolution import conv2d
+from seedbed.nets.pooling import max_pool
 from seedbed.types import SeedbedError
 
 Tree = Any
@@ -96,7 +97,7 @@ class DeepResNet(nn.Module):
         branch_gain = len(self.channels) ** -0.5  # sqrt(2 / number of blocks)
         for channels in self.channels:
             x = linear(channels, gain=1.0)(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            x = max_pool(x.astype(jnp.float32), padding="SAME").astype(self.dtype)
             for _ in range(2):
                 y = Convolution(channels, 3, padding=1, dtype=self.dtype)(nn.relu(x))
                 x = x + linear(channels, gain=branch_gain)(y)

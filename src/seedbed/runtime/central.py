@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -127,6 +128,7 @@ def _set_up(
     run: RunFolder,
     view: View,
 ) -> Setup:
+    begun = time.monotonic()
     inference_devices = _devices(config.inference_devices, "--inference-devices")
     learner_devices = _devices(config.learner_devices, "--learner-devices")
     view.message(
@@ -157,7 +159,7 @@ def _set_up(
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
     left = config.steps - start.env_steps
     acting = InferenceLoop(pool, inferences, queue, episodes, deadline, left)
-    return Setup(agent, env, config, pool, acting, learning, queue, start)
+    return Setup(agent, env, config, pool, acting, learning, queue, start, begun)
 
 
 def _initial(

@@ -99,6 +99,18 @@ def make_store(
     )
 
 
+def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
+    """Reads row `row` `[k]` of each of `group` `[k]` with its frames stacked; leaves `[k * n, ...]`."""
+    window = row[:, None] + jnp.arange(frame_stack)[None]
+
+    def frames(leaf: Array) -> Array:
+        rows = jnp.swapaxes(leaf.at[group[:, None], window].get(mode="clip"), 0, 1)
+        return rows.reshape(frame_stack, -1, *leaf.shape[3:])
+
+    stacked = stack_timesteps(jax.tree.map(frames, timesteps), frame_stack)
+    return jax.tree.map(lambda leaf: leaf[0], stacked)
+
+
 def _act(
     agent: Agent,
     frame_stack: int,
@@ -128,12 +140,7 @@ def _act(
         store.timesteps,
         calls.timestep,
     )
-    window = row[:, None] + jnp.arange(frame_stack)[None]
-    frames = jax.tree.map(
-        lambda leaf: jnp.swapaxes(leaf.at[group[:, None], window].get(mode="clip"), 0, 1), timesteps
-    )
-    frames = jax.tree.map(lambda leaf: leaf.reshape(frame_stack, -1, *leaf.shape[3:]), frames)
-    timestep = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
+    timestep = _newest(timesteps, group, row, frame_stack)
     state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), store.actor_state)
     # Row 0 opens this unroll; row T is row 0 of the next. No other row is a start.
     start = jnp.where(row == 0, 0, jnp.where(row == unroll, 1, 2))
@@ -223,6 +230,9 @@ class Inference:
         self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=3)
         self._take = jax.jit(functools.partial(_take, frame_stack), donate_argnums=0)
         self._row = np.zeros(self.num_groups, np.int32)
+        # First unrolls begin one after the other: groups that completed theirs together would fill the
+        # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
+        self._hold = np.arange(self.num_groups) * self.unroll // self.num_groups
         self._counter = np.zeros(self.num_groups, np.uint32)
         self._published: Published | None = None
         self._lock = threading.Lock()
@@ -257,7 +267,8 @@ class Inference:
         row[: len(groups)], counter[: len(groups)] = self._row[groups], self._counter[groups]
         action = self._call(Calls(timestep, group, row, counter))
         self._counter[groups] += 1
-        self._row[groups] += 1
+        self._row[groups] += self._hold[groups] == 0
+        self._hold[groups] = np.maximum(self._hold[groups] - 1, 0)
         complete = [g for g in groups if self._row[g] == self.unroll + 1]
         return action, complete
 

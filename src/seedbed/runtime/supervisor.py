@@ -61,6 +61,7 @@ class Setup(NamedTuple):
     learning: LearnerLoop
     queue: UnrollQueue
     start: Start
+    begun: float  # the monotonic time at which this process began
 
 
 class Evaluation:
@@ -107,9 +108,9 @@ class Evaluation:
 class Meter:
     """Measures a run from one call to the next."""
 
-    def __init__(self, setup: Setup, begun: float) -> None:
-        """Starts measuring; `begun` is the monotonic time at which the process began to train."""
-        self._setup, self._begun = setup, begun
+    def __init__(self, setup: Setup, helper_pid: Callable[[], int | None]) -> None:
+        """Starts measuring; `helper_pid` names the checkpoints' helper while one runs."""
+        self._setup, self._helper_pid = setup, helper_pid
         self._shares = MachineShares(usable_cores(), setup.config.num_actors)
         self._shares.start(self._counters())
         self._last = (time.monotonic(), 0)
@@ -123,8 +124,9 @@ class Meter:
         self._last = (now, steps)
         rate = (steps - steps_before) / max(now - before, 1e-9)
         total, skip = setup.start.env_steps + steps, setup.env.frame_skip
+        helper = self._helper_pid()
         return {
-            "wall_s": setup.start.wall_s + now - self._begun,
+            "wall_s": setup.start.wall_s + now - setup.begun,
             "env_steps": total,
             "frames": total * skip,
             "env_steps_per_s": rate,
@@ -140,7 +142,9 @@ class Meter:
             "learner_waiting_s": learning.counters.waiting_s,
             "queued_unrolls": len(setup.queue),
             "actor_restarts": setup.pool.restarts,
-            "rss_mb": processes_rss([os.getpid(), *setup.pool.pids()]),
+            "rss_mb": processes_rss(
+                [os.getpid(), *setup.pool.pids(), *([helper] if helper else [])]
+            ),
         }
 
     def _counters(self) -> Counters:
@@ -169,7 +173,6 @@ class Supervisor:
         self._setup, self._log, self._writer, self._view = setup, log, writer, view
         self._stop = stop
         self._failures: list[BaseException] = []
-        self._begun = time.monotonic()
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[str, Any] = {}
         self._wanted: set[str] = set()
@@ -188,7 +191,9 @@ class Supervisor:
         ]
         for thread in threads:
             thread.start()
-        self._log_meter, self._view_meter = Meter(setup, self._begun), Meter(setup, self._begun)
+        self._log_meter, self._view_meter = (
+            Meter(setup, lambda: self._writer.helper_pid) for _ in range(2)
+        )
         try:
             self._watch()
         except SeedbedError as failure:
@@ -296,7 +301,7 @@ class Supervisor:
 
     def _metadata(self, state: LearnerState) -> dict[str, Any]:
         setup = self._setup
-        wall_s = setup.start.wall_s + time.monotonic() - self._begun
+        wall_s = setup.start.wall_s + time.monotonic() - setup.begun
         start = Start(self.env_steps, wall_s, int(state.updates))
         return {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
 

@@ -7,6 +7,7 @@ that an image, its gradient and a panel of weights stay in cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from seedbed.simd.llvm import Function, VectorUnit
 from seedbed.simd.tile import (
@@ -101,10 +102,10 @@ def forward_ir(c: Convolution) -> str:
         relu=c.relu,
     )
     f = Function(_TASK)
-    x, kernel, bias, y, scratch = _buffers(f, 5)
-    scratch = f.scaled(scratch, "%chunk", c.scratch_size)
+    x, kernel, bias, y, scratch = buffers(f, 5)
+    scratch = f.scaled(scratch, "%chunk", c.copy_size)
     _clear_copy(f, c, scratch)
-    with f.between(*_share(f)) as image:
+    with f.between(*share(f)) as image:
         a = _image(f, c, x, image, scratch)
         out = f.scaled(y, image, c.output_size)
         f.line(f"call void @forward(ptr {a}, ptr {kernel}, ptr {out}, ptr {bias})")
@@ -127,14 +128,14 @@ def weight_gradient_ir(c: Convolution) -> str:
         start="add",
     )
     f = Function(_TASK)
-    x, dy, *y, dkernel, dbias, scratch = _buffers(f, 6 if c.relu else 5)
+    x, dy, *y, dkernel, dbias, scratch = buffers(f, 6 if c.relu else 5)
     dkernel = f.scaled(dkernel, "%chunk", c.taps * c.features)
     dbias = f.scaled(dbias, "%chunk", c.features)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
     _clear(f, dkernel, c.taps * c.features)
     _clear(f, dbias, c.features)
     _clear_copy(f, c, scratch)
-    with f.between(*_share(f)) as image:
+    with f.between(*share(f)) as image:
         a = _image(f, c, x, image, scratch)
         b = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
         _sum_rows(f, c, b, dbias)
@@ -154,9 +155,9 @@ def input_gradient_ir(c: Convolution) -> str:
         start="add",
     )
     f = Function(_TASK)
-    dy, *y, kernel, dx, scratch = _buffers(f, 5 if c.relu else 4)
+    dy, *y, kernel, dx, scratch = buffers(f, 5 if c.relu else 4)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
-    with f.between(*_share(f)) as image:
+    with f.between(*share(f)) as image:
         a = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
         result = f.scaled(dx, image, c.image_size)
         padded = scratch if c.padding else result
@@ -166,18 +167,17 @@ def input_gradient_ir(c: Convolution) -> str:
             f.line(f"call void @scatter(ptr {a}, ptr {b}, ptr {out}, ptr null)")
         if c.padding:
             inner = f.at(padded, (columns + 1) * c.padding * c.channels)
-            with f.repeat(c.height) as line:
-                source = f.scaled(inner, line.index, row)
-                target = f.scaled(result, line.index, c.width * c.channels)
-                _copy(f, source, target, c.width * c.channels, c.unit.width)
+            line = c.width * c.channels
+            copy_rows(f, Rows(c.height, line, row, line), (inner, result), c.unit.width)
     return declarations(c.unit.width) + grid_function("scatter", grid, c.unit) + f.text()
 
 
-def _buffers(f: Function, count: int) -> list[str]:
+def buffers(f: Function, count: int) -> list[str]:
+    """Addresses of the first `count` buffers of a task."""
     return [f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(count)]
 
 
-def _share(f: Function) -> tuple[str, str]:
+def share(f: Function) -> tuple[str, str]:
     """Begin and end of this chunk's share of the batch, the leading axis of the first buffer."""
     images = f.op("load i64, ptr %dims")
     after = f.op("add i64 %chunk, 1")
@@ -200,16 +200,33 @@ def _image(f: Function, c: Convolution, x: str, image: str, scratch: str) -> str
     source = f.scaled(x, image, c.image_size, "i8" if c.bytes else "float")
     if not c.copies_image:
         return source
-    if not c.padding:
-        _copy(f, source, scratch, c.image_size, c.unit.width, c.bytes)
-        return scratch
     columns, line = c.padded[1], c.width * c.channels
     inner = f.at(scratch, (columns + 1) * c.padding * c.channels)
-    with f.repeat(c.height) as row:
-        start = f.scaled(source, row.index, line, "i8" if c.bytes else "float")
-        target = f.scaled(inner, row.index, columns * c.channels)
-        _copy(f, start, target, line, c.unit.width, c.bytes)
+    rows = Rows(c.height, line, line, columns * c.channels)
+    if not c.padding:
+        rows = Rows(1, c.image_size, c.image_size, c.image_size)
+    copy_rows(f, rows, (source, inner), c.unit.width, c.bytes)
     return scratch
+
+
+class Rows(NamedTuple):
+    """Rows to copy: how many, numbers in each, and from one to the next in source and target."""
+
+    rows: int
+    numbers: int
+    source_stride: int
+    target_stride: int
+
+
+def copy_rows(
+    f: Function, shape: Rows, bases: tuple[str, str], width: int, narrow: bool = False
+) -> None:
+    """Copy rows of float32 numbers, or of bytes that become float32, from source to target."""
+    with f.repeat(shape.rows) as row:
+        kind = "i8" if narrow else "float"
+        source = f.scaled(bases[0], row.index, shape.source_stride, kind)
+        target = f.scaled(bases[1], row.index, shape.target_stride)
+        _copy(f, source, target, shape.numbers, width, narrow)
 
 
 def _copy(

@@ -178,8 +178,13 @@ class LiveView:
         learner = self._learner()
         if learner is not None:
             parts += [Text(), learner]
-        if self._messages:
-            parts += [Text(), *(Text(text, style="bright_black") for text in self._messages)]
+        shown = list(self._messages)[-max(1, self._console.height - 20) :]  # no taller than it
+        if shown:
+            parts.append(Text())
+            parts += [
+                Text(text, style="bright_black", overflow="ellipsis", no_wrap=True)
+                for text in shown
+            ]
         run = Text(self._run, style="bright_black", overflow="ellipsis", no_wrap=True)
         return Panel(
             Group(*parts),

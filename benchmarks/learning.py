@@ -1,0 +1,162 @@
+"""Trains a preset from the command line with several seeds and writes its curve to docs/results/.
+
+Seeds run one after another, each with the whole machine. A run whose folder already holds a finished
+run is not repeated, so that an interrupted series goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from central import cpu_name, read_lines
+
+ROOT = Path(__file__).parent.parent
+COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
+WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
+
+
+def train(preset: str, seed: int, run: Path, overrides: list[str]) -> list[str]:
+    """Trains one seed unless its folder holds a finished run; returns the command."""
+    command = ["seedbed", "train", preset, "--seed", str(seed), *overrides]
+    lines = read_lines(run / "metrics.jsonl")
+    if not lines or "evaluation/episode_return_mean" not in lines[-1]:
+        resume = ["--resume"] if (run / "config.json").exists() else []
+        subprocess.run([sys.executable, "-m", *command, "--run", str(run), *resume], check=True)
+    return command
+
+
+def reached(lines: list[dict[str, Any]], target: float) -> dict[str, Any] | None:
+    """Finds the first line whose mean return (last 100 episodes) is at least the target."""
+    for line in lines:
+        value = line["episode_return_mean"]
+        if value is not None and value >= target:
+            return line
+    return None
+
+
+def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) -> str:
+    """Draws mean return against wall-clock minutes as SVG."""
+    points = {
+        seed: [(x["wall_s"] / 60, x["episode_return_mean"]) for x in lines if x["episodes"]]
+        for seed, lines in curves.items()
+    }
+    every = [point for line in points.values() for point in line]
+    x_max = max(x for x, _ in every)
+    low, high = min(y for _, y in every), max(max(y for _, y in every), target)
+
+    def place(x: float, y: float) -> str:
+        return (
+            f"{LEFT + x / x_max * (WIDTH - LEFT - 20):.1f},"
+            f"{TOP + (high - y) / (high - low) * (HEIGHT - TOP - 50):.1f}"
+        )
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="18" font-size="14">{title}</text>',
+    ]
+    for i in range(6):
+        x, y = x_max * i / 5, low + (high - low) * i / 5
+        left, right = place(0, y), place(x_max, y)
+        parts.append(f'<polyline points="{left} {right}" stroke="#ddd" fill="none"/>')
+        parts.append(f'<text x="8" y="{float(left.split(",")[1]) + 4:.1f}">{y:.1f}</text>')
+        parts.append(
+            f'<text x="{place(x, low).split(",")[0]}" y="{HEIGHT - 30}" text-anchor="middle">{x:.0f}</text>'
+        )
+    dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
+    parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
+    for color, (seed, line) in zip(COLORS, sorted(points.items()), strict=False):
+        path = " ".join(place(x, y) for x, y in line)
+        parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
+        end = place(*line[-1]).split(",")
+        parts.append(
+            f'<text x="{end[0]}" y="{float(end[1]) - 5:.1f}" fill="{color}" text-anchor="end">'
+            f"seed {seed}</text>"
+        )
+    parts.append(
+        f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">minutes</text></svg>'
+    )
+    return "\n".join(parts) + "\n"
+
+
+def write(
+    name: str, curves: dict[int, list[dict[str, Any]]], commands: list[list[str]], target: float
+) -> None:
+    """Writes the points, the picture and the page."""
+    out = ROOT / "docs" / "results"
+    out.mkdir(parents=True, exist_ok=True)
+    fields = ("wall_s", "env_steps", "frames", "episode_return_mean", "frames_per_s", "rss_mb")
+    with (out / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("seed", *fields))
+        for seed, lines in sorted(curves.items()):
+            writer.writerows((seed, *(line[field] for field in fields)) for line in lines)
+    title = f"{name}: mean return of the last 100 episodes"
+    (out / f"{name}.svg").write_text(curve(curves, target, title))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    rows = []
+    for seed, lines in sorted(curves.items()):
+        hit, last = reached(lines, target), lines[-1]
+        when = (
+            "not reached"
+            if hit is None
+            else f"{hit['wall_s'] / 60:.1f} min, {hit['frames']:,} frames"
+        )
+        rows.append(
+            f"| {seed} | {when} | {last['episode_return_mean']:.2f} | "
+            f"{last['evaluation/episode_return_mean']:.2f} ± "
+            f"{last['evaluation/episode_return_std']:.2f} | {last['wall_s'] / 60:.1f} min | "
+            f"{last['frames'] / last['wall_s']:,.0f} |"
+        )
+    cores = len(os.sched_getaffinity(0))
+    page = [
+        f"# {name}",
+        "",
+        f"![the curve]({name}.svg)",
+        "",
+        f"| seed | mean return (last 100) >= {target:g} | at the end | evaluation | wall-clock | frames/s |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "Wall-clock counts from the start of training (after compilation), periodic evaluations included.",
+        f"Commit {commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
+        "",
+        "```sh",
+        *(" ".join(command) for command in commands),
+        "```",
+        "",
+    ]
+    (out / f"{name}.md").write_text("\n".join(page))
+
+
+def main() -> None:
+    """Trains, then writes the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("preset", nargs="?", default="pong/impala")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--target", type=float, default=18.0)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
+    parser.add_argument("overrides", nargs="*", help="arguments for `seedbed train`, after --")
+    args = parser.parse_args()
+    name = args.preset.replace("/", "-")
+    commands, curves = [], {}
+    for seed in args.seeds:
+        run = args.runs / f"{name}-{seed}"
+        commands.append(train(args.preset, seed, run, args.overrides))
+        curves[seed] = read_lines(run / "metrics.jsonl")
+        write(name, curves, commands, args.target)
+    print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))
+
+
+if __name__ == "__main__":
+    main()

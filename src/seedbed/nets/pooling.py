@@ -1,0 +1,128 @@
+"""Max pooling whose gradient is fast on CPU as well as on accelerators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from seedbed.simd import pooling as kernels
+from seedbed.simd.call import batched, call_kernel, count_chunks
+from seedbed.simd.ffi import register_kernel
+from seedbed.simd.llvm import host_vector_unit
+from seedbed.simd.pooling import Pooling
+
+
+def max_pool(
+    x: jax.Array, *, window: int = 3, stride: int = 2, padding: int | Literal["SAME"] = 1
+) -> jax.Array:
+    """Largest value of each channel in square windows of NHWC images.
+
+    The first of equal maxima takes the gradient, in row-major order.
+
+    Args:
+        x: images [N, H, W, C], float32.
+        window: height and width of a window.
+        stride: step between neighbouring windows, in both directions.
+        padding: cells added to all four sides, less than `window`; or "SAME" for
+            ceil(H / stride) rows as in TensorFlow. They never win.
+
+    Returns:
+        Maxima [N, OH, OW, C].
+
+    Raises:
+        ValueError: a rank, size or option does not fit; TypeError: x is not float32.
+    """
+    if x.ndim != 4 or 0 in x.shape[1:]:
+        raise ValueError(f"x has shape {x.shape}; pass [N, H, W, C] with no empty axis but N")
+    if x.dtype != jnp.float32:
+        raise TypeError(f"x is {x.dtype}; convert it to float32")
+    if window < 1 or stride < 1:
+        raise ValueError(f"window {window} and stride {stride} must be >= 1")
+    if padding != "SAME" and not 0 <= padding < window:
+        raise ValueError(f"padding {padding} must be 'SAME' or from 0 to window - 1")
+    if padding != "SAME" and min(x.shape[1:3]) + 2 * padding < window:
+        raise ValueError(f"window {window} does not fit into image {x.shape[1:3]}; pad it more")
+    _, height, width, channels = x.shape
+    margins = tuple(_margin(n, window, stride, padding) for n in (height, width))
+    unit = host_vector_unit()
+    return _pool(
+        Pooling(height, width, channels, window, stride, (margins[0], margins[1]), unit), x
+    )
+
+
+def _margin(size: int, window: int, stride: int, padding: int | Literal["SAME"]) -> tuple[int, int]:
+    if padding != "SAME":
+        return padding, padding
+    total = max(0, (-(-size // stride) - 1) * stride + window - size)
+    return total // 2, total - total // 2
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pool(layer: Pooling, x: jax.Array) -> jax.Array:
+    return _forward(layer)(x)
+
+
+def _pool_fwd(layer: Pooling, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    y = _forward(layer)(x)
+    return y, (x, y)
+
+
+def _pool_bwd(layer: Pooling, saved: tuple, dy: jax.Array) -> tuple[jax.Array]:
+    return (_gradient(layer)(*saved, dy),)
+
+
+_pool.defvjp(_pool_fwd, _pool_bwd)
+
+
+@functools.cache
+def _forward(layer: Pooling) -> Callable[..., Any]:
+    """y of x, with a rule for vmap."""
+
+    def native(x: jax.Array) -> jax.Array:
+        shape = (x.shape[0], *layer.output, layer.channels)
+        scratch = (count_chunks(x), layer.copy_size)
+        return call_kernel(_target("forward", layer), (x,), (shape, scratch))[0]
+
+    return batched(native, functools.partial(_xla_pool, layer), images=1)
+
+
+@functools.cache
+def _gradient(layer: Pooling) -> Callable[..., Any]:
+    """Dx of (x, y, dy), with a rule for vmap."""
+
+    def native(*arrays: jax.Array) -> jax.Array:
+        shapes = (arrays[0].shape, (count_chunks(arrays[0]), 2 * layer.copy_size))
+        return call_kernel(_target("gradient", layer), arrays, shapes)[0]
+
+    def fallback(x: jax.Array, y: jax.Array, dy: jax.Array) -> jax.Array:
+        del y
+        return jax.vjp(functools.partial(_xla_pool, layer), x)[1](dy)[0]
+
+    return batched(native, fallback, images=3)
+
+
+def _xla_pool(layer: Pooling, x: jax.Array) -> jax.Array:
+    size, stride = layer.window, layer.stride
+    padding = ((0, 0), *layer.margins, (0, 0))
+    return lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding
+    )
+
+
+@functools.cache
+def _target(kind: Literal["forward", "gradient"], layer: Pooling) -> str:
+    arguments, emit = {"forward": (1, kernels.forward_ir), "gradient": (3, kernels.gradient_ir)}[
+        kind
+    ]
+    return register_kernel(
+        f"seedbed_max_pool_{kind}",
+        emit(layer),
+        arguments=arguments,
+        results=2,
+        chunk_buffer=arguments + 1,
+    )

@@ -1,0 +1,99 @@
+"""Call compiled kernels from JAX: under vmap, inside shard_map, and elsewhere than on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+_IMAGES_PER_CHUNK = 4
+_MOST_CHUNKS = 32
+
+
+def call_kernel(
+    target: str, arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
+) -> Sequence[jax.Array]:
+    """Float32 results, of the given shapes, of a registered kernel."""
+    axes = _axes(*arrays)
+    return jax.ffi.ffi_call(target, [_result(shape, axes) for shape in shapes])(*arrays)
+
+
+def count_chunks(images: jax.Array) -> int:
+    """Number of shares of the batch; it fixes the order of summation, whatever the threads do."""
+    return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
+
+
+def _axes(*arrays: jax.Array) -> frozenset[str]:
+    """Manual mesh axes over which any of the arrays varies (inside shard_map)."""
+    return frozenset().union(*(_varying(a) for a in arrays))
+
+
+def _varying(array: jax.Array) -> frozenset[str]:
+    kind = jax.typeof(array)
+    if hasattr(kind, "manual_axis_type"):
+        return kind.manual_axis_type.varying
+    return kind.vma  # before JAX 0.10
+
+
+def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Mark all arrays as varying over the same mesh axes; differentiation sums over them."""
+    axes = _axes(*arrays)
+    missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
+    return tuple(_vary(a, m) if m else a for a, m in zip(arrays, missing, strict=True))
+
+
+def _vary(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    if hasattr(lax, "pcast"):
+        return lax.pcast(array, axes, to="varying")
+    return getattr(lax, "pvary")(array, axes)  # noqa: B009, before JAX 0.8
+
+
+def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """Float32 result that varies over manual mesh axes."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+    sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
+    if hasattr(jax.sharding, "ManualAxisType"):
+        options: dict[str, Any] = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}
+    else:
+        options = {"vma": axes}  # before JAX 0.10
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, **options)
+
+
+def batched(
+    native: Callable[..., Any], fallback: Callable[..., Any], images: int
+) -> Callable[..., Any]:
+    """Function of arrays that runs `native` on CPU and `fallback` elsewhere, with a vmap rule.
+
+    The first `images` arrays have a leading axis of independent images: a mapped axis of those
+    alone is folded into it, any other mapping runs one by one.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run(*arrays: jax.Array) -> Any:
+        return lax.platform_dependent(*arrays, cpu=native, default=fallback)
+
+    @run.def_vmap
+    def _rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Any, Any]:
+        if any(mapped[images:]) or not images:
+            moving = [a for a, m in zip(arrays, mapped, strict=True) if m]
+
+            def one(slices: list[jax.Array]) -> Any:
+                rest = iter(slices)
+                return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
+
+            result = lax.map(one, moving)
+            return result, jax.tree.map(lambda _: True, result)
+        n = next(a.shape[int(m)] for a, m in zip(arrays, mapped, strict=True))
+        folded = [
+            (a if m else jnp.broadcast_to(a, (size, *a.shape))).reshape(size * n, *a.shape[1 + m :])
+            for a, m in zip(arrays[:images], mapped, strict=False)
+        ]
+        result = run(*folded, *arrays[images:])
+        return result.reshape(size, n, *result.shape[1:]), True
+
+    return run

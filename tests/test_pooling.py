@@ -1,0 +1,113 @@
+"""Our max pooling against XLA's: values, gradient, transformations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from seedbed.nets import pooling
+from seedbed.nets.pooling import max_pool
+from seedbed.simd.llvm import VectorUnit
+
+
+def _reference(x, *, window=3, stride=2, padding=1):
+    if padding != "SAME":
+        padding = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    sizes, steps = (1, window, window, 1), (1, stride, stride, 1)
+    return lax.reduce_window(x, -jnp.inf, lax.max, sizes, steps, padding)
+
+
+def _value_and_gradient(function, x, **options):
+    def total(x):
+        y = function(x, **options)
+        return (jnp.sin(1.0 + jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape) * y).sum(), y
+
+    gradient, y = jax.grad(total, has_aux=True)(x)
+    return y, gradient
+
+
+def _compare(x, transform=jax.jit, **options):
+    ours, theirs = (
+        transform(lambda x, f=f: _value_and_gradient(f, x, **options))(x)
+        for f in (max_pool, _reference)
+    )
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
+
+
+def _images(*shape):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("padding", [1, "SAME"])
+@pytest.mark.parametrize(("size", "channels"), [(84, 16), (42, 32), (21, 32), (11, 3)])
+def test_resnet_layers_match_xla(size, channels, padding):
+    _compare(_images(3, size, size, channels), padding=padding)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    shape=st.tuples(*(st.integers(1, n) for n in (5, 9, 9, 40))),
+    window=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    same=st.booleans(),
+)
+def test_odd_shapes(shape, window, stride, same):
+    window = min(window, *shape[1:3])
+    padding = "SAME" if same else window - 1
+    _compare(_images(*shape), window=window, stride=stride, padding=padding)
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_narrow_vectors(width, monkeypatch):
+    monkeypatch.setattr(pooling, "host_vector_unit", lambda: VectorUnit(width, 16))
+    _compare(_images(2, 8, 7, 11))
+
+
+def test_first_of_equal_maxima_takes_the_gradient():
+    _compare(jnp.zeros((2, 7, 7, 4)), padding=0)
+
+
+def test_nan_propagates():
+    x = _images(1, 8, 8, 3).at[0, 3, 3, 1].set(jnp.nan)
+    np.testing.assert_array_equal(max_pool(x), _reference(x))
+
+
+def test_vmap():
+    _compare(_images(2, 3, 7, 7, 4), transform=jax.vmap)
+
+
+def test_shard_map():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    def transform(function):
+        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
+
+    _compare(_images(4, 7, 7, 4), transform=transform)
+
+
+def test_fallback_matches(monkeypatch):
+    x = _images(2, 9, 9, 5)
+    expected = _value_and_gradient(max_pool, x)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
+    for a, e in zip(_value_and_gradient(max_pool, x), expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "match"),
+    [
+        (jnp.zeros((8, 8, 3)), {}, ValueError, r"x has shape \(8, 8, 3\)"),
+        (jnp.zeros((2, 8, 8, 3), jnp.int32), {}, TypeError, "x is int32"),
+        (jnp.zeros((2, 8, 8, 3)), {"padding": 3}, ValueError, "padding 3 must be"),
+        (jnp.zeros((2, 1, 1, 3)), {"padding": 0}, ValueError, "window 3 does not fit"),
+        (jnp.zeros((2, 8, 8, 3)), {"stride": 0}, ValueError, "stride 0 must be"),
+    ],
+)
+def test_errors_name_the_remedy(x, options, error, match):
+    with pytest.raises(error, match=match):
+        max_pool(x, **options)
