@@ -22,6 +22,7 @@ import numpy as np
 
 from seedbed.envs.atari import FRAME_SKIP, SIZE, AtariEnv
 from seedbed.envs.gym import FactoryEnv
+from seedbed.runtime.metrics import processes_rss
 from seedbed.transport.pool import ActorPool
 from seedbed.types import HostEnvConfig
 
@@ -85,14 +86,14 @@ def echo(env: HostEnvConfig, actors: int, envs_per_actor: int, seconds: float) -
             messages += turn()
         wall, mine = time.monotonic() - start, time.process_time() - mine
         cpu = pool.cpu_seconds() - cpu
-        rss = pool.rss_bytes() / actors
+        rss = processes_rss(pool.pids()) / actors
     return {
         "rate": messages * size / wall,
         "actor_cpu_us_per_step": 1e6 * cpu / (messages * size),
         "actor_cpu_us_per_message": 1e6 * cpu / messages,
         "learner_cpu_us_per_message": 1e6 * mine / messages,
         "learner_cpu_us_per_step": 1e6 * mine / (messages * size),
-        "actor_rss_mb": rss / 1e6,
+        "actor_rss_mb": rss,
     }
 
 

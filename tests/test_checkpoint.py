@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from seedbed.runtime import checkpoint
 from seedbed.runtime.checkpoint import CheckpointWriter, restore, restore_best
 from seedbed.runtime.checkpoint_writer import list_steps, read_best, write_checkpoint
 from seedbed.types import SeedbedError
@@ -135,8 +137,40 @@ def test_keeps_the_last_and_the_best(tmp_path):
     assert list_steps(tmp_path) == [2, 5, 6]
     assert restore_best(tmp_path, TEMPLATE)[0] == 2
     assert restore(tmp_path, TEMPLATE)[0] == 6
-    write(tmp_path, 6, 60.0, keep=2)  # saved again, as after an interrupt
+    write(tmp_path, 6, 60.0, keep=2)  # updated once more without another step
     assert (restore(tmp_path, TEMPLATE)[1]["w"] == 60.0).all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *(f"{step:012d}" for step in (2, 5, 6)),
+        "best.json",
+    ]
+
+
+def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
+    write(tmp_path, 1, 1.0, score=1.0)
+    write(tmp_path, 2, 2.0)
+    before = (tmp_path / "000000000002").stat().st_ino
+    write(tmp_path, 2, 2.0, score=3.0)
+    assert (tmp_path / "000000000002").stat().st_ino == before
+    assert read_best(tmp_path) == {"step": 2, "score": 3.0}
+    damage_flip(tmp_path / "000000000002")
+    write(tmp_path, 2, 2.0, score=4.0)
+    assert restore_best(tmp_path, TEMPLATE)[0] == 2
+    assert read_best(tmp_path) == {"step": 2, "score": 4.0}
+
+
+def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
+    write(tmp_path, 1, 1.0)
+    removals = []
+    rmtree = shutil.rmtree
+
+    def record(path, **options):
+        removals.append((path.name, restore(tmp_path, TEMPLATE)[1]["w"][0]))
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", record)
+    write(tmp_path, 1, 2.0)
+    assert removals[-1] == (".removing-000000000001", 2.0)
+    assert {value for name, value in removals[:-1]} == {1.0}
 
 
 def damage_truncate(folder):
@@ -162,16 +196,44 @@ def test_a_damaged_checkpoint_falls_back(tmp_path, damage):
     write(tmp_path, 1, 1.0, score=1.0)
     write(tmp_path, 2, 2.0, score=2.0)
     damage(tmp_path / "000000000002")
-    for function in (restore, restore_best):
+    for function in (restore_best, restore):
+        assert list_steps(tmp_path) == [1, 2]  # restoring to evaluate changes nothing
         warnings = []
         step, restored, _ = function(tmp_path, TEMPLATE, warnings.append)
         assert step == 1
         assert (restored["w"] == 1.0).all()
         assert warnings
         assert "000000000002 is damaged" in warnings[0]
-    damage(tmp_path / "000000000001")
+    assert (tmp_path / "damaged-000000000002").is_dir()
+    write(tmp_path, 2, 2.0, keep=2)
+    assert list_steps(tmp_path) == [1, 2]
+    for step in (1, 2):
+        damage(tmp_path / f"{step:012d}")
     with pytest.raises(SeedbedError, match="no whole checkpoint"):
         restore(tmp_path, TEMPLATE)
+    assert list_steps(tmp_path) == [1, 2]  # a start from nothing must not follow silently
+
+
+def test_without_a_checkpoint_one_waits(tmp_path):
+    message = f"no checkpoint yet: wait for the first, or .*--resume --run {tmp_path}$"
+    for function in (restore, restore_best):
+        with pytest.raises(SeedbedError, match=message):
+            function(tmp_path / "checkpoints", TEMPLATE)
+
+
+def test_a_best_that_is_pruned_while_it_is_read_gives_way_to_its_successor(tmp_path, monkeypatch):
+    write(tmp_path, 1, 1.0, score=1.0)
+    load = checkpoint._load
+
+    def prune_and_load(path, template):
+        if path.name == "000000000001":
+            write(tmp_path, 2, 2.0, score=2.0, keep=1)
+        return load(path, template)
+
+    monkeypatch.setattr(checkpoint, "_load", prune_and_load)
+    warnings = []
+    step, restored, _ = restore_best(tmp_path, TEMPLATE, warnings.append)
+    assert (step, restored["w"][0], warnings) == (2, 2.0, [])
 
 
 def test_another_agents_checkpoint_is_refused(tmp_path):

@@ -14,8 +14,8 @@ import pytest
 
 import seedbed
 from seedbed import cli, options, presets
-from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import SeedbedError
+from untrained_run import write_run
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "80"}
 
@@ -180,10 +180,35 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
     assert trained[1].config == dataclasses.replace(call.config, steps=3_000_000)
     assert cli.main(["train", "cartpole/impala", "--resume", "--run", "r"]) == 0
     assert trained[2].config.steps == 3_000_000  # overrides become the run's own
+    assert cli.main(["train", "cartpole", "--agent", "impala", "--resume", "--run", "r"]) == 0
+    assert cli.main(["train", "--agent", "impala", "--resume", "--run", "r"]) == 0
     capsys.readouterr()
-    assert cli.main(["train", "pong", "--resume", "--run", "r"]) == 1
-    assert "r trains cartpole/impala, not pong" in capsys.readouterr().err
-    assert len(trained) == 3
+    for other in ("pong", "cartpole --agent my:Agent", "--agent my:Agent"):
+        assert cli.main(f"train {other} --resume --run r".split()) == 1
+        assert f"r trains cartpole/impala, not {other}" in capsys.readouterr().err
+    assert len(trained) == 5
+
+
+def test_a_refused_resume_changes_nothing(trained, capsys, monkeypatch, tmp_path):
+    from seedbed.runtime import central
+
+    arguments = ["train", "cartpole", "--run", "r", "--steps", "10"]
+    assert cli.main(arguments) == 0
+    before = (tmp_path / "r" / "config.json").read_bytes()
+    monkeypatch.setattr(central, "train", raises(SeedbedError("is of another agent")))
+    resume = ["train", "--resume", "--run", "r", "--agent.recurrent", "--steps", "20"]
+    assert cli.main(resume) == 1
+    assert capsys.readouterr().err == "seedbed: is of another agent\n"
+    assert (tmp_path / "r" / "config.json").read_bytes() == before
+
+    def train_and_fail(*, run, **pieces):
+        (run.checkpoints / "000000000015").mkdir(parents=True)
+        raise SeedbedError("no room")
+
+    monkeypatch.setattr(central, "train", train_and_fail)
+    assert cli.main(resume) == 1
+    saved = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert saved["agent"]["recurrent"]  # as the newest checkpoint was trained
 
 
 def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
@@ -194,6 +219,8 @@ def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
     assert cli.main(["train", "cartpole", "--run", "r", "--agent", "my_local_agent:Mine"]) == 0
     assert type(trained[0].agent).__name__ == "Mine"
     assert cli.main(["train", "--resume", "--run", "r"]) == 0
+    named = ["train", "cartpole", "--agent", "my_local_agent:Mine", "--resume", "--run", "r"]
+    assert cli.main(named) == 0
 
 
 def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypatch):
@@ -220,6 +247,13 @@ def test_train_from_python(trained, tmp_path):
     summary = seedbed.train("cartpole", run=tmp_path / "r", steps=10, seed=4)
     assert summary["run"] == str(tmp_path / "r")
     assert (trained[0].config.steps, trained[0].config.seed) == (10, 4)
+    seedbed.train("cartpole", run=tmp_path / "r", resume=True, seed=5)
+    assert (trained[1].config.steps, trained[1].config.seed) == (10, 5)
+    assert trained[1].agent == trained[0].agent
+    with pytest.raises(SeedbedError, match="trains cartpole/impala, not pong"):
+        seedbed.train("pong", run=tmp_path / "r", resume=True)
+    with pytest.raises(SeedbedError, match="resume needs the folder"):
+        seedbed.train("cartpole", resume=True)
     with pytest.raises(SeedbedError, match="unknown option 'stepz'"):
         seedbed.train("cartpole", stepz=1)
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
@@ -229,29 +263,7 @@ def test_train_from_python(trained, tmp_path):
 @pytest.fixture
 def run_with_checkpoint(tmp_path):
     """A run of CartPole with the checkpoint of an untrained agent."""
-    import jax
-
-    from seedbed.api import host_spec
-    from seedbed.runtime.checkpoint_writer import write_checkpoint
-    from seedbed.types import bind
-
-    config = presets.resolve("cartpole")
-    run = RunFolder.create(tmp_path / "run")
-    run.write_config(presets.to_json(config))
-    run.close()
-    state = bind(config.agent, host_spec(config.env), 1).init(jax.random.key(0))
-    flat, _ = jax.tree_util.tree_flatten_with_path(state)
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
-        for path, leaf in flat
-    }
-    leaves = [
-        {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
-        for name, array in arrays.items()
-    ]
-    header = {"step": 640, "metadata": {}, "score": 1.0, "keep": 3, "leaves": leaves}
-    write_checkpoint(run.checkpoints, header, arrays)
-    return run.path
+    return write_run(tmp_path / "run", presets.resolve("cartpole"))
 
 
 def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
@@ -327,6 +339,17 @@ def test_options_of_an_agent_of_ones_own(capsys):
         ("--agent impala --run d pong", "pong", ()),
         ("pong --learner-devices 0 1", "pong", ("--learner-devices", "0", "1")),
         ("pong --agent.x -3", "pong", ("--agent.x", "-3")),
+        ("--resume --run r --inference-devices 0 1", None, ("--inference-devices", "0", "1")),
+        ("--inference-devices 0 1 pong", "pong", ("--inference-devices", "0", "1")),
+        ("--agent.recurrent pong", "pong", ("--agent.recurrent",)),
+        ("--env.no-fire_reset --resume pong", "pong", ("--env.no-fire_reset",)),
+        (
+            "--agent.optimizer adam --agent.recurrent pnog",
+            "pnog",
+            ("--agent.optimizer", "adam", "--agent.recurrent"),
+        ),
+        ("--agent.recurrent 5", None, ("--agent.recurrent", "5")),
+        ("--agent.optimizer adam", None, ("--agent.optimizer", "adam")),
     ],
 )
 def test_splitting_arguments(line, target, rest):

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from seedbed.nets import convolution
-from seedbed.nets.convolution import conv2d
+from seedbed.nets.convolution import CLIP, Scaling, conv2d, rescale
 from seedbed.simd.ffi import register_kernel
 from seedbed.simd.llvm import VectorUnit, compile_ir
 
@@ -79,6 +79,34 @@ def _compare(arrays, **options):
     )
 
 
+def _scaling(x, seed=1):
+    """Tables for images like `x`, some of whose numbers are clipped."""
+    rng = np.random.default_rng(seed)
+    low, high = (0, 255) if x.dtype == jnp.uint8 else (-1, 1)
+    offset = rng.uniform(low, high, x.shape[1:])
+    scale = rng.uniform(0.5, 10, x.shape[1:]) / (high - low)
+    return Scaling(jnp.asarray(offset, jnp.float32), jnp.asarray(scale, jnp.float32))
+
+
+def _scaled(x, kernel, bias, offset, scale, **options):
+    return conv2d(x, kernel, bias, scaling=Scaling(offset, scale), **options)
+
+
+def _scaled_reference(x, kernel, bias, offset, scale, **options):
+    offset, scale = lax.stop_gradient((offset[None], scale[None]))
+    x = jnp.clip((x.astype(jnp.float32) - offset) * scale, -5.0, 5.0)
+    return _reference(x, kernel, bias, **options)
+
+
+def _compare_scaled(arrays, **options):
+    """Values and all gradients; those of the tables are zero."""
+    arrays = (*arrays, *_scaling(arrays[0]))
+    _assert_close(
+        _value_and_gradients(_scaled, arrays, **options),
+        _value_and_gradients(_scaled_reference, arrays, **options),
+    )
+
+
 @pytest.fixture(params=[4, 8, 16])
 def width(request, monkeypatch):
     """Kernels of each vector width; LLVM splits vectors that the host lacks."""
@@ -104,6 +132,8 @@ def test_every_width(width):
     arrays = _arrays((5, 9, 10, 5), 3, 21)
     _compare(arrays, stride=2, padding=1, activation="relu")
     _compare(_arrays((2, 7, 7, width), 2, 2 * width, np.uint8), stride=1)
+    _compare_scaled(arrays, stride=2, padding=1, activation="relu")
+    _compare_scaled(_arrays((2, 7, 7, 3), 2, width, np.uint8), stride=1)
 
 
 @settings(max_examples=8, deadline=None)
@@ -119,6 +149,22 @@ def test_odd_shapes(shape, size, features, stride, padding, activation):
     size = tuple(min(k, n + 2 * padding) for k, n in zip(size, shape[1:3], strict=True))
     arrays = _arrays(shape, size, features)
     _compare(arrays, stride=stride, padding=padding, activation=activation)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize("activation", ["relu", None])
+def test_scaled_images_match_xla(dtype, padding, activation):
+    arrays = _arrays((9, 16, 13, 3), 4, 20, dtype)
+    seen = rescale(arrays[0], _scaling(arrays[0]))
+    assert 0.05 < (jnp.abs(seen) == CLIP).mean() < 0.5
+    _compare_scaled(arrays, stride=2, padding=padding, activation=activation)
+
+
+def test_scaled_first_layer_of_nature():
+    shape, size, features, stride, padding, activation = LAYERS["nature 1"]
+    arrays = _arrays(shape, size, features, np.uint8)
+    _compare_scaled(arrays, stride=stride, padding=padding, activation=activation)
 
 
 def test_two_batch_sizes_share_one_kernel():
@@ -138,6 +184,19 @@ def test_nonfinite_values_propagate(bad):
     np.testing.assert_array_equal(jnp.isnan(y), jnp.isnan(expected))
     bias = bias.at[0].set(jnp.nan)
     assert jnp.isnan(conv2d(x, kernel, bias, stride=1, activation="relu")[..., 0]).all()
+
+
+def test_nan_in_a_table_propagates():
+    x, kernel, bias = _arrays((2, 6, 6, 3), 3, 5, np.uint8)
+    scaling = _scaling(x)
+    for bad in (
+        scaling._replace(scale=scaling.scale.at[2, 2, 0].set(jnp.nan)),
+        scaling._replace(offset=scaling.offset.at[2, 2, 0].set(jnp.nan)),
+    ):
+        y = conv2d(x, kernel, bias, stride=1, activation="relu", scaling=bad)
+        expected = _scaled_reference(x, kernel, bias, *bad, stride=1, activation="relu")
+        np.testing.assert_array_equal(jnp.isnan(y), jnp.isnan(expected))
+        assert jnp.isnan(y).any()
 
 
 def test_unused_input_gradient_is_not_computed():
@@ -169,6 +228,23 @@ def test_vmap(axes):
     _assert_close(run(conv2d), run(_reference))
 
 
+@pytest.mark.parametrize("axes", [(0, None, None, None, None), (None, None, 0, 0, 0)])
+def test_vmap_of_scaled(axes):
+    x, kernel, bias = _arrays((3, 7, 7, 3), 3, 6)
+    arrays = tuple(
+        a if axis is None else jnp.stack([a, 2 * a])
+        for a, axis in zip((x, kernel, bias, *_scaling(x)), axes, strict=True)
+    )
+
+    def run(function):
+        def one(*arrays):
+            return _value_and_gradients(function, arrays, stride=2, activation="relu")
+
+        return jax.vmap(one, axes)(*arrays)
+
+    _assert_close(run(_scaled), run(_scaled_reference))
+
+
 def test_scan_with_gradient():
     x, kernel, bias = _arrays((2, 6, 6, 4), 3, 4)
 
@@ -186,28 +262,32 @@ def test_scan_with_gradient():
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(check_vma):
+@pytest.mark.parametrize("dtype", [None, np.uint8, np.float32], ids=str)
+def test_shard_map(check_vma, dtype):
+    """Of plain images, or of scaled ones of `dtype`."""
     if jax.device_count() < 2:
         pytest.skip("needs two virtual devices")
-    x, kernel, bias = _arrays((8, 8, 8, 3), 3, 8)
+    x, *weights = _arrays((8, 8, 8, 3), 3, 8, dtype or np.float32)
+    constants = () if dtype is None else _scaling(x)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
 
     def run(function):
-        def local(x, kernel, bias):
-            def loss(kernel, bias):
-                y = function(x, kernel, bias, stride=1, activation="relu")
+        def local(x, weights, constants):
+            def loss(weights):
+                y = function(x, *weights, *constants, stride=1, activation="relu")
                 return (y**2).sum(), y
 
-            gradient, y = jax.grad(loss, argnums=(0, 1), has_aux=True)(kernel, bias)
+            gradient, y = jax.grad(loss, has_aux=True)(weights)
             return gradient if check_vma else lax.psum(gradient, "data"), y
 
-        specs = (P("data"), P(), P()), ((P(), P()), P("data"))
+        specs = (P("data"), P(), P()), (P(), P("data"))
         mapped = jax.shard_map(
             local, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=check_vma
         )
-        return jax.jit(mapped)(x, kernel, bias)
+        return jax.jit(mapped)(x, weights, constants)
 
-    _assert_close(run(conv2d), run(_reference))
+    pair = (conv2d, _reference) if dtype is None else (_scaled, _scaled_reference)
+    _assert_close(*map(run, pair))
 
 
 def test_concurrent_calls():
@@ -236,12 +316,15 @@ def test_other_platforms_use_xla():
         assert ("stablehlo.convolution" in text) is not ours
 
 
-def test_fallback_matches(monkeypatch):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fallback_matches(monkeypatch, scaled):
     arrays = _arrays((3, 9, 9, 3), 3, 8)
+    function = _scaled if scaled else conv2d
+    arrays = (*arrays, *_scaling(arrays[0])) if scaled else arrays
     options = {"stride": 2, "padding": 1, "activation": "relu"}
-    expected = _value_and_gradients(conv2d, arrays, **options)
+    expected = _value_and_gradients(function, arrays, **options)
     monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
-    _assert_close(_value_and_gradients(conv2d, arrays, **options), expected)
+    _assert_close(_value_and_gradients(function, arrays, **options), expected)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +338,16 @@ def test_fallback_matches(monkeypatch):
         ({"bias": jnp.zeros(7)}, ValueError, "bias has 7 entries for 8 features"),
         ({"stride": 0}, ValueError, "stride 0"),
         ({"activation": "gelu"}, ValueError, "activation 'gelu' is unknown"),
+        (
+            {"scaling": Scaling(jnp.zeros((8, 8, 3)), jnp.ones((8, 8)))},
+            ValueError,
+            r"scale has shape \(8, 8\); pass that of one observation, \(8, 8, 3\)",
+        ),
+        (
+            {"scaling": Scaling(jnp.zeros((8, 8, 3), jnp.uint8), jnp.ones((8, 8, 3)))},
+            TypeError,
+            "offset is uint8",
+        ),
     ],
 )
 def test_errors_name_the_remedy(change, error, match):

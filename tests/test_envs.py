@@ -87,20 +87,6 @@ def test_atari_rewards_are_the_game_s_own() -> None:
     assert t.reward.max() >= 10
 
 
-def test_a_lost_life_ends_the_episode_but_not_the_game() -> None:
-    t = stack(rollout(AtariEnv("breakout", episodic_life=True).make(2, 3), 300))
-    check_next_step(t)
-    whole = stack(rollout(AtariEnv("breakout").make(2, 3), 300))
-    assert t.terminated.sum() >= 3 * whole.terminated.sum() > 0
-    opening = t.observation[0, 0, 25:40]
-    rows, envs = np.nonzero(t.first[1:])
-    kept = [
-        (t.observation[row + 1, env, 25:40] != opening).any()
-        for row, env in zip(rows, envs, strict=True)
-    ]
-    assert any(kept)  # broken bricks stay broken in the next life
-
-
 def test_atari_seeds_differ_and_repeat() -> None:
     config = AtariEnv("breakout", stickiness=0.25)
     one, again, other = (stack(rollout(config.make(3, seed), 60)) for seed in (5, 5, 6))

@@ -110,7 +110,9 @@ def test_the_gradient_is_that_of_a_slow_loss():
 
     def outputs(params):
         network = agent._network()
-        logits, value, _ = network.apply(params, steps.observation, steps.reward, steps.first, ())
+        logits, value, _ = network.apply(
+            params.weights, steps.observation, steps.reward, steps.first, ()
+        )
         log_probs = jax.nn.log_softmax(logits[:-1])
         chosen = jnp.take_along_axis(log_probs, trajectory.action[..., None], -1)[..., 0]
         return value, chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
@@ -163,7 +165,7 @@ def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, t
         changed = trajectory._replace(timesteps=timesteps, action=action, extras=extras)
         grads, output = gradients(state, changed)
         assert output.weight == agent.unroll - 1
-        return np.asarray(grads["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
+        return np.asarray(grads.weights["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
 
     reference = variant(0, 0.0)
     assert np.abs(reference).max() > 0
@@ -300,9 +302,9 @@ def value_at(trainer, observation):
     core = agent.actor_state(jnp.arange(1), 1).core
     network = agent._network()
     return float(
-        network.apply(trainer.state.params, x, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), core)[1][
-            0, 0
-        ]
+        network.apply(
+            trainer.state.params.weights, x, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), core
+        )[1][0, 0]
     )
 
 

@@ -101,3 +101,29 @@ def test_lag_counts_updates_since_acting():
         state, metrics = learner.update(state, learner.assemble([make_unroll(4)]))
     assert metrics["lag_mean"] == 2.0
     assert metrics["lag_max"] == 2
+
+
+def test_observation_statistics_are_those_of_all_devices():
+    from seedbed.agents.impala import Impala
+
+    spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
+    agent = Impala(spec=spec, total_updates=100, unroll=5, batch=8, normalise_observations=True)
+
+    def learn(devices):
+        learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))
+        state, opening = learner.place(agent.init(jax.random.key(0))), []
+        for seed in range(3):
+            unroll = make_unroll(8, seed=seed)._replace(
+                extras=jnp.full((5, 8), -1.9), actor_state=ActorState((), ())
+            )
+            opening.append(unroll.timesteps.observation[0])
+            state, _ = learner.update(state, learner.assemble([unroll]))
+        return jax.device_get(state), np.concatenate(opening)
+
+    one, opening = learn(1)
+    seen = one.params.seen
+    assert seen.weight == 24
+    np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
+    np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
+    two, _ = learn(2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, two)

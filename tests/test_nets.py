@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedbed.nets.convolution import Scaling
 from seedbed.nets.heads import DuelingHead, PolicyHead, ValueHead
 from seedbed.nets.policy import ActorCritic
 from seedbed.nets.recurrent import LSTM, LSTMState, initial_lstm_state
@@ -76,6 +77,63 @@ def test_bytes_are_fractions_of_255(module):
     y, params = build(module, x)
     np.testing.assert_allclose(apply(module, params, x / np.float32(255)), y, rtol=1e-4, atol=1e-5)
     assert 0.1 < float(jnp.sqrt(jnp.square(y).mean())) < 3  # neither fades nor explodes
+
+
+def scaling_of(x, seed=1):
+    """A plain function of leaves like `x`, and the `Scaling` that stands for it."""
+    rng = np.random.default_rng(seed)
+    unit = 255 if x.dtype == np.uint8 else 1
+    offset = (unit * rng.uniform(0, 1, x.shape[1:])).astype(np.float32)
+    scale = (rng.uniform(1, 20, x.shape[1:]) / unit).astype(np.float32)
+    scaled = np.clip((x.astype(np.float32) - offset) * scale, -5, 5)
+    return Scaling(jnp.asarray(offset), jnp.asarray(scale)), scaled
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["nature", "resnet", "mlp"])
+@pytest.mark.parametrize("image", ["bytes", "floats"])
+def test_scaled_images(kind, dtype, image):
+    x = images((2, 36, 36, 2))
+    x = x if image == "bytes" else x / np.float32(255)
+    scaling, scaled = scaling_of(x)
+    module = {
+        "nature": Nature(dtype=dtype),
+        "resnet": DeepResNet((4, 4), dtype=dtype),
+        "mlp": Mlp((8,), dtype=dtype),
+    }[kind]
+    y, params = build(module, scaled)
+    assert (np.abs(scaled) == 5).any() and float(jnp.sqrt(jnp.square(y).mean())) > 0.1
+
+    def loss(params, *inputs):
+        return jnp.sin(module.apply(params, *inputs)).sum()
+
+    actual, expected = (apply(module, params, *a) for a in ((x, scaling), (scaled,)))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    actual, expected = (jax.jit(jax.grad(loss))(params, *a) for a in ((x, scaling), (scaled,)))
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-4 * float(jnp.abs(e).max()))
+
+
+def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
+    rng = np.random.default_rng(0)
+    observation = {
+        "arm": rng.normal(size=(3, 7)).astype(np.float32),
+        "camera": images((3, 12, 12, 3)),
+        "gripper": np.ones(3, np.float32),
+        "keys": images((3, 5)),
+    }
+    pairs = {name: scaling_of(leaf) for name, leaf in observation.items()}
+    scaling, scaled = ({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
+    scaling["gripper"], scaled["gripper"] = None, observation["gripper"]  # this one is not
+    for torso in (Torso("resnet", (16, 8)), Torso("mlp", (16, 8))):
+        y, params = build(torso, scaled)
+        np.testing.assert_allclose(
+            apply(torso, params, observation, scaling), y, rtol=1e-4, atol=1e-4
+        )
+    with pytest.raises(ValueError, match="camera"):
+        apply(torso, params, observation, {"arm": scaling["arm"]})
+    with pytest.raises(ValueError, match=r"offset has shape \(5,\)"):
+        apply(torso, params, observation, scaling | {"arm": scaling["keys"]})
 
 
 def test_nature_refuses_small_images_and_the_others_take_them():
@@ -158,6 +216,22 @@ def test_heads():
     no_advantage = jax.tree.map(lambda w: jnp.zeros_like(w) if w.shape == (512, 5) else w, params)
     value = apply(DuelingHead(5), no_advantage, x)
     np.testing.assert_allclose(q.mean(-1), value[..., 0], atol=1e-5)
+
+
+def test_actor_critic_scales_observations():
+    x = {"image": images((2, 3, 12, 12, 1)), "b": images((2, 3, 4)) / np.float32(255)}
+    pairs = {name: scaling_of(leaf[0]) for name, leaf in x.items()}
+    scaling = {name: pair[0] for name, pair in pairs.items()}
+    scaled = {
+        name: np.clip((leaf - np.asarray(s.offset)) * np.asarray(s.scale), -5, 5)
+        for (name, leaf), s in zip(x.items(), scaling.values(), strict=True)
+    }
+    reward, first = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
+    module = ActorCritic(6, "resnet", (16,))
+    (parameters, value, _), params = build(module, scaled, reward, first, ())
+    p, v, _ = apply(module, params, x, reward, first, (), scaling)
+    np.testing.assert_allclose(p, parameters, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(v, value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("lstm_size", [0, 8])

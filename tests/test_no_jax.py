@@ -39,5 +39,4 @@ def test_an_idle_atari_actor_is_small() -> None:
         while len(opened) < 2 and time.monotonic() < deadline:
             opened.update(pool.poll(0.1))
         assert opened == {0, 1}
-        assert pool.rss_bytes() < 60e6
-        assert pool.rss_bytes() == psutil.Process(pool.pids()[0]).memory_info().rss
+        assert psutil.Process(pool.pids()[0]).memory_info().rss < 60e6

@@ -122,17 +122,7 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     if given.resume and given.run is None and not given.help:
         raise UsageError("--resume needs the folder of the run: add --run DIR")
     if given.resume and given.run is not None:
-        saved = presets.from_json(RunFolder.read(given.run).read_config())
-        if given.agent is not None or (
-            given.target is not None
-            and given.target not in (saved.name, saved.name.rpartition("/")[0])
-        ):
-            asked = " --agent ".join(part for part in (given.target, given.agent) if part)
-            raise SeedbedError(
-                f"the run in {given.run} trains {saved.name}, not {asked}: name no preset to go on "
-                "with it, or another folder for a new run"
-            )
-        return saved
+        return presets.resumed(given.run, given.target, given.agent)
     if given.target is None:
         if given.help:
             return None

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from seedbed import presets
 from seedbed.presets import BOUND, TrainConfig
 
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
@@ -45,12 +46,12 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
             values[token] = _value_after(token, next(waiting, None))
         elif token in switches:
             switches[token] = True
-        elif token.startswith("-") and not _is_number(token):
-            rest.append(token)
-        elif target is None and (not rest or not _may_take_value(rest)):
+        elif target is None and _is_word(token) and not (rest and _is_option(rest[-1])):
             target = token
         else:
             rest.append(token)
+    if target is None:
+        target = _pop_target(rest, values["--agent"])
     return TrainArguments(
         target=target,
         agent=values["--agent"],
@@ -201,8 +202,39 @@ def _value_after(option: str, value: str | None) -> str:
     return value
 
 
-def _may_take_value(rest: Sequence[str]) -> bool:
-    return rest[-1].startswith("-") and not _is_number(rest[-1])
+def _pop_target(rest: list[str], agent: str | None) -> str | None:
+    """Takes out the word that follows a switch, which has no value: it names what to train."""
+    words = [
+        place
+        for place in range(1, len(rest))
+        if _is_option(rest[place - 1]) and _is_word(rest[place])
+    ]
+    switches = _switches(agent) if words else ()
+    for place in words:
+        if _plain_name(rest[place - 1]) in switches:
+            return rest.pop(place)
+    return None
+
+
+def _switches(agent: str | None) -> set[str]:
+    """Names the options that are true or false, in any preset and in the agent."""
+    configs = [preset() for preset in presets.PRESETS.values()]
+    if agent is not None:
+        configs.append(dataclasses.replace(configs[0], agent=presets.load_agent_class(agent)()))
+    return {
+        name
+        for config in configs
+        for name, value in _known_options(config)
+        if isinstance(value, bool)
+    }
+
+
+def _is_option(token: str) -> bool:
+    return token.startswith("-") and not _is_number(token)
+
+
+def _is_word(token: str) -> bool:
+    return not token.startswith("-") and not _is_number(token)
 
 
 def _is_number(token: str) -> bool:

@@ -8,7 +8,6 @@ This module imports no JAX, so that an actor process starts in a tenth of a seco
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 Array: TypeAlias = Any
@@ -247,13 +246,17 @@ class HostEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases processes, threads and files."""
+        """Releases processes, threads and files; `encode` and `decode` go on working."""
+        ...
+
+    def encode(self, observation: Any) -> Tree:
+        """Turns an observation as the environment gives it, or a batch of them, into the spec's form."""
+        ...
+
+    def decode(self, action: Array) -> Any:
+        """Turns an action in the spec's form, or a batch of them, into one that the environment takes."""
         ...
 
 
 class SeedbedError(Exception):
     """A failure that the user can mend; its text names the thing, its value and the remedy."""
-
-
-Report = Callable[[dict[str, Any]], None]
-"""Receives one line of metrics."""

@@ -16,13 +16,15 @@ import tyro
 from jax import Array
 
 from seedbed import trees
+from seedbed.nets.convolution import Scaling
 from seedbed.nets.policy import ActorCritic
 from seedbed.nets.torsos import TorsoName, is_image
 from seedbed.ops import losses, returns, statistics
 from seedbed.ops.distributions import distribution, parameter_size
-from seedbed.ops.statistics import RunningStatistics
+from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import (
     ActorState,
+    ArraySpec,
     Box,
     EnvSpec,
     LearnerState,
@@ -37,11 +39,15 @@ from seedbed.types import (
 Tree = Any
 
 
+Seen = RunningStatistics | tuple[()]
+"""Statistics of observations, where the agent normalises them."""
+
+
 class Params(NamedTuple):
     """What acting needs; also the shape of a gradient."""
 
     weights: Tree
-    seen: RunningStatistics | tuple[()]  # of observations; in a gradient, those of its batch
+    seen: Seen | Deviations  # of observations; in a gradient, what its batch adds
 
 
 class Batch(NamedTuple):
@@ -147,8 +153,6 @@ class Impala:
         network = self._network()
         flags = jnp.zeros((1, 1), bool)
         core = network.initial_core(1)
-        if self.normalise_observations:
-            observation = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), observation)
         weights = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
         seen = statistics.initial(self._env().observation) if self.normalise_observations else ()
         updates = jnp.zeros((), jnp.int32)
@@ -168,9 +172,7 @@ class Impala:
         continuous actions.
         """
         row = jax.tree.map(lambda x: x[None], timestep)
-        if isinstance(params.seen, RunningStatistics):
-            row = row._replace(observation=statistics.normalise(params.seen, row.observation, 5.0, 1.0))
-        parameters, _, core = self._evaluate(params.weights, row, actor_state.core)
+        parameters, _, core = self._evaluate(params, row, actor_state.core)
         action_spec, parameters = self._env().action, parameters[0]
         policy = distribution(action_spec, parameters)
         if evaluate and isinstance(action_spec, Box):
@@ -190,40 +192,43 @@ class Impala:
     def gradients(self, state: LearnerState, minibatch: Batch, key: Array) -> tuple[Tree, Output]:
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
-        seen = state.params.seen
-        steps = minibatch.timesteps
-        if isinstance(seen, RunningStatistics):
-            observation = jax.tree.map(lambda x: x[:-1], steps.observation)
-            valid = trajectory_masks(steps, self.gamma, self.trace_decay).valid
-            batch_seen = statistics.of_batch(observation, valid)
-            steps = steps._replace(
-                observation=statistics.normalise(seen, steps.observation, 5.0, 1.0)
-            )
-            minibatch = minibatch._replace(timesteps=steps)
-        else:
-            batch_seen = ()
-        weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, minibatch)
+        weights, output = jax.grad(self._loss, has_aux=True)(
+            state.params.weights, state.params.seen, minibatch
+        )
         norm = losses.global_norm(weights) * self._rows()
-        grads = Params(weights, batch_seen)
+        grads = Params(weights, self._deviations(state.params.seen, minibatch, output.weight))
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output."""
-        del output
         changes, optimizer_state = self._optimizer().update(
             grads.weights, state.optimizer_state, state.params.weights
         )
         weights = optax.apply_updates(state.params.weights, changes)
         seen = state.params.seen
         if isinstance(seen, RunningStatistics):
-            seen = statistics.merge(seen, grads.seen)
+            sums = jax.tree.map(lambda leaf: leaf * output.weight, grads.seen)
+            seen = statistics.absorb(seen, sums, jnp.float32(self.batch))
         return LearnerState(Params(weights, seen), optimizer_state, state.updates + 1)
 
-    def _loss(self, params: Tree, batch: Batch) -> tuple[Array, Output]:
+    def _deviations(self, seen: Seen, batch: Batch, weight: Array) -> Deviations | tuple[()]:
+        """Sums what the opening rows of the unrolls add to the statistics, per valid row.
+
+        Gradients are averaged by valid rows; divided by them, and multiplied again in `apply`, the sums
+        over any division of a batch are those of the whole. One row of an unroll is sample enough.
+        """
+        if not isinstance(seen, RunningStatistics):
+            return ()
+        opening = jax.tree.map(lambda x: x[0], batch.timesteps.observation)
+        return jax.tree.map(
+            lambda leaf: leaf / jnp.maximum(weight, 1.0), statistics.deviations(seen, opening)
+        )
+
+    def _loss(self, weights: Tree, seen: Seen, batch: Batch) -> tuple[Array, Output]:
         """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""
         steps = batch.timesteps
         core = jax.tree.map(lambda x: x[0], batch.core)
-        parameters, value, _ = self._evaluate(params, steps, core)
+        parameters, value, _ = self._evaluate(Params(weights, seen), steps, core)
         policy = distribution(self._env().action, parameters[:-1])
         log_prob, entropy = policy.log_prob(batch.action), policy.entropy()
         masks = trajectory_masks(steps, self.gamma, self.trace_decay)
@@ -255,8 +260,15 @@ class Impala:
         }
         return loss, Output(metrics, masks.valid.sum(dtype=jnp.float32))
 
-    def _evaluate(self, params: Tree, steps: Timestep, core: Tree) -> tuple[Array, Array, Tree]:
-        outputs = self._network().apply(params, steps.observation, steps.reward, steps.first, core)
+    def _evaluate(self, params: Params, steps: Timestep, core: Tree) -> tuple[Array, Array, Tree]:
+        scaling = None
+        if isinstance(params.seen, RunningStatistics):
+            scaling = jax.tree.map(
+                _scaling, self._env().observation, params.seen.mean, params.seen.variance
+            )
+        outputs = self._network().apply(
+            params.weights, steps.observation, steps.reward, steps.first, core, scaling
+        )
         return cast(tuple[Array, Array, Tree], outputs)
 
     def _optimizer(self) -> optax.GradientTransformation:
@@ -295,3 +307,9 @@ class Impala:
         if self.spec is None:
             raise SeedbedError("Impala.spec is None; bind the agent to an environment's spec first")
         return self.spec
+
+
+def _scaling(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:
+    # A pixel that hardly ever changes is not blown up beyond one grey level.
+    least = 1.0 if leaf.dtype == "uint8" else 1e-4
+    return Scaling(mean, jax.lax.rsqrt(jnp.maximum(variance, least)))

@@ -29,7 +29,6 @@ class AtariEnv:
     fire_reset: bool = True  # press fire at the opening, in games that have the button
     max_frames: int = 108_000  # emulated frames until an episode is truncated (30 minutes)
     full_action_space: bool = False  # all 18 actions instead of those the game uses
-    episodic_life: bool = False  # a lost life terminates; the game goes on
 
     @property
     def frame_skip(self) -> int:
@@ -74,7 +73,6 @@ class _AtariHost:
     def __init__(self, config: AtariEnv, num_envs: int, seed: int) -> None:
         require_game(config.game)
         # 20 MB that other environments need not load
-        from ale_py import Action
         from ale_py.vector_env import AtariVectorEnv
 
         self._vector = AtariVectorEnv(
@@ -95,10 +93,8 @@ class _AtariHost:
             frameskip=FRAME_SKIP,
             maxpool=True,
             noop_max=config.noop_max,
-            # ALE's episodic_life restarts the game after a life, so that agents never see the
-            # later ones; life_loss_info ends the episode and plays on
             episodic_life=False,
-            life_loss_info=config.episodic_life,
+            life_loss_info=False,
             reward_clipping=False,
             use_fire_reset=config.fire_reset,
         )
@@ -109,10 +105,6 @@ class _AtariHost:
             np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) & 0x7FFFFFFF
         )
         self._ended = np.zeros(num_envs, bool)  # the next call opens an episode
-        # the action that continues a game after a lost life
-        actions = list(self._vector.ale.get_action_set())
-        fire = config.fire_reset and Action.FIRE in actions
-        self._continue = actions.index(Action.FIRE if fire else Action.NOOP)
 
     def reset(self) -> Timestep:
         """Opens the first episodes."""
@@ -124,20 +116,21 @@ class _AtariHost:
     def step(self, action: Array) -> Timestep:
         """Steps every emulator by four frames, or opens its next episode."""
         first = self._ended
-        action = np.where(first, np.int32(self._continue), action)
         if action.min() < 0 or action.max() >= self._num_actions:
             # ALE would throw in its worker thread and wait for ever
             raise SeedbedError(f"Atari actions {action} are not all in 0..{self._num_actions - 1}")
         frames, reward, terminated, truncated, _ = self._vector.step(action)
         self._ended = terminated | truncated
-        return Timestep(
-            frames[:, 0],
-            np.where(first, 0, reward).astype(np.float32),
-            terminated & ~first,
-            truncated & ~first,
-            first,
-        )
+        return Timestep(frames[:, 0], reward.astype(np.float32), terminated, truncated, first)
 
     def close(self) -> None:
         """Joins ALE's thread."""
         self._vector.close()
+
+    def encode(self, observation: Array) -> Array:
+        """Returns frames as they are."""
+        return observation
+
+    def decode(self, action: Array) -> Array:
+        """Returns actions as they are."""
+        return action

@@ -177,6 +177,24 @@ class _GymHost:
         for env in self._envs:
             env.close()
 
+    def encode(self, observation: Any) -> Tree:
+        """Turns an observation of the space, or a batch as vector environments give it, into arrays."""
+
+        def size(leaf: _Leaf, value: Any) -> int:
+            return len(value) if np.ndim(value) > leaf.ndim else -1
+
+        def rows(i: int) -> Any:
+            return trees.map(lambda _, value: value[i], self._leaves, observation)
+
+        n = min(trees.leaves(trees.map(size, self._leaves, observation)))
+        if n < 0:
+            return trees.map(lambda leaf: leaf[0], self._batch(self._leaves, [observation]))
+        return self._batch(self._leaves, [rows(i) for i in range(n)])
+
+    def decode(self, action: Array) -> Any:
+        """Turns an action, or a batch of them, into the action space's form."""
+        return self._decode(action)
+
     def _open(self, index: int, seed: int | None = None) -> _Row:
         observation, _ = self._envs[index].reset(seed=seed)
         self._ended[index] = False
@@ -242,6 +260,7 @@ class _Leaf:
     """One array of an observation; `write` fills its row, or says what is wrong with the value."""
 
     path: str
+    ndim: int  # of a value of the space
     spec: ArraySpec
     write: Callable[[np.ndarray, Any], str | None]
 
@@ -259,9 +278,9 @@ def observation_leaves(space: spaces.Space, name: str, path: str = "observation"
         )
     if isinstance(space, spaces.Box):
         dtype = _box_dtype(space)
-        return _Leaf(path, ArraySpec(space.shape, dtype), _write_array)
+        return _Leaf(path, len(space.shape), ArraySpec(space.shape, dtype), _write_array)
     if isinstance(space, spaces.MultiBinary):
-        return _Leaf(path, ArraySpec(space.shape, "float32"), _write_array)
+        return _Leaf(path, len(space.shape), ArraySpec(space.shape, "float32"), _write_array)
     if isinstance(space, spaces.Discrete):
         counts, starts = np.array([space.n]), np.array([space.start])
     elif isinstance(space, spaces.MultiDiscrete):
@@ -273,7 +292,7 @@ def observation_leaves(space: spaces.Space, name: str, path: str = "observation"
         )
     shape = () if isinstance(space, spaces.Discrete) else space.nvec.shape
     one_hot = _one_hot_writer(shape, counts, starts)
-    return _Leaf(path, ArraySpec((int(counts.sum()),), "float32"), one_hot)
+    return _Leaf(path, len(shape), ArraySpec((int(counts.sum()),), "float32"), one_hot)
 
 
 def _box_dtype(space: spaces.Box) -> str:
@@ -315,16 +334,16 @@ def _one_hot_writer(
 
 
 def _action(space: spaces.Space, name: str) -> tuple[ActionSpec, Callable[[Array], Any]]:
-    """Translates an action space; the function turns one of our actions into one of its own."""
+    """Translates an action space; the function turns our actions, one or `[B, ...]`, into its own."""
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return Discrete(int(space.n)), lambda action: int(action) + start
+        start, dtype = space.start, space.dtype
+        return Discrete(int(space.n)), lambda action: np.asarray(action, dtype)[()] + start
     if isinstance(space, spaces.MultiDiscrete):
         nvec, starts, dtype = space.nvec, space.start, space.dtype
         counts = tuple(int(n) for n in nvec.ravel())
         return MultiDiscrete(
             counts
-        ), lambda action: action.reshape(nvec.shape).astype(dtype) + starts
+        ), lambda action: action.astype(dtype).reshape(*action.shape[:-1], *nvec.shape) + starts
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
         dtype = space.dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from seedbed.envs.atari import AtariEnv, games, require_game
+from seedbed.envs.atari import AtariEnv, games
 from seedbed.envs.gym import FactoryEnv, GymEnv, require_id
 from seedbed.types import HostEnvConfig, SeedbedError
 
@@ -107,11 +107,3 @@ def _gymnasium_names() -> dict[str, str]:
             name, version = _plain(spec.name), spec.version or 0
             newest[name] = max(newest.get(name, (-1, "")), (version, env_id))
     return {name: env_id for name, (_, env_id) in newest.items()}
-
-
-def check(config: HostEnvConfig) -> None:
-    """Raises early, without making it, if the environment does not exist."""
-    if isinstance(config, AtariEnv):
-        require_game(config.game)
-    elif isinstance(config, GymEnv):
-        require_id(config.id)

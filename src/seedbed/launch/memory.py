@@ -13,8 +13,12 @@ def use_huge_pages() -> None:
     """Starts this process anew with huge pages for malloc, where that is possible and not yet so.
 
     XLA allocates and frees megabytes in every update; most of their cost is page faults. The user's own
-    setting of the variable stays as it is.
+    setting of the variable stays as it is. Ours goes once it has worked: actors and the checkpoints'
+    helper, which are small, must not inherit it.
     """
+    if os.environ.get(NAME) == VALUE:
+        del os.environ[NAME]
+        return
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or NAME in os.environ:
         return
     os.environ[NAME] = VALUE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,46 @@ from seedbed.simd.convolution import Convolution
 from seedbed.simd.ffi import register_kernel
 from seedbed.simd.llvm import host_vector_unit
 
+CLIP = 5.0
+"""Scaled numbers are clipped to plus and minus this many (usually) standard deviations."""
+
+_Constants = tuple[jax.Array, ...]  # offset and scale, or nothing
 _EMITTERS = {
     "forward": kernels.forward_ir,
     "weight_gradient": kernels.weight_gradient_ir,
     "input_gradient": kernels.input_gradient_ir,
 }
+
+
+class Scaling(NamedTuple):
+    """What one observation goes through: `clip((x - offset) * scale, -CLIP, CLIP)`, float32.
+
+    Constants for differentiation: no gradient reaches either.
+    """
+
+    offset: jax.Array
+    scale: jax.Array
+
+
+def rescale(x: jax.Array, scaling: Scaling) -> jax.Array:
+    """Scaled float32 numbers of observations [N, ...], each of the shape of `scaling`.
+
+    Raises:
+        ValueError: the shapes differ; TypeError: `scaling` is not float32.
+    """
+    _check_scaling(x, scaling)
+    offset, scale = (lax.stop_gradient(s)[None] for s in scaling)
+    return jnp.clip((x.astype(jnp.float32) - offset) * scale, -CLIP, CLIP)
+
+
+def _check_scaling(x: jax.Array, scaling: Scaling) -> None:
+    for name, value in scaling._asdict().items():
+        if value.shape != x.shape[1:]:
+            raise ValueError(
+                f"{name} has shape {value.shape}; pass that of one observation, {x.shape[1:]}"
+            )
+        if value.dtype != jnp.float32:
+            raise TypeError(f"{name} is {value.dtype}; convert it to float32")
 
 
 def conv2d(
@@ -31,6 +66,7 @@ def conv2d(
     stride: int,
     padding: int = 0,
     activation: Literal["relu"] | None = None,
+    scaling: Scaling | None = None,
 ) -> jax.Array:
     """Convolution of NHWC images, plus bias, through an optional relu.
 
@@ -39,12 +75,14 @@ def conv2d(
     the gradients that are used.
 
     Args:
-        x: images [N, H, W, C], float32 or uint8 (converted, not scaled).
+        x: images [N, H, W, C], float32 or uint8 (converted; scaled by `scaling` only).
         kernel: weights [KH, KW, C, F].
         bias: one per feature, [F].
         stride: step between neighbouring results, in both directions.
         padding: zeros added to all four sides.
         activation: "relu" or None.
+        scaling: [H, W, C] each; the convolution sees `rescale(x, scaling)`, padded afterwards.
+            Nearly free on CPU. No gradient reaches it.
 
     Returns:
         Features [N, OH, OW, F], OH = (H + 2 padding - KH) // stride + 1.
@@ -53,6 +91,8 @@ def conv2d(
         ValueError: a rank, size or option does not fit; TypeError: a dtype does not.
     """
     _check(x, kernel, bias, stride, padding, activation)
+    if scaling is not None:
+        _check_scaling(x, scaling)
     layer = Convolution(
         *x.shape[1:],
         *kernel.shape[:2],
@@ -62,8 +102,11 @@ def conv2d(
         relu=activation == "relu",
         bytes=x.dtype == jnp.uint8,
         unit=host_vector_unit(),
+        clip=None if scaling is None else CLIP,
     )
-    return _convolve(layer, *same_axes(x, kernel, bias))
+    constants = map(lax.stop_gradient, scaling or ())
+    x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
+    return _convolve(layer, x, kernel, bias, tuple(constants))
 
 
 def _check(
@@ -102,25 +145,31 @@ def _check(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _convolve(layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    return _forward(layer)(x, kernel, bias)
+def _convolve(
+    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
+) -> jax.Array:
+    return _forward(layer)(x, kernel, bias, *scaling)
 
 
 def _convolve_fwd(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array
+    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
 ) -> tuple[jax.Array, tuple]:
-    y = _forward(layer)(x, kernel, bias)
-    return y, (x, kernel, y if layer.relu else None)
+    y = _forward(layer)(x, kernel, bias, *scaling)
+    return y, (x, kernel, y if layer.relu else None, scaling)
 
 
 def _convolve_bwd(
     layer: Convolution, saved: tuple, dy: jax.Array
-) -> tuple[jax.Array | None, jax.Array, jax.Array]:
-    x, kernel, y = saved
+) -> tuple[jax.Array | None, jax.Array, jax.Array, None]:
+    x, kernel, y, scaling = saved
     outputs = (dy,) if y is None else (dy, y)
-    dkernel, dbias = _weight_gradient(layer)(x, *outputs)
-    dx = None if layer.bytes else _input_gradient(layer)(*outputs, kernel)
-    return dx, dkernel, dbias
+    dkernel, dbias = _weight_gradient(layer)(x, *outputs, *scaling)
+    if layer.bytes:
+        return None, dkernel, dbias, None
+    dx = _input_gradient(layer)(*outputs, kernel)
+    if scaling:
+        (dx,) = jax.vjp(lambda x: rescale(x, Scaling(*scaling)), x)[1](dx)
+    return dx, dkernel, dbias, None
 
 
 _convolve.defvjp(_convolve_fwd, _convolve_bwd)
@@ -128,15 +177,16 @@ _convolve.defvjp(_convolve_fwd, _convolve_bwd)
 
 @functools.cache
 def _forward(layer: Convolution) -> Callable[..., Any]:
-    """y of (x, kernel, bias), with a rule for vmap."""
+    """y of (x, kernel, bias[, offset, scale]), with a rule for vmap."""
 
-    def native(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+    def native(x: jax.Array, *arrays: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), layer.copy_size)]
-        return call_kernel(_target("forward", layer, 3, 2), (x, kernel, bias), results)[0]
+        target = _target("forward", layer, 1 + len(arrays), 2)
+        return call_kernel(target, (x, *arrays), results)[0]
 
-    def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-        y = _xla_convolution(layer, x, kernel) + bias[None, None, None]
+    def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
+        y = _xla_convolution(layer, _scaled(x, scaling), kernel) + bias[None, None, None]
         return jax.nn.relu(y) if layer.relu else y
 
     return batched(native, fallback, images=1)
@@ -144,7 +194,7 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
 
 @functools.cache
 def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
-    """(dkernel, dbias) of (x, dy[, y])."""
+    """(dkernel, dbias) of (x, dy[, y][, offset, scale])."""
     shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
 
     def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -155,8 +205,9 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
         )
         return _sum_chunks(dkernel), _sum_chunks(dbias)
 
-    def fallback(x: jax.Array, *outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        dy = _before_activation(*outputs)
+    def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        outputs = 2 if layer.relu else 1
+        dy, x = _before_activation(*arrays[:outputs]), _scaled(x, arrays[outputs:])
         x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.float32))
         (dkernel,) = jax.vjp(lambda kernel: _xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel, dy.sum((0, 1, 2))
@@ -193,6 +244,10 @@ def _sum_chunks(parts: jax.Array) -> jax.Array:
     ones = jnp.ones((1, parts.shape[0]), parts.dtype)
     total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
     return total.reshape(parts.shape[1:])
+
+
+def _scaled(x: jax.Array, scaling: _Constants) -> jax.Array:
+    return rescale(x, Scaling(*scaling)) if scaling else x
 
 
 def _before_activation(dy: jax.Array, y: jax.Array | None = None) -> jax.Array:

@@ -33,17 +33,17 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(
-        self, observation: Tree, reward: Array, first: Array, core: Tree
+        self, observation: Tree, reward: Array, first: Array, core: Tree, scaling: Tree = None
     ) -> tuple[Array, Array, Tree]:
         """Consumes `[T, B, ...]`, `[T, B]`, `[T, B]` and a core from `initial_core`.
 
         Returns distribution parameters `[T, B, parameter_size]`, values `[T, B]` and the core after
-        the last row. The torso sees all rows at once.
+        the last row. The torso sees all rows at once, scaled by the tree `scaling` if there is one.
         """
         rows, batch = first.shape
         folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), observation)
         torso = Torso(self.image, self.sizes, self.activation, dtype=self.dtype)
-        features = torso(folded).reshape(rows, batch, -1)
+        features = torso(folded, scaling).reshape(rows, batch, -1)
         if self.lstm_size:
             clipped = jnp.clip(reward, -1.0, 1.0)[..., None]
             inputs = jnp.concatenate([features, clipped], axis=-1)

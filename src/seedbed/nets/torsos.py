@@ -1,6 +1,7 @@
 """Torsos: from a batch of observations `[B, ...]` to features `[B, D]`, float32.
 
-Parameters are always float32; `dtype` is what the arithmetic uses.
+Parameters are always float32; `dtype` is what the arithmetic uses. With a `Scaling`, of the shape
+of one observation, a torso sees `rescale(x, scaling)` instead of bytes as fractions of 255.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from seedbed.nets.convolution import conv2d
+from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.pooling import max_pool
 from seedbed.types import SeedbedError
 
@@ -40,18 +41,23 @@ class Convolution(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, OH, OW, F]` in `dtype`."""
         shape = (self.size, self.size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        if x.dtype == jnp.uint8:
+        if x.dtype == jnp.uint8 and scaling is None:
             kernel = kernel / 255.0  # a few thousand weights, rather than every pixel
         if self.dtype == jnp.float32:
-            activation = "relu" if self.relu else None
             return conv2d(
-                x, kernel, bias, stride=self.stride, padding=self.padding, activation=activation
+                *(x, kernel, bias),
+                stride=self.stride,
+                padding=self.padding,
+                activation="relu" if self.relu else None,
+                scaling=scaling,
             )
+        if scaling is not None:
+            x = rescale(x, scaling)
         margin = (self.padding, self.padding)
         y = lax.conv_general_dilated(
             x.astype(self.dtype),
@@ -70,14 +76,14 @@ class Nature(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 512]`; raises SeedbedError if the image is under 36 pixels."""
         if min(x.shape[1:3]) < 36:
             raise SeedbedError(
                 f"torso nature needs images of at least 36x36 pixels but got {x.shape[1:3]}; "
                 "choose torso resnet or mlp"
             )
-        x = Convolution(32, 8, stride=4, dtype=self.dtype)(x)
+        x = Convolution(32, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(64, 4, stride=2, dtype=self.dtype)(x)
         x = Convolution(64, 3, stride=1, dtype=self.dtype)(x)
         return Mlp((512,), dtype=self.dtype)(x)
@@ -90,13 +96,13 @@ class DeepResNet(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 256]`."""
         # With the usual gain every block would double the variance; so all of them do together.
         linear = partial(Convolution, size=3, padding=1, relu=False, dtype=self.dtype)
         branch_gain = len(self.channels) ** -0.5  # sqrt(2 / number of blocks)
-        for channels in self.channels:
-            x = linear(channels, gain=1.0)(x)
+        for i, channels in enumerate(self.channels):
+            x = linear(channels, gain=1.0)(x, None if i else scaling)
             x = max_pool(x.astype(jnp.float32), padding="SAME").astype(self.dtype)
             for _ in range(2):
                 y = Convolution(channels, 3, padding=1, dtype=self.dtype)(nn.relu(x))
@@ -112,10 +118,12 @@ class Mlp(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, sizes[-1]]`."""
-        scale = 1.0 / 255.0 if x.dtype == jnp.uint8 else 1.0
-        x = x.reshape(x.shape[0], -1).astype(self.dtype) * scale
+        fraction = 1.0 / 255.0 if x.dtype == jnp.uint8 and scaling is None else 1.0
+        if scaling is not None:
+            x = rescale(x, scaling)
+        x = x.reshape(x.shape[0], -1).astype(self.dtype) * fraction
         for size in self.sizes:
             x = self.activation(nn.Dense(size, kernel_init=hidden_init, dtype=self.dtype)(x))
         return x.astype(jnp.float32)
@@ -133,9 +141,15 @@ class Torso(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, observation: Tree) -> Array:
-        """Returns the leaves' features, concatenated, `[B, D]`."""
-        features = [self._leaf_torso(leaf)(leaf) for leaf in jax.tree.leaves(observation)]
+    def __call__(self, observation: Tree, scaling: Tree = None) -> Array:
+        """Returns the leaves' features, concatenated, `[B, D]`.
+
+        `scaling` holds a `Scaling`, or None, in place of every leaf of the observation.
+        """
+        leaves, structure = jax.tree.flatten(observation)
+        whole = scaling is None
+        scalings = [None] * len(leaves) if whole else structure.flatten_up_to(scaling)
+        features = [self._leaf_torso(x)(x, s) for x, s in zip(leaves, scalings, strict=True)]
         return jnp.concatenate(features, axis=-1)
 
     def _leaf_torso(self, leaf: Array) -> nn.Module:

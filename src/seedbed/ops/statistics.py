@@ -75,6 +75,38 @@ def update(statistics: RunningStatistics, x: Tree, weights: Array) -> RunningSta
     return merge(statistics, of_batch(x, weights))
 
 
+class Deviations(NamedTuple):
+    """Sums over a batch about a fixed mean; unlike statistics they add up exactly over devices."""
+
+    first: Tree  # of x - mean, leaves [*shape]
+    second: Tree  # of (x - mean) ** 2, leaves [*shape]
+
+
+def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
+    """Sums the deviations of leaves `[N, *shape]` from the statistics' mean."""
+
+    def centred(leaf: Array, mean: Array) -> Array:
+        return leaf.astype(jnp.float32) - mean[None]
+
+    return Deviations(
+        first=jax.tree.map(lambda leaf, mean: centred(leaf, mean).sum(0), x, statistics.mean),
+        second=jax.tree.map(
+            lambda leaf, mean: jnp.square(centred(leaf, mean)).sum(0), x, statistics.mean
+        ),
+    )
+
+
+def absorb(statistics: RunningStatistics, sums: Deviations, count: Array) -> RunningStatistics:
+    """Adds `count` observations whose deviations were summed about these statistics' mean."""
+    first = jax.tree.map(lambda leaf: leaf / count, sums.first)
+    batch = RunningStatistics(
+        weight=count,
+        mean=jax.tree.map(jnp.add, statistics.mean, first),
+        variance=jax.tree.map(lambda two, one: two / count - jnp.square(one), sums.second, first),
+    )
+    return merge(statistics, batch)
+
+
 def normalise(
     statistics: RunningStatistics, x: Tree, clip: float = 10.0, min_variance: float = 1e-6
 ) -> Tree:

@@ -36,6 +36,8 @@ def train(
     one gives up at once. Raises SeedbedError on what the user can mend, after saving what was learned.
     """
     stop = threading.Event()
+    # A resumed run must not play the episodes again with which it began.
+    past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
         interrupted = stack.enter_context(_stopping_signals(stop, view))
         pool = stack.enter_context(
@@ -43,7 +45,7 @@ def train(
                 env,
                 actors=config.num_actors,
                 envs_per_actor=config.envs_per_actor,
-                seed=config.seed,
+                seed=config.seed + sum(past),
             )
         )
         setup = _set_up(env, agent, config, pool, run, view)
@@ -169,6 +171,8 @@ def _initial(
     state = agent.init(key)
     episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
+        if (run.path / "metrics.jsonl").exists():
+            view.message("the run has no checkpoint yet: starting from the beginning")
         return state, Start(), episodes
     step, state, metadata = restore(run.checkpoints, state, view.message)
     start = Start(**metadata["start"])

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from seedbed.runtime.checkpoint_writer import (
     ARRAYS,
     LENGTH,
     MANIFEST,
-    file_table,
+    defect,
     list_steps,
     name_of,
     read_best,
@@ -201,47 +202,58 @@ class _Helper:
 
 
 def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
-    """Returns (step, tree, metadata) of the newest whole checkpoint; reports broken ones to `warn`.
+    """Returns (step, tree, metadata) of the newest whole checkpoint, to train on from it.
 
-    The tree has the structure, dtypes and shapes of `template`, with numpy leaves.
+    The tree has the structure, dtypes and shapes of `template`, with numpy leaves. Damaged checkpoints
+    that are newer are reported to `warn` and renamed, so that they do not count for those to keep.
     """
-    for step in reversed(list_steps(folder)):
-        path = folder / name_of(step)
-        reason = _defect(path)
-        if reason is None:
-            return _load(path, template)
-        warn(f"checkpoint {path} is damaged ({reason}): using the one before")
-    raise SeedbedError(
-        f"no whole checkpoint in {folder}: nothing to restore; start a new run without --resume"
-    )
+    path, damaged = _newest_whole(folder, warn)
+    restored = _load(path, template)
+    for other in damaged:
+        aside = other.with_name(f"damaged-{other.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        other.rename(aside)
+    return restored
 
 
 def restore_best(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
-    """Returns (step, tree, metadata) of the checkpoint that evaluated best, else of the newest."""
+    """Returns (step, tree, metadata) of the checkpoint that evaluated best, else of the newest.
+
+    Nothing in the folder changes; a run may train into it meanwhile.
+    """
     best = read_best(folder)
     if best is not None:
         path = folder / name_of(best["step"])
-        reason = _defect(path)
+        reason = defect(path)
         if reason is None:
-            return _load(path, template)
+            try:
+                return _load(path, template)
+            except Exception:
+                if path.exists():
+                    raise
+        if not path.exists():  # its run has removed it meanwhile, for a better one
+            return restore_best(folder, template, warn)
         warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
-    return restore(folder, template, warn)
+    path, _ = _newest_whole(folder, warn)
+    return _load(path, template)
 
 
-def _defect(path: Path) -> str | None:
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        found = file_table(path)
-        for name, (size, checksum) in manifest["files"].items():
-            if name not in found:
-                return f"{name} is missing"
-            if found[name][0] != size:
-                return f"{name} has {found[name][0]} bytes instead of {size}"
-            if found[name][1] != checksum:
-                return f"{name} has changed"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read: {type(error).__name__}"
-    return None
+def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
+    """Finds the newest whole checkpoint, and the damaged ones that are newer."""
+    damaged: list[Path] = []
+    for step in reversed(list_steps(folder)):
+        path = folder / name_of(step)
+        reason = defect(path)
+        if reason is None:
+            return path, damaged
+        warn(f"checkpoint {path} is damaged ({reason}): using the one before")
+        damaged.append(path)
+    if damaged:
+        raise SeedbedError(f"no whole checkpoint in {folder}: use another run, or start a new one")
+    raise SeedbedError(
+        f"{folder} has no checkpoint yet: wait for the first, or train with "
+        f"seedbed train --resume --run {folder.parent}"
+    )
 
 
 def _load(path: Path, template: Tree) -> Restored:

@@ -65,13 +65,57 @@ def read_best(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def defect(path: Path) -> str | None:
+    """Says what is wrong with a checkpoint; None where its files agree with its manifest."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        found = file_table(path)
+        for name, (size, checksum) in manifest["files"].items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name][0] != size:
+                return f"{name} has {found[name][0]} bytes instead of {size}"
+            if found[name][1] != checksum:
+                return f"{name} has changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {type(error).__name__}"
+    return None
+
+
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Writes arrays by name as the checkpoint of `header["step"]`, then drops old ones."""
+    """Makes arrays by name the checkpoint of `header["step"]`, notes its score, and drops old ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    step, score = header["step"], header["score"]
+    final = folder / name_of(step)
+    leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
+    if not _holds(final, leaves):
+        manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
+        _write(final, manifest, arrays)
+    best = read_best(folder)
+    if score is not None and (best is None or score > best["score"] or best["step"] == step):
+        best = {"step": step, "score": score}
+        write_json(folder / BEST, best)
+    for old in list_steps(folder)[: -header["keep"]]:
+        if best is None or old != best["step"]:
+            shutil.rmtree(_rename_away(folder / name_of(old)), ignore_errors=True)
+
+
+def _checksum(array: Any) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _holds(final: Path, leaves: list[dict[str, Any]]) -> bool:
+    """Tells whether a whole checkpoint of just these arrays is there, as when its score comes later."""
+    if defect(final) is not None:
+        return False
+    held = json.loads((final / MANIFEST).read_text())["leaves"]
+    return held == json.loads(json.dumps(leaves))
+
+
+def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> None:
     import orbax.checkpoint as ocp
 
-    folder.mkdir(parents=True, exist_ok=True)
-    step, final = header["step"], folder / name_of(header["step"])
-    temporary = folder / f".writing-{final.name}"
+    temporary = final.with_name(f".writing-{final.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
@@ -79,22 +123,15 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
         full = {name: array for name, array in arrays.items() if array.size}
         if full:
             ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
-        kept = {key: header[key] for key in ("step", "score", "metadata", "leaves")}
-        write_json(temporary / MANIFEST, {**kept, "files": file_table(temporary)})
+        write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
         _sync_tree(temporary)
-        _remove(final)
+        doomed = _rename_away(final)
         temporary.rename(final)
-        _sync_folder(folder)
+        _sync_folder(final.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    best, score = read_best(folder), header["score"]
-    if score is not None and (best is None or score > best["score"] or best["step"] == step):
-        best = {"step": step, "score": score}
-        write_json(folder / BEST, best)
-    for old in list_steps(folder)[: -header["keep"]]:
-        if best is None or old != best["step"]:
-            _remove(folder / name_of(old))
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -104,13 +141,13 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove(path: Path) -> None:
-    # Renamed first, so that no reader meets half of it.
+def _rename_away(path: Path) -> Path:
+    """Renames what is to be removed, so that no reader meets half of it."""
+    doomed = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():
-        doomed = path.with_name(f".removing-{path.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+    return doomed
 
 
 def _sync_tree(folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,16 @@ import numpy as np
 from seedbed.runtime.inference import environment_keys
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
-from seedbed.types import ActorState, Agent, Array, EnvSpec, HostEnvConfig, Timestep, Tree
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    EnvSpec,
+    HostEnvConfig,
+    SeedbedError,
+    Timestep,
+    Tree,
+)
 
 
 class Carry(NamedTuple):
@@ -24,67 +33,96 @@ class Carry(NamedTuple):
     counter: Array  # uint32 scalar
 
 
+Play = Callable[[Tree, Carry, Timestep, Array], tuple[Carry, Tree]]
+"""A compiled step of playing: (params, carry, timestep `[B]`, key) -> (carry, action `[B]`)."""
+
+MAX_EPISODE_STEPS = 30_000
+"""Steps an episode of evaluation may take on average; Atari's longest has 27,000."""
+
+
+def compile_play(agent: Agent, frame_stack: int) -> Play:
+    """Compiles acting as evaluation does; `agent` is bound. The key is not consumed, but folded."""
+
+    def play(params: Tree, carry: Carry, timestep: Timestep, key: Array) -> tuple[Carry, Tree]:
+        frames = jax.tree.map(
+            lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), carry.frames, timestep
+        )
+        stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
+        num_envs = timestep.first.shape[0]
+        env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
+        keys = environment_keys(key, env_ids, jnp.full(num_envs, carry.counter))
+        action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
+        return Carry(frames, state, carry.counter + 1), action
+
+    return jax.jit(play)
+
+
 class Player:
     """Acts in B environments as evaluation does: recurrent state and frame stack are kept here."""
 
-    def __init__(
-        self, agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int, seed: int
-    ) -> None:
-        """Starts with empty memory; `agent` is bound, `spec` is of single frames."""
-        env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
-        self._carry = Carry(
-            zero_timesteps(spec, (frame_stack, num_envs)),
-            agent.actor_state(env_ids, num_envs),
-            jnp.uint32(0),
-        )
-        key = jax.random.key(seed)
+    def __init__(self, play: Play, params: Tree, carry: Carry, seed: int) -> None:
+        """Starts from `carry`; parameters go to the device once."""
+        self._play, self._params, self._carry = play, jax.device_put(params), carry
+        self._key = jax.random.key(seed)
 
-        def play(params: Tree, carry: Carry, timestep: Timestep) -> tuple[Carry, Tree]:
-            frames = jax.tree.map(
-                lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), carry.frames, timestep
-            )
-            stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
-            keys = environment_keys(key, env_ids, jnp.full(num_envs, carry.counter))
-            action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
-            return Carry(frames, state, carry.counter + 1), action
-
-        self._play = jax.jit(play)
-
-    def act(self, params: Tree, timestep: Timestep) -> Tree:
+    def act(self, timestep: Timestep) -> Tree:
         """Chooses actions, numpy `[B, ...]`, for timesteps `[B, ...]`."""
-        self._carry, action = self._play(params, self._carry, timestep)
+        self._carry, action = self._play(self._params, self._carry, timestep, self._key)
         return jax.tree.map(np.asarray, action)
 
 
-def evaluate(
-    *,
-    env: HostEnvConfig,
-    agent: Agent,
-    params: Tree,
-    episodes: int,
-    seed: int,
-    stop: threading.Event | None = None,
-) -> dict[str, Any] | None:
-    """Plays `episodes` whole episodes, an equal number in each environment, and summarises raw returns.
+def empty_carry(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) -> Carry:
+    """Makes the memory of a player that has seen nothing; `spec` is of single frames."""
+    env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
+    frames = zero_timesteps(spec, (frame_stack, num_envs))
+    return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.uint32(0))
 
-    Environments run in an actor process of their own. Returns mean, standard deviation, minimum and
-    maximum of the return, the mean length and the number of episodes; None if `stop` was set first.
+
+def evaluation_envs(episodes: int) -> int:
+    """Chooses how many environments play at once, so that each plays the same number of episodes."""
+    return next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
+
+
+def evaluate(
+    *, env: HostEnvConfig, agent: Agent, params: Tree, episodes: int, seed: int
+) -> dict[str, Any]:
+    """Plays `episodes` whole episodes in an actor process of their own, and summarises raw returns.
+
+    Returns mean, standard deviation, minimum and maximum of the return, the mean length and the number
+    of episodes. Raises SeedbedError if none ends.
     """
-    num_envs = next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
-    with ActorPool(env, actors=1, envs_per_actor=num_envs, seed=seed, groups=1) as pool:
-        player = Player(agent, pool.spec, env.frame_stack, num_envs, seed)
-        tally = _Tally(num_envs, episodes // num_envs)
-        while not tally.done:
-            if stop is not None and stop.is_set():
-                return None
-            for group in pool.poll(0.2):
-                slot = pool.slots[group]
-                timestep = jax.tree.map(np.array, slot.timestep)
-                tally.add(timestep)
-                action = player.act(params, timestep)
-                jax.tree.map(np.copyto, slot.action, action)
-                pool.reply(group)
+    envs = evaluation_envs(episodes)
+    with ActorPool(env, actors=1, envs_per_actor=envs, seed=seed, groups=1) as pool:
+        carry = empty_carry(agent, pool.spec, env.frame_stack, envs)
+        player = Player(compile_play(agent, env.frame_stack), params, carry, seed)
+        result = play_episodes(pool, player, episodes, threading.Event())
+    assert result is not None, "nobody stopped it"
+    return result
+
+
+def play_episodes(
+    pool: ActorPool, player: Player, episodes: int, stop: threading.Event
+) -> dict[str, Any] | None:
+    """Plays an equal number of episodes in each environment of a pool; None if `stop` came first."""
+    quota = episodes // pool.num_envs
+    tally = _Tally(pool.num_envs, quota)
+    steps = 0
+    while not tally.done and steps < quota * MAX_EPISODE_STEPS:
+        if stop.is_set():
+            return None
+        for group in pool.poll(0.2):
+            slot = pool.slots[group]
+            timestep = jax.tree.map(np.array, slot.timestep)
+            tally.add(timestep)
+            jax.tree.map(np.copyto, slot.action, player.act(timestep))
+            pool.reply(group)
+            steps += 1
     returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
+    if not returns.size:
+        raise SeedbedError(
+            f"no episode of the evaluation ended within {steps:,} steps: give the environment a time "
+            "limit, or train with --evaluate-every 0"
+        )
     return {
         "episode_return_mean": float(returns.mean()),
         "episode_return_std": float(returns.std()),
@@ -126,7 +164,8 @@ class Policy:
     ) -> None:
         """Holds a bound agent and its parameters; `spec` is of single frames."""
         self.agent, self.spec, self.params = agent, spec, params
-        self._make = functools.partial(Player, agent, spec, frame_stack, seed=seed)
+        self._frame_stack, self._seed = frame_stack, seed
+        self._play = compile_play(agent, frame_stack)
         self._player: Player | None = None
         self._first = True
         self._batch: int | None = None
@@ -145,7 +184,9 @@ class Policy:
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
         num_envs = 1 if batch is None else batch
         if self._player is None or self._batch != num_envs:
-            self._player, self._batch, self._first = self._make(num_envs), num_envs, True
+            carry = empty_carry(self.agent, self.spec, self._frame_stack, num_envs)
+            self._player = Player(self._play, self.params, carry, self._seed)
+            self._batch, self._first = num_envs, True
         opening = np.broadcast_to(np.asarray(first if first is not None else self._first), num_envs)
         self._first = False
         dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)
@@ -154,7 +195,7 @@ class Policy:
         timestep = Timestep(
             observation, np.zeros(num_envs, np.float32), flag, flag, np.array(opening)
         )
-        action = self._player.act(self.params, timestep)
+        action = self._player.act(timestep)
         return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
 
     def _batch_size(self, observation: Tree) -> int | None:

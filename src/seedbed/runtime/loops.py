@@ -114,7 +114,6 @@ class InferenceCounters:
     calls: int = 0
     rows: int = 0
     busy_s: float = 0.0
-    waiting_s: float = 0.0
     blocked_s: float = 0.0
 
 
@@ -147,10 +146,8 @@ class InferenceLoop:
     def run(self, stop: threading.Event) -> None:
         """Serves until the steps are done, `stop` is set or the queue is closed."""
         while not stop.is_set() and self.counters.env_steps < self._max_env_steps:
-            start = time.perf_counter()
             self._gather()
             gathered = time.perf_counter()
-            self.counters.waiting_s += gathered - start
             able = [s for s in self._shards if s.ready and s.in_flight < s.depth]
             self._calls.extend(self._start(shard) for shard in able)
             full = any(shard.in_flight == shard.depth for shard in self._shards)
@@ -225,7 +222,6 @@ class InferenceLoop:
 class LearnerCounters:
     """Sums since the start of the process; read by the thread that reports."""
 
-    batches: int = 0
     busy_s: float = 0.0
     waiting_s: float = 0.0
 
@@ -246,6 +242,7 @@ class LearnerLoop:
         self._queue, self._unrolls = queue, unrolls_per_batch
         self.state = learner.place(state)
         self.updates = int(state.updates)
+        self.intact = True  # false where a failure left the state half donated
         self.counters = LearnerCounters()
         self.metrics: dict[str, float] = {}
         self._wanted, self._snapshot = threading.Event(), threading.Event()
@@ -261,14 +258,15 @@ class LearnerLoop:
             self.counters.waiting_s += taken - start
             if not unrolls:
                 break
+            self.intact = False
             state, metrics = self._learner.update(self.state, self._learner.assemble(unrolls))
             del unrolls
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             jax.block_until_ready(state)
             self._check(values)
             self.state, self.metrics, self.updates = state, values, int(state.updates)
+            self.intact = True
             self._publish()
-            self.counters.batches += 1
             self.counters.busy_s += time.perf_counter() - taken
             if self._wanted.is_set():
                 self._wanted.clear()
@@ -296,6 +294,6 @@ class LearnerLoop:
         if bad:
             raise TrainingDiverged(
                 f"{bad[0]} is {values[bad[0]]} at learner step {self.updates + 1}: training stopped "
-                "before these parameters were used; the last checkpoint is good. Resume it with a lower "
+                "before these parameters were used. Go on from the last checkpoint with --resume and a lower "
                 "--agent.learning-rate or --agent.max-gradient-norm"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -41,8 +42,8 @@ class MetricsLog:
         self._summary: Any = importlib.import_module(f"{protos}.summary_pb2").Summary
         self._folder = folder
         path = folder / "metrics.jsonl"
-        _repair(path, resume_at)
         try:
+            _repair(path, resume_at)
             self._lines = path.open("a")
             name = f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"
             self._events = RecordWriter((folder / name).open("wb"))
@@ -68,9 +69,10 @@ class MetricsLog:
             raise _unwritable(self._folder, error) from error
 
     def close(self) -> None:
-        """Closes the files."""
-        self._lines.close()
-        self._events.close()
+        """Closes the files; what a full disk refused has been reported by `write`."""
+        for file in (self._lines, self._events):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _write_event(self, event: Any) -> None:
         self._events.write(event.SerializeToString())
@@ -181,18 +183,6 @@ def processes_rss(pids: Iterable[int]) -> float:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return total / 1e6
-
-
-def processes_cpu(pids: Iterable[int]) -> float:
-    """Sums the CPU seconds that processes have used; those that are gone count 0."""
-    total = 0.0
-    for pid in pids:
-        try:
-            used = psutil.Process(pid).cpu_times()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        total += used.user + used.system
-    return total
 
 
 def usable_cores() -> float:

@@ -7,10 +7,11 @@ import datetime
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.types import SeedbedError
 
 CONFIG = "config.json"
@@ -91,6 +92,30 @@ class RunFolder:
         if not isinstance(config, dict):
             raise SeedbedError(f"{self.path / CONFIG} is not a JSON object: restore it")
         return config
+
+    @contextlib.contextmanager
+    def training(self, config: dict[str, Any]) -> Iterator[None]:
+        """Keeps a configuration while a run trains with it; closes the folder at the end.
+
+        A failure before anything was saved leaves the folder as it was: a new run's goes, and a resumed
+        run has the configuration that its checkpoints were trained with.
+        """
+        former = self.read_config() if (self.path / CONFIG).exists() else None
+        before = list_steps(self.checkpoints)
+        try:
+            self.write_config(config)
+            yield
+        except BaseException:
+            if former is None:
+                self.discard_untrained()
+            elif set(list_steps(self.checkpoints)) <= set(before):
+                with contextlib.suppress(
+                    SeedbedError
+                ):  # what failed is told, not that it filled the disk
+                    self.write_config(former)
+            raise
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Lets other processes train into the folder."""

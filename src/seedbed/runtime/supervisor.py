@@ -12,8 +12,15 @@ import jax
 
 from seedbed.runtime.checkpoint import CheckpointWriter
 from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.evaluation import evaluate
-from seedbed.runtime.loops import InferenceLoop, LearnerLoop, TrainingDiverged, UnrollQueue
+from seedbed.runtime.evaluation import (
+    Play,
+    Player,
+    compile_play,
+    empty_carry,
+    evaluation_envs,
+    play_episodes,
+)
+from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import (
     Counters,
     MachineShares,
@@ -22,7 +29,7 @@ from seedbed.runtime.metrics import (
     usable_cores,
 )
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError
+from seedbed.types import Agent, HostEnvConfig, LearnerState
 
 
 class View(Protocol):
@@ -65,30 +72,30 @@ class Setup(NamedTuple):
 
 
 class Evaluation:
-    """One evaluation in a thread of its own, of a snapshot that is saved with its score."""
+    """One evaluation of a snapshot, in a thread and an actor process of its own."""
 
-    def __init__(self, setup: Setup, snapshot: LearnerState, metadata: dict[str, Any]) -> None:
-        """Starts at once."""
-        self.snapshot, self.metadata = snapshot, metadata
+    def __init__(self, setup: Setup, play: Play, snapshot: LearnerState, step: int) -> None:
+        """Starts at once; `step` names the snapshot's checkpoint."""
+        self.snapshot, self.step = snapshot, step
         self.result: dict[str, Any] | None = None
         self.failure: Exception | None = None
-        self._setup = setup
+        self._setup, self._play = setup, play
+        self._pool: ActorPool | None = None
         self._cancel = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        setup, config = self._setup, self._setup.config
-        seed = config.seed + 1_000_003 * (1 + self.metadata["start"]["env_steps"])
+        setup, episodes = self._setup, self._setup.config.evaluate_episodes
+        seed = (setup.config.seed + 1_000_003 * (1 + self.step)) % (1 << 31)
+        envs = evaluation_envs(episodes)
         try:
-            self.result = evaluate(
-                env=setup.env,
-                agent=setup.agent,
-                params=self.snapshot.params,
-                episodes=config.evaluate_episodes,
-                seed=seed % (1 << 31),
-                stop=self._cancel,
-            )
+            pool = ActorPool(setup.env, actors=1, envs_per_actor=envs, seed=seed, groups=1)
+            self._pool = pool
+            with pool:
+                carry = empty_carry(setup.agent, pool.spec, setup.env.frame_stack, envs)
+                player = Player(self._play, self.snapshot.params, carry, seed)
+                self.result = play_episodes(pool, player, episodes, self._cancel)
         except Exception as failure:
             self.failure = failure
 
@@ -96,6 +103,16 @@ class Evaluation:
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return not self._thread.is_alive()
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of its actor so far."""
+        return self._pool.cpu_seconds() if self._pool else 0.0
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of its actor."""
+        return self._pool.pids() if self._pool and not self.done else []
 
     def wait(self, give_up: Callable[[], bool]) -> None:
         """Waits for the end, which `give_up` brings on early."""
@@ -108,9 +125,9 @@ class Evaluation:
 class Meter:
     """Measures a run from one call to the next."""
 
-    def __init__(self, setup: Setup, helper_pid: Callable[[], int | None]) -> None:
-        """Starts measuring; `helper_pid` names the checkpoints' helper while one runs."""
-        self._setup, self._helper_pid = setup, helper_pid
+    def __init__(self, setup: Setup, others: Callable[[], tuple[list[int], float]]) -> None:
+        """Starts measuring; `others` tells process ids and CPU seconds of evaluations and helpers."""
+        self._setup, self._others = setup, others
         self._shares = MachineShares(usable_cores(), setup.config.num_actors)
         self._shares.start(self._counters())
         self._last = (time.monotonic(), 0)
@@ -124,7 +141,6 @@ class Meter:
         self._last = (now, steps)
         rate = (steps - steps_before) / max(now - before, 1e-9)
         total, skip = setup.start.env_steps + steps, setup.env.frame_skip
-        helper = self._helper_pid()
         return {
             "wall_s": setup.start.wall_s + now - setup.begun,
             "env_steps": total,
@@ -142,16 +158,14 @@ class Meter:
             "learner_waiting_s": learning.counters.waiting_s,
             "queued_unrolls": len(setup.queue),
             "actor_restarts": setup.pool.restarts,
-            "rss_mb": processes_rss(
-                [os.getpid(), *setup.pool.pids(), *([helper] if helper else [])]
-            ),
+            "rss_mb": processes_rss([os.getpid(), *setup.pool.pids(), *self._others()[0]]),
         }
 
     def _counters(self) -> Counters:
         setup = self._setup
         return Counters(
             wall=time.monotonic(),
-            actors_cpu=setup.pool.cpu_seconds(),
+            actors_cpu=setup.pool.cpu_seconds() + self._others()[1],
             learner_cpu=time.process_time(),
             inference_busy=setup.acting.counters.busy_s,
             learning_busy=setup.learning.counters.busy_s,
@@ -173,8 +187,10 @@ class Supervisor:
         self._setup, self._log, self._writer, self._view = setup, log, writer, view
         self._stop = stop
         self._failures: list[BaseException] = []
+        self._play = compile_play(setup.agent, setup.env.frame_stack)
         self._evaluation: Evaluation | None = None
         self._evaluated: dict[str, Any] = {}
+        self._evaluations_cpu = 0.0
         self._wanted: set[str] = set()
 
     @property
@@ -191,30 +207,32 @@ class Supervisor:
         ]
         for thread in threads:
             thread.start()
-        self._log_meter, self._view_meter = (
-            Meter(setup, lambda: self._writer.helper_pid) for _ in range(2)
-        )
+        self._log_meter, self._view_meter = Meter(setup, self._others), Meter(setup, self._others)
         try:
             self._watch()
-        except SeedbedError as failure:
+        except BaseException as failure:  # also what the view's terminal may throw: save first
             self._failures.append(failure)
-        self._stop.set()
-        setup.queue.close()
-        for thread in threads:
-            thread.join()
+        finally:
+            self._stop.set()
+            setup.queue.close()
+            for thread in threads:
+                thread.join()
 
     def _watch(self) -> None:
-        config = self._setup.config
+        config, setup = self._setup.config, self._setup
         next_evaluation = self._next_evaluation()
         log, show, save = (
             _Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
+        self._want("save")  # a first checkpoint at once: there is always one to go back to
         while not self._stop.wait(0.1):
             if log.due():
                 self._write_log()
             if show.due():
                 self._view.update(self._view_meter.read() | self._evaluated)
+            for notice in setup.pool.take_notices():
+                self._view.message(notice)
             if save.due():
                 self._want("save")
             if self.env_steps >= next_evaluation and self._evaluation is None:
@@ -223,33 +241,38 @@ class Supervisor:
             self._serve_snapshot()
             self._collect_evaluation()
 
+    def _others(self) -> tuple[list[int], float]:
+        """Tells process ids and CPU seconds of evaluations and of the checkpoints' helper."""
+        evaluation, helper = self._evaluation, self._writer.helper_pid
+        pids = [helper] if helper else []
+        if evaluation is None:
+            return pids, self._evaluations_cpu
+        return pids + evaluation.pids, self._evaluations_cpu + evaluation.cpu_seconds
+
     def _next_evaluation(self) -> int:
         every = self._setup.config.evaluate_every or self._setup.config.steps + 1
         return (self.env_steps // every + 1) * every
 
     def finish(self, interrupted: threading.Event) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary; raises what stopped the run."""
-        diverged = any(isinstance(failure, TrainingDiverged) for failure in self._failures)
-        if self._evaluation is not None:
-            self._evaluation.wait(lambda: bool(self._failures) or interrupted.is_set())
-            self._collect_evaluation()
-        if not diverged:
+        if self._setup.learning.intact:
             state = jax.device_get(self._setup.learning.state)
-            metadata = self._metadata(state)
-            step = metadata["start"]["env_steps"]
-            self._writer.save(step, state, metadata)
+            step = self._save(state)
             self._writer.wait()
+            if self._evaluation is not None:
+                self._evaluation.wait(lambda: bool(self._failures) or interrupted.is_set())
+                self._collect_evaluation()
             if not self._failures and not interrupted.is_set():
                 episodes = self._setup.config.evaluate_episodes
                 self._view.message(f"trained; evaluating {episodes} episodes")
-                self._evaluation = Evaluation(self._setup, state, metadata)
+                self._evaluation = Evaluation(self._setup, self._play, state, step)
                 self._evaluation.wait(interrupted.is_set)
                 self._collect_evaluation()
+        if self._failures:
+            raise self._failures[0]
         self._write_log()
         self._view.update(self._view_meter.read() | self._evaluated)
         self._writer.wait()
-        if self._failures:
-            raise self._failures[0]
         return self._log_meter.read() | self._evaluated | {"interrupted": interrupted.is_set()}
 
     def _guard(self, loop: Callable[[threading.Event], None]) -> None:
@@ -273,23 +296,29 @@ class Supervisor:
         snapshot = self._setup.learning.take_snapshot()
         if snapshot is None:
             return
-        metadata = self._metadata(snapshot)
-        if "evaluate" in self._wanted:  # saved when its score is known
-            self._evaluation = Evaluation(self._setup, snapshot, metadata)
-        else:
-            self._writer.save(metadata["start"]["env_steps"], snapshot, metadata)
+        step = self._save(snapshot)
+        if "evaluate" in self._wanted:
+            self._evaluation = Evaluation(self._setup, self._play, snapshot, step)
         self._wanted.clear()
+
+    def _save(
+        self, state: LearnerState, score: float | None = None, step: int | None = None
+    ) -> int:
+        step = self.env_steps if step is None else step
+        self._writer.save(step, state, self._metadata(state), score)
+        return step
 
     def _collect_evaluation(self) -> None:
         evaluation = self._evaluation
         if evaluation is None or not evaluation.done:
             return
         self._evaluation = None
+        self._evaluations_cpu += evaluation.cpu_seconds
+        result, step = evaluation.result, evaluation.step
         if evaluation.failure is not None:
-            raise evaluation.failure
-        if evaluation.result is None:
+            self._view.message(f"the evaluation at {step:,} steps failed: {evaluation.failure}")
+        if result is None:
             return
-        result, step = evaluation.result, evaluation.metadata["start"]["env_steps"]
         self._evaluated = {f"evaluation/{name}": value for name, value in result.items()}
         self._evaluated["evaluation/env_steps"] = step
         mean, deviation = result["episode_return_mean"], result["episode_return_std"]
@@ -297,7 +326,9 @@ class Supervisor:
             f"evaluation at {step:,} steps: return {mean:.2f} +- {deviation:.2f} "
             f"({result['episodes']} episodes)"
         )
-        self._writer.save(step, evaluation.snapshot, evaluation.metadata, score=mean)
+        self._save(
+            evaluation.snapshot, mean, step
+        )  # the arrays are there already: the score is added
 
     def _metadata(self, state: LearnerState) -> dict[str, Any]:
         setup = self._setup

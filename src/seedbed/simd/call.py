@@ -33,23 +33,16 @@ def _axes(*arrays: jax.Array) -> frozenset[str]:
 
 
 def _varying(array: jax.Array) -> frozenset[str]:
-    kind = jax.typeof(array)
-    if hasattr(kind, "manual_axis_type"):
-        return kind.manual_axis_type.varying
-    return kind.vma  # before JAX 0.10
+    return jax.typeof(array).manual_axis_type.varying
 
 
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Mark all arrays as varying over the same mesh axes; differentiation sums over them."""
     axes = _axes(*arrays)
     missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
-    return tuple(_vary(a, m) if m else a for a, m in zip(arrays, missing, strict=True))
-
-
-def _vary(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    if hasattr(lax, "pcast"):
-        return lax.pcast(array, axes, to="varying")
-    return getattr(lax, "pvary")(array, axes)  # noqa: B009, before JAX 0.8
+    return tuple(
+        lax.pcast(a, m, to="varying") if m else a for a, m in zip(arrays, missing, strict=True)
+    )
 
 
 def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
@@ -57,11 +50,8 @@ def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruc
     if not axes:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
     sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
-    if hasattr(jax.sharding, "ManualAxisType"):
-        options: dict[str, Any] = {"manual_axis_type": jax.sharding.ManualAxisType(varying=axes)}
-    else:
-        options = {"vma": axes}  # before JAX 0.10
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, **options)
+    kind = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, manual_axis_type=kind)
 
 
 def batched(

@@ -6,6 +6,7 @@ that an image, its gradient and a panel of weights stay in cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class Convolution:
     relu: bool
     bytes: bool  # uint8 images
     unit: VectorUnit
+    clip: float | None = None  # images become (x - offset) * scale, clipped to +-this
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -71,7 +73,7 @@ class Convolution:
     @property
     def copies_image(self) -> bool:
         """Whether an image is first converted to a zero-padded float32 copy."""
-        return self.bytes or self.padding > 0
+        return self.bytes or self.padding > 0 or self.clip is not None
 
     @property
     def copy_size(self) -> int:
@@ -86,7 +88,7 @@ class Convolution:
 
 
 def forward_ir(c: Convolution) -> str:
-    """Task over buffers (x, kernel, bias) -> (y, scratch)."""
+    """Task over buffers (x, kernel, bias[, offset, scale]) -> (y, scratch)."""
     (_, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     reductions = (
@@ -102,18 +104,18 @@ def forward_ir(c: Convolution) -> str:
         relu=c.relu,
     )
     f = Function(_TASK)
-    x, kernel, bias, y, scratch = buffers(f, 5)
+    x, kernel, bias, *tables, y, scratch = buffers(f, 5 + _tables(c))
     scratch = f.scaled(scratch, "%chunk", c.copy_size)
     _clear_copy(f, c, scratch)
     with f.between(*share(f)) as image:
-        a = _image(f, c, x, image, scratch)
+        a = _image(f, c, (x, *tables), image, scratch)
         out = f.scaled(y, image, c.output_size)
         f.line(f"call void @forward(ptr {a}, ptr {kernel}, ptr {out}, ptr {bias})")
     return declarations(c.unit.width) + grid_function("forward", grid, c.unit) + f.text()
 
 
 def weight_gradient_ir(c: Convolution) -> str:
-    """Task over buffers (x, dy[, y]) -> (dkernel and dbias of each chunk, scratch)."""
+    """Task over buffers (x, dy[, y][, offset, scale]) -> (chunks' dkernel and dbias, scratch)."""
     (_, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     reductions = (
@@ -128,7 +130,8 @@ def weight_gradient_ir(c: Convolution) -> str:
         start="add",
     )
     f = Function(_TASK)
-    x, dy, *y, dkernel, dbias, scratch = buffers(f, 6 if c.relu else 5)
+    x, dy, *rest, dkernel, dbias, scratch = buffers(f, 5 + c.relu + _tables(c))
+    y, tables = rest[: c.relu], rest[c.relu :]
     dkernel = f.scaled(dkernel, "%chunk", c.taps * c.features)
     dbias = f.scaled(dbias, "%chunk", c.features)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
@@ -136,7 +139,7 @@ def weight_gradient_ir(c: Convolution) -> str:
     _clear(f, dbias, c.features)
     _clear_copy(f, c, scratch)
     with f.between(*share(f)) as image:
-        a = _image(f, c, x, image, scratch)
+        a = _image(f, c, (x, *tables), image, scratch)
         b = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
         _sum_rows(f, c, b, dbias)
         f.line(f"call void @gradient(ptr {a}, ptr {b}, ptr {dkernel}, ptr null)")
@@ -195,9 +198,13 @@ def _clear_copy(f: Function, c: Convolution, scratch: str) -> None:
         _clear(f, scratch, c.copy_size)
 
 
-def _image(f: Function, c: Convolution, x: str, image: str, scratch: str) -> str:
-    """Address of image number `image` as padded float32."""
-    source = f.scaled(x, image, c.image_size, "i8" if c.bytes else "float")
+def _tables(c: Convolution) -> int:
+    return 0 if c.clip is None else 2
+
+
+def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, scratch: str) -> str:
+    """Address of image number `image` of (x[, offset, scale]) as padded, scaled float32."""
+    source = f.scaled(buffers[0], image, c.image_size, "i8" if c.bytes else "float")
     if not c.copies_image:
         return source
     columns, line = c.padded[1], c.width * c.channels
@@ -205,7 +212,8 @@ def _image(f: Function, c: Convolution, x: str, image: str, scratch: str) -> str
     rows = Rows(c.height, line, line, columns * c.channels)
     if not c.padding:
         rows = Rows(1, c.image_size, c.image_size, c.image_size)
-    copy_rows(f, rows, (source, inner), c.unit.width, c.bytes)
+    scaling = None if c.clip is None else _Scaling(buffers[1], buffers[2], c.clip)
+    copy_rows(f, rows, (source, inner), c.unit.width, c.bytes, scaling)
     return scratch
 
 
@@ -218,44 +226,75 @@ class Rows(NamedTuple):
     target_stride: int
 
 
+class _Scaling(NamedTuple):
+    """Tables laid out as the source of a copy, which becomes (x - offset) * scale within +-clip."""
+
+    offset: str
+    scale: str
+    clip: float
+
+    def rows(self, f: Function, index: str, stride: int) -> _Scaling:
+        """The tables from row number `index` on."""
+        return self._replace(
+            offset=f.scaled(self.offset, index, stride), scale=f.scaled(self.scale, index, stride)
+        )
+
+    def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
+        """Scaled vector of numbers number `place` on; keeps NaN."""
+        vector = f"<{width} x float>"
+        offset, scale = (load(f, f.at(p, place), lanes, width) for p in self[:2])
+        centred = f.op(f"fsub {vector} {value}, {offset}")
+        value = f.op(f"fmul {vector} {centred}, {scale}")
+        for beyond, limit in (("ogt", self.clip), ("olt", -self.clip)):
+            bound = f"<{', '.join([f'float {limit:e}'] * width)}>"
+            outside = f.op(f"fcmp {beyond} {vector} {value}, {bound}")
+            value = f.op(f"select <{width} x i1> {outside}, {vector} {bound}, {vector} {value}")
+        return value
+
+
 def copy_rows(
-    f: Function, shape: Rows, bases: tuple[str, str], width: int, narrow: bool = False
+    f: Function,
+    shape: Rows,
+    bases: tuple[str, str],
+    width: int,
+    narrow: bool = False,
+    scaling: _Scaling | None = None,
 ) -> None:
     """Copy rows of float32 numbers, or of bytes that become float32, from source to target."""
     with f.repeat(shape.rows) as row:
         kind = "i8" if narrow else "float"
         source = f.scaled(bases[0], row.index, shape.source_stride, kind)
         target = f.scaled(bases[1], row.index, shape.target_stride)
-        _copy(f, source, target, shape.numbers, width, narrow)
+        tables = scaling and scaling.rows(f, row.index, shape.source_stride)
+
+        def move(place: str, lanes: int) -> None:
+            value = _load_bytes if narrow else load
+            value = value(f, f.at(source, place, kind), lanes, width)
+            if tables:
+                value = tables.apply(f, value, place, lanes, width)
+            store(f, value, f.at(target, place), lanes, width)
+
+        _each_vector(f, shape.numbers, width, move)
 
 
-def _copy(
-    f: Function, source: str, target: str, count: int, width: int, narrow: bool = False
-) -> None:
-    """Copy `count` numbers to float32."""
+def _load_bytes(f: Function, pointer: str, lanes: int, width: int) -> str:
+    """Load the first `lanes` bytes as a float32 vector; the others are zero."""
+    octets = f"<{width} x i8>"
+    raw = f.op(
+        f"call {octets} @llvm.masked.load.v{width}i8.p0(ptr {pointer}, i32 1, "
+        f"<{width} x i1> {masked_lanes(lanes, width)}, {octets} zeroinitializer)"
+    )
+    return f.op(f"uitofp {octets} {raw} to <{width} x float>")
 
-    def move(start: str, end: str, lanes: int) -> None:
-        if not narrow:
-            store(f, load(f, start, lanes, width), end, lanes, width)
-            return
-        octets = f"<{width} x i8>"
-        raw = f.op(
-            f"call {octets} @llvm.masked.load.v{width}i8.p0(ptr {start}, i32 1, "
-            f"<{width} x i1> {masked_lanes(lanes, width)}, {octets} zeroinitializer)"
-        )
-        store(f, f.op(f"uitofp {octets} {raw} to <{width} x float>"), end, lanes, width)
 
-    kind = "i8" if narrow else "float"
+def _each_vector(f: Function, count: int, width: int, move: Callable[[str, int], None]) -> None:
+    """Call `move(place, lanes)` inside a loop over `count` numbers, and for its remainder."""
     whole, rest = divmod(count, width)
     if whole:
         with f.repeat(whole) as step:
-            move(
-                f.scaled(source, step.index, width, kind),
-                f.scaled(target, step.index, width),
-                width,
-            )
+            move(f.op(f"mul i64 {step.index}, {width}"), width)
     if rest:
-        move(f.at(source, whole * width, kind), f.at(target, whole * width), rest)
+        move(str(whole * width), rest)
 
 
 def _output_gradient(
@@ -274,12 +313,7 @@ def _output_gradient(
         kept = f.op(f"select {mask} {passed}, {vector} {gradient}, {vector} zeroinitializer")
         store(f, kept, f.at(scratch, offset), lanes, c.unit.width)
 
-    whole, rest = divmod(c.output_size, c.unit.width)
-    if whole:
-        with f.repeat(whole) as step:
-            move(f.op(f"mul i64 {step.index}, {c.unit.width}"), c.unit.width)
-    if rest:
-        move(str(whole * c.unit.width), rest)
+    _each_vector(f, c.output_size, c.unit.width, move)
     return scratch
 
 

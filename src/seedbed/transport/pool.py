@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import select
 import time
@@ -19,6 +20,8 @@ from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
 MAX_DEATHS = 5  # in a row, of one actor, each before
 SETTLED_STEPS = 100  # timesteps of a group
 START_TIMEOUT_S = 120.0
+_MAX_NOTICES = 16  # kept for who takes them; the newest
+_LINE_CHARACTERS = 300
 _LOOK_S = 1.0
 _PATIENCE_S = 1.0  # for actors to leave by themselves, and again after SIGTERM
 
@@ -26,8 +29,9 @@ _PATIENCE_S = 1.0  # for actors to leave by themselves, and again after SIGTERM
 class ActorPool:
     """Actor processes and their groups; group g holds environments `[g * group_size, ...)`.
 
-    For one thread. An actor that dies is started again as its next incarnation, with new memory and
-    new seeds; its groups yield nothing until then, and their slot objects are replaced.
+    For one thread, but for `take_notices`. An actor that dies is started again as its next incarnation,
+    with new memory and new seeds; its groups yield nothing until then, and their slot objects are
+    replaced.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ActorPool:
         }
         self._layout: Layout | None = None
         self._failure: str | None = None
+        self._notices: collections.deque[str] = collections.deque(maxlen=_MAX_NOTICES)
         self._closed = False
         self._retired_cpu_seconds = 0.0
         self._reported = [0] * self.num_groups  # the last step that poll returned
@@ -74,8 +79,16 @@ class ActorPool:
     @property
     def spec(self) -> EnvSpec:
         """The environments' spec; waits for the first actor to say hello."""
+        spec = self.wait_spec(lambda: False)
+        assert spec is not None
+        return spec
+
+    def wait_spec(self, stop: Callable[[], bool]) -> EnvSpec | None:
+        """Waits for the environments' spec until `stop` says to give up, and then returns None."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._layout is None:
+            if stop():
+                return None
             if time.monotonic() > deadline:
                 raise SeedbedError(
                     f"no actor answered within {START_TIMEOUT_S:.0f} s of its start"
@@ -111,13 +124,13 @@ class ActorPool:
         eventfd_write(self._actors[actor].bells[local][1], 1)
         return True
 
+    def take_notices(self) -> list[str]:
+        """Returns, once each, what happened to actors since the last call; for any one thread."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
+
     def cpu_seconds(self) -> float:
         """CPU time of all actors in all their lives, each up to its last timestep."""
         return self._retired_cpu_seconds + sum(actor.cpu_seconds() for actor in self._actors)
-
-    def rss_bytes(self) -> int:
-        """Resident memory of all actors; pages that they share count in each."""
-        return sum(actor.rss_bytes() for actor in self._actors)
 
     def pids(self) -> list[int]:
         """Lists the process ids, by actor."""
@@ -276,6 +289,7 @@ class ActorPool:
             self._deaths[actor] = 0 if settled else self._deaths[actor] + 1
             self._retired_cpu_seconds += process.cpu_seconds()
             words = process.last_words()
+            steps = max((slot.step for slot in process.slots), default=0)
             process.release()
             if self._deaths[actor] >= MAX_DEATHS:
                 self._fail(
@@ -283,6 +297,10 @@ class ActorPool:
                     f"step {SETTLED_STEPS}; the last time it {exit_text(status)}{_quote(words)}"
                 )
             self.restarts += 1
+            said = f" ({_last_line(words)})" if words else ""
+            self._notices.append(
+                f"actor {actor} {exit_text(status)} after {steps} steps{said}; started again"
+            )
             self._actors[actor] = self._launch(actor, process.incarnation + 1)
 
     def _name(self) -> str:
@@ -295,4 +313,9 @@ class ActorPool:
 
 
 def _quote(words: str) -> str:
-    return f". Its last words:\n{words}" if words else "; it wrote nothing"
+    """Puts the end of an output on the first line, which is all that a user sees, and then all of it."""
+    return f"; its last words: {_last_line(words)}\n{words}" if words else "; it wrote nothing"
+
+
+def _last_line(words: str) -> str:
+    return words.splitlines()[-1].strip()[-_LINE_CHARACTERS:]

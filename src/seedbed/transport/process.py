@@ -93,14 +93,6 @@ class ActorProcess:
         """CPU time up to its last timestep."""
         return max((slot.cpu_seconds for slot in self.slots), default=0.0)
 
-    def rss_bytes(self) -> int:
-        """Resident memory, 0 if it has gone."""
-        try:
-            pages = Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1]
-            return int(pages) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):
-            return 0
-
     def release(self) -> None:
         """Closes every descriptor; the memory goes when the last view of it goes."""
         self.connection.close()

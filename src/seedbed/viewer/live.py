@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -45,32 +45,9 @@ _RUNTIME = frozenset(
 """Metrics of the runtime; what else comes is the agent's."""
 
 
-class View(Protocol):
-    """Shows progress."""
-
-    def __enter__(self) -> View:
-        """Starts showing."""
-        ...
-
-    def __exit__(self, *exception: object) -> None:
-        """Stops; what was shown last stays on the screen."""
-        ...
-
-    @property
-    def report_every_s(self) -> float:
-        """Seconds between updates that suit this view."""
-        ...
-
-    def update(self, metrics: dict[str, Any]) -> None:
-        """Shows one line of metrics."""
-        ...
-
-    def message(self, text: str) -> None:
-        """Shows something that happened."""
-        ...
-
-
-def make_view(total_steps: int, title: str, run: str, console: Console | None = None) -> View:
+def make_view(
+    total_steps: int, title: str, run: str, console: Console | None = None
+) -> LiveView | PlainLog:
     """Chooses the live view on a terminal and plain lines elsewhere."""
     console = console or Console(stderr=False, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:

@@ -1,0 +1,96 @@
+"""Loaded policies in people's own loops: the environment's own observations and actions."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import seedbed
+from seedbed import presets
+from seedbed.envs.gym import FactoryEnv
+from seedbed.types import SeedbedError
+from untrained_run import write_run
+
+
+class Mixed(gymnasium.Env):
+    """Every kind of space at once; an ordered dict in an order of its own."""
+
+    observation_space = spaces.Dict(
+        {
+            "wide": spaces.Box(-9, 9, (2,), np.float64),
+            "bits": spaces.MultiBinary(3),
+            "pair": spaces.Tuple([spaces.Discrete(4, start=2), spaces.MultiDiscrete([2, 3])]),
+        }
+    )
+    action_space = spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 1], [1, 1]])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observe(), 1.0, False, False, {}
+
+    def observe(self):
+        self.observation_space.seed(int(self.np_random.integers(1000)))
+        return collections.OrderedDict(reversed(self.observation_space.sample().items()))
+
+
+class Shifted(gymnasium.Env):
+    """Actions 5 and 6."""
+
+    observation_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        assert action in (5, 6)
+        return 2, 0.0, False, False, {}
+
+
+def config_of(name):
+    config = presets.resolve("cartpole")
+    if name in ("Mixed", "Shifted"):
+        return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:{name}"))
+    return dataclasses.replace(config, env=presets.resolve_env(name))
+
+
+def make(name):
+    return globals()[name]() if name in globals() else gymnasium.make(presets.resolve_env(name).id)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "frozenlake", "taxi", "Mixed", "Shifted"])
+def test_a_policy_speaks_the_environments_language(name, tmp_path):
+    policy = seedbed.load(write_run(tmp_path / "run", config_of(name)))
+    env = make(name)
+    observation, _ = env.reset(seed=0)
+    for _ in range(5):
+        action = policy.act(observation)
+        assert env.action_space.contains(action), action
+        observation, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            policy.reset()
+            observation, _ = env.reset()
+    vector = gymnasium.vector.SyncVectorEnv([lambda: make(name)] * 3)
+    observations, _ = vector.reset(seed=0)
+    for _ in range(2):
+        actions = policy.act(observations, first=np.zeros(3, bool))
+        assert vector.action_space.contains(actions), actions
+        observations = vector.step(actions)[0]
+    vector.close()
+
+
+def test_a_foreign_observation_is_refused(tmp_path):
+    policy = seedbed.load(write_run(tmp_path / "run", config_of("frozenlake")))
+    assert policy.act(15) in range(4)
+    for wrong, text in ((16, "outside its space"), (0.5, "expected integers")):
+        with pytest.raises(SeedbedError, match=text):
+            policy.act(wrong)

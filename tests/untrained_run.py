@@ -1,0 +1,35 @@
+"""A run's folder with the checkpoint of an agent that has learned nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from seedbed import presets
+from seedbed.runtime.checkpoint_writer import write_checkpoint
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.types import bind
+
+
+def write_run(path: Path, config: presets.TrainConfig) -> Path:
+    """Writes the folder; the checkpoint is of step 640."""
+    run = RunFolder.create(path)
+    run.write_config(presets.to_json(config))
+    run.close()
+    host = config.env.make(1, 0)
+    host.close()
+    state = bind(config.agent, host.spec, 1).init(jax.random.key(0))
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    arrays = {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in flat
+    }
+    leaves = [
+        {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
+        for name, array in arrays.items()
+    ]
+    header = {"step": 640, "metadata": {}, "score": 1.0, "keep": 3, "leaves": leaves}
+    write_checkpoint(run.checkpoints, header, arrays)
+    return path
