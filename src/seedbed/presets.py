@@ -66,9 +66,18 @@ def cartpole_impala() -> TrainConfig:
     """CartPole-v1 with IMPALA (two-layer MLP)."""
     from seedbed.agents.impala import Impala
 
-    return TrainConfig(
-        GymEnv("CartPole-v1"), Impala(), CentralConfig(steps=500_000, evaluate_every=100_000)
+    agent = Impala(
+        unroll=8,
+        batch=16,
+        trace_decay=0.97,
+        entropy_cost=0.001,
+        reward_clip=0.0,
+        normalise_observations=True,
+        optimizer="adam",
+        learning_rate=1e-3,
+        max_gradient_norm=64.0,
     )
+    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=500_000, evaluate_every=0))
 
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {

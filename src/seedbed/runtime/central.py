@@ -35,7 +35,9 @@ def train(
     A folder that holds checkpoints is gone on with. SIGINT and SIGTERM stop training and save; a second
     one gives up at once. Raises SeedbedError on what the user can mend, after saving what was learned.
     """
-    stop = threading.Event()
+    begun, stop = time.monotonic(), threading.Event()
+    # Acting takes less time than handing it to a thread of JAX's. Without effect once JAX has started.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     # A resumed run must not play the episodes again with which it began.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
@@ -48,7 +50,12 @@ def train(
                 seed=config.seed + sum(past),
             )
         )
-        setup = _set_up(env, agent, config, pool, run, view)
+        view.message(
+            f"starting {config.num_actors} actors with {config.envs_per_actor} environments each"
+        )
+        if pool.wait_spec(stop.is_set) is None:
+            return {"interrupted": True}
+        setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
         stack.callback(setup.queue.close)
         stack.callback(stop.set)
         log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))
@@ -130,12 +137,8 @@ def _set_up(
     run: RunFolder,
     view: View,
 ) -> Setup:
-    begun = time.monotonic()
     inference_devices = _devices(config.inference_devices, "--inference-devices")
     learner_devices = _devices(config.learner_devices, "--learner-devices")
-    view.message(
-        f"starting {config.num_actors} actors with {config.envs_per_actor} environments each"
-    )
     spec = pool.spec
     unrolls = _check_sizes(agent, config, pool)
     per_batch = agent.experience.unroll * agent.experience.batch
@@ -161,7 +164,7 @@ def _set_up(
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
     left = config.steps - start.env_steps
     acting = InferenceLoop(pool, inferences, queue, episodes, deadline, left)
-    return Setup(agent, env, config, pool, acting, learning, queue, start, begun)
+    return Setup(agent, env, config, pool, acting, learning, queue, start)
 
 
 def _initial(

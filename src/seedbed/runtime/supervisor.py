@@ -68,15 +68,23 @@ class Setup(NamedTuple):
     learning: LearnerLoop
     queue: UnrollQueue
     start: Start
-    begun: float  # the monotonic time at which this process began
+    begun: float = 0.0  # the monotonic time at which training was asked for
+
+
+class Snapshot(NamedTuple):
+    """A learner state on the host, and what its checkpoint says of the run at that moment."""
+
+    step: int
+    state: LearnerState
+    metadata: dict[str, Any]
 
 
 class Evaluation:
     """One evaluation of a snapshot, in a thread and an actor process of its own."""
 
-    def __init__(self, setup: Setup, play: Play, snapshot: LearnerState, step: int) -> None:
-        """Starts at once; `step` names the snapshot's checkpoint."""
-        self.snapshot, self.step = snapshot, step
+    def __init__(self, setup: Setup, play: Play, snapshot: Snapshot) -> None:
+        """Starts at once."""
+        self.snapshot = snapshot
         self.result: dict[str, Any] | None = None
         self.failure: Exception | None = None
         self._setup, self._play = setup, play
@@ -87,14 +95,17 @@ class Evaluation:
 
     def _run(self) -> None:
         setup, episodes = self._setup, self._setup.config.evaluate_episodes
-        seed = (setup.config.seed + 1_000_003 * (1 + self.step)) % (1 << 31)
+        seed = (setup.config.seed + 1_000_003 * (1 + self.snapshot.step)) % (1 << 31)
         envs = evaluation_envs(episodes)
         try:
             pool = ActorPool(setup.env, actors=1, envs_per_actor=envs, seed=seed, groups=1)
             self._pool = pool
             with pool:
-                carry = empty_carry(setup.agent, pool.spec, setup.env.frame_stack, envs)
-                player = Player(self._play, self.snapshot.params, carry, seed)
+                spec = pool.wait_spec(self._cancel.is_set)
+                if spec is None:
+                    return
+                carry = empty_carry(setup.agent, spec, setup.env.frame_stack, envs)
+                player = Player(self._play, self.snapshot.state.params, carry, seed)
                 self.result = play_episodes(pool, player, episodes, self._cancel)
         except Exception as failure:
             self.failure = failure
@@ -256,16 +267,16 @@ class Supervisor:
     def finish(self, interrupted: threading.Event) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary; raises what stopped the run."""
         if self._setup.learning.intact:
-            state = jax.device_get(self._setup.learning.state)
-            step = self._save(state)
+            last = self._save(jax.device_get(self._setup.learning.state))
             self._writer.wait()
             if self._evaluation is not None:
                 self._evaluation.wait(lambda: bool(self._failures) or interrupted.is_set())
-                self._collect_evaluation()
+                if self._evaluation.snapshot.step < last.step:
+                    self._collect_evaluation()
             if not self._failures and not interrupted.is_set():
                 episodes = self._setup.config.evaluate_episodes
                 self._view.message(f"trained; evaluating {episodes} episodes")
-                self._evaluation = Evaluation(self._setup, self._play, state, step)
+                self._evaluation = Evaluation(self._setup, self._play, last)
                 self._evaluation.wait(interrupted.is_set)
                 self._collect_evaluation()
         if self._failures:
@@ -293,20 +304,22 @@ class Supervisor:
         self._setup.learning.request_snapshot()
 
     def _serve_snapshot(self) -> None:
-        snapshot = self._setup.learning.take_snapshot()
-        if snapshot is None:
+        state = self._setup.learning.take_snapshot()
+        if state is None:
             return
-        step = self._save(snapshot)
+        snapshot = self._save(state)
         if "evaluate" in self._wanted:
-            self._evaluation = Evaluation(self._setup, self._play, snapshot, step)
+            self._evaluation = Evaluation(self._setup, self._play, snapshot)
         self._wanted.clear()
 
-    def _save(
-        self, state: LearnerState, score: float | None = None, step: int | None = None
-    ) -> int:
-        step = self.env_steps if step is None else step
-        self._writer.save(step, state, self._metadata(state), score)
-        return step
+    def _save(self, state: LearnerState) -> Snapshot:
+        setup = self._setup
+        wall_s = setup.start.wall_s + time.monotonic() - setup.begun
+        start = Start(self.env_steps, wall_s, int(state.updates))
+        metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
+        snapshot = Snapshot(start.env_steps, state, metadata)
+        self._writer.save(*snapshot)
+        return snapshot
 
     def _collect_evaluation(self) -> None:
         evaluation = self._evaluation
@@ -314,27 +327,21 @@ class Supervisor:
             return
         self._evaluation = None
         self._evaluations_cpu += evaluation.cpu_seconds
-        result, step = evaluation.result, evaluation.step
+        result, snapshot = evaluation.result, evaluation.snapshot
         if evaluation.failure is not None:
-            self._view.message(f"the evaluation at {step:,} steps failed: {evaluation.failure}")
+            self._view.message(
+                f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
+            )
         if result is None:
             return
         self._evaluated = {f"evaluation/{name}": value for name, value in result.items()}
-        self._evaluated["evaluation/env_steps"] = step
+        self._evaluated["evaluation/env_steps"] = snapshot.step
         mean, deviation = result["episode_return_mean"], result["episode_return_std"]
         self._view.message(
-            f"evaluation at {step:,} steps: return {mean:.2f} +- {deviation:.2f} "
+            f"evaluation at {snapshot.step:,} steps: return {mean:.2f} +- {deviation:.2f} "
             f"({result['episodes']} episodes)"
         )
-        self._save(
-            evaluation.snapshot, mean, step
-        )  # the arrays are there already: the score is added
-
-    def _metadata(self, state: LearnerState) -> dict[str, Any]:
-        setup = self._setup
-        wall_s = setup.start.wall_s + time.monotonic() - setup.begun
-        start = Start(self.env_steps, wall_s, int(state.updates))
-        return {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
+        self._writer.save(*snapshot, score=mean)  # where the arrays are there, only the score
 
 
 class _Clock:

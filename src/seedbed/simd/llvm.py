@@ -40,11 +40,6 @@ def host_vector_unit() -> VectorUnit:
     return VectorUnit(4, 32 if arm else 16)
 
 
-def host_vector_width() -> int:
-    """Float32 lanes per vector register of this machine."""
-    return host_vector_unit().width
-
-
 def compile_ir(text: str, symbol: str) -> int:
     """Address of function `symbol` of the module `text`, compiled for this machine.
 
