@@ -88,7 +88,11 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) ->
 
 
 def write(
-    name: str, curves: dict[int, list[dict[str, Any]]], commands: list[list[str]], target: float
+    name: str,
+    curves: dict[int, list[dict[str, Any]]],
+    commands: list[list[str]],
+    target: float,
+    commit: str,
 ) -> None:
     """Writes the points, the picture and the page."""
     out = ROOT / "docs" / "results"
@@ -101,9 +105,6 @@ def write(
             writer.writerows((seed, *(line[field] for field in fields)) for line in lines)
     title = f"{name}: mean return of the last 100 episodes"
     (out / f"{name}.svg").write_text(curve(curves, target, title))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
     rows = []
     for seed, lines in sorted(curves.items()):
         hit, last = reached(lines, target), lines[-1]
@@ -128,7 +129,8 @@ def write(
         "|---|---|---|---|---|---|",
         *rows,
         "",
-        "Wall-clock counts from the start of training (after compilation), periodic evaluations included.",
+        "Wall-clock counts from the start of the command but for imports; compilation and periodic "
+        "evaluations are included. Returns are raw scores of whole games.",
         f"Commit {commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
         "",
         "```sh",
@@ -139,6 +141,12 @@ def write(
     (out / f"{name}.md").write_text("\n".join(page))
 
 
+def head() -> str:
+    """Names the commit that is checked out."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     """Trains, then writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -146,6 +154,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--target", type=float, default=18.0)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
+    parser.add_argument(
+        "--commit", default=head(), help="that trained runs which are there already"
+    )
     parser.add_argument("overrides", nargs="*", help="arguments for `seedbed train`, after --")
     args = parser.parse_args()
     name = args.preset.replace("/", "-")
@@ -154,7 +165,7 @@ def main() -> None:
         run = args.runs / f"{name}-{seed}"
         commands.append(train(args.preset, seed, run, args.overrides))
         curves[seed] = read_lines(run / "metrics.jsonl")
-        write(name, curves, commands, args.target)
+        write(name, curves, commands, args.target, args.commit)
     print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))
 
 

@@ -72,7 +72,7 @@ def _assert_close(actual, expected):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5 * max(scale, 1e-30))
 
 
-def _compare(arrays, **options):
+def _check_equal(arrays, **options):
     _assert_close(
         _value_and_gradients(conv2d, arrays, **options),
         _value_and_gradients(_reference, arrays, **options),
@@ -98,7 +98,7 @@ def _scaled_reference(x, kernel, bias, offset, scale, **options):
     return _reference(x, kernel, bias, **options)
 
 
-def _compare_scaled(arrays, **options):
+def _check_scaled_equal(arrays, **options):
     """Values and all gradients; those of the tables are zero."""
     arrays = (*arrays, *_scaling(arrays[0]))
     _assert_close(
@@ -119,21 +119,21 @@ def width(request, monkeypatch):
 def test_layers_match_xla(name):
     shape, size, features, stride, padding, activation = LAYERS[name]
     arrays = _arrays(shape, size, features)
-    _compare(arrays, stride=stride, padding=padding, activation=activation)
+    _check_equal(arrays, stride=stride, padding=padding, activation=activation)
 
 
 @pytest.mark.parametrize("padding", [0, 1])
 def test_bytes_match_xla(padding):
     arrays = _arrays((5, 16, 13, 3), 4, 20, np.uint8)
-    _compare(arrays, stride=2, padding=padding, activation="relu")
+    _check_equal(arrays, stride=2, padding=padding, activation="relu")
 
 
 def test_every_width(width):
     arrays = _arrays((5, 9, 10, 5), 3, 21)
-    _compare(arrays, stride=2, padding=1, activation="relu")
-    _compare(_arrays((2, 7, 7, width), 2, 2 * width, np.uint8), stride=1)
-    _compare_scaled(arrays, stride=2, padding=1, activation="relu")
-    _compare_scaled(_arrays((2, 7, 7, 3), 2, width, np.uint8), stride=1)
+    _check_equal(arrays, stride=2, padding=1, activation="relu")
+    _check_equal(_arrays((2, 7, 7, width), 2, 2 * width, np.uint8), stride=1)
+    _check_scaled_equal(arrays, stride=2, padding=1, activation="relu")
+    _check_scaled_equal(_arrays((2, 7, 7, 3), 2, width, np.uint8), stride=1)
 
 
 @settings(max_examples=8, deadline=None)
@@ -148,7 +148,7 @@ def test_every_width(width):
 def test_odd_shapes(shape, size, features, stride, padding, activation):
     size = tuple(min(k, n + 2 * padding) for k, n in zip(size, shape[1:3], strict=True))
     arrays = _arrays(shape, size, features)
-    _compare(arrays, stride=stride, padding=padding, activation=activation)
+    _check_equal(arrays, stride=stride, padding=padding, activation=activation)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -158,18 +158,18 @@ def test_scaled_images_match_xla(dtype, padding, activation):
     arrays = _arrays((9, 16, 13, 3), 4, 20, dtype)
     seen = rescale(arrays[0], _scaling(arrays[0]))
     assert 0.05 < (jnp.abs(seen) == CLIP).mean() < 0.5
-    _compare_scaled(arrays, stride=2, padding=padding, activation=activation)
+    _check_scaled_equal(arrays, stride=2, padding=padding, activation=activation)
 
 
 def test_scaled_first_layer_of_nature():
     shape, size, features, stride, padding, activation = LAYERS["nature 1"]
     arrays = _arrays(shape, size, features, np.uint8)
-    _compare_scaled(arrays, stride=stride, padding=padding, activation=activation)
+    _check_scaled_equal(arrays, stride=stride, padding=padding, activation=activation)
 
 
 def test_two_batch_sizes_share_one_kernel():
     for n in (1, 40):
-        _compare(_arrays((n, 8, 8, 3), 3, 8), stride=1, activation="relu")
+        _check_equal(_arrays((n, 8, 8, 3), 3, 8), stride=1, activation="relu")
     x, kernel, bias = _arrays((0, 8, 8, 3), 3, 8)
     assert conv2d(x, kernel, bias, stride=1).shape == (0, 6, 6, 8)
 

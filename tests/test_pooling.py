@@ -30,7 +30,7 @@ def _value_and_gradient(function, x, **options):
     return y, gradient
 
 
-def _compare(x, transform=jax.jit, **options):
+def _check_equal(x, transform=jax.jit, **options):
     ours, theirs = (
         transform(lambda x, f=f: _value_and_gradient(f, x, **options))(x)
         for f in (max_pool, _reference)
@@ -46,7 +46,7 @@ def _images(*shape):
 @pytest.mark.parametrize("padding", [1, "SAME"])
 @pytest.mark.parametrize(("size", "channels"), [(84, 16), (42, 32), (21, 32), (11, 3)])
 def test_resnet_layers_match_xla(size, channels, padding):
-    _compare(_images(3, size, size, channels), padding=padding)
+    _check_equal(_images(3, size, size, channels), padding=padding)
 
 
 @settings(max_examples=6, deadline=None)
@@ -59,17 +59,17 @@ def test_resnet_layers_match_xla(size, channels, padding):
 def test_odd_shapes(shape, window, stride, same):
     window = min(window, *shape[1:3])
     padding = "SAME" if same else window - 1
-    _compare(_images(*shape), window=window, stride=stride, padding=padding)
+    _check_equal(_images(*shape), window=window, stride=stride, padding=padding)
 
 
 @pytest.mark.parametrize("width", [4, 8])
 def test_narrow_vectors(width, monkeypatch):
     monkeypatch.setattr(pooling, "host_vector_unit", lambda: VectorUnit(width, 16))
-    _compare(_images(2, 8, 7, 11))
+    _check_equal(_images(2, 8, 7, 11))
 
 
 def test_first_of_equal_maxima_takes_the_gradient():
-    _compare(jnp.zeros((2, 7, 7, 4)), padding=0)
+    _check_equal(jnp.zeros((2, 7, 7, 4)), padding=0)
 
 
 def test_nan_propagates():
@@ -78,7 +78,7 @@ def test_nan_propagates():
 
 
 def test_vmap():
-    _compare(_images(2, 3, 7, 7, 4), transform=jax.vmap)
+    _check_equal(_images(2, 3, 7, 7, 4), transform=jax.vmap)
 
 
 def test_shard_map():
@@ -87,7 +87,7 @@ def test_shard_map():
     def transform(function):
         return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
 
-    _compare(_images(4, 7, 7, 4), transform=transform)
+    _check_equal(_images(4, 7, 7, 4), transform=transform)
 
 
 def test_fallback_matches(monkeypatch):

@@ -17,7 +17,7 @@ ROWS = 12
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def close(actual, expected, rtol=1e-5, atol=1e-5):
+def check_close(actual, expected, rtol=1e-5, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
 
 
@@ -92,8 +92,8 @@ def test_vtrace_case_of_five_by_five():
         [118.50514, 88.92833, 78.001, 69.30495, 64.79132],
         [37.18, 38.94, 40.7, 42.46, 44.22],
     ]
-    close(result.targets, targets)
-    close(result.pg_advantage, advantages)
+    check_close(result.targets, targets)
+    check_close(result.pg_advantage, advantages)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_vtrace_case_with_and_without_an_end(middle_discount, targets, advantage
     discount = jnp.array([0.9, middle_discount, 0.9])
     r, rho = jnp.array([1.0, 0.0, 2.0]), jnp.array([0.5, 2.0, 1.0])
     result = returns.vtrace(v[:-1], v[1:], r, discount, jnp.ones(3), rho)
-    close(result.targets, targets)
-    close(result.pg_advantage, advantages)
+    check_close(result.targets, targets)
+    check_close(result.pg_advantage, advantages)
 
 
 RLAX_R = np.array([[-1.3, -1.3, 2.3, 42.0], [1.3, 5.3, -3.3, -5.0]])
@@ -119,8 +119,8 @@ def test_vtrace_case_of_rlax():
     arrays = [x.T for x in (RLAX_V[:, :-1], RLAX_V[:, 1:], RLAX_R, RLAX_DISCOUNT)]
     result = batched_vtrace(*arrays, np.ones((4, 2)), RLAX_RHO.T)
     expected = [[-1.61551, -3.49732, 1.86705, 50.316], [1.46624, 3.61164, -8.33e-5, -13.54]]
-    close(result.errors.T, expected, atol=1e-4)  # the case's ratios are rounded to 5 decimals
-    close(result.pg_advantage.T, expected, atol=1e-4)
+    check_close(result.errors.T, expected, atol=1e-4)  # the case's ratios are rounded to 5 decimals
+    check_close(result.pg_advantage.T, expected, atol=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -131,8 +131,8 @@ def test_vtrace_against_the_sum_of_the_paper(seed, thresholds):
     arrays = [x[:, None] for x in (v[:-1], v[1:], r, masks.discount, masks.trace, rho)]
     result = batched_vtrace(*arrays, clips=clips)
     targets, advantages = slow_vtrace(v, r, masks, rho, clips, lambda_)
-    close(result.targets[:, 0], targets)
-    close(result.pg_advantage[:, 0], advantages)
+    check_close(result.targets[:, 0], targets)
+    check_close(result.pg_advantage[:, 0], advantages)
     assert (np.asarray(result.errors[:, 0])[~masks.valid] == 0).all()
 
 
@@ -150,9 +150,9 @@ def test_vtrace_equals_rlax(seed, lambda_):
         batched_vtrace(*(x[:, None] for x in (v, v_t, r, discount, trace, rho)), clips=clips),
     )
     theirs = RLAX_VTRACE(v, v_t, r, discount, rho, trace, 1.3, 1.1)
-    close(result.errors, theirs.errors, atol=1e-4)
+    check_close(result.errors, theirs.errors, atol=1e-4)
     # rlax's advantage takes the next target and the next value by lambda_t, as here.
-    close(result.pg_advantage[:-1], theirs.pg_advantage[:-1], atol=1e-4)
+    check_close(result.pg_advantage[:-1], theirs.pg_advantage[:-1], atol=1e-4)
 
 
 def test_on_policy_vtrace_is_the_return_and_the_bootstrap_passes_through():
@@ -161,11 +161,11 @@ def test_on_policy_vtrace_is_the_return_and_the_bootstrap_passes_through():
     ones = jnp.ones(ROWS)
     result = returns.vtrace(v[:-1], v[1:], r[1:], 0.9 * ones, ones, ones)
     expected = returns.n_step_returns(v[1:], r[1:], 0.9 * ones, ones, ROWS)
-    close(result.targets, expected)
+    check_close(result.targets, expected)
     advantages = returns.generalised_advantages(v[:-1], v[1:], r[1:], 0.9 * ones, ones)
-    close(result.errors, advantages)
+    check_close(result.errors, advantages)
     result = returns.vtrace(v[:-1], v[1:], 0 * ones, ones, ones, ones)
-    close(result.targets, np.full(ROWS, v[-1]))
+    check_close(result.targets, np.full(ROWS, v[-1]))
 
 
 def test_truncation_bootstraps_from_the_last_observation_and_termination_does_not():
@@ -173,10 +173,10 @@ def test_truncation_bootstraps_from_the_last_observation_and_termination_does_no
     r, valid = jnp.array([0.5, 0.0, 0.7]), jnp.array([1.0, 0.0, 1.0])
     discount, trace = jnp.array([0.9, 0.9, 0.9]), jnp.array([0.0, 1.0, 1.0])
     result = returns.vtrace(v[:-1], v[1:], r, discount, trace, valid)
-    close(result.targets, [0.5 + 0.9 * 2.0, 2.0, 0.7 + 0.9 * 8.0])
-    close(result.pg_advantage, [1.3, 0.0, 0.7 + 7.2 - 40.0])
+    check_close(result.targets, [0.5 + 0.9 * 2.0, 2.0, 0.7 + 0.9 * 8.0])
+    check_close(result.pg_advantage, [1.3, 0.0, 0.7 + 7.2 - 40.0])
     result = returns.vtrace(v[:-1], v[1:], r, discount.at[0].set(0.0), trace, valid)
-    close(result.targets[0], 0.5)
+    check_close(result.targets[0], 0.5)
 
 
 def test_n_step_cases():
@@ -189,9 +189,9 @@ def test_n_step_cases():
             live[done] = 0
         return returns.n_step_returns(jnp.asarray(q[:rows]), r[:rows], 0.9 * live, live, n)
 
-    close(target(3, 1), [91, 182, 273])
-    close(target(3, 1, done=1), [91, 2, 273])
-    close(target(3, 2), [1 + 1.8 + 162, 2 + 2.7 + 243, 273])
+    check_close(target(3, 1), [91, 182, 273])
+    check_close(target(3, 1, done=1), [91, 2, 273])
+    check_close(target(3, 2), [1 + 1.8 + 162, 2 + 2.7 + 243, 273])
     expected = [
         1 + 1.8 + 0.81 * 3 + 0.729 * 300,
         2 + 2.7 + 0.81 * 4,
@@ -201,18 +201,18 @@ def test_n_step_cases():
         6 + 6.3 + 0.81 * 700,
         7 + 630,
     ]
-    close(target(7, 3, done=3), expected)
+    check_close(target(7, 3, done=3), expected)
 
 
 def test_n_step_and_lambda_cases_of_rlax():
     r, g = jnp.array([1.0, 0, -1, 0, 1]), jnp.array([0.5, 0.9, 1, 0.5, 0.8])
     v, ones = jnp.array([3.0, 1, 5, -5, 3]), jnp.ones(5)
-    close(returns.n_step_returns(v, r, g, ones, 3), [2.8, -3.15, 0.7, 1.7, 3.4])
+    check_close(returns.n_step_returns(v, r, g, ones, 3), [2.8, -3.15, 0.7, 1.7, 3.4])
     for n in (5, 9):
-        close(returns.n_step_returns(v, r, g, ones, n), [1.315, 0.63, 0.7, 1.7, 3.4])
+        check_close(returns.n_step_returns(v, r, g, ones, n), [1.315, 0.63, 0.7, 1.7, 3.4])
     expected = [1.6460547, 0.72281253, 0.7375, 0.65, 3.4]
-    close(returns.lambda_returns(v, r, g, 0.75 * ones), expected)
-    close(returns.n_step_returns(v, r, g, 0.75 * ones, 5), expected)
+    check_close(returns.lambda_returns(v, r, g, 0.75 * ones), expected)
+    check_close(returns.n_step_returns(v, r, g, 0.75 * ones, 5), expected)
 
 
 def test_n_step_case_of_truncation():
@@ -223,20 +223,20 @@ def test_n_step_case_of_truncation():
     live = np.ones(10, np.float32)
     live[[1, 3, 8, 9]] = 0
     terminated = returns.n_step_returns(v_t, r, d * live, jnp.asarray(live), 3)
-    close(terminated[jnp.array([0, 1, 8])], [0.1 + 0.2 * d, 0.2, 0.9])
+    check_close(terminated[jnp.array([0, 1, 8])], [0.1 + 0.2 * d, 0.2, 0.9])
     live = np.ones(10, np.float32)
     live[[0, 2, 7, 8]] = 0
     truncated = returns.n_step_returns(v_t, r, jnp.full(10, d), jnp.asarray(live), 3)
-    close(truncated[jnp.array([0, 7])], [0.1 + 2 * d, 0.8 + 9 * d])
+    check_close(truncated[jnp.array([0, 7])], [0.1 + 2 * d, 0.8 + 9 * d])
 
 
 def test_generalised_advantage_cases():
     r, v = jnp.array([0.0, 0, 1, 0, -0.5]), jnp.array([1.0, 4, -3, -2, -1, -1])
     discount, ones = jnp.full(5, 0.99), jnp.ones(5)
     full = returns.generalised_advantages(v[:-1], v[1:], r, discount, ones)
-    close(full, [-1.45118, -4.4557, 2.5396, 0.5249, -0.49], atol=1e-4)
+    check_close(full, [-1.45118, -4.4557, 2.5396, 0.5249, -0.49], atol=1e-4)
     part = returns.generalised_advantages(v[:-1], v[1:], r, discount, 0.7 * ones)
-    close(part, [-0.676979, -5.248167, 2.4846, 0.6704, -0.49], atol=1e-4)
+    check_close(part, [-0.676979, -5.248167, 2.4846, 0.6704, -0.49], atol=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
@@ -253,8 +253,8 @@ def test_advantages_and_returns_stay_within_their_episode(seed):
         for t in range(start, stop):
             total += weight * (r[t] + masks.discount[t] * v[t + 1] - v[t])
             weight *= masks.discount[t] * lambda_
-        close(advantages[start], total, atol=1e-4)
-        close(targets[start], total + v[start], atol=1e-4)
+        check_close(advantages[start], total, atol=1e-4)
+        check_close(targets[start], total + v[start], atol=1e-4)
 
 
 def test_targets_carry_no_gradient():
@@ -275,23 +275,23 @@ def test_targets_carry_no_gradient():
 def test_rescaling_cases_and_round_trip():
     x = jnp.array([1.0, 3, 10, 100, 1000, 1e6])
     expected = [0.41521356, 1.003, 2.32662479, 9.14987562, 31.63858404, 1999.0005]
-    close(returns.rescale_value(x), expected, rtol=2e-7, atol=0)
+    check_close(returns.rescale_value(x), expected, rtol=2e-7, atol=0)
     assert returns.rescale_value(jnp.zeros(())) == 0 == returns.unrescale_value(jnp.zeros(()))
     line = jnp.linspace(-100, 100, 2001)
     for epsilon in (1e-3, 1e-2):
         scaled = returns.rescale_value(line, epsilon)
-        close(scaled, -returns.rescale_value(-line, epsilon), rtol=0, atol=0)
-        close(returns.unrescale_value(scaled, epsilon), line, rtol=1e-6, atol=1e-7)
+        check_close(scaled, -returns.rescale_value(-line, epsilon), rtol=0, atol=0)
+        check_close(returns.unrescale_value(scaled, epsilon), line, rtol=1e-6, atol=1e-7)
     large = jnp.array([1e3, 1e4, 1e6])
-    close(returns.unrescale_value(returns.rescale_value(large)), large, rtol=1e-6)
-    close(jax.grad(returns.rescale_value)(0.0), 0.501)
-    close(jax.grad(returns.unrescale_value)(0.0), 1 / 0.501)
+    check_close(returns.unrescale_value(returns.rescale_value(large)), large, rtol=1e-6)
+    check_close(jax.grad(returns.rescale_value)(0.0), 0.501)
+    check_close(jax.grad(returns.unrescale_value)(0.0), 1 / 0.501)
 
 
 def test_rescaling_equals_rlax():
     x = jnp.linspace(-300, 300, 101)
-    close(returns.rescale_value(x), rlax.signed_hyperbolic(x), rtol=1e-6)
-    close(returns.unrescale_value(x), rlax.signed_parabolic(x), rtol=1e-4)
+    check_close(returns.rescale_value(x), rlax.signed_hyperbolic(x), rtol=1e-6)
+    check_close(returns.unrescale_value(x), rlax.signed_parabolic(x), rtol=1e-4)
 
 
 def test_masked_mean_ignores_what_is_not_valid():
@@ -303,6 +303,6 @@ def test_masked_mean_ignores_what_is_not_valid():
 
 def test_explained_variance():
     target, valid = jnp.array([1.0, 2.0, 3.0, 99.0]), jnp.array([True, True, True, False])
-    close(losses.explained_variance(target, target, valid), 1.0)
-    close(losses.explained_variance(jnp.full(4, 7.0), target, valid), 0.0)
-    close(losses.explained_variance(target, jnp.full(4, 0.1), valid), 0.0)
+    check_close(losses.explained_variance(target, target, valid), 1.0)
+    check_close(losses.explained_variance(jnp.full(4, 7.0), target, valid), 0.0)
+    check_close(losses.explained_variance(target, jnp.full(4, 0.1), valid), 0.0)
