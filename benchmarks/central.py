@@ -2,7 +2,7 @@
 
 The bound is cores / (CPU-seconds per agent step), the sum of what an environment step, acting on it and
 learning from it cost when each is measured alone. With --peer the same network is trained by Sample
-Factory's APPO in the same run, turn about; make its environment with
+Factory's APPO in the same run, turn about. What follows -- goes to `seedbed train`. Make its environment with
 benchmarks/peers/sample_factory_setup.sh.
 """
 
@@ -175,6 +175,14 @@ def train_peer(seconds: float, python: Path) -> dict[str, float]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separates a benchmark's own arguments from those for `seedbed train`, after `--`."""
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
 def median(rows: list[dict[str, float]], name: str) -> float:
     return statistics.median(row[name] for row in rows)
 
@@ -189,14 +197,14 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="train Sample Factory too")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "central.json")
-    parser.add_argument("overrides", nargs="*", help="arguments for `seedbed train`, after --")
-    args = parser.parse_args()
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own)
     cores = len(os.sched_getaffinity(0))
     environment = environment_cost()
     ours: list[dict[str, float]] = []
     peer: list[dict[str, float]] = []
     for repeat in range(args.repeats):
-        ours.append(train_ours(args.seconds, args.overrides))
+        ours.append(train_ours(args.seconds, overrides))
         print(f"seedbed {repeat}: {ours[-1]['frames_per_s']:,.0f} frames/s", flush=True)
         if args.peer:
             peer.append(train_peer(args.seconds, args.peer_python))

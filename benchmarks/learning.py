@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from central import cpu_name, read_lines
+from central import cpu_name, read_lines, split_overrides
 
 ROOT = Path(__file__).parent.parent
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
@@ -157,13 +157,13 @@ def main() -> None:
     parser.add_argument(
         "--commit", default=head(), help="that trained runs which are there already"
     )
-    parser.add_argument("overrides", nargs="*", help="arguments for `seedbed train`, after --")
-    args = parser.parse_args()
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own)
     name = args.preset.replace("/", "-")
     commands, curves = [], {}
     for seed in args.seeds:
         run = args.runs / f"{name}-{seed}"
-        commands.append(train(args.preset, seed, run, args.overrides))
+        commands.append(train(args.preset, seed, run, overrides))
         curves[seed] = read_lines(run / "metrics.jsonl")
         write(name, curves, commands, args.target, args.commit)
     print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))

@@ -69,7 +69,6 @@ def cartpole_impala() -> TrainConfig:
     agent = Impala(
         unroll=8,
         batch=16,
-        trace_decay=0.97,
         entropy_cost=0.001,
         reward_clip=0.0,
         normalise_observations=True,
@@ -77,7 +76,7 @@ def cartpole_impala() -> TrainConfig:
         learning_rate=1e-3,
         max_gradient_norm=64.0,
     )
-    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=500_000, evaluate_every=0))
+    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
 
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
