@@ -42,9 +42,11 @@ def reached(lines: list[dict[str, Any]], target: float) -> dict[str, Any] | None
 
 
 def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) -> str:
-    """Draws mean return against wall-clock minutes as SVG."""
+    """Draws mean return against wall-clock time as SVG."""
+    longest = max(lines[-1]["wall_s"] for lines in curves.values())
+    unit, name = (1.0, "seconds") if longest < 120 else (60.0, "minutes")
     points = {
-        seed: [(x["wall_s"] / 60, x["episode_return_mean"]) for x in lines if x["episodes"]]
+        seed: [(x["wall_s"] / unit, x["episode_return_mean"]) for x in lines if x["episodes"]]
         for seed, lines in curves.items()
     }
     every = [point for line in points.values() for point in line]
@@ -73,18 +75,21 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) ->
         )
     dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
     parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
-    for color, (seed, line) in zip(COLORS, sorted(points.items()), strict=False):
-        path = " ".join(place(x, y) for x, y in line)
+    for index, (seed, line) in enumerate(sorted(points.items())):
+        color, path = COLORS[index % len(COLORS)], " ".join(place(x, y) for x, y in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
-        end = place(*line[-1]).split(",")
         parts.append(
-            f'<text x="{end[0]}" y="{float(end[1]) - 5:.1f}" fill="{color}" text-anchor="end">'
-            f"seed {seed}</text>"
+            f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * index}" fill="{color}">seed {seed}</text>'
         )
     parts.append(
-        f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">minutes</text></svg>'
+        f'<text x="{WIDTH // 2}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text></svg>'
     )
     return "\n".join(parts) + "\n"
+
+
+def minutes(seconds: float) -> str:
+    """Writes a duration for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def write(
@@ -109,14 +114,12 @@ def write(
     for seed, lines in sorted(curves.items()):
         hit, last = reached(lines, target), lines[-1]
         when = (
-            "not reached"
-            if hit is None
-            else f"{hit['wall_s'] / 60:.1f} min, {hit['frames']:,} frames"
+            "not reached" if hit is None else f"{minutes(hit['wall_s'])}, {hit['frames']:,} frames"
         )
         rows.append(
             f"| {seed} | {when} | {last['episode_return_mean']:.2f} | "
             f"{last['evaluation/episode_return_mean']:.2f} ± "
-            f"{last['evaluation/episode_return_std']:.2f} | {last['wall_s'] / 60:.1f} min | "
+            f"{last['evaluation/episode_return_std']:.2f} | {minutes(last['wall_s'])} | "
             f"{last['frames'] / last['wall_s']:,.0f} |"
         )
     cores = len(os.sched_getaffinity(0))
