@@ -7,12 +7,11 @@ Actor-Learner Architectures"; defaults are its Atari settings.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from jax import Array
 
 from seedbed import trees
@@ -63,8 +62,8 @@ class Batch(NamedTuple):
 class Impala:
     """Hyperparameters of IMPALA, and its pure functions."""
 
-    spec: Annotated[EnvSpec | None, tyro.conf.Suppress] = None
-    total_updates: Annotated[int, tyro.conf.Suppress] = 0
+    spec: EnvSpec | None = None
+    total_updates: int = 0
 
     unroll: int = 20
     """Steps of an unroll."""
