@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tyro
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from probe_environments import (
     SecretReward,
     Trainer,
 )
+from seedbed import options, presets
 from seedbed.agents.impala import Impala
 from seedbed.types import (
     ArraySpec,
@@ -288,12 +288,13 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
 
 
 def test_the_command_line_offers_the_hyperparameters_only(capsys):
-    agent = tyro.cli(Impala, args=["--gamma", "0.5", "--torso", "resnet", "--recurrent"])
+    flags = ["--agent.gamma", "0.5", "--agent.torso", "resnet", "--agent.recurrent"]
+    agent = options.override(presets.resolve("pong"), flags, show_help=False).agent
     assert (agent.gamma, agent.torso, agent.recurrent, agent.spec) == (0.5, "resnet", True, None)
     with pytest.raises(SystemExit):
-        tyro.cli(Impala, args=["--help"])
+        options.override(presets.resolve("pong"), [], show_help=True)
     text = capsys.readouterr().out
-    assert "--trace-decay" in text and "--spec" not in text and "--total-updates" not in text
+    assert "trace-decay" in text and "agent.spec" not in text and "total-updates" not in text
 
 
 def value_at(trainer, observation):
