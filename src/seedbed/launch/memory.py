@@ -12,7 +12,7 @@ NAME, VALUE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 def use_huge_pages() -> None:
     """Starts this process anew with huge pages for malloc, where that is possible and not yet so.
 
-    XLA allocates and frees megabytes in every update; most of their cost is page faults. The user's own
+    XLA allocates and frees megabytes in every update, which is cheaper in large pages. The user's own
     setting of the variable stays as it is. Ours goes once it has worked: actors and the checkpoints'
     helper, which are small, must not inherit it.
     """
