@@ -1,4 +1,4 @@
-"""The learner's huge pages, which its children do not inherit."""
+"""The learner's settings for malloc, which its children do not inherit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 PROGRAM = """
 import os, pathlib, subprocess, sys
-from seedbed.launch.memory import use_huge_pages
-use_huge_pages()
+from seedbed.launch.memory import set_up_malloc
+set_up_malloc()
 mine = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in pathlib.Path("/proc/self/environ").read_text()
 child = subprocess.run([sys.executable, "-c", "import os; print(os.environ.get('GLIBC_TUNABLES'))"],
                        capture_output=True, text=True)
@@ -28,7 +28,7 @@ print(mine, child.stdout.strip())
         ({"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}, "False glibc.malloc.perturb=0"),
     ],
 )
-def test_huge_pages_are_for_this_process_alone(users, found):
+def test_malloc_settings_are_for_this_process_alone(users, found):
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **users}
     command = [sys.executable, "-c", PROGRAM]

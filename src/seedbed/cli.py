@@ -14,7 +14,7 @@ from pathlib import Path
 
 import seedbed
 from seedbed import options, presets
-from seedbed.launch.memory import use_huge_pages
+from seedbed.launch.memory import set_up_malloc
 from seedbed.options import TrainArguments, UsageError
 from seedbed.presets import TrainConfig
 from seedbed.runtime.run_folder import RunFolder
@@ -38,7 +38,7 @@ commands:
 def program() -> int:
     """Is the `seedbed` program: `main`, in a process that suits the command."""
     if sys.argv[1:2] == ["train"]:
-        use_huge_pages()
+        set_up_malloc()
     return main()
 
 

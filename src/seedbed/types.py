@@ -227,8 +227,8 @@ class HostEnvConfig(Protocol):
         """Simulator frames of one step, by which reported frames are counted."""
         ...
 
-    def make(self, num_envs: int, seed: int) -> HostEnv:
-        """Makes `num_envs` environments in lock-step."""
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
+        """Makes `num_envs` environments in lock-step; without a seed they take the system's entropy."""
         ...
 
 

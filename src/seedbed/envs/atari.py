@@ -35,7 +35,7 @@ class AtariEnv:
         """Emulated frames of a step."""
         return FRAME_SKIP
 
-    def make(self, num_envs: int, seed: int) -> HostEnv:
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` emulators, each with a seed of its own."""
         return _AtariHost(self, num_envs, seed)
 
@@ -70,7 +70,7 @@ def require_game(game: str) -> None:
 class _AtariHost:
     """Emulators in lock-step; ALE's next-step auto-reset is ours."""
 
-    def __init__(self, config: AtariEnv, num_envs: int, seed: int) -> None:
+    def __init__(self, config: AtariEnv, num_envs: int, seed: int | None) -> None:
         require_game(config.game)
         # 20 MB that other environments need not load
         from ale_py.vector_env import AtariVectorEnv
@@ -100,17 +100,20 @@ class _AtariHost:
         )
         self._num_actions = len(self._vector.ale.get_action_set())
         self.spec = EnvSpec(ArraySpec((SIZE, SIZE), "uint8"), Discrete(self._num_actions))
-        # ALE takes 31 bits; consecutive seeds would overlap between groups
-        self._seeds = (
-            np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) & 0x7FFFFFFF
-        )
+        self._seeds = None
+        if seed is not None:
+            # ALE takes 31 bits; consecutive seeds would overlap between groups
+            words = np.random.SeedSequence(seed).generate_state(num_envs)
+            self._seeds = words.astype(np.int64) & 0x7FFFFFFF
         self._ended = np.zeros(num_envs, bool)  # the next call opens an episode
 
     def reset(self) -> Timestep:
         """Opens the first episodes."""
+        # A seed makes ALE load each game anew, for as much time as making the emulator took. Without one
+        # it goes on from the entropy that it was made with.
         frames, _ = self._vector.reset(seed=self._seeds)
-        self._ended = np.zeros(len(self._seeds), bool)
-        zeros = np.zeros(len(self._seeds), bool)
+        zeros = np.zeros_like(self._ended)
+        self._ended = zeros.copy()
         return Timestep(frames[:, 0], zeros.astype(np.float32), zeros, zeros, ~zeros)
 
     def step(self, action: Array) -> Timestep:

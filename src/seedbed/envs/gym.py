@@ -49,7 +49,7 @@ class GymEnv:
         """One: what the environment repeats within a step is its own affair."""
         return 1
 
-    def make(self, num_envs: int, seed: int) -> HostEnv:
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with a seed of its own."""
         require_id(self.id)
         options = dict(self.kwargs)
@@ -72,7 +72,7 @@ class FactoryEnv:
         """One: what the environment repeats within a step is its own affair."""
         return 1
 
-    def make(self, num_envs: int, seed: int) -> HostEnv:
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with a seed of its own."""
         function, options = _load(self.factory), dict(self.kwargs)
         return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
@@ -135,7 +135,7 @@ class _GymHost:
     """Gymnasium environments stepped in turn, with next-step auto-reset."""
 
     def __init__(
-        self, make: Callable[[], gymnasium.Env], name: str, num_envs: int, seed: int
+        self, make: Callable[[], gymnasium.Env], name: str, num_envs: int, seed: int | None
     ) -> None:
         self._name = name
         self._envs: list[gymnasium.Env] = []

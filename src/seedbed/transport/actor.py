@@ -126,8 +126,10 @@ class _Groups:
         """Makes the next group, and opens its episodes if the memory is there."""
         job, index = self._job, len(self.hosts)
         self.current = index
-        life = (job["actor"], job["incarnation"], index)
-        seed = int(np.random.SeedSequence(job["seed"], spawn_key=life).generate_state(1)[0])
+        seed = None  # a successor's place in the order of events cannot be repeated anyhow
+        if job["incarnation"] == 0:
+            life = (job["actor"], index)
+            seed = int(np.random.SeedSequence(job["seed"], spawn_key=life).generate_state(1)[0])
         host = registry.from_json(job["env"]).make(job["num_envs"], seed)
         self.hosts.append(host)
         if self._layout is not None:
