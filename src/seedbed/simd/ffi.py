@@ -9,13 +9,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
+from typing import NamedTuple
 
 import jax
 
-from seedbed.simd.llvm import compile_ir
+from seedbed.simd.llvm import compile_object, host_vector_unit, load_object
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _REGISTERED: dict[str, str] = {}  # module text -> target name
+_TARGETS: set[str] = set()
 
 # A task that starts late must find its context alive although the call has returned, so the
 # context {references, next chunk, finished chunks, chunks, data, dims} is counted and on the
@@ -213,7 +215,7 @@ execute:
 """
 
 
-def _entry(arguments: int, results: int, chunk_buffer: int) -> str:
+def _entry(arguments: int, results: int, chunks: Chunks) -> str:
     """IR of the handler: collect data pointers and leading dimensions, then run the chunks."""
     total = arguments + results
     lines = [f"  %data = alloca [{total} x ptr]", f"  %dims = alloca [{total} x i64]"]
@@ -236,8 +238,40 @@ def _entry(arguments: int, results: int, chunk_buffer: int) -> str:
             f"  %note{i} = getelementptr i64, ptr %dims, i64 {i}",
             f"  store i64 %dim{i}, ptr %note{i}",
         ]
-    call = f"  call void @run(ptr %api, ptr %ctx, ptr %data, ptr %dims, i64 %dim{chunk_buffer})"
-    return _ENTRY_HEAD + "\n".join([*lines, call, "  ret ptr null", "}", ""])
+    lines += [
+        f"  %whole = add i64 %dim{chunks.buffer}, {chunks.rows - 1}",
+        f"  %chunks = sdiv i64 %whole, {chunks.rows}",
+        "  call void @run(ptr %api, ptr %ctx, ptr %data, ptr %dims, i64 %chunks)",
+    ]
+    return _ENTRY_HEAD + "\n".join([*lines, "  ret ptr null", "}", ""])
+
+
+class Chunks(NamedTuple):
+    """How a call is cut into chunks: `rows` of buffer number `buffer`'s leading dimension each."""
+
+    buffer: int
+    rows: int = 1
+
+
+class Refused(RuntimeError):
+    """XLA does not accept a kernel: its foreign function interface has another version."""
+
+
+def kernel_module(text: str, *, arguments: int, results: int, chunks: Chunks) -> str:
+    """IR of a whole custom call, of which `text` defines `task`.
+
+    `task` is `void (ptr data, ptr dims, i64 chunk, i64 chunks)`: `data` points to the buffers'
+    addresses, arguments then results; `dims` to their leading dimensions (0 for a scalar). It
+    runs once for each chunk, concurrently on the threads of XLA's pool.
+
+    Raises:
+        ValueError: `chunks.buffer` is not one of the buffers.
+    """
+    if not 0 <= chunks.buffer < arguments + results:
+        raise ValueError(
+            f"chunk_buffer {chunks.buffer} must index one of {arguments} + {results} buffers"
+        )
+    return _RUNTIME + text + _entry(arguments, results, chunks)
 
 
 def register_kernel(
@@ -245,28 +279,42 @@ def register_kernel(
 ) -> str:
     """Compile IR that defines `task` and return the name of its CPU custom-call target.
 
-    `task` is `void (ptr data, ptr dims, i64 chunk, i64 chunks)`: `data` points to the buffers'
-    addresses, arguments then results; `dims` to their leading dimensions (0 for a scalar). It
-    runs once for each chunk, concurrently on the threads of XLA's pool; the leading dimension
-    of buffer `chunk_buffer` says how many chunks there are. Registering the same text again is
-    free and returns the same name.
+    `kernel_module` says what a task is; the leading dimension of buffer `chunk_buffer` says how
+    many chunks there are. Registering the same text again is free and returns the same name.
 
     Raises:
         ValueError: `chunk_buffer` is not one of the buffers.
         RuntimeError: the text is not valid LLVM IR.
+        Refused: XLA does not accept the kernel.
     """
-    if not 0 <= chunk_buffer < arguments + results:
-        raise ValueError(
-            f"chunk_buffer {chunk_buffer} must index one of {arguments} + {results} buffers"
-        )
-    module = _RUNTIME + text + _entry(arguments, results, chunk_buffer)
+    chunks = Chunks(chunk_buffer)
+    module = kernel_module(text, arguments=arguments, results=results, chunks=chunks)
     with _LOCK:
         if module not in _REGISTERED:
-            name = f"{prefix}_{hashlib.sha256(module.encode()).hexdigest()[:20]}"
-            address = compile_ir(module, "ffi_entry")
-            jax.ffi.register_ffi_target(name, _capsule(address), platform="cpu", api_version=1)
-            _REGISTERED[module] = name
+            code = compile_object(module, host_vector_unit().width)
+            _REGISTERED[module] = register_object(prefix, code)
         return _REGISTERED[module]
+
+
+def register_object(prefix: str, code: bytes) -> str:
+    """Load machine code of a kernel's module; return the name of its CPU custom-call target.
+
+    The name ends in the content's hash.
+
+    Raises:
+        RuntimeError: the code is no kernel's.
+        Refused: XLA does not accept the kernel.
+    """
+    name = f"{prefix}_{hashlib.sha256(code).hexdigest()[:20]}"
+    with _LOCK:
+        if name not in _TARGETS:
+            capsule = _capsule(load_object(code, "ffi_entry"))
+            try:
+                jax.ffi.register_ffi_target(name, capsule, platform="cpu", api_version=1)
+            except jax.errors.JaxRuntimeError as error:
+                raise Refused(f"XLA does not accept a kernel: {error}") from error
+            _TARGETS.add(name)
+    return name
 
 
 def _capsule(address: int) -> object:

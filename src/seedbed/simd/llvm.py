@@ -8,10 +8,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import llvmlite
 import llvmlite.binding as llvm
 
 _LOCK = threading.Lock()  # LLVM's global context is not thread-safe
 _ENGINES: list[llvm.ExecutionEngine] = []  # machine code lives as long as its engine
+# Calls out of the machine code go through a table: its memory manager leaves no room for stubs.
+_FAR_CALLS = """
+!llvm.module.flags = !{!1000000}
+!1000000 = !{i32 7, !"RtLibUseGOT", i32 1}
+"""
+_WIDER = {  # beginnings of the names of x86 features that need more lanes
+    4: ("avx2", "avx10", "avx512", "amx", "vaes", "vpclmul", "gfni"),
+    8: ("avx10", "avx512", "amx"),
+    16: (),
+}
 
 
 class VectorUnit(NamedTuple):
@@ -40,6 +51,35 @@ def host_vector_unit() -> VectorUnit:
     return VectorUnit(4, 32 if arm else 16)
 
 
+def narrowed(width: int) -> dict[str, bool]:
+    """Features of this CPU without those of vectors wider than `width` float32 lanes.
+
+    Fused multiply-add stays, which x86 has with registers of 128 bits too.
+    """
+    _initialize()
+    wide = _WIDER[width] if architecture() == "x86_64" else ()
+    features = llvm.get_host_cpu_features()
+    return {name: on and not name.startswith(wide) for name, on in features.items()}
+
+
+def architecture() -> str:
+    """Name of this CPU's instruction set: "x86_64", "aarch64" or another."""
+    name = llvm.get_process_triple().split("-")[0]
+    return "aarch64" if name == "arm64" else name
+
+
+def fused_multiply_add() -> bool:
+    """Whether this CPU multiplies and adds with one rounding in one instruction."""
+    _initialize()
+    return architecture() == "aarch64" or bool(llvm.get_host_cpu_features().get("fma"))
+
+
+def toolchain(width: int) -> str:
+    """Everything about LLVM and this CPU on which machine code for `width` lanes depends."""
+    versions = f"llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}"
+    return f"{versions}, {llvm.get_process_triple()}, {llvm.get_host_cpu_name()}, {_flags(width)}"
+
+
 def compile_ir(text: str, symbol: str) -> int:
     """Address of function `symbol` of the module `text`, compiled for this machine.
 
@@ -48,16 +88,41 @@ def compile_ir(text: str, symbol: str) -> int:
     Raises:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or lacks `symbol`.
     """
+    return load_object(compile_object(text, host_vector_unit().width), symbol)
+
+
+def compile_object(text: str, width: int) -> bytes:
+    """Object file of the module `text`, for vectors of at most `width` float32 lanes.
+
+    Raises:
+        RuntimeError: the text is not valid LLVM IR; LLVM's message is kept.
+    """
     with _LOCK:
-        _initialize()
-        machine = _target_machine()
-        module = llvm.parse_assembly(text)
+        machine = _target_machine(width)
+        module = llvm.parse_assembly(text + _FAR_CALLS)
         module.verify()
+        for function in module.functions:
+            if function.is_declaration and not function.name.startswith("llvm."):
+                function.add_function_attribute("nonlazybind")
         tuning = llvm.create_pipeline_tuning_options(speed_level=1)
         tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
         builder = llvm.create_pass_builder(machine, tuning)
         builder.getModulePassManager().run(module, builder)
-        engine = llvm.create_mcjit_compiler(module, machine)
+        return machine.emit_object(module)
+
+
+def load_object(code: bytes, symbol: str) -> int:
+    """Address of function `symbol` of an object file, which stays loaded until the process ends.
+
+    Raises:
+        RuntimeError: the object lacks `symbol`.
+    """
+    with _LOCK:
+        # LLVM's own memory manager may put code and constants more than 2 GiB apart.
+        engine = llvm.create_mcjit_compiler(
+            llvm.parse_assembly(""), _target_machine(host_vector_unit().width), use_lmm=True
+        )
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         address = engine.get_function_address(symbol)
         if not address:
@@ -66,10 +131,21 @@ def compile_ir(text: str, symbol: str) -> int:
         return address
 
 
-def _target_machine() -> llvm.TargetMachine:
-    target = llvm.Target.from_default_triple()
-    features = llvm.get_host_cpu_features().flatten()
-    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=2)
+def _flags(width: int) -> str:
+    return ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(narrowed(width).items()))
+
+
+def _target_machine(width: int) -> llvm.TargetMachine:
+    _initialize()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    # The JIT's default code model is "large": it spends an instruction on each constant's address.
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=_flags(width),
+        opt=2,
+        reloc="pic",
+        codemodel="small",
+    )
 
 
 class Carry:

@@ -1,0 +1,7 @@
+"""MuJoCo's physics for one environment, as a pure JAX function."""
+
+from seedbed.physics.mjcf import load
+from seedbed.physics.model import Model, State
+from seedbed.physics.step import energy, forward, init, step
+
+__all__ = ["Model", "State", "energy", "forward", "init", "load", "step"]

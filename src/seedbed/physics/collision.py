@@ -1,0 +1,297 @@
+"""Which geoms may touch, what their contacts are made of, and the contacts of one configuration.
+
+Candidate pairs come from MuJoCo's filters at load time (engine_collision_driver.c) and are rows of constant
+tables; a kept loop for each kind of pair runs its collider behind a test of bounding spheres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from seedbed.physics import math
+from seedbed.physics.model import Kinematics, Model
+from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
+from seedbed.types import Array
+
+Row = dict[str, Any]
+"""One row of a constant table, by column."""
+
+
+class Kind(NamedTuple):
+    """Candidate pairs [n, 2] of geoms, in MuJoCo's order, that one collider serves."""
+
+    types: tuple[int, int]
+    pairs: np.ndarray
+
+
+class Candidates(NamedTuple):
+    """Pairs of a static and a moving geom, and pairs of two moving ones."""
+
+    fixed: tuple[Kind, ...]
+    moving: tuple[Kind, ...]
+
+
+class Slots(NamedTuple):
+    """Constants of each place for a contact [n]: a pair has as many as its collider has touches."""
+
+    geom: np.ndarray  # [n, 2]
+    body: np.ndarray  # [n, 2] the bodies of the geoms
+    mover: np.ndarray  # [n, 2] the moving bodies that carry them; 0: static
+    basis: np.ndarray | None  # [n, 3, 3] z, x and y axes of the first geoms, if all are planes
+    condim: np.ndarray
+    margin: np.ndarray  # a contact nearer than this is a constraint
+    reach: np.ndarray  # a contact nearer than this is counted (margin and gap)
+    solref: np.ndarray  # [n, 2]
+    solimp: np.ndarray  # [n, 5]
+    friction: Array  # sliding
+    invweight: np.ndarray  # of both bodies' translation
+
+    @property
+    def rows(self) -> int:
+        """Constraint rows for each slot: the friction pyramid's edges if any contact has friction."""
+        return 4 if (self.condim == 3).any() else 1
+
+
+class Points(NamedTuple):
+    """Contacts, one for each slot [n]; zero where not active.
+
+    A frame's rows are the normal from geom 1 to geom 2 and two tangents. What is constant is not stored:
+    [n, 3, 3]; [n, 1, 3] without friction; [n, 2] on planes, the first tangent in the plane's x and y;
+    [n, 0] on planes without friction.
+    """
+
+    active: jax.Array  # bool
+    dist: jax.Array
+    pos: jax.Array  # [n, 3] relative to the reference point
+    frame: jax.Array
+
+
+class Contacts(NamedTuple):
+    """Contacts with the static world and between moving bodies; how many MuJoCo would list."""
+
+    fixed: Points
+    moving: Points
+    ncon: jax.Array  # int32; includes those in the gap
+
+
+def pairs(model: Any) -> Iterator[tuple[int, int]]:
+    """Pairs of geoms that MuJoCo's filters let through, the lower type first; model: Model or MjModel."""
+    excluded = {int(signature) for signature in model.exclude_signature}
+    weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
+    for i in range(model.ngeom):
+        for j in range(i + 1, model.ngeom):
+            b1, b2 = int(model.geom_bodyid[i]), int(model.geom_bodyid[j])
+            w1, w2 = weld[b1], weld[b2]
+            masks = (model.geom_contype[i] & model.geom_conaffinity[j]) | (
+                model.geom_contype[j] & model.geom_conaffinity[i]
+            )
+            related = w1 and w2 and (w1 == above[w2] or w2 == above[w1])
+            if masks and w1 != w2 and not related and (b1 << 16) + b2 not in excluded:
+                yield (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
+
+
+def unsupported(model: Any) -> Iterator[str]:
+    """Names candidate pairs that have no collider or friction model here; model: Model or MjModel."""
+    for pair in pairs(model):
+        types = tuple(int(model.geom_type[g]) for g in pair)
+        names = f"geoms {pair[0]} and {pair[1]}"
+        if types not in COLLIDERS:
+            yield (
+                f"collision of {names} (types {types[0]} and {types[1]}): use spheres, capsules and"
+                " planes, or rule the pair out with contype and conaffinity"
+            )
+        elif any(model.geom_condim[g] not in (1, 3) for g in pair):
+            yield f"condim of {names}: use 1 or 3"
+
+
+def candidates(model: Model) -> Candidates:
+    """Groups the candidate pairs by kind."""
+    kinds: dict[tuple[bool, tuple[int, int]], list[tuple[int, int]]] = {}
+    for pair in pairs(model):
+        types = int(model.geom_type[pair[0]]), int(model.geom_type[pair[1]])
+        moving = bool(model.body_weldid[model.geom_bodyid[list(pair)]].all())
+        kinds.setdefault((moving, types), []).append(pair)
+    fixed, moving = (
+        tuple(Kind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted)
+        for wanted in (False, True)
+    )
+    return Candidates(fixed, moving)
+
+
+def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
+    """Mixes the parameters of both geoms for each slot (mj_contactParam, mj_setContact)."""
+    geom = np.concatenate(
+        [np.zeros((0, 2), int)]
+        + [np.repeat(kind.pairs, COLLIDERS[kind.types][1], axis=0) for kind in kinds]
+    )
+    body = model.geom_bodyid[geom]
+    priority, mix = model.geom_priority[geom], np.maximum(model.geom_solmix[geom], 0)
+    mix = np.where(mix < 1e-15, 0, mix)
+    mix = np.where(mix.sum(1) > 0, mix[:, 0] / np.maximum(mix.sum(1), 1e-15), 0.5)
+    lead = np.sign(priority[:, 0] - priority[:, 1])[:, None]  # 1: the first geom's parameters hold
+    share = np.where(lead == 0, mix[:, None], (lead + 1) / 2)
+
+    def mixed(field: np.ndarray) -> np.ndarray:
+        first, second = np.asarray(field[geom], np.float64).swapaxes(0, 1)
+        return share * first + (1 - share) * second
+
+    ref = model.geom_solref[geom]
+    direct = (lead == 0) & (ref[:, :, 0] <= 0).any(1, keepdims=True)
+    condim = model.geom_condim[geom]
+    sliding = model.geom_friction[:, 0]
+    first, second = sliding[geom[:, 0]], sliding[geom[:, 1]]
+    xp = np if isinstance(sliding, np.ndarray) else jnp
+    winner = xp.where(lead[:, 0] > 0, first, second)
+    friction = xp.where(lead[:, 0] == 0, xp.maximum(first, second), winner)
+    margin = model.geom_margin[geom].sum(1)
+    return Slots(
+        geom=geom,
+        body=body,
+        mover=model.body_weldid[body],
+        basis=_plane_basis(model, geom[:, 0]),
+        condim=np.where(
+            lead[:, 0] == 0, condim.max(1), np.where(lead[:, 0] > 0, condim[:, 0], condim[:, 1])
+        ),
+        margin=margin,
+        reach=margin + model.geom_gap[geom].sum(1),
+        solref=np.where(direct, ref.min(1), mixed(model.geom_solref)),
+        solimp=mixed(model.geom_solimp),
+        friction=xp.maximum(friction, 1e-5),
+        invweight=model.body_invweight0[body, 0].sum(1),
+    )
+
+
+def _plane_basis(model: Model, geoms: np.ndarray) -> np.ndarray | None:
+    """Axes z, x and y [n, 3, 3] of geoms in the world, if all are planes, which are static."""
+    if not len(geoms) or (model.geom_type[geoms] != PLANE).any():
+        return None
+    return model.welds.geom_mat[geoms].swapaxes(1, 2)[:, [2, 0, 1]]
+
+
+def split(**columns: Array) -> tuple[Row, Row]:
+    """Divides a table into the columns that are the same in every row, as one value, and the others."""
+    same, rows = {}, {}
+    for name, column in columns.items():
+        if isinstance(column, np.ndarray) and len(column) and (column == column[:1]).all():
+            same[name] = column[0]
+        else:
+            rows[name] = column
+    return same, rows
+
+
+def row_of(array: Array, i: Any) -> Any:
+    """Reads row i of [n, ...], i constant or traced."""
+    return array[i] if isinstance(i, int | np.integer) else math.take(array, i)
+
+
+def frame_of(point: Points, row: Row) -> jax.Array:
+    """Frame [3, 3] of one contact, or the normal alone [1, 3] without friction."""
+    if "basis" not in row:
+        return point.frame
+    normal, x, y = row["basis"]
+    if not len(point.frame):
+        return normal[None]
+    along, across = point.frame
+    return jnp.stack([jnp.asarray(normal), x * along + y * across, y * along - x * across])
+
+
+def detect(model: Model, kin: Kinematics) -> Contacts:
+    """The contacts of one configuration (mj_collision)."""
+    dtype = kin.geom_xpos.dtype
+    ncon = jnp.int32(0)
+    groups = []
+    for kinds in candidates(model):
+        table = slots(model, kinds)
+        n, friction = len(table.geom), table.rows > 1
+        shape = (3 if friction else 1, 3) if table.basis is None else (2 if friction else 0,)
+        points = Points(
+            jnp.zeros(n, bool),
+            jnp.zeros(n, dtype),
+            jnp.zeros((n, 3), dtype),
+            jnp.zeros((n, *shape), dtype),
+        )
+        first = 0
+        for kind in kinds:
+            ncon, points = _detect_kind(model, kin, kind, first, (ncon, points))
+            first += len(kind.pairs) * COLLIDERS[kind.types][1]
+        groups.append(points)
+    return Contacts(groups[0], groups[1], ncon)
+
+
+def _detect_kind(
+    model: Model, kin: Kinematics, kind: Kind, first_slot: int, carry: tuple[jax.Array, Points]
+) -> tuple[jax.Array, Points]:
+    """Adds the contacts of the pairs of one kind to their number and to the points from `first_slot`.
+
+    All that a collider computes hangs on `near`, so that it is skipped where no pair is near; slots are
+    written only where they are active.
+    """
+    collider, touches = COLLIDERS[kind.types]
+    same, rows = split(**_pair_columns(model, kind, kin.geom_xpos.dtype))
+    rows["slot"] = np.arange(len(kind.pairs), dtype=np.int32) * touches + np.int32(first_slot)
+
+    def geom(row: Row, name: str) -> Geom:
+        mat = row_of(kin.geom_xmat, row["g" + name])
+        pos = row_of(kin.geom_xpos, row["g" + name])
+        return Geom(pos, mat[:, 2], mat[:, 0], row["radius" + name], row["half" + name])
+
+    def pair(carry: tuple[jax.Array, Points], row: Row) -> tuple[tuple[jax.Array, Points], None]:
+        row = row | same
+        ncon, points = carry
+        first, second = geom(row, "1"), geom(row, "2")
+        apart = second.pos - first.pos
+        near = jnp.bool_(True) if kind.types[0] == PLANE else math.dot(apart, apart) <= row["bound"]
+        number, before = ncon, points
+        for k, touch in enumerate(collider(first, second, row["reach"])):
+            dist = jnp.where(touch.exists, touch.dist, jnp.inf)
+            active = dist < row["margin"]
+            new = Points(active, dist, touch.pos, _store_frame(touch, row, points.frame.shape[1:]))
+            slot = row["slot"] + k
+            old = Points(*(math.take(array, slot) for array in before))
+            kept = (
+                jnp.where(near, jnp.where(active, x, y), y) for x, y in zip(new, old, strict=True)
+            )
+            points = Points(*(math.put(x, slot, y) for x, y in zip(points, kept, strict=True)))
+            number = jnp.where(dist <= row["reach"], number + 1, number)
+        return (jnp.where(near, number, ncon), points), None
+
+    return lax.scan(pair, carry, rows)[0]
+
+
+def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]:
+    """What the loop over the pairs of one kind reads."""
+    table = slots(model, (kind,))
+    once = slice(None, None, COLLIDERS[kind.types][1])
+    reach = table.reach[once]
+    columns = {
+        "margin": table.margin[once],
+        "reach": reach,
+        "bound": (model.geom_rbound[kind.pairs].sum(1) + reach) ** 2,
+    }
+    for name, g in zip("12", kind.pairs.T, strict=True):
+        columns["radius" + name] = model.geom_size[g, 0]
+        columns["half" + name] = model.geom_size[g, 1] * (model.geom_type[g] != SPHERE)
+    columns = {name: column.astype(dtype) for name, column in columns.items()}
+    for name, g in zip("12", kind.pairs.T, strict=True):
+        columns["g" + name] = g.astype(np.int32)
+    if table.basis is not None:
+        columns["basis"] = table.basis[once].astype(dtype)
+    return columns
+
+
+def _store_frame(touch: Touch, row: Row, shape: tuple[int, ...]) -> jax.Array:
+    """The part of a contact's frame that is stored."""
+    if shape == (1, 3):
+        return touch.normal[None]
+    if shape == (3, 3):
+        return frame(touch.normal, touch.tangent)
+    if shape == (0,):
+        return jnp.zeros(0, touch.normal.dtype)
+    _, first, _ = frame(row["basis"][0], touch.tangent)
+    return jnp.stack([math.dot(first, row["basis"][k]) for k in (1, 2)])

@@ -1,0 +1,229 @@
+"""Rows of the soft constraints: what each wants (aref) and how hard it insists (D).
+
+Contacts have one row, or four, the edges of the friction pyramid; a joint's limits have one each. After
+engine_core_constraint.c; the Jacobian is never formed: a row's velocity is read off the bodies' motions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from seedbed.physics import math
+from seedbed.physics.collision import (
+    Contacts,
+    Points,
+    Row,
+    Slots,
+    candidates,
+    frame_of,
+    row_of,
+    slots,
+    split,
+)
+from seedbed.physics.model import FREE, Model
+from seedbed.types import Array
+
+
+class Limits(NamedTuple):
+    """Joint limits [n]; a row's velocity is sign * qvel[dof]."""
+
+    sign: jax.Array
+    stiffness: jax.Array  # D; zero where the limit is far
+    aref: jax.Array
+
+
+class Edges(NamedTuple):
+    """Rows of one group of contacts, for each slot."""
+
+    stiffness: jax.Array  # [n] D of every row of the slot; zero where there is no contact
+    aref: jax.Array  # [n, rows]
+
+
+class Rows(NamedTuple):
+    """All rows: joint limits, contacts with the static world, contacts between moving bodies."""
+
+    limits: Limits
+    fixed: Edges
+    moving: Edges
+
+
+class Group(NamedTuple):
+    """The constants of one group of contacts."""
+
+    slots: Slots
+    columns: dict[str, Array]  # what a loop over the slots reads: bodies, sign, mu, basis
+
+
+def groups(model: Model) -> tuple[Group, Group]:
+    """Slots of contacts with the static world and of those between moving bodies."""
+    fixed, moving = (slots(model, kinds) for kinds in candidates(model))
+    # One body moves: the velocity is its own, or minus its own where it is the first.
+    first = fixed.mover[:, 0] > 0
+    body = np.where(first, fixed.mover[:, 0], fixed.mover[:, 1])
+    sign = np.where(first, -1.0, 1.0)
+    ends = [moving.mover[:, k].astype(np.int32) for k in (0, 1)]
+    return (
+        _group(fixed, {"body": body.astype(np.int32), "sign": sign}),
+        _group(moving, {"body1": ends[0], "body2": ends[1]}),
+    )
+
+
+def _group(table: Slots, columns: dict[str, Array]) -> Group:
+    columns = columns | {"mu": table.friction * (table.condim == 3)}
+    return Group(table, columns if table.basis is None else columns | {"basis": table.basis})
+
+
+def limit_table(model: Model) -> dict[str, np.ndarray]:
+    """Limited joints: address, dof, lower and upper bound, solver parameters.
+
+    Bounds that cannot hold at once share a row; otherwise each has a row of its own.
+    """
+    joints, low, high = [], [], []
+    for j in range(model.njnt):
+        if model.jnt_limited[j] and model.jnt_type[j] != FREE:
+            least, most = model.jnt_range[j]
+            apart = most - least >= 2 * model.jnt_margin[j]
+            joints += [j] if apart else [j, j]
+            low += [least] if apart else [least, -np.inf]
+            high += [most] if apart else [np.inf, most]
+    j = np.array(joints, int)
+    return {
+        "address": model.jnt_qposadr[j],
+        "dof": model.jnt_dofadr[j],
+        "low": np.array(low),
+        "high": np.array(high),
+        "margin": model.jnt_margin[j],
+        "invweight": model.dof_invweight0[model.jnt_dofadr[j]],
+        **softness(model, model.jnt_solref[j], model.jnt_solimp[j]),
+    }
+
+
+def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, np.ndarray]:
+    """Constants of the reference acceleration and of the impedance, for each row [n].
+
+    Spring and damper from solref [n, 2] (mj_makeImpedance), impedance from solimp [n, 5] as
+    loose + (stiff - loose) y(x), both given as 1 - d so that float32 keeps their digits.
+    """
+    ref = np.asarray(solref, np.float64).reshape(-1, 2)
+    mixed = (ref[:, 0] > 0) ^ (ref[:, 1] > 0)
+    time, ratio = np.where(mixed[:, None], [0.02, 1.0], ref).T
+    loose, stiff, width, middle, power = np.asarray(solimp, np.float64).reshape(-1, 5).T
+    loose, stiff, middle = (np.clip(x, 1e-4, 0.9999) for x in (loose, stiff, middle))
+    power, flat = np.maximum(power, 1), width <= 1e-15
+    standard = time > 0
+    time = np.where(standard, np.maximum(time, 2 * model.opt.timestep), time)
+    spring = 1 / np.maximum(stiff**2 * np.where(standard, time * ratio, 1) ** 2, 1e-15)
+    damper = 1 / np.maximum(stiff * np.where(standard, time, 1), 1e-15)
+    mean = 0.5 * (loose + stiff)
+    loose, stiff = np.where(flat, mean, loose), np.where(flat, mean, stiff)
+    return {
+        "spring": np.where(standard, 1, -time) * spring,
+        "damper": np.where(standard, 2, -ratio) * damper,
+        "loose": 1 - loose,
+        "stiff": 1 - stiff,
+        "width": np.where(flat, 1, width),
+        "middle": middle,
+        "power": power,
+        "below": middle ** (1 - power),
+        "above": (1 - middle) ** (1 - power),
+    }
+
+
+def impedance(row: Row, depth: Array) -> Array:
+    """One minus the impedance at a distance `depth` from the margin (getimpedance)."""
+    x = jnp.minimum(jnp.abs(depth) / row["width"], 1)
+    y = jnp.where(
+        x <= row["middle"],
+        row["below"] * _power(x, row["power"]),
+        1 - row["above"] * _power(1 - x, row["power"]),
+    )
+    return row["loose"] - y * (row["loose"] - row["stiff"])
+
+
+def _power(x: Array, power: Array) -> Array:
+    constant = isinstance(power, np.ndarray | np.generic)
+    if constant and (power == 2).all():
+        return x * x
+    return x if constant and (power == 1).all() else x**power
+
+
+def edges(velocity: Array, mu: Array) -> jax.Array:
+    """Velocity in the contact frame, [3] or [1], along the rows of a slot, [4] or [1]."""
+    if len(velocity) == 1:
+        return velocity
+    n, a, b = velocity[0], mu * velocity[1], mu * velocity[2]
+    return jnp.stack([n + a, n - a, n + b, n - b])
+
+
+def motion_of(row: Row, motion: Array) -> jax.Array:
+    """Motion [6] of the second body of a slot relative to the first; motion [nbody, 6]."""
+    if "sign" in row:
+        return row["sign"] * row_of(motion, row["body"])
+    return row_of(motion, row["body2"]) - row_of(motion, row["body1"])
+
+
+def velocity(point: Points, row: Row, motion: Array) -> jax.Array:
+    """Velocity of one contact along its frame's axes, [3] or [1], from a relative motion [6]."""
+    at_point = motion[3:] + math.cross(motion[:3], point.pos)
+    return math.apply(frame_of(point, row), at_point)
+
+
+def make_rows(
+    model: Model, contacts: Contacts, qpos: jax.Array, qvel: jax.Array, motion: jax.Array
+) -> Rows:
+    """D and aref of every row (mj_makeConstraint, mj_referenceConstraint); motion [nbody, 6] of qvel."""
+    fixed, moving = groups(model)
+    return Rows(
+        _limits(model, qpos, qvel),
+        _contacts(model, fixed, contacts.fixed, motion),
+        _contacts(model, moving, contacts.moving, motion),
+    )
+
+
+def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
+    table = limit_table(model)
+    if not len(table["dof"]):
+        none = jnp.zeros(0, qpos.dtype)
+        return Limits(none, none, none)
+    row = {name: math.constant(column, qpos.dtype) for name, column in table.items()}
+    q, v = (jnp.stack([x[i] for i in row[at]]) for x, at in ((qpos, "address"), (qvel, "dof")))
+    above, under = q - row["low"], row["high"] - q
+    lower = above < under
+    sign = jnp.where(lower, 1, -1).astype(q.dtype)
+    excess = jnp.where(lower, above, under) - row["margin"]
+    slack = impedance(row, excess)
+    stiffness = (1 - slack) / (slack * row["invweight"])
+    aref = -row["damper"] * sign * v - row["spring"] * (1 - slack) * excess
+    near = excess < 0
+    return Limits(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0))
+
+
+def _contacts(model: Model, group: Group, points: Points, motion: jax.Array) -> Edges:
+    """D and aref of a group; the four rows of a frictionless slot share its D."""
+    table, dtype = group.slots, motion.dtype
+    if not len(table.geom):
+        return Edges(jnp.zeros(0, dtype), jnp.zeros((0, table.rows), dtype))
+    mu = table.friction
+    sliding = table.condim == 3
+    pyramid = 2 * mu * mu * (1 + mu * mu)
+    weight = table.invweight * (pyramid * sliding + table.rows * (~sliding))
+    columns: dict[str, Any] = group.columns | {"margin": table.margin, "weight": weight}
+    columns |= softness(model, table.solref, table.solimp)
+    same, rows = split(**{name: math.constant(x, dtype) for name, x in columns.items()})
+
+    def slot(_: None, inputs: tuple[Points, Row]) -> tuple[None, Edges]:
+        here, row = inputs
+        row = row | same
+        speed = edges(velocity(here, row, motion_of(row, motion)), row["mu"])
+        excess = here.dist - row["margin"]
+        slack = impedance(row, excess)
+        stiffness = (1 - slack) / (slack * row["weight"])
+        aref = -row["damper"] * speed - row["spring"] * (1 - slack) * excess
+        return None, Edges(jnp.where(here.active, stiffness, 0), jnp.where(here.active, aref, 0))
+
+    return lax.scan(slot, None, (points, rows))[1]

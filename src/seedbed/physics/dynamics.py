@@ -1,0 +1,292 @@
+"""Velocities, the mass matrix and the smooth forces: bias, passive and actuator.
+
+Spatial vectors are about the reference point of `Kinematics`; J is the Jacobian that takes qvel [nv] to
+the motions of the moving bodies [nbody, 6], rows of other bodies being zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.physics import math
+from seedbed.physics.linear import Entry
+from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.types import Array
+
+Matrix = dict[Entry, Any]
+"""Symmetric over dofs: scalars by entry (i, j), i >= j; absent entries are zero."""
+
+
+def path(model: Model, dof: int) -> list[int]:
+    """Lists a dof and those that move it, nearest first."""
+    dofs = [dof]
+    while model.dof_parentid[dofs[-1]] >= 0:
+        dofs.append(int(model.dof_parentid[dofs[-1]]))
+    return dofs
+
+
+def body_motion(model: Model, cdof: jax.Array, x: jax.Array) -> jax.Array:
+    """J x [nbody, 6] of x [nv]."""
+    return jnp.stack(_accumulate(model, cdof * x[:, None])[0])
+
+
+def project(model: Model, cdof: jax.Array, wrench: jax.Array) -> jax.Array:
+    """J' f [nv] of wrenches f [nbody, 6] on the moving bodies; other rows must be zero."""
+    total = jnp.stack(_subtree(model, wrench))
+    return math.dot(cdof, _by_dof(model, total))
+
+
+def composite(model: Model, cdof: jax.Array, matrix: jax.Array) -> Matrix:
+    """J' K J of symmetric K [nbody, 6, 6], of which the upper triangle is read."""
+    total = jnp.stack(_subtree(model, matrix))
+    above = np.triu(np.ones((1, 6, 6), cdof.dtype))
+    below = np.tril(np.ones((1, 6, 6), cdof.dtype), -1)
+    total = total * above + jnp.swapaxes(total, 1, 2) * below
+    moved = (_by_dof(model, total) * cdof[:, None, :]).sum(-1)
+    return _entries(model, cdof, moved)
+
+
+def mass_matrix(model: Model, kin: Kinematics) -> Matrix:
+    """Joint-space inertia with armature, by composite rigid bodies (Featherstone 2008, table 6.2).
+
+    Each body's share is taken about its own point: about one point for all, the small inertias of distant
+    limbs would be differences of large numbers.
+    """
+    inertia, point = math.unstack(kin.inertia, 0), math.unstack(kin.point, 0)
+    axis = math.unstack(kin.axis, 0)
+    momenta: dict[int, list[Array]] = {b: [] for b in model.moving}
+    dofs: dict[int, list[int]] = {b: [] for b in model.moving}
+    matrix: Matrix = {}
+    for b in reversed(model.moving):
+        own = range(int(model.body_dofadr[b]), int(model.body_dofadr[b] + model.body_dofnum[b]))
+        axes = jnp.stack([axis[d] for d in own])
+        momenta[b].append(math.inertia_mul(inertia[b][None], axes))
+        dofs[b].extend(own)
+        momentum = jnp.concatenate(momenta[b])
+        entries = (momentum[:, None, :] * axes[None, :, :]).sum(-1)
+        for i, row in zip(dofs[b], math.unstack(entries, 0), strict=True):
+            matrix.update(
+                {(i, j): x for j, x in zip(own, math.unstack(row), strict=True) if j <= i}
+            )
+        p = model.tree_parent[b]
+        if p:
+            offset = point[b] - point[p]
+            inertia[p] = inertia[p] + math.shift_inertia(inertia[b], offset)
+            momenta[p].append(math.shift_force(momentum, -offset[None]))
+            dofs[p].extend(dofs[b])
+    for i, armature in enumerate(math.unstack(model.dof_armature)):
+        matrix[i, i] = matrix[i, i] + armature
+    return matrix
+
+
+def multiply(matrix: Matrix, x: jax.Array) -> jax.Array:
+    """Product [nv] of a symmetric matrix and x [nv]."""
+    xs = math.unstack(x)
+    products: list[list[Any]] = [[] for _ in xs]
+    for (i, j), entry in matrix.items():
+        products[i].append(entry * xs[j])
+        if i != j:
+            products[j].append(entry * xs[i])
+    return jnp.stack([sum(terms[1:], terms[0]) for terms in products])
+
+
+def velocity(model: Model, cdof: jax.Array, qvel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Motions of the bodies [nbody, 6] and the angular velocity before each dof [nv, 3] (mj_comVel)."""
+    motions, before = _accumulate(model, cdof * qvel[:, None])
+    return jnp.stack(motions), jnp.stack(before)[:, :3]
+
+
+def bias(
+    model: Model, kin: Kinematics, qvel: jax.Array, motion: jax.Array, before: jax.Array
+) -> jax.Array:
+    """Coriolis, centrifugal and gravity forces [nv] (mj_rne, qfrc_bias).
+
+    Recursive Newton-Euler (Luh, Walker and Paul 1980) over the bodies' points; gravity is an acceleration
+    of the world against it. `before` [nv, 3] is the angular velocity that `velocity` gives.
+    """
+    spin, point = motion[:, :3], math.unstack(kin.point, 0)
+    relative = kin.axis * qvel[:, None]
+    turn, slide = relative[:, :3], relative[:, 3:]
+    turning = jnp.stack(_accumulate(model, math.cross(before, turn))[0])
+    sliding = _by_body(model, math.cross(2 * before + turn, slide))
+    spins, turnings = math.unstack(spin, 0), math.unstack(turning, 0)
+    linear: list[Array] = [-model.opt.gravity] * model.nbody
+    offset: list[Array] = [np.zeros(3, qvel.dtype)] * model.nbody
+    for b in model.moving:
+        p = model.tree_parent[b]
+        linear[b] = linear[p] + sliding[b]
+        if p:
+            offset[b] = r = point[b] - point[p]
+            whirl = math.cross(spins[p], math.cross(spins[p], r))
+            linear[b] = linear[b] + (math.cross(turnings[p], r) + whirl)
+    force, torque = _forces(kin.inertia, spin, turning, jnp.stack(linear))
+    forces, torques = math.unstack(force, 0), math.unstack(torque, 0)
+    for b in reversed(model.moving):
+        p = model.tree_parent[b]
+        if p:
+            forces[p] = forces[p] + forces[b]
+            torques[p] = torques[p] + (torques[b] + math.cross(offset[b], forces[b]))
+    wrench = jnp.concatenate([jnp.stack(torques), jnp.stack(forces)], axis=1)
+    return math.dot(kin.axis, _by_dof(model, wrench))
+
+
+def _forces(
+    inertia: jax.Array, spin: jax.Array, turning: jax.Array, linear: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Forces and torques [n, 3] that bodies of inertia [n, 10] need, about the points these are about.
+
+    Given are angular velocity and acceleration, and the point's acceleration, [n, 3] each.
+    """
+    moment, mass = inertia[:, 6:9], inertia[:, 9:]
+    whirl = math.cross(turning, moment) + math.cross(spin, math.cross(spin, moment))
+    momentum = math.rotational_mul(inertia, spin)
+    torque = math.rotational_mul(inertia, turning) + math.cross(spin, momentum)
+    return mass * linear + whirl, torque + math.cross(moment, linear)
+
+
+def passive(
+    model: Model, kin: Kinematics, qpos: jax.Array, qvel: jax.Array, motion: jax.Array
+) -> jax.Array:
+    """Springs, damping and fluid forces [nv] (mj_passive, qfrc_passive)."""
+    force = -model.dof_damping * qvel
+    scalar = [j for j in range(model.njnt) if model.jnt_type[j] != FREE]
+    q = math.unstack(qpos)
+    stretch: list[Array] = [np.zeros((), qpos.dtype)] * model.nv
+    for j in scalar:
+        i, d = model.jnt_qposadr[j], model.jnt_dofadr[j]
+        stretch[d] = -model.jnt_stiffness[j] * (q[i] - model.qpos_spring[i])
+    force = force + jnp.stack(stretch)
+    if model.opt.density > 0 or model.opt.viscosity > 0:
+        force = force + project(model, kin.cdof, _fluid(model, kin, motion))
+    return force
+
+
+def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
+    """Drag [nbody, 6] of each body's inertia box in the medium (mj_inertiaBoxFluidModel)."""
+    bodies = [b for b in range(1, model.nbody) if model.body_weldid[b]]
+    carriers = model.body_weldid[bodies]
+    sides = _inertia_box(model)[np.array(bodies)]
+    rows = _select(motion, carriers), _select(kin.xipos, bodies), _select(kin.ximat, bodies)
+    carried, xipos, ximat = rows
+    at_com = math.shift_motion(carried, xipos)
+    to_local = jnp.swapaxes(ximat, 1, 2)
+    w = math.apply(to_local, at_com[:, :3])
+    v = math.apply(to_local, at_com[:, 3:] - model.opt.wind[None])
+    diameter = sides.sum(1, keepdims=True) / 3
+    viscosity, density = model.opt.viscosity, model.opt.density
+    torque = -np.pi * viscosity * diameter**3 * w
+    force = -3 * np.pi * viscosity * diameter * v
+    x, y, z = math.unstack(sides)
+    area = math.stack([y * z, x * z, x * y])
+    lever = math.stack([x * (y**4 + z**4), y * (x**4 + z**4), z * (x**4 + y**4)])
+    torque = torque - density / 64 * lever * jnp.abs(w) * w
+    force = force - 0.5 * density * area * jnp.abs(v) * v
+    wrench = jnp.concatenate([math.apply(ximat, torque), math.apply(ximat, force)], axis=1)
+    return _gather(model, carriers, math.shift_force(wrench, -xipos))
+
+
+def _inertia_box(model: Model) -> Array:
+    """Sides [nbody, 3] of the boxes that have the bodies' inertias; zero without mass."""
+    xp: Any = np
+    if not all(isinstance(x, np.ndarray) for x in (model.body_inertia, model.body_mass)):
+        xp = jnp
+    ix, iy, iz = math.unstack(model.body_inertia)
+    heavy = model.body_mass > 0
+    scale = xp.where(heavy, 6 / xp.where(heavy, model.body_mass, 1), 0)
+    squares = [iy + iz - ix, ix + iz - iy, ix + iy - iz]
+    return xp.stack([xp.sqrt(xp.maximum(square, 1e-15) * scale) for square in squares], axis=-1)
+
+
+def actuation(model: Model, ctrl: jax.Array) -> jax.Array:
+    """Joint forces [nv] of the motors at ctrl [nu] (mj_fwdActuation, qfrc_actuator).
+
+    Where a clamped control is not finite, or above 1e10, all controls count as zero.
+    """
+    force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
+    if not model.nu:
+        return jnp.stack(force)
+    low, high = model.actuator_ctrlrange.T
+    clamped = jnp.where(model.actuator_ctrllimited, jnp.clip(ctrl, low, high), ctrl)
+    clamped = jnp.where(jnp.all(is_sane(clamped)), clamped, 0)
+    output = model.actuator_gainprm[:, 0] * clamped
+    low, high = model.actuator_forcerange.T
+    output = jnp.where(model.actuator_forcelimited, jnp.clip(output, low, high), output)
+    torque = math.unstack(output * model.actuator_gear[:, 0])
+    for joint, term in zip(model.actuator_trnid[:, 0], torque, strict=True):
+        d = model.jnt_dofadr[joint]
+        force[d] = force[d] + term
+    return jnp.stack(force)
+
+
+def is_sane(x: jax.Array) -> jax.Array:
+    """Marks what MuJoCo does not call bad: finite and not above 1e10 (mju_isBad, mjMAXVAL)."""
+    return jnp.abs(x) <= 1e10
+
+
+def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array]]:
+    """Sums terms [nv, k] from the root: over all dofs that move a body, over those before each dof.
+
+    The three rotations of a free joint have the same ones before them.
+    """
+    zero = np.zeros(terms.shape[1], terms.dtype)
+    bodies: list[Array] = [zero] * model.nbody
+    before: list[Array] = []
+    rows = math.unstack(terms, 0)
+    for b in model.moving:
+        total = bodies[model.tree_parent[b]]
+        first = int(model.body_dofadr[b])
+        for d in range(first, first + model.body_dofnum[b]):
+            joint = model.dof_jntid[d]
+            turn = model.jnt_type[joint] == FREE and d - model.jnt_dofadr[joint] > 3
+            before.append(before[-1] if turn else total)
+            total = rows[d] if total is zero else total + rows[d]
+        bodies[b] = total
+    return bodies, before
+
+
+def _subtree(model: Model, values: jax.Array) -> list[Array]:
+    """Adds to the value [nbody, ...] of each moving body those of the bodies that it carries."""
+    total = math.unstack(values, 0)
+    for b in reversed(model.moving):
+        p = model.tree_parent[b]
+        if p:
+            total[p] = total[p] + total[b]
+    return total
+
+
+def _by_dof(model: Model, values: jax.Array) -> jax.Array:
+    """Lists values [nbody, ...] of the bodies that the dofs move, [nv, ...]."""
+    return _select(values, model.dof_bodyid)
+
+
+def _select(values: jax.Array, indices: Any) -> jax.Array:
+    """Picks rows; the indices are constants."""
+    rows = math.unstack(values, 0)
+    return jnp.stack([rows[i] for i in indices])
+
+
+def _by_body(model: Model, values: jax.Array) -> list[Array]:
+    """Sums values [nv, 3] of each body's own dofs."""
+    total: list[Array] = [np.zeros(3, values.dtype)] * model.nbody
+    for b, row in zip(model.dof_bodyid, math.unstack(values, 0), strict=True):
+        total[b] = total[b] + row
+    return total
+
+
+def _gather(model: Model, carriers: np.ndarray, wrench: jax.Array) -> jax.Array:
+    """Sums wrenches [n, 6] on their carriers [nbody, 6]."""
+    total: list[Array] = [np.zeros(6, wrench.dtype)] * model.nbody
+    for b, row in zip(carriers, math.unstack(wrench, 0), strict=True):
+        total[b] = total[b] + row
+    return jnp.stack(total)
+
+
+def _entries(model: Model, cdof: jax.Array, moved: jax.Array) -> Matrix:
+    """Inner products of `moved` [nv, 6] of each dof and cdof of those on its path."""
+    full = (moved[:, None, :] * cdof[None, :, :]).sum(-1)
+    rows = [math.unstack(row) for row in math.unstack(full, 0)]
+    return {(i, j): rows[i][j] for i in range(model.nv) for j in path(model, i)}

@@ -1,0 +1,146 @@
+"""From accelerations to the next state: semi-implicit Euler and the classical Runge-Kutta scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from seedbed.physics import linear, math
+from seedbed.physics.dynamics import Matrix, is_sane
+from seedbed.physics.model import FREE, Model, State
+
+TABLEAU = {
+    "reach": np.array([0.5, 0.5, 1.0, 0.0]),  # from a stage to the next one; the last has none
+    "weight": np.array([1, 2, 2, 1]) / 6,
+    "first": np.array([True, False, False, False]),
+}
+
+
+def euler(model: Model, state: State, mass: Matrix, force: jax.Array) -> State:
+    """Advances by one time step; joint damping is implicit (mj_Euler).
+
+    `state` has come out of a forward pass; `force` [nv] is qfrc_smooth + qfrc_constraint.
+    """
+    h = model.opt.timestep
+    qacc = state.qacc
+    damping = model.dof_damping
+    if model.opt.eulerdamp and not (isinstance(damping, np.ndarray) and (damping <= 0).all()):
+        matrix = dict(mass)
+        for i, d in enumerate(math.unstack(damping)):
+            matrix[i, i] = matrix[i, i] + h * d
+        qacc = linear.solve(linear.factor(linear.pattern(model.nv, set(matrix)), matrix), force)
+    qvel = state.qvel + h * qacc
+    qpos, qpos_low = integrate_pos(model, state.qpos, state.qpos_low, qvel, h)
+    return state._replace(
+        time=state.time + h,
+        qpos=qpos,
+        qpos_low=qpos_low,
+        qvel=qvel,
+        qacc_warmstart=state.qacc,
+        diverged=state.diverged | ~is_sane(state.qacc).all(),
+    )
+
+
+def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -> State:
+    """Advances by one time step through four forward passes, a kept loop (mj_RungeKutta).
+
+    What is left is the last stage's, except that `qacc` is the stages' mean, as in MuJoCo, and
+    `solver_niter` and `residual` are the worst stage's.
+    """
+    h, dtype = model.opt.timestep, state.qpos.dtype
+
+    def move(velocity: jax.Array, qacc: jax.Array) -> State:
+        qpos, low = integrate_pos(model, state.qpos, state.qpos_low, velocity, h)
+        return state._replace(qpos=qpos, qpos_low=low, qvel=state.qvel + h * qacc)
+
+    def stage(carry: Any, row: Any) -> tuple[Any, None]:
+        begun, way, mean_velocity, mean_qacc = carry
+        done = forward(begun)
+        velocity = _on_the_way(model, done.qvel, h * way)
+        mean_velocity = mean_velocity + row["weight"] * velocity
+        mean_qacc = mean_qacc + row["weight"] * done.qacc
+        way = row["reach"] * velocity
+        target = move(way, row["reach"] * done.qacc)
+        after = done._replace(
+            qpos=target.qpos,
+            qpos_low=target.qpos_low,
+            qvel=target.qvel,
+            qacc_warmstart=done.qacc,
+            solver_niter=jnp.maximum(begun.solver_niter, done.solver_niter),
+            residual=jnp.maximum(begun.residual, done.residual),
+            diverged=begun.diverged | (row["first"] & ~is_sane(done.qacc).all()),
+        )
+        return (after, way, mean_velocity, mean_qacc), None
+
+    none = jnp.zeros(model.nv, dtype)
+    fresh = state._replace(
+        solver_niter=jnp.zeros_like(state.solver_niter), residual=jnp.zeros_like(state.residual)
+    )
+    rows = {name: math.constant(column, dtype) for name, column in TABLEAU.items()}
+    (last, _, velocity, qacc), _ = lax.scan(stage, (fresh, none, none, none), rows)
+    target = move(velocity, qacc)
+    return last._replace(
+        time=state.time + h,
+        qpos=target.qpos,
+        qpos_low=target.qpos_low,
+        qvel=target.qvel,
+        qacc=qacc,
+    )
+
+
+def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:
+    """Velocity [nv] at the end of a move by `way` [nv], as the rate at which the way itself changes.
+
+    They differ where the way turns a free joint (Munthe-Kaas 1998, Runge-Kutta methods on Lie groups): by
+    the inverse of the exponential map's derivative.
+    """
+    v = math.unstack(qvel)
+    for j in np.flatnonzero(model.jnt_type == FREE):
+        d = int(model.jnt_dofadr[j]) + 3
+        w, turn = qvel[d : d + 3], way[d : d + 3]
+        square = math.dot(turn, turn)
+        wide = square > 1
+        half = 0.5 * jnp.sqrt(jnp.where(wide, square, 1))
+        closed = (1 - half * jnp.cos(half) / jnp.sin(half)) / (4 * half * half)
+        # The same for narrow turns, where the closed form is a difference of equals.
+        series = 1 / 12 + square * (1 / 720 + square * (1 / 30240 + square / 1209600))
+        factor = series + jnp.where(wide, closed - series, 0)
+        across = math.cross(turn, w)
+        v[d : d + 3] = math.unstack(w + 0.5 * across + factor * math.cross(turn, across))
+    return jnp.stack(v)
+
+
+def integrate_pos(
+    model: Model, qpos: jax.Array, qpos_low: jax.Array, qvel: jax.Array, h: float
+) -> tuple[jax.Array, jax.Array]:
+    """Moves qpos [nq] along qvel [nv] for h seconds (mj_integratePos); also its rounding residue."""
+    q, low, v = math.unstack(qpos), math.unstack(qpos_low), math.unstack(qvel)
+    for j in range(model.njnt):
+        i, d = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
+        free = model.jnt_type[j] == FREE
+        for k in range(3 if free else 1):
+            if d + k in model.root_dofs:
+                q[i + k], low[i + k] = math.two_sum(q[i + k], low[i + k] + h * v[d + k])
+            else:
+                q[i + k] = q[i + k] + h * v[d + k]
+        if free:
+            q[i + 3 : i + 7] = math.unstack(_turn(qpos[i + 3 : i + 7], qvel[d + 3 : d + 6], h))
+    return jnp.stack(q), jnp.stack(low)
+
+
+def _turn(quat: jax.Array, velocity: jax.Array, h: float) -> jax.Array:
+    """Turns a quaternion [4] by an angular velocity [3] in its own frame for h seconds."""
+    square = math.dot(velocity, velocity)
+    turning = square > math.MIN_SQUARE
+    speed = jnp.sqrt(jnp.where(turning, square, 1))
+    half = 0.5 * h * speed
+    sine = jnp.where(turning, jnp.sin(half) / speed, 0)
+    cosine = jnp.where(turning, jnp.cos(half), 1)
+    return math.quat_mul(
+        math.normalize_quat(quat), jnp.concatenate([cosine[None], sine * velocity])
+    )

@@ -1,0 +1,212 @@
+"""Poses of bodies, geoms and sites, motion axes and spatial inertias, from qpos.
+
+Spatial algebra after Featherstone (2008), Rigid Body Dynamics Algorithms, with world axes and one reference
+point for all: the translation of the first tree's root. So nothing loses precision far from the origin.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.physics import math
+from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model
+from seedbed.types import Array
+
+Origin = tuple[Array, Array]
+
+
+class _Frames(NamedTuple):
+    """Poses of the moving bodies by number (0: the world), axis and anchor of each dof."""
+
+    pos: dict[int, Array]  # [3]
+    mat: dict[int, Array]  # [3, 3]
+    quat: dict[int, Array]  # [4]
+    point: dict[int, Array]  # [3]
+    axis: list[Array]  # [3]
+    anchor: list[Array]  # [3]
+
+
+def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics:
+    """Forward kinematics of qpos [nq] and its rounding residue (mj_kinematics, mj_comPos)."""
+    origin = reference_point(model, qpos, qpos_low)
+    frames = _chain(model, qpos, origin)
+    welds, carrier = model.welds, model.body_weldid
+    mat = _rows(frames.mat, carrier)
+    xmat = math.matmul(mat, welds.body_mat)
+    xpos = _place(_rows(frames.pos, carrier), mat, welds.body_pos, carrier, origin)
+    geom_carrier = carrier[model.geom_bodyid]
+    geom_mat = _rows(frames.mat, geom_carrier)
+    site_carrier = carrier[model.site_bodyid]
+    site_mat = _rows(frames.mat, site_carrier)
+    return Kinematics(
+        origin=origin,
+        xpos=xpos,
+        xquat=math.quat_mul(_rows(frames.quat, carrier), welds.body_quat),
+        xmat=xmat,
+        xipos=xpos + math.apply(xmat, model.body_ipos),
+        ximat=math.matmul(xmat, welds.inertial_mat),
+        geom_xpos=_place(
+            _rows(frames.pos, geom_carrier), geom_mat, welds.geom_pos, geom_carrier, origin
+        ),
+        geom_xmat=math.matmul(geom_mat, welds.geom_mat),
+        site_xpos=_place(
+            _rows(frames.pos, site_carrier), site_mat, welds.site_pos, site_carrier, origin
+        ),
+        cdof=_motion_axes(model, frames.axis, frames.anchor),
+        point=jnp.stack([frames.point.get(b, frames.pos[0]) for b in range(model.nbody)]),
+        axis=_motion_axes(model, frames.axis, _offsets(model, frames)),
+        inertia=_inertia(model, frames.mat),
+    )
+
+
+def reference_point(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Origin:
+    """Translation [3] of the first tree's root as a float and its residue; zero if it cannot translate."""
+    zero = np.zeros(3, qpos.dtype)
+    if not model.root_dofs:
+        return zero, zero
+    joints = [int(model.dof_jntid[d]) for d in model.root_dofs]
+    if model.jnt_type[joints[0]] == FREE:
+        return qpos[:3], qpos_low[:3]
+    body = model.jnt_bodyid[joints[0]]
+    high, low = model.welds.rest_pos[body], zero
+    q, q_low = math.unstack(qpos), math.unstack(qpos_low)
+    for j in joints:
+        i = model.jnt_qposadr[j]
+        axis = model.welds.rest_mat[body] @ model.jnt_axis[j]
+        moved, lost = math.two_sum(q[i], -model.qpos0[i])
+        high, rounded = math.two_sum(high, axis * moved)
+        low = low + (rounded + axis * (lost + q_low[i]))
+    return high, low
+
+
+def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
+    """Walks the tree from the root; positions relative to `origin`."""
+    zero, eye = np.zeros(3, qpos.dtype), np.eye(3, dtype=qpos.dtype)
+    frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], qpos.dtype)}, {}, [], [])
+    q, turns, welds = math.unstack(qpos), _hinge_turns(model, qpos), model.welds
+    for b in model.moving:
+        carrier = model.tree_parent[b]
+        pos = (welds.rest_pos[b] - origin[0]) - origin[1]
+        if carrier:
+            pos = frames.pos[carrier] + math.apply(frames.mat[carrier], welds.rest_pos[b])
+        mat = math.matmul(frames.mat[carrier], welds.rest_mat[b])
+        quat = math.quat_mul(frames.quat[carrier], welds.rest_quat[b])
+        point = None
+        for j in model.joints(b):
+            i, kind = model.jnt_qposadr[j], model.jnt_type[j]
+            at_origin = model.jnt_dofadr[j] in model.root_dofs
+            if kind == FREE:
+                pos = zero if at_origin else (qpos[i : i + 3] - origin[0]) - origin[1]
+                quat = math.normalize_quat(qpos[i + 3 : i + 7])
+                mat = math.quat_to_mat(quat)
+                frames.axis.extend([*eye, *math.unstack(mat)])
+                frames.anchor.extend([pos] * 6)
+                continue
+            # Hinges in a row about one point share it, which shows as an exact zero in `_offsets`.
+            if point is None or (model.jnt_pos[j] != model.jnt_pos[j - 1]).any():
+                anchor = pos + math.apply(mat, model.jnt_pos[j])
+            else:
+                anchor = point
+            frames.axis.append(math.apply(mat, model.jnt_axis[j]))
+            frames.anchor.append(anchor)
+            if kind == SLIDE:
+                pos = zero if at_origin else pos + frames.axis[-1] * (q[i] - model.qpos0[i])
+                point = None
+            else:
+                turn, turn_quat = turns[j]
+                mat, quat = math.matmul(mat, turn), math.quat_mul(quat, turn_quat)
+                pos, point = anchor - math.apply(mat, model.jnt_pos[j]), anchor
+        frames.pos[b], frames.mat[b], frames.quat[b] = pos, mat, quat
+        frames.point[b] = pos if point is None else point
+    return frames
+
+
+def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, jax.Array]]:
+    """Rotation of each hinge as a matrix [3, 3] (Rodrigues) and as a quaternion [4]."""
+    hinges = np.flatnonzero(model.jnt_type == HINGE)
+    if not len(hinges):
+        return {}
+    address = model.jnt_qposadr[hinges]
+    q = math.unstack(qpos)
+    angle = jnp.stack([q[i] for i in address]) - model.qpos0[address]
+    axis = model.jnt_axis[hinges]
+    outer = axis[:, :, None] * axis[:, None, :]
+    skew = np.cross(np.eye(3, dtype=qpos.dtype), axis[:, None, :])
+    cos, sin = jnp.cos(angle)[:, None, None], jnp.sin(angle)[:, None, None]
+    mats = outer + cos * (np.eye(3, dtype=qpos.dtype) - outer) + sin * skew
+    half = 0.5 * angle[:, None]
+    quats = jnp.concatenate([jnp.cos(half), jnp.sin(half) * axis], axis=1)
+    rotations = zip(math.unstack(mats, 0), math.unstack(quats, 0), strict=True)
+    return {int(j): rotation for j, rotation in zip(hinges, rotations, strict=True)}
+
+
+def _rows(table: dict[int, Array], bodies: np.ndarray) -> Array:
+    """Stacks one row of the table for each of `bodies` [n]."""
+    shape = np.shape(table[0])
+    return (
+        jnp.stack([table[int(b)] for b in bodies])
+        if len(bodies)
+        else np.zeros((0, *shape), table[0].dtype)
+    )
+
+
+def _place(
+    pos: Array, mat: Array, local: np.ndarray, carrier: np.ndarray, origin: Origin
+) -> jax.Array:
+    """Positions [n, 3] of points fixed to their carriers; those of the static world lose the origin last."""
+    static = (carrier == 0)[:, None].astype(local.dtype)
+    point = pos + math.apply(mat, local)
+    return (point - static * origin[0][None]) - static * origin[1][None]
+
+
+def _motion_axes(model: Model, axis: list[Array], anchor: list[Array]) -> jax.Array:
+    """Motion [nv, 6] per unit velocity of each dof, about the point that anchors [nv, 3] are relative to."""
+    axes = jnp.stack(axis)
+    kind = model.jnt_type[model.dof_jntid]
+    place = np.arange(model.nv) - model.jnt_dofadr[model.dof_jntid]
+    turns = ((kind == HINGE) | ((kind == FREE) & (place >= 3)))[:, None].astype(axes.dtype)
+    linear = turns * math.cross(jnp.stack(anchor), axes) + (1 - turns) * axes
+    return jnp.concatenate([turns * axes, linear], axis=1)
+
+
+def _offsets(model: Model, frames: _Frames) -> list[Array]:
+    """Anchors [nv, 3] relative to the points of the bodies that the dofs move."""
+    zero = np.zeros(3, frames.pos[0].dtype)
+    points = [frames.point[int(b)] for b in model.dof_bodyid]
+    pairs = zip(frames.anchor, points, strict=True)
+    return [zero if anchor is point else anchor - point for anchor, point in pairs]
+
+
+def _inertia(model: Model, frame: dict[int, Array]) -> jax.Array:
+    """Spatial inertia [nbody, 10] of what each moving body carries, about the body's point."""
+    parts = model.parts
+    lever = np.zeros((model.nbody, 3), model.jnt_pos.dtype)
+    for b in model.moving:
+        last = model.joints(b)[-1]
+        if model.jnt_type[last] == HINGE:
+            lever[b] = model.jnt_pos[last]
+    bodies = np.array(parts.body, int)
+    mat = _rows(frame, bodies)
+    mass, base = parts.mass, parts.inertia[:, 0]
+    axes = math.matmul(mat, parts.axes)
+    d = math.unstack(math.apply(mat, parts.pos - lever[bodies]))
+    u, v = math.unstack(axes[:, :, 1]), math.unstack(axes[:, :, 2])
+    eu, ev = ([parts.inertia[:, k] * x for x in xs] for k, xs in ((1, u), (2, v)))
+    md = [mass * x for x in d]
+    dd = sum(x * y for x, y in zip(md, d, strict=True))
+
+    def entry(i: int, j: int) -> Array:
+        product = eu[i] * u[j] + ev[i] * v[j] - md[i] * d[j]
+        return product + (base + dd) if i == j else product
+
+    pairs = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
+    rows = math.stack([*(entry(i, j) for i, j in pairs), *md, mass])
+    zero = np.zeros(10, rows.dtype)
+    total: list[Array] = [zero] * model.nbody
+    for row, b in zip(math.unstack(rows, 0), parts.body, strict=True):
+        total[b] = row if total[b] is zero else total[b] + row
+    return jnp.stack(total)

@@ -1,0 +1,78 @@
+"""Sparse symmetric positive definite systems over the degrees of freedom, H = L' D L."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Entry = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Where L of H = L' D L may be non-zero: `rows[k]` holds the columns left of k, nearest first."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def nv(self) -> int:
+        """The size of the system."""
+        return len(self.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """Unit lower L by entry and the reciprocals of D [nv], scalars."""
+
+    pattern: Pattern
+    lower: Mapping[Entry, Any]
+    reciprocal: Sequence[Any]
+
+
+def pattern(nv: int, pairs: set[Entry]) -> Pattern:
+    """Adds the fill of a leaf to root elimination to the non-zeros (i, j), i >= j, of H [nv, nv].
+
+    Columns that are ancestors of their row alone make no fill (Featherstone 2005, L' D L).
+    """
+    rows: list[set[int]] = [set() for _ in range(nv)]
+    for i, j in pairs:
+        if i != j:
+            rows[i].add(j)
+    for k in range(nv - 1, -1, -1):
+        for i in rows[k]:
+            rows[i] |= {j for j in rows[k] if j < i}
+    return Pattern(tuple(tuple(sorted(row, reverse=True)) for row in rows))
+
+
+def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
+    """Factorises H, scalars by entry (i, j), i >= j; an absent off-diagonal entry is zero."""
+    work = dict(matrix)
+    lower: dict[Entry, Any] = {}
+    reciprocal: list[Any] = [None] * pattern.nv
+    for k in range(pattern.nv - 1, -1, -1):
+        reciprocal[k] = 1 / work[k, k]
+        columns = [i for i in pattern.rows[k] if (k, i) in work]
+        for place, i in enumerate(columns):
+            ratio = lower[k, i] = work[k, i] * reciprocal[k]
+            for j in columns[place:]:
+                product = ratio * work[k, j]
+                work[i, j] = work[i, j] - product if (i, j) in work else -product
+    return Factor(pattern, lower, reciprocal)
+
+
+def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
+    """Solves H x = vector [nv]."""
+    x = [vector[i] for i in range(factor.pattern.nv)]
+    rows = [[i for i in row if (k, i) in factor.lower] for k, row in enumerate(factor.pattern.rows)]
+    for k in reversed(range(len(x))):
+        for i in rows[k]:
+            x[i] = x[i] - factor.lower[k, i] * x[k]
+    x = [value * reciprocal for value, reciprocal in zip(x, factor.reciprocal, strict=True)]
+    for k in range(len(x)):
+        for i in rows[k]:
+            x[k] = x[k] - factor.lower[k, i] * x[i]
+    return jnp.stack(x)

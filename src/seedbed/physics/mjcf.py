@@ -1,0 +1,187 @@
+"""MJCF through MuJoCo's own compiler; what the engine does not simulate is refused here, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seedbed.physics import collision
+from seedbed.physics.model import EULER, FREE, RK4, Model, Option
+from seedbed.physics.rigid import parts_of, welds_of
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+INERT_DISABLED = (
+    mujoco.mjtDisableBit.mjDSBL_WARMSTART
+    | mujoco.mjtDisableBit.mjDSBL_SENSOR
+    | mujoco.mjtDisableBit.mjDSBL_MIDPHASE
+    | mujoco.mjtDisableBit.mjDSBL_EULERDAMP
+    | mujoco.mjtDisableBit.mjDSBL_ISLAND
+)
+"""Flags that do not change what a step computes, and eulerdamp, which is simulated."""
+INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
+
+
+def load(path_or_xml: str | Path) -> Model:
+    """Compiles an MJCF file, or text that holds the XML itself, into a Model."""
+    try:
+        if isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<"):
+            compiled = mujoco.MjModel.from_xml_string(path_or_xml)
+        else:
+            compiled = mujoco.MjModel.from_xml_path(str(path_or_xml))
+    except ValueError as error:
+        raise ValueError(f"MuJoCo could not compile the model: {error}") from error
+    refused = list(unsupported(compiled))
+    if refused:
+        raise NotImplementedError(
+            "the model uses what is not simulated:\n- " + "\n- ".join(refused)
+        )
+    return from_mujoco(compiled)
+
+
+def from_mujoco(compiled: Any) -> Model:
+    """Copies a compiled model's fields; what `unsupported` would name is not looked at."""
+    option = compiled.opt
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(Model):
+        if field.name not in ("opt", "welds", "parts"):
+            value = getattr(compiled, field.name)
+            fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
+    fields["opt"] = Option(
+        timestep=float(option.timestep),
+        gravity=np.array(option.gravity),
+        density=float(option.density),
+        viscosity=float(option.viscosity),
+        wind=np.array(option.wind),
+        integrator=int(option.integrator),
+        iterations=int(option.iterations),
+        eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
+    )
+    fields["welds"] = welds_of(fields)
+    fields["parts"] = parts_of(fields)
+    return Model(**fields)
+
+
+def unsupported(m: Any) -> Iterator[str]:
+    """Names what a model uses and the engine does not simulate, with what to do."""
+    if not m.nv:
+        yield "a model without joints: add one, or there is nothing to simulate"
+    yield from _options(m)
+    yield from _bodies_and_joints(m)
+    yield from _actuators(m)
+    yield from _tendons(m)
+    yield from collision.unsupported(m)
+    counts = {
+        "equality constraint": (m.neq, "model the bodies as welded, or as one tree"),
+        "sensor": (m.nsensor, "remove it and read the state instead"),
+        "contact pair": (m.npair, "let contype and conaffinity choose the pairs"),
+        "flex": (m.nflex, "use rigid bodies"),
+        "plugin": (m.nplugin, "remove it"),
+        "mocap body": (m.nmocap, "make it a static body"),
+    }
+    for what, (count, remedy) in counts.items():
+        if count:
+            yield f"{what} ({count} in the model): {remedy}"
+
+
+def _named(m: Any, kind: Any, i: int | np.integer, element: str) -> str:
+    name = mujoco.mj_id2name(m, kind, i)
+    return f"{element} '{name}'" if name else f"{element} {i}"
+
+
+def _options(m: Any) -> Iterator[str]:
+    option = m.opt
+    if option.integrator not in (EULER, RK4):
+        integrator = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_").lower()
+        yield f"option integrator='{integrator}': use Euler or RK4"
+    if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
+        yield "option cone='elliptic': use pyramidal"
+    if option.impratio != 1:
+        yield f"option impratio={option.impratio}: use 1"
+    if option.noslip_iterations:
+        yield f"option noslip_iterations={option.noslip_iterations}: use 0"
+    if option.disableactuator:
+        yield "option actuatorgroupdisable: remove the actuators instead"
+    for bits, inert, kind in (
+        (option.disableflags, INERT_DISABLED, mujoco.mjtDisableBit),
+        (option.enableflags, INERT_ENABLED, mujoco.mjtEnableBit),
+    ):
+        for bit in range(32):
+            if bits & ~int(inert) & 1 << bit:
+                word = "disable" if kind is mujoco.mjtDisableBit else "enable"
+                flag = kind(1 << bit).name.split("_")[1].lower()
+                yield f"option flag {flag}='{word}': remove the flag"
+
+
+def _bodies_and_joints(m: Any) -> Iterator[str]:
+    for b in np.flatnonzero(m.body_gravcomp):
+        yield _named(m, mujoco.mjtObj.mjOBJ_BODY, b, "gravcomp of body") + ": remove it"
+    for j in range(m.njnt):
+        joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j, "joint")
+        free = m.jnt_type[j] == FREE
+        dofs = np.flatnonzero(m.dof_jntid == j)
+        if m.jnt_type[j] == mujoco.mjtJoint.mjJNT_BALL:
+            yield f"{joint} of type ball: use three hinges"
+        refused = {
+            "stiffness of a free joint": free and m.jnt_stiffness[j],
+            "a stiffness or damping polynomial": m.jnt_stiffnesspoly[j].any()
+            or m.dof_dampingpoly[dofs].any(),
+            "springyield": m.jnt_plasticadr[j] >= 0,
+            "frictionloss": m.dof_frictionloss[dofs].any(),
+            "actuatorfrcrange": m.jnt_actfrclimited[j],
+        }
+        for what, found in refused.items():
+            if found:
+                yield f"{what} at {joint}: remove it"
+    for g in range(m.ngeom):
+        refused = {
+            "fluidshape='ellipsoid'": m.geom_fluid[g].any(),
+            "surfacevel": m.geom_surfacevel[g].any(),
+            "adhesion": m.geom_adhesion[g],
+        }
+        for what, found in refused.items():
+            if found:
+                yield f"{what} at {_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, 'geom')}: remove it"
+
+
+def _actuators(m: Any) -> Iterator[str]:
+    for i in range(m.nactuator):
+        actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i, "actuator")
+        joint = m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        if not joint or m.jnt_type[m.actuator_trnid[i, 0]] == FREE:
+            yield f"{actuator} on what is not a hinge or slide joint: drive joints"
+        motor = (
+            m.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
+            and m.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
+            and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE
+        )
+        if not motor:
+            yield f"{actuator} that is not a motor: use a motor and compute its control"
+        refused = {
+            "delay": m.actuator_delay[i],
+            "damping": m.actuator_damping[i] or m.actuator_dampingpoly[i].any(),
+            "armature": m.actuator_armature[i],
+        }
+        for what, found in refused.items():
+            if found:
+                yield f"{what} of {actuator}: give it to the joint, or remove it"
+
+
+def _tendons(m: Any) -> Iterator[str]:
+    for t in range(m.ntendon):
+        refused = {
+            "limits": m.tendon_limited[t],
+            "stiffness": m.tendon_stiffness[t] or m.tendon_stiffnesspoly[t].any(),
+            "damping": m.tendon_damping[t] or m.tendon_dampingpoly[t].any(),
+            "armature": m.tendon_armature[t],
+            "frictionloss": m.tendon_frictionloss[t],
+        }
+        for what, found in refused.items():
+            if found:
+                tendon = _named(m, mujoco.mjtObj.mjOBJ_TENDON, t, "tendon")
+                yield f"{what} of {tendon}: only tendons without force are accepted"

@@ -1,0 +1,282 @@
+"""Contacts of one pair of geoms: distance, point and normal, as MuJoCo's colliders give them.
+
+Each collider takes two geoms in MuJoCo's order of types and returns as many touches as its pair can make
+(engine_collision_primitive.c); a capsule against a cylinder is the segment against the solid cylinder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from seedbed.physics import math
+from seedbed.types import Array
+
+PLANE, SPHERE, CAPSULE, CYLINDER = 0, 2, 3, 5
+"""MuJoCo's numbers of the geom types (mjtGeom)."""
+
+
+class Geom(NamedTuple):
+    """A geom's pose and size, world axes."""
+
+    pos: Array  # [3]
+    axis: Array  # [3] its z axis: a plane's normal, a capsule's or cylinder's axis
+    side: Array  # [3] its x axis
+    radius: Array
+    half: Array  # half of the length
+
+
+class Touch(NamedTuple):
+    """One contact; the normal points from the first geom to the second."""
+
+    dist: Array  # below zero: depth
+    pos: Array  # [3] midway between the surfaces
+    normal: Array  # [3]
+    tangent: Array | None  # [3] wish for the first tangent; None: MuJoCo's default
+    exists: Array  # bool: the pair makes this contact if it is near enough
+
+
+Collider = Callable[[Geom, Geom, Array], tuple[Touch, ...]]
+
+
+def unit(v: Array) -> tuple[jax.Array, jax.Array]:
+    """Length of v [3] and its direction; the x axis for a zero vector (mju_normalize3)."""
+    square = math.dot(v, v)
+    fits = square > math.MIN_SQUARE
+    length = jnp.sqrt(jnp.where(fits, square, 1))
+    x_axis = jnp.stack([jnp.ones_like(length), jnp.zeros_like(length), jnp.zeros_like(length)])
+    return jnp.where(fits, length, 0), jnp.where(fits, v / length, x_axis)
+
+
+def unit2(v: Array) -> jax.Array:
+    """Direction of v [2], which is not zero."""
+    return v / jnp.sqrt(math.dot(v, v))
+
+
+def frame(normal: Array, tangent: Array | None) -> jax.Array:
+    """Contact frame [3, 3], rows normal and tangents (mju_makeFrame)."""
+    if tangent is None:
+        upright = jnp.abs(normal[1]) < 0.5
+        one, zero = jnp.ones_like(normal[0]), jnp.zeros_like(normal[0])
+        tangent = jnp.stack([zero, jnp.where(upright, one, zero), jnp.where(upright, zero, one)])
+    # n x t x n is t without its part along n, and exactly level for a level plane.
+    _, first = unit(math.cross(math.cross(normal, tangent), normal))
+    return jnp.stack([jnp.asarray(normal), first, math.cross(normal, first)])
+
+
+def plane_sphere(plane: Geom, ball: Geom, reach: Array) -> tuple[Touch, ...]:
+    """A sphere on a plane."""
+    return (_plane_point(plane, ball.pos, ball.radius, None),)
+
+
+def plane_capsule(plane: Geom, capsule: Geom, reach: Array) -> tuple[Touch, ...]:
+    """A capsule's two ends on a plane, the first tangent along the capsule."""
+    arm = capsule.axis * capsule.half
+    ends = capsule.pos + arm, capsule.pos - arm
+    return tuple(_plane_point(plane, end, capsule.radius, capsule.axis) for end in ends)
+
+
+def _plane_point(plane: Geom, centre: Array, radius: Array, tangent: Array | None) -> Touch:
+    dist = math.dot(plane.axis, centre - plane.pos) - radius
+    pos = centre - plane.axis * (0.5 * dist + radius)
+    return Touch(dist, pos, plane.axis, tangent, jnp.bool_(True))
+
+
+def plane_cylinder(plane: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
+    """The lowest points of both discs of a cylinder, and two more on the rim of the lower one."""
+    normal = plane.axis
+    slope = math.dot(normal, cylinder.axis)
+    down = jnp.where(slope > 0, -1, 1).astype(slope.dtype)  # the axis points towards the plane
+    axis, slope = cylinder.axis * down, slope * down
+    length, direction = unit(axis * slope - normal)
+    fits = length > 0
+    rim = jnp.where(fits, direction, cylinder.side) * cylinder.radius
+    arm, slope = axis * cylinder.half, slope * cylinder.half
+    height = math.dot(cylinder.pos - plane.pos, normal)
+    drop = math.dot(rim, normal)
+    _, across = unit(math.cross(rim, arm))
+    across = across * (cylinder.radius * 3**0.5 / 2)
+    lowest = height + slope + drop
+    level = height + slope - 0.5 * drop
+    near = lowest <= reach
+
+    def touch(dist: Array, offset: Array) -> Touch:
+        pos = cylinder.pos + offset - normal * (0.5 * dist)
+        return Touch(dist, pos, normal, None, near)
+
+    return (
+        touch(lowest, rim + arm),
+        touch(height - slope + drop, rim - arm),
+        touch(level, across + arm - 0.5 * rim),
+        touch(level, arm - across - 0.5 * rim),
+    )
+
+
+def sphere_sphere(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
+    """Two spheres."""
+    return (_balls(a, a.pos, b, b.pos, jnp.bool_(True)),)
+
+
+def _balls(a: Geom, at_a: Array, b: Geom, at_b: Array, exists: Array) -> Touch:
+    """Spheres of the geoms' radii around points of them (mjraw_SphereSphere)."""
+    length, direction = unit(at_b - at_a)
+    _, axes_normal = unit(math.cross(a.axis, b.axis))
+    normal = jnp.where(length > 0, direction, axes_normal)
+    dist = length - a.radius - b.radius
+    return Touch(dist, at_a + normal * (a.radius + 0.5 * dist), normal, None, exists)
+
+
+def sphere_capsule(ball: Geom, capsule: Geom, reach: Array) -> tuple[Touch, ...]:
+    """A sphere and the nearest point of a capsule's segment."""
+    along = math.dot(capsule.axis, ball.pos - capsule.pos)
+    nearest = capsule.pos + capsule.axis * jnp.clip(along, -capsule.half, capsule.half)
+    return (_balls(ball, ball.pos, capsule, nearest, jnp.bool_(True)),)
+
+
+def capsule_capsule(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
+    """The nearest points of two segments; where they are parallel, both ends of their overlap."""
+    arm_a, arm_b, apart = a.axis * a.half, b.axis * b.half, a.pos - b.pos
+    aa, ab, bb = math.dot(arm_a, arm_a), math.dot(arm_a, arm_b), math.dot(arm_b, arm_b)
+    u, v = -math.dot(arm_a, apart), math.dot(arm_b, apart)
+    # Products of cross products: the determinants of MuJoCo's formula without their cancellation.
+    normal = math.cross(arm_a, arm_b)
+    det = math.dot(normal, normal)
+    parallel = det < 1e-8 * aa * bb
+    x_a = math.dot(normal, math.cross(arm_b, apart)) / jnp.where(parallel, 1, det)
+    x_a = jnp.clip(x_a, -1, 1)
+    x_b = (v + ab * x_a) / bb
+    x_a = jnp.where(jnp.abs(x_b) > 1, jnp.clip((u + ab * jnp.clip(x_b, -1, 1)) / aa, -1, 1), x_a)
+    end = jnp.abs(ab)
+    low, high = jnp.clip((u - end) / aa, -1, 1), jnp.clip((u + end) / aa, -1, 1)
+
+    def touch(at: Array, exists: Array) -> Touch:
+        other = jnp.clip((v + ab * at) / bb, -1, 1)
+        return _balls(a, a.pos + arm_a * at, b, b.pos + arm_b * other, exists)
+
+    return touch(jnp.where(parallel, low, x_a), jnp.bool_(True)), touch(high, parallel)
+
+
+def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
+    """The segment (a sphere's is a point) against the solid cylinder; one contact.
+
+    MuJoCo's iterative collider finds the same to its tolerance, 1e-6; where a capsule lies flat on a disc
+    it adds a second contact, which is left out here.
+    """
+    arm, apart = capsule.axis * capsule.half, capsule.pos - cylinder.pos
+    t, outward, distance = _outside(arm, apart, cylinder)
+    inside = distance == 0
+    for way_out in (_through_disc, _through_side, _through_rim):
+        here, normal, depth = way_out(arm, apart, cylinder)
+        nearer = inside & ((distance == 0) | (-depth > distance))
+        t, distance = jnp.where(nearer, here, t), jnp.where(nearer, -depth, distance)
+        outward = jnp.where(nearer, normal, outward)
+    dist = distance - capsule.radius
+    pos = capsule.pos + arm * t - outward * (capsule.radius + 0.5 * dist)
+    return (Touch(dist, pos, -outward, None, jnp.bool_(True)),)
+
+
+def _outside(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
+    """The nearest points of a segment and a solid cylinder, by bisection of the convex distance's slope.
+
+    Returns the place on the segment (-1 to 1), the normal out of the cylinder and the distance, zero where
+    they meet.
+    """
+    z = cylinder.axis
+    apart_z, arm_z = math.dot(z, apart), math.dot(z, arm)
+    apart_r, arm_r = apart - z * apart_z, arm - z * arm_z
+
+    def excess(t: Array) -> tuple[Array, Array, Array]:
+        length, direction = unit(apart_r + arm_r * t)
+        along = apart_z + arm_z * t
+        over = jnp.maximum(length - cylinder.radius, 0)
+        above = jnp.sign(along) * jnp.maximum(jnp.abs(along) - cylinder.half, 0)
+        return over, direction, above
+
+    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        t = 0.5 * (bracket[0] + bracket[1])
+        over, direction, above = excess(t)
+        rising = over * math.dot(direction, arm_r) + above * arm_z > 0
+        return jnp.where(rising, bracket[0], t), jnp.where(rising, t, bracket[1])
+
+    one = jnp.ones_like(apart_z)
+    halvings = jnp.finfo(one.dtype).nmant + 1
+    t, _ = lax.fori_loop(0, halvings, halve, (-one, one))
+    over, direction, above = excess(t)
+    distance, outward = unit(direction * over + z * above)
+    return t, outward, distance
+
+
+def _through_disc(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
+    """How deep a segment is under the nearer disc of a cylinder: place, normal, depth."""
+    apart_z, arm_z = math.dot(cylinder.axis, apart), math.dot(cylinder.axis, arm)
+    side = jnp.where(apart_z < 0, -1, 1).astype(apart_z.dtype)
+    place = jnp.where(arm_z * side > 0, -1, 1).astype(apart_z.dtype)
+    return place, cylinder.axis * side, cylinder.half - side * (apart_z + arm_z * place)
+
+
+def _through_side(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
+    """How deep a segment is under the side of a cylinder: place, normal, depth."""
+    z = cylinder.axis
+    arm, apart = arm - z * math.dot(z, arm), apart - z * math.dot(z, apart)
+    square = math.dot(arm, arm)
+    place = -math.dot(apart, arm) / jnp.where(square > math.MIN_SQUARE, square, 1)
+    place = jnp.clip(place, -1, 1)
+    length, outward = unit(apart + arm * place)
+    _, across = unit(math.cross(z, arm))
+    return place, jnp.where(length > 0, outward, across), cylinder.radius - length
+
+
+def _through_rim(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
+    """How deep a segment is under a rim, pushed at a right angle to itself: place, normal, depth.
+
+    With the normal u cos f + w sin f, u level, the depth is
+    R sqrt(1 - (c sin f)^2) + h c sin f - a cos f - b sin f, and its slope over cos f is convex in tan f:
+    the minimum is the root beyond the slope's own minimum, found by bisection.
+    """
+    z, radius, half = cylinder.axis, cylinder.radius, cylinder.half
+    length, along = unit(arm)
+    c, u = unit(math.cross(z, along))
+    w = math.cross(along, u)
+    a, b = jnp.abs(math.dot(apart, u)), jnp.abs(math.dot(apart, w))
+    bend = jnp.maximum(radius * c * c / jnp.maximum(a, 1e-15), 1) ** (2 / 3) - 1
+    slant = jnp.abs(math.dot(along, z))
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        cos, sin = unit2(ends[0] + ends[1])
+        root = jnp.sqrt(jnp.maximum(1 - (c * sin) ** 2, 1e-15))
+        slope = (half * c - b - radius * c * c * sin / root) * cos + a * sin
+        middle = jnp.stack([cos, sin])
+        return jnp.where(slope > 0, ends[0], middle), jnp.where(slope > 0, middle, ends[1])
+
+    cos, sin = unit2(jnp.stack([slant, jnp.sqrt(bend)]))
+    top = jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)])
+    halvings = jnp.finfo(c.dtype).nmant + 1
+    (cos, sin), _ = lax.fori_loop(0, halvings, halve, (jnp.stack([cos, sin]), top))
+    root = jnp.sqrt(jnp.maximum(1 - (c * sin) ** 2, 1e-15))
+    depth = radius * root + half * c * sin - a * cos - b * sin
+    to_u = jnp.where(math.dot(apart, u) < 0, -1, 1) * cos
+    to_w = jnp.where(math.dot(apart, w) < 0, -1, 1) * sin
+    normal = u * to_u + w * to_w
+    normal_z = math.dot(normal, z)
+    _, radial = unit(normal - z * normal_z)
+    rim = radial * radius + z * jnp.where(normal_z < 0, -half, half)
+    place = jnp.clip(math.dot(rim - apart, along) / jnp.where(length > 0, length, 1), -1, 1)
+    oblique = (length > 0) & (c > 1e-6)
+    return place, normal, jnp.where(oblique, depth, radius + half)
+
+
+COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {
+    (PLANE, SPHERE): (plane_sphere, 1),
+    (PLANE, CAPSULE): (plane_capsule, 2),
+    (PLANE, CYLINDER): (plane_cylinder, 4),
+    (SPHERE, SPHERE): (sphere_sphere, 1),
+    (SPHERE, CAPSULE): (sphere_capsule, 1),
+    (SPHERE, CYLINDER): (capsule_cylinder, 1),
+    (CAPSULE, CAPSULE): (capsule_capsule, 2),
+    (CAPSULE, CYLINDER): (capsule_cylinder, 1),
+}
+"""The collider of each pair of types and how many touches it returns."""

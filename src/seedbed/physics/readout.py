@@ -1,0 +1,94 @@
+"""What MuJoCo's users read: absolute positions, velocities and inertias about the trees' centres of mass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.physics import math
+from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.types import Array
+
+
+def readout(
+    model: Model, kin: Kinematics, motion: jax.Array, wrench: jax.Array
+) -> dict[str, jax.Array]:
+    """State's fields of positions, velocities and contact forces.
+
+    `motion` [nbody, 6] is that of the moving bodies, `wrench` [nbody, 6] the contacts' on every body, both
+    about the reference point.
+    """
+    high, low = (jnp.asarray(x)[None] for x in kin.origin)
+    com = subtree_com(model, kin)
+    tree_com = _rows(com, model.body_rootid)
+    return {
+        "xpos": (kin.xpos + low) + high,
+        "xquat": kin.xquat,
+        "xipos": (kin.xipos + low) + high,
+        "site_xpos": (kin.site_xpos + low) + high,
+        "subtree_com": (com + low) + high,
+        "cvel": math.shift_motion(_rows(motion, model.body_weldid), tree_com),
+        "cinert": _inertia(model, kin, tree_com),
+        "cfrc_ext": math.shift_force(wrench, tree_com),
+    }
+
+
+def energy(
+    model: Model, kin: Kinematics, qpos: jax.Array, motion: jax.Array, qvel: jax.Array
+) -> jax.Array:
+    """Potential and kinetic energy [2] in J (mj_energyPos, mj_energyVel)."""
+    high, low = kin.origin
+    fall = math.dot(kin.xipos + (jnp.asarray(low) + high)[None], -model.opt.gravity[None])
+    potential = (model.body_mass * fall).sum()
+    q = math.unstack(qpos)
+    for j in range(model.njnt):
+        if model.jnt_type[j] != FREE:
+            i = model.jnt_qposadr[j]
+            stretch = q[i] - model.qpos_spring[i]
+            potential = potential + 0.5 * model.jnt_stiffness[j] * stretch * stretch
+    local = math.shift_motion(motion, kin.point)
+    kinetic = math.dot(local, math.inertia_mul(kin.inertia, local)).sum()
+    kinetic = 0.5 * (kinetic + (model.dof_armature * qvel * qvel).sum())
+    return jnp.stack([potential, kinetic])
+
+
+def subtree_com(model: Model, kin: Kinematics) -> jax.Array:
+    """Centre of mass [nbody, 3] of each body with what it carries, relative to the reference point.
+
+    Without mass it is that of the body's own inertial frame, as in mj_comPos.
+    """
+    mass = math.unstack(model.body_mass)
+    pos = math.unstack(kin.xipos, 0)
+    moment = [m * x for m, x in zip(mass, pos, strict=True)]
+    for b in range(model.nbody - 1, 0, -1):
+        p = model.body_parentid[b]
+        mass[p], moment[p] = mass[p] + mass[b], moment[p] + moment[b]
+    xp: Any = np if isinstance(model.body_mass, np.ndarray) else jnp
+    total = xp.stack(mass)
+    heavy = total > 0
+    inverse = xp.where(heavy, 1 / xp.where(heavy, total, 1), 0)[:, None]
+    return jnp.where(heavy[:, None], jnp.stack(moment) * inverse, kin.xipos)
+
+
+def _inertia(model: Model, kin: Kinematics, centre: jax.Array) -> jax.Array:
+    """Spatial inertia [nbody, 10] of each body about `centre` [nbody, 3] (cinert); the world's is zero."""
+    real = (np.arange(model.nbody) > 0).astype(centre.dtype)
+    mass = model.body_mass * real
+    moments = model.body_inertia * real[:, None]
+    turned = (kin.ximat[:, :, None, :] * moments[:, None, None, :] * kin.ximat[:, None, :, :]).sum(
+        -1
+    )
+    d = kin.xipos - centre
+    dd = math.dot(d, d)[:, None, None] * np.eye(3, dtype=d.dtype)[None]
+    about = turned + mass[:, None, None] * (dd - d[:, :, None] * d[:, None, :])
+    pairs = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
+    entries = [about[:, i, j] for i, j in pairs]
+    return math.stack([*entries, *math.unstack(mass[:, None] * d), jnp.asarray(mass)])
+
+
+def _rows(values: jax.Array, indices: Array) -> jax.Array:
+    rows = math.unstack(values, 0)
+    return jnp.stack([rows[i] for i in indices])

@@ -1,0 +1,138 @@
+"""What moves together: bodies without joints are carried by the moving body they are welded to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.physics import math
+from seedbed.types import Array
+
+
+class Welds(NamedTuple):
+    """Fixed poses in the frame of the moving body that carries a thing, or of the world."""
+
+    body_pos: np.ndarray  # [nbody, 3]
+    body_quat: np.ndarray  # [nbody, 4]
+    body_mat: np.ndarray  # [nbody, 3, 3]
+    geom_pos: np.ndarray  # [ngeom, 3]
+    geom_mat: np.ndarray  # [ngeom, 3, 3]
+    site_pos: np.ndarray  # [nsite, 3]
+    rest_pos: (
+        np.ndarray
+    )  # [nbody, 3] of a body with its joints at rest, as seen by its parent's carrier
+    rest_quat: np.ndarray  # [nbody, 4]
+    rest_mat: np.ndarray  # [nbody, 3, 3]
+    inertial_mat: np.ndarray  # [nbody, 3, 3] principal axes of a body's inertia in its own frame
+
+
+class Parts(NamedTuple):
+    """Rigid parts with mass: all that one moving body carries, or single bodies where masses are traced."""
+
+    body: tuple[int, ...]  # the moving body that carries the part
+    mass: Array  # [n]
+    pos: Array  # [n, 3] centre of mass in the moving body's frame
+    axes: np.ndarray  # [n, 3, 3] columns are principal axes in that frame
+    inertia: Array  # [n, 3] moment about axis 0; what axes 1 and 2 have above it
+
+
+def welds_of(fields: Mapping[str, np.ndarray]) -> Welds:
+    """Composes the fixed poses between bodies, geoms and sites and the moving bodies that carry them."""
+    parent, jntnum = fields["body_parentid"], fields["body_jntnum"]
+    nbody = len(parent)
+    pos, quat = np.zeros((nbody, 3)), np.tile([1.0, 0, 0, 0], (nbody, 1))
+    rest_pos, rest_quat = pos.copy(), quat.copy()
+    for b in range(1, nbody):
+        p = parent[b]
+        rest_pos[b] = pos[p] + math.np_quat_to_mat(quat[p]) @ fields["body_pos"][b]
+        rest_quat[b] = math.np_quat_mul(quat[p], fields["body_quat"][b])
+        if not jntnum[b]:
+            pos[b], quat[b] = rest_pos[b], rest_quat[b]
+    mat = _matrices(quat)
+
+    def place(body: np.ndarray, local: np.ndarray) -> np.ndarray:
+        return math.tidy(pos[body] + np.einsum("nij,nj->ni", mat[body], local))
+
+    return Welds(
+        body_pos=math.tidy(pos),
+        body_quat=math.tidy(quat),
+        body_mat=mat,
+        geom_pos=place(fields["geom_bodyid"], fields["geom_pos"]),
+        geom_mat=math.tidy(mat[fields["geom_bodyid"]] @ _matrices(fields["geom_quat"])),
+        site_pos=place(fields["site_bodyid"], fields["site_pos"]),
+        rest_pos=math.tidy(rest_pos),
+        rest_quat=math.tidy(rest_quat),
+        rest_mat=_matrices(rest_quat),
+        inertial_mat=_matrices(fields["body_iquat"]),
+    )
+
+
+def _matrices(quats: np.ndarray) -> np.ndarray:
+    """Rotation matrices [n, 3, 3] of constant unit quaternions [n, 4]."""
+    return np.array([math.np_quat_to_mat(q) for q in quats]).reshape(-1, 3, 3)
+
+
+def parts_of(fields: Mapping[str, Any]) -> Parts:
+    """Merges the masses that a moving body carries; where one is traced its bodies stay apart."""
+    traced = [
+        not isinstance(fields[name], np.ndarray)
+        for name in ("body_mass", "body_ipos", "body_inertia")
+    ]
+    weld, jntnum = fields["body_weldid"], fields["body_jntnum"]
+    moving = [b for b in range(1, len(weld)) if jntnum[b]]
+    carried = {b: [c for c in range(b, len(weld)) if weld[c] == b] for b in moving}
+    if any(traced):
+        return _apart(fields, [c for b in moving for c in carried[b]])
+    groups = {b: [c for c in carried[b] if fields["body_mass"][c] > 0] for b in moving}
+    merged = {b: _merge(_apart(fields, group)) for b, group in groups.items() if group}
+    arrays = [np.array(column) for column in zip(*merged.values(), strict=True)]
+    return Parts(tuple(merged), *arrays)
+
+
+def _apart(fields: Mapping[str, Any], bodies: list[int]) -> Parts:
+    """Makes one part of each body."""
+    welds: Welds = fields["welds"]
+    mat = welds.body_mat[bodies]
+    moments = fields["body_inertia"][np.array(bodies)]
+    if isinstance(moments, np.ndarray):
+        inertia = np.stack([_excess(row) for row in moments])
+    else:
+        first = moments[:, :1]
+        inertia = jnp.concatenate([first, moments[:, 1:] - first], axis=1)
+    ipos = fields["body_ipos"][np.array(bodies)]
+    return Parts(
+        body=tuple(int(fields["body_weldid"][c]) for c in bodies),
+        mass=fields["body_mass"][np.array(bodies)],
+        pos=welds.body_pos[bodies] + (mat * ipos[:, None, :]).sum(-1),
+        axes=math.tidy(mat @ welds.inertial_mat[bodies]),
+        inertia=inertia,
+    )
+
+
+def _merge(parts: Parts) -> tuple[np.floating, np.ndarray, np.ndarray, np.ndarray]:
+    """Joins parts of one body into one (mass, pos [3], axes [3, 3], inertia [3])."""
+    mass = parts.mass.sum()
+    com = parts.mass @ parts.pos / mass
+    if len(parts.body) == 1:
+        moments, axes = parts.inertia[0] + np.array([0, 1, 1]) * parts.inertia[0, 0], parts.axes[0]
+    else:
+        inertia = np.zeros((3, 3))
+        for m, pos, frame, (base, *excess) in zip(*parts[1:], strict=True):
+            d = pos - com
+            inertia += frame @ np.diag([base, base + excess[0], base + excess[1]]) @ frame.T
+            inertia += m * (d @ d * np.eye(3) - np.outer(d, d))
+        moments, axes = np.linalg.eigh(inertia)
+    # The two most alike come first: an axis whose moment is the first's drops out of the sum.
+    gaps = [abs(moments[(k + 1) % 3] - moments[(k + 2) % 3]) for k in range(3)]
+    order = [(np.argmin(gaps) + k) % 3 for k in (1, 2, 3)]
+    return mass, math.tidy(com), math.tidy(axes[:, order]), _excess(moments[order])
+
+
+def _excess(moments: np.ndarray) -> np.ndarray:
+    """Splits principal moments [3] into the first and what the others have above it."""
+    rest = moments[1:] - moments[0]
+    rest[np.abs(rest) < 1e-10 * moments.max()] = 0
+    return np.array([moments[0], *rest])

@@ -1,0 +1,226 @@
+"""The constrained acceleration: MuJoCo's convex problem, solved to convergence by Newton's method.
+
+qacc minimises 1/2 (a - a0)' M (a - a0) + sum 1/2 D min(0, J a - aref)^2 with a0 the smooth acceleration
+(Todorov 2014; engine_solver.c, primal form). The cost is a piecewise quadratic: a full step that leaves the
+pushing rows as they were ends at its exact minimum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from seedbed.physics import linear, math
+from seedbed.physics.assembly import (
+    Problem,
+    Rise,
+    Slack,
+    Sums,
+    along,
+    at_limits,
+    constraint_force,
+    hessian,
+    over_slots,
+    pose,
+    response,
+    step_and_sum,
+)
+from seedbed.physics.collision import Contacts, Points, Row
+from seedbed.physics.constraint import Rows, edges, motion_of, velocity
+from seedbed.physics.dynamics import Matrix, body_motion, multiply
+from seedbed.physics.model import Kinematics, Model
+from seedbed.types import Array
+
+TRIALS = 30
+"""Of a line search, at most; one to three are usual."""
+FLAT = 1e-2
+"""A line search ends where the slope has fallen to this share of the first (MuJoCo's ls_tolerance)."""
+FLOOR = 4
+"""Rounding errors of the forces' norm to which the gradient is driven, at least."""
+
+
+class Solution(NamedTuple):
+    """What the constraints did."""
+
+    qacc: jax.Array  # [nv]
+    qfrc_constraint: jax.Array  # [nv]
+    wrench: jax.Array  # [nbody, 6] of the contacts on each body, about the reference point
+    niter: jax.Array  # int32
+    residual: jax.Array  # norm of the gradient over that of the forces that make it up
+
+
+class Search(NamedTuple):
+    """A point, and the step from it that is still to be taken."""
+
+    offset: jax.Array  # [nv] acceleration beyond the smooth one
+    force: jax.Array  # [nv] M offset
+    slack: Slack
+    direction: jax.Array  # [nv]
+    direction_force: jax.Array  # [nv] M direction
+    direction_slack: Slack
+    size: jax.Array  # of the step, in directions
+    done: jax.Array  # bool
+    niter: jax.Array  # int32
+
+
+def solve(
+    model: Model,
+    kin: Kinematics,
+    mass: Matrix,
+    qacc_smooth: jax.Array,
+    warmstart: jax.Array,
+    contacts: Contacts,
+    rows: Rows,
+) -> Solution:
+    """Finds qacc (mj_fwdConstraint) from the cheaper of `warmstart` and `qacc_smooth`, both [nv]."""
+    problem = pose(model, kin, mass, contacts, rows)
+    if not problem.sides and not len(problem.limit_dof):
+        none = jnp.zeros_like(qacc_smooth)
+        wrench = jnp.zeros((model.nbody, 6), none.dtype)
+        return Solution(qacc_smooth, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
+    search = lax.while_loop(
+        lambda search: ~search.done & (search.niter < model.opt.iterations),
+        lambda search: newton(problem, search),
+        start(problem, qacc_smooth, warmstart),
+    )
+    search, sums = advance(problem, search, hessian=False)
+    push = constraint_force(problem, search.slack, sums.wrench)
+    return Solution(
+        qacc_smooth + search.offset,
+        push,
+        sums.wrench,
+        search.niter,
+        residual(search.force, push),
+    )
+
+
+def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Search:
+    """Weighs the two accelerations: the point is the smooth one, the step to be taken leads to the other."""
+    model, limits = problem.model, problem.limits
+    direction = warmstart - qacc_smooth
+    direction_force = multiply(problem.mass, direction)
+    motions = [body_motion(model, problem.cdof, x) for x in (qacc_smooth, direction)]
+    along = [limits.sign * at_limits(problem, x) for x in (qacc_smooth, direction)]
+    slack_limits = jnp.where(limits.stiffness > 0, along[0] - limits.aref, 0)
+
+    def cost(stiffness: Array, slack: jax.Array) -> jax.Array:
+        pushed = jnp.minimum(slack, 0)
+        return (0.5 * stiffness * pushed * pushed).sum()
+
+    def slot(
+        costs: tuple[Array, ...], point: Points, stiffness: Array, row: Row, aref: Array
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        slack, step = (
+            edges(velocity(point, row, motion_of(row, motion)), row["mu"]) for motion in motions
+        )
+        slack = slack - aref
+        terms = cost(stiffness, slack), cost(stiffness, slack + step)
+        costs = tuple(
+            jnp.where(point.active, old + new, old) for old, new in zip(costs, terms, strict=True)
+        )
+        return costs, tuple(jnp.where(point.active, x, 0) for x in (slack, step))
+
+    costs = (
+        cost(limits.stiffness, slack_limits),
+        0.5 * math.dot(direction, direction_force)
+        + cost(limits.stiffness, slack_limits + along[1]),
+    )
+    slacks, steps = [], []
+    for side in problem.sides:
+        costs, (slack, step) = over_slots(side, slot, costs, side.aref)
+        slacks.append(slack)
+        steps.append(step)
+    none = jnp.zeros_like(qacc_smooth)
+    return Search(
+        offset=none,
+        force=none,
+        slack=Slack(slack_limits, tuple(slacks)),
+        direction=direction,
+        direction_force=direction_force,
+        direction_slack=Slack(along[1], tuple(steps)),
+        size=jnp.where(costs[1] < costs[0], 1, 0).astype(none.dtype),
+        done=costs[0] == 0,  # the smooth acceleration breaks no constraint
+        niter=jnp.int32(0),
+    )
+
+
+def newton(problem: Problem, search: Search) -> Search:
+    """Takes the step that is due and finds the next one."""
+    search, sums = advance(problem, search, hessian=True)
+    push = constraint_force(problem, search.slack, sums.wrench)
+    gradient = search.force - push
+    matrix = hessian(problem, search.slack, sums)
+    direction = linear.solve(linear.factor(problem.pattern, matrix), -gradient)
+    step, rise = response(problem, search.slack, direction, search.direction_slack)
+    search = search._replace(
+        direction=direction,
+        direction_force=multiply(problem.mass, direction),
+        direction_slack=step,
+    )
+    size = line_search(problem, search, math.dot(direction, gradient), rise)
+    rounding = FLOOR * jnp.finfo(gradient.dtype).eps
+    flat = residual(search.force, push) <= rounding
+    return search._replace(
+        size=jnp.where(flat, 0, size), done=flat | ~rise.changed, niter=search.niter + 1
+    )
+
+
+def advance(problem: Problem, search: Search, *, hessian: bool) -> tuple[Search, Sums]:
+    """Takes the step that is due and sums what the rows do at its end."""
+    slack, sums = step_and_sum(
+        problem, search.slack, search.direction_slack, search.size, hessian=hessian
+    )
+    moved = search._replace(
+        offset=search.offset + search.size * search.direction,
+        force=search.force + search.size * search.direction_force,
+        slack=slack,
+        size=jnp.zeros_like(search.size),
+    )
+    return moved, sums
+
+
+class Trial(NamedTuple):
+    """A step's size, the bracket of the best one, and whether this one will do."""
+
+    size: jax.Array
+    low: jax.Array
+    high: jax.Array
+    done: jax.Array
+    number: jax.Array  # int32
+
+
+def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) -> jax.Array:
+    """Size of the step that minimises the cost along the direction, by safeguarded Newton.
+
+    `slope` is the first derivative at the start, `rise` what the rows add to it on a full step, which is
+    right if it leaves the pushing rows as they were.
+    """
+    curvature = math.dot(search.direction, search.direction_force)
+
+    def judge(trial: Trial, rise: Rise) -> Trial:
+        first = slope + trial.size * curvature + rise.slope
+        low = jnp.where(first < 0, trial.size, trial.low)
+        high = jnp.where(first < 0, trial.high, trial.size)
+        size = trial.size - first / (curvature + rise.bend)
+        size = jnp.where((size > low) & (size < high), size, 0.5 * (low + high))
+        done = trial.done | (jnp.abs(first) <= FLAT * jnp.abs(slope))
+        return Trial(jnp.where(done, trial.size, size), low, high, done, trial.number + 1)
+
+    one = jnp.ones_like(slope)
+    trial = lax.while_loop(
+        lambda trial: ~trial.done & (trial.number < TRIALS),
+        lambda trial: judge(
+            trial, along(problem, search.slack, search.direction_slack, trial.size)
+        ),
+        judge(Trial(one, 0 * one, jnp.inf * one, ~rise.changed, jnp.int32(0)), rise),
+    )
+    return trial.size
+
+
+def residual(force: jax.Array, push: jax.Array) -> jax.Array:
+    """Norm of the gradient M (a - a0) - J' f over those of its two terms, [nv] each."""
+    norms = [jnp.sqrt(math.dot(x, x)) for x in (force - push, force, push)]
+    return norms[0] / jnp.maximum(norms[1] + norms[2], jnp.finfo(force.dtype).tiny)

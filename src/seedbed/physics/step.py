@@ -1,0 +1,165 @@
+"""One environment's simulation: init, forward and step, as a list of named stages (mj_step)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import named_scope
+
+from seedbed.physics import linear
+from seedbed.physics.collision import detect
+from seedbed.physics.constraint import make_rows
+from seedbed.physics.dynamics import (
+    Matrix,
+    actuation,
+    bias,
+    is_sane,
+    mass_matrix,
+    passive,
+    velocity,
+)
+from seedbed.physics.integrate import euler, runge_kutta
+from seedbed.physics.kinematics import kinematics
+from seedbed.physics.model import EULER, Model, State
+from seedbed.physics.readout import energy as energy_of
+from seedbed.physics.readout import readout
+from seedbed.physics.solver import solve
+from seedbed.types import Array
+
+
+def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
+    """The state at qpos [nq] and qvel [nv], at rest in qpos0 by default.
+
+    What a forward pass computes is zero until `forward` or `step`. The precision is that of `qpos`.
+    """
+    dtype = jnp.result_type(float) if qpos is None else jnp.asarray(qpos).dtype
+    start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
+    speed = np.zeros(model.nv, dtype) if qvel is None else qvel
+    nv, nbody = model.nv, model.nbody
+
+    def zeros(*shape: int) -> jax.Array:
+        return jnp.zeros(shape, dtype)
+
+    return State(
+        time=zeros(),
+        qpos=_floats("qpos", start, model.nq, dtype),
+        qpos_low=zeros(model.nq),
+        qvel=_floats("qvel", speed, nv, dtype),
+        qacc_warmstart=zeros(nv),
+        diverged=jnp.bool_(False),
+        ncon=jnp.int32(0),
+        solver_niter=jnp.int32(0),
+        residual=zeros(),
+        qacc=zeros(nv),
+        qfrc_actuator=zeros(nv),
+        qfrc_constraint=zeros(nv),
+        xpos=zeros(nbody, 3),
+        xquat=zeros(nbody, 4),
+        xipos=zeros(nbody, 3),
+        site_xpos=zeros(model.nsite, 3),
+        subtree_com=zeros(nbody, 3),
+        cvel=zeros(nbody, 6),
+        cinert=zeros(nbody, 10),
+        cfrc_ext=zeros(nbody, 6),
+    )
+
+
+def forward(model: Model, state: State) -> State:
+    """Computes the derived fields at qpos and qvel without control and without moving (mj_forward)."""
+    dtype = _check(model, state)
+    return _forward(model.astype(dtype), state, jnp.zeros(model.nu, dtype))[0]
+
+
+def step(model: Model, state: State, ctrl: Array) -> State:
+    """Advances one environment by the model's time step under ctrl [nu].
+
+    Where MuJoCo would warn of a bad position, velocity or acceleration and reset, the environment keeps
+    the state it had, with `diverged` set.
+    """
+    dtype = _check(model, state)
+    ctrl = _floats("ctrl", ctrl, model.nu, dtype)
+    model = model.astype(dtype)
+    bad = state.diverged | ~(is_sane(state.qpos).all() & is_sane(state.qvel).all())
+    # A bad environment's lane computes with harmless numbers, so that its loops end with the others'.
+    begun = state._replace(
+        qpos=jnp.where(bad, model.qpos0, state.qpos),
+        qpos_low=jnp.where(bad, 0, state.qpos_low),
+        qvel=jnp.where(bad, 0, state.qvel),
+        qacc_warmstart=jnp.where(bad, 0, state.qacc_warmstart),
+        diverged=bad,
+    )
+    if model.opt.integrator == EULER:
+        done, mass, force = _forward(model, begun, ctrl)
+        with named_scope("integration"):
+            done = euler(model, done, mass, force)
+    else:
+        done = runge_kutta(model, begun, lambda at: _forward(model, at, ctrl)[0])
+    kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, state)
+    return kept._replace(diverged=done.diverged)
+
+
+def energy(model: Model, state: State) -> jax.Array:
+    """Potential and kinetic energy [2] in J at qpos and qvel (mjData.energy after mj_forward)."""
+    model = model.astype(_check(model, state))
+    kin = kinematics(model, state.qpos, state.qpos_low)
+    motion, _ = velocity(model, kin.cdof, state.qvel)
+    return energy_of(model, kin, state.qpos, motion, state.qvel)
+
+
+def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix, jax.Array]:
+    """One forward pass; also the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
+    qpos, qvel = state.qpos, state.qvel
+    with named_scope("kinematics"):
+        kin = kinematics(model, qpos, state.qpos_low)
+    with named_scope("inertia"):
+        mass = mass_matrix(model, kin)
+    with named_scope("velocity"):
+        motion, before = velocity(model, kin.cdof, qvel)
+    with named_scope("smooth_forces"):
+        qfrc_actuator = actuation(model, ctrl)
+        smooth = qfrc_actuator + passive(model, kin, qpos, qvel, motion)
+        smooth = smooth - bias(model, kin, qvel, motion, before)
+        pattern = linear.pattern(model.nv, set(mass))
+        qacc_smooth = linear.solve(linear.factor(pattern, mass), smooth)
+    with named_scope("collision"):
+        contacts = detect(model, kin)
+    with named_scope("constraint"):
+        rows = make_rows(model, contacts, qpos, qvel, motion)
+    with named_scope("solver"):
+        solution = solve(model, kin, mass, qacc_smooth, state.qacc_warmstart, contacts, rows)
+    with named_scope("readout"):
+        derived = readout(model, kin, motion, solution.wrench)
+    done = state._replace(
+        ncon=contacts.ncon,
+        solver_niter=solution.niter,
+        residual=solution.residual,
+        qacc=solution.qacc,
+        qfrc_actuator=qfrc_actuator,
+        qfrc_constraint=solution.qfrc_constraint,
+        **derived,
+    )
+    return done, mass, smooth + solution.qfrc_constraint
+
+
+def _check(model: Model, state: State) -> Any:
+    """Refuses a state of another model, or a batch of states; returns its precision."""
+    dtype = jnp.asarray(state.qpos).dtype
+    _floats("qpos", state.qpos, model.nq, dtype)
+    _floats("qvel", state.qvel, model.nv, dtype)
+    return dtype
+
+
+def _floats(name: str, value: Array, size: int, dtype: Any) -> jax.Array:
+    """Refuses what is not `size` floats, by name; casts them to `dtype`."""
+    array = jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"{name} holds {array.dtype}: give floating-point numbers")
+    if array.shape != (size,):
+        raise ValueError(
+            f"{name} has shape {array.shape} instead of ({size},): step is for one environment; batch it"
+            " with simd.vectorize or jax.vmap"
+        )
+    return array.astype(dtype)

@@ -1,0 +1,120 @@
+"""Arrays in memory, in LLVM IR: where they are, and how their elements are read and written."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from seedbed.simd.graph import Node
+from seedbed.simd.instructions import SCALARS, Writer, literal
+
+ALIGN = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """Where an array in memory is; bools are kept as 32-bit 0 or -1."""
+
+    address: str
+    dtype: str
+    size: int
+    uniform: bool  # one number an element rather than one a lane
+    masked: bool = False  # written only in the lanes that are still in the loop around
+
+
+class Arrays:
+    """The arrays of one function."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.allocas: list[str] = []
+        self.globals: list[str] = []
+        self._w = writer
+
+    def kind(self, storage: Storage) -> str:
+        """Returns the LLVM type of an element as it is kept."""
+        dtype = "int32" if storage.dtype == "bool" else storage.dtype
+        return self._w.kind(dtype, uniform=storage.uniform)
+
+    def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
+        """Makes room on the stack."""
+        storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
+        self.allocas.append(
+            f"{storage.address} = alloca [{size} x {self.kind(storage)}], align {ALIGN}"
+        )
+        return storage
+
+    def table(self, node: Node) -> Storage:
+        """Makes a constant array."""
+        data, size = node.value
+        numbers = np.frombuffer(data, node.dtype)
+        if node.dtype == "bool":
+            numbers = -numbers.astype(np.int32)
+        scalar = "i32" if node.dtype == "bool" else SCALARS[node.dtype]
+        dtype = "int32" if node.dtype == "bool" else node.dtype
+        name = f"@table{len(self.globals)}"
+        text = ", ".join(f"{scalar} {literal(x, dtype)}" for x in numbers)
+        self.globals.append(
+            f"{name} = internal constant [{size} x {scalar}] [{text}], align {ALIGN}"
+        )
+        return Storage(name, node.dtype, size, True)
+
+    def at(self, storage: Storage, index: str | int) -> str:
+        """Returns the address of an element."""
+        return self._w.op(f"getelementptr {self.kind(storage)}, ptr {storage.address}, i64 {index}")
+
+    def beyond(self, storage: Storage, base: str, offset: int) -> str:
+        """Returns the address of the element `base + offset`; `base` is a 32-bit number."""
+        first = self.at(storage, self._w.op(f"sext i32 {base} to i64"))
+        if not offset:
+            return first
+        return self._w.op(f"getelementptr {self.kind(storage)}, ptr {first}, i64 {offset}")
+
+    def get(self, storage: Storage, address: str, *, uniform: bool) -> str:
+        """Loads an element: a vector unless `uniform`."""
+        w, kind = self._w, self.kind(storage)
+        name = w.op(f"load {kind}, ptr {address}, align {self._align(storage)}")
+        if storage.dtype == "bool":
+            zero = "0" if storage.uniform else "zeroinitializer"
+            name = w.op(f"icmp ne {kind} {name}, {zero}")
+        return w.splat(name, storage.dtype) if storage.uniform and not uniform else name
+
+    def put(self, storage: Storage, address: str, name: str) -> None:
+        """Stores an element, which is a scalar where the array is uniform."""
+        w, kind = self._w, self.kind(storage)
+        if storage.dtype == "bool":
+            name = w.op(f"sext {w.kind('bool', uniform=storage.uniform)} {name} to {kind}")
+        w.line(f"store {kind} {name}, ptr {address}, align {self._align(storage)}")
+
+    def _align(self, storage: Storage) -> int:
+        return 4 if storage.uniform else 4 * self._w.width
+
+    def copy(self, source: Storage, target: Storage, mask: str | None = None) -> None:
+        """Copies an array, in the lanes of a mask if there is one."""
+        w = self._w
+        if source.address == target.address:
+            return
+        if source.uniform == target.uniform and mask is None:
+            size = 4 * (1 if source.uniform else w.width) * target.size
+            name = "llvm.memcpy.p0.p0.i64"
+            w.declared[name] = f"declare void @{name}(ptr, ptr, i64, i1)"
+            w.line(
+                f"call void @{name}(ptr {target.address}, ptr {source.address}, i64 {size}, i1 false)"
+            )
+            return
+        before, head, done = w.block, w.fresh("copy"), w.fresh("copied")
+        w.jump(head)
+        w.label(head)
+        index, after = f"%{w.fresh()}", f"%{w.fresh()}"
+        w.line(f"{index} = phi i64 [0, %{before}], [{after}, %{head}]")
+        new = self.get(source, self.at(source, index), uniform=target.uniform)
+        address = self.at(target, index)
+        if mask is not None:
+            old = self.get(target, address, uniform=target.uniform)
+            kind = w.kind(target.dtype, uniform=target.uniform)
+            new = w.select(mask, kind, new, old, uniform=target.uniform)
+        self.put(target, address, new)
+        w.line(f"{after} = add i64 {index}, 1")
+        more = w.op(f"icmp slt i64 {after}, {target.size}")
+        w.line(f"br i1 {more}, label %{head}, label %{done}")
+        w.label(done)

@@ -1,0 +1,167 @@
+"""From a jaxpr to the name of a custom call: found in the process, else on disk, else compiled."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.extend import core
+
+from seedbed.simd import cache
+from seedbed.simd.codegen import emit
+from seedbed.simd.digest import Indescribable, digest
+from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
+from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
+from seedbed.simd.llvm import (
+    architecture,
+    compile_object,
+    fused_multiply_add,
+    host_vector_unit,
+    toolchain,
+)
+from seedbed.simd.measure import work
+from seedbed.simd.plan import Live
+from seedbed.simd.trace import Program, Unsupported, trace
+
+__all__ = ["Refused", "Unsupported", "compile_program", "lanes", "target", "unsupported"]
+
+DTYPES = ("float32", "int32", "uint32", "bool")
+"""Types of operands and results."""
+OLDEST_LLVMLITE = (0, 45)  # earlier ones do not read pointers without types
+LIMIT = 400_000
+"""Scalar operations that a function may have."""
+_CHUNK_SECONDS = 20e-6  # a chunk should take so long at least: handing it out costs about 0.2 us
+_OPERATION_SECONDS = 0.3e-9  # of one vector operation, roughly
+_MOST_TILES = 64
+
+_LOCK = threading.Lock()
+_BUILDS: dict[str, _Build] = {}
+
+
+class _Build:
+    """A target that one thread makes while others wait for it; a refusal is kept too."""
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._target: str | None = None
+        self._error: Exception | None = None
+
+    def target(self) -> str:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._target is None:
+                try:
+                    self._target = self._make()
+                except (Unsupported, Refused) as error:
+                    self._error = type(error)(str(error))  # without what its traceback holds
+                    raise
+            return self._target
+
+
+class Compiled(NamedTuple):
+    """Machine code of a kernel, with what it took to make it."""
+
+    code: bytes
+    text: str  # LLVM IR
+    emit_seconds: float
+    compile_seconds: float
+
+
+def lanes() -> int:
+    """Examples that a kernel works on at a time."""
+    return host_vector_unit().width
+
+
+def unsupported() -> str | None:
+    """Why no kernels run here, or None if they do."""
+    name, found = architecture(), version("llvmlite")
+    if name not in ARCHITECTURES:
+        return f"there is no code generator for {name} CPUs"
+    if tuple(map(int, found.split(".")[:2])) < OLDEST_LLVMLITE:
+        return (
+            f"llvmlite {found} is too old; install {'.'.join(map(str, OLDEST_LLVMLITE))} or later"
+        )
+    return None
+
+
+def target(closed: core.ClosedJaxpr, shared: Sequence[bool]) -> str:
+    """Custom-call target that applies a jaxpr to rows; operands that are `shared` have none.
+
+    Raises:
+        Unsupported: the jaxpr holds something that has no scalar form, or is too large.
+        Refused: XLA does not accept the kernel.
+    """
+    width = lanes()
+    key = _key(closed, shared, width)
+    with _LOCK:
+        name = key or f"{id(closed)} {tuple(shared)} {width}"
+        build = _BUILDS.get(name)
+        if build is None:
+            build = _BUILDS[name] = _Build(lambda: _make(closed, shared, width, key))
+    return build.target()
+
+
+def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str | None) -> str:
+    for variable in (*closed.jaxpr.invars, *closed.jaxpr.outvars):
+        if str(variable.aval.dtype) not in DTYPES:
+            raise Unsupported(f"an operand or result is {variable.aval.dtype}; use one of {DTYPES}")
+    code = cache.load(key) if key else None
+    if code is None:
+        code = compile_program(trace(closed, shared, limit=LIMIT), width).code
+        if key:
+            cache.save(key, code)
+    name = register_object("seedbed_vectorize", code)
+    if not any(shared):
+        jax.ffi.register_ffi_target_as_batch_partitionable(name)
+    return name
+
+
+def compile_program(program: Program, width: int) -> Compiled:
+    """Machine code of a program for vectors of `width` lanes."""
+    begin = time.perf_counter()
+    read = {node.value[0] for node in Live(program).nodes if node.op == "input"}
+    inputs, outputs = (
+        [Port(o.nodes.size, o.dtype, o.shared, i in read) for i, o in enumerate(side)]
+        for side in (program.inputs, program.outputs)
+    )
+    seconds = work(program.graph) * _OPERATION_SECONDS
+    tiles = max(1, min(_MOST_TILES, round(_CHUNK_SECONDS / max(seconds, 1e-9))))
+    ir = emit(program, width, fma=fused_multiply_add())
+    text = kernel_module(
+        kernel_ir(ir, inputs, outputs, width, tiles),
+        arguments=len(inputs),
+        results=len(outputs),
+        chunks=Chunks(len(inputs), tiles * width),
+    )
+    middle = time.perf_counter()
+    code = compile_object(text, width)
+    return Compiled(code, text, middle - begin, time.perf_counter() - middle)
+
+
+def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | None:
+    """Everything that machine code depends on; None where another process could not know it."""
+    try:
+        jaxpr = digest(closed)
+    except Indescribable:
+        return None
+    versions = f"jax {jax.__version__}, jaxlib {version('jaxlib')}"
+    flags = "".join("01"[s] for s in shared)
+    return "\n".join([jaxpr, flags, str(width), _compiler(), versions, toolchain(width)])
+
+
+@functools.cache
+def _compiler() -> str:
+    """Hash of this compiler's own source."""
+    total = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()

@@ -1,0 +1,358 @@
+"""From a program to the LLVM IR of a function that runs it for `W` examples at once.
+
+`@program(ptr in, ptr out, ptr shared)`: `in` and `out` hold `W` numbers for each element of each operand in
+turn (bools as 32-bit 0 or 1); `shared` points to the data of the operands that all examples share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from seedbed.simd.arrays import Arrays, Storage
+from seedbed.simd.graph import Carry, Loop, Node
+from seedbed.simd.guards import guarded
+from seedbed.simd.instructions import SCALARS, Writer
+from seedbed.simd.memory import Unsupported
+from seedbed.simd.plan import Guard, Item, Live, Schedule
+from seedbed.simd.trace import Operand, Program
+
+
+def emit(program: Program, width: int, *, fma: bool = True) -> str:
+    """Returns the text of `@program` and of what it needs; the same program gives the same text.
+
+    Raises Unsupported where a number is of a type that kernels do not have.
+    """
+    return _Emitter(program, width, fma=fma).text()
+
+
+class _Emitter:
+    def __init__(self, program: Program, width: int, *, fma: bool) -> None:
+        self._program = program
+        self._w = Writer(width, fma=fma)
+        self._live = Live(program)
+        self._schedule = Schedule(self._live)
+        self._names: dict[Node, str] = {}
+        self._splats: dict[Node, str] = {}
+        self._storage: dict[Node, Storage] = {}
+        self._carried: dict[tuple[Loop, int], Storage] = {}
+        self._recorded: dict[tuple[Loop, int], Storage] = {}
+        self._arrays = Arrays(self._w)
+        wide = sorted({n.dtype for n in self._live.nodes} - {*SCALARS})
+        if wide:
+            raise Unsupported(f"a kernel has no {wide[0]}: use float32, int32, uint32 or bool")
+        self._slots = _slots(program.inputs)
+        self._alive: str | None = None  # lanes that have not left a while loop around
+
+    def text(self) -> str:
+        self._emit(guarded(self._schedule, self._schedule.items[None]))
+        self._write_outputs()
+        w = self._w
+        head = (
+            "define internal void @program(ptr noalias %in, ptr noalias %out, ptr noalias %shared) "
+            'nounwind alignstack(64) "prefer-vector-width"="512" "min-legal-vector-width"="512" {'
+        )
+        body = [head, "entry:", *self._arrays.allocas, *w.lines, "ret void", "}"]
+        declared = [w.declared[name] for name in sorted(w.declared)]
+        return "\n".join([*self._arrays.globals, *declared, *body, ""])
+
+    # Names of values
+
+    def _name(self, node: Node, *, uniform: bool) -> str:
+        """Returns the operand for a node: a scalar if `uniform`, else a vector."""
+        if node.op == "constant":
+            return self._w.constant(node.value, node.dtype, uniform=uniform)
+        if node.uniform and not uniform:
+            if node not in self._splats:
+                self._splats[node] = self._w.splat(self._names[node], node.dtype)
+            return self._splats[node]
+        return self._names[node]
+
+    def _define(self, node: Node, name: str) -> None:
+        self._names[node] = name
+        readers = self._live.readers.get(node, ())
+        if node.uniform and any(not reader.uniform for reader in readers):
+            self._splats[node] = self._w.splat(name, node.dtype)
+
+    # Items
+
+    def _emit(self, items: list[Item]) -> None:
+        for item in items:
+            if isinstance(item, Guard):
+                self._emit_guard(item)
+            elif isinstance(item, Loop):
+                self._emit_loop(item)
+            else:
+                self._emit_node(item)
+
+    def _emit_node(self, node: Node) -> None:
+        w, uniform = self._w, node.uniform
+        kind = w.kind(node.dtype, uniform=uniform)
+        if node.op == "input":
+            self._define(node, self._read_input(node, kind))
+        elif node.op in ("pack", "memory"):
+            self._fill(node)
+        elif node.op == "store":
+            self._storage[node] = storage = self._storage_of(node.args[0])
+            self._put(storage, self._element(storage, node.args[1], node.value), node.args[2])
+        elif node.op == "load":
+            storage = self._storage_of(node.args[0])
+            address = self._element(storage, node.args[1], node.value)
+            self._define(node, self._arrays.get(storage, address, uniform=uniform))
+        elif node in self._live.fused:
+            fused = self._live.fused[node]
+            a, b, c = (self._name(n, uniform=uniform) for n in (fused.a, fused.b, fused.c))
+            self._define(node, w.fused(fused, a, b, c, kind))
+        elif node.op == "select":
+            condition, true, false = node.args
+            self._define(
+                node,
+                w.select(
+                    self._name(condition, uniform=condition.uniform),
+                    kind,
+                    self._name(true, uniform=uniform),
+                    self._name(false, uniform=uniform),
+                    uniform=condition.uniform,
+                ),
+            )
+        elif node.op == "convert":
+            self._define(node, w.convert(node, self._name(node.args[0], uniform=uniform)))
+        elif node.op == "bitcast":
+            before = w.kind(node.args[0].dtype, uniform=uniform)
+            name = self._name(node.args[0], uniform=uniform)
+            same = before == kind
+            self._define(node, name if same else w.op(f"bitcast {before} {name} to {kind}"))
+        else:
+            args = [self._name(a, uniform=uniform) for a in node.args]
+            before = w.kind(node.args[0].dtype, uniform=uniform)
+            mask = w.kind("bool", uniform=uniform)
+            self._define(node, w.compute(node, args, before, mask))
+
+    def _read_input(self, node: Node, kind: str) -> str:
+        w, (operand, element) = self._w, node.value
+        slot = self._slots[operand]
+        if node.uniform:
+            pointer = w.op(f"getelementptr ptr, ptr %shared, i64 {slot}")
+            data = w.op(f"load ptr, ptr {pointer}")
+            memory = "i8" if node.dtype == "bool" else kind
+            address = w.op(f"getelementptr {memory}, ptr {data}, i64 {element}")
+            name = w.op(f"load {memory}, ptr {address}, align {1 if memory == 'i8' else 4}")
+            return w.op(f"icmp ne i8 {name}, 0") if memory == "i8" else name
+        storage = Storage("%in", node.dtype, 0, False)
+        return self._arrays.get(
+            storage, self._arrays.at(storage, str(slot + element)), uniform=False
+        )
+
+    def _write_outputs(self) -> None:
+        at = 0
+        for operand in self._program.outputs:
+            storage = Storage("%out", operand.dtype, 0, False)
+            for node in operand.nodes.reshape(-1):
+                address = self._arrays.at(storage, str(at))
+                if operand.dtype == "bool":  # outside, a bool is 0 or 1
+                    bits = self._name(node, uniform=False)
+                    wide = self._w.op(
+                        f"zext {self._w.kind('bool')} {bits} to {self._w.kind('int32')}"
+                    )
+                    self._w.line(
+                        f"store {self._w.kind('int32')} {wide}, ptr {address}, align {4 * self._w.width}"
+                    )
+                else:
+                    self._put(storage, address, node)
+                at += 1
+
+    # Memory
+
+    def _storage_of(self, node: Node) -> Storage:
+        """Returns where a state of an array is."""
+        if node.op == "table" and node not in self._storage:
+            self._storage[node] = self._arrays.table(node)
+        elif node.op in ("variable", "result"):
+            return self._carried[self._live.graph.loops[node.value[0]], node.value[1]]
+        elif node.op == "record":
+            return self._recorded[self._live.graph.loops[node.value[0]], node.value[1]]
+        return self._storage[node]
+
+    def _element(self, storage: Storage, base: Node, offset: int) -> str:
+        if base.op == "constant":
+            return self._arrays.at(storage, int(base.value) + offset)
+        return self._arrays.beyond(storage, self._name(base, uniform=True), offset)
+
+    def _put(self, storage: Storage, address: str, node: Node) -> None:
+        name = self._name(node, uniform=storage.uniform)
+        if storage.masked and self._alive is not None:
+            old = self._arrays.get(storage, address, uniform=False)
+            kind = self._w.kind(storage.dtype)
+            name = self._w.select(self._alive, kind, name, old, uniform=False)
+        self._arrays.put(storage, address, name)
+
+    def _fill(self, node: Node) -> None:
+        """Makes an array of elements, or a copy of an array."""
+        new = self._arrays.new
+        if node.op == "memory":
+            self._storage[node] = new(node.dtype, node.value, uniform=False)
+            self._arrays.copy(self._storage_of(node.args[0]), self._storage[node])
+            return
+        self._storage[node] = storage = new(node.dtype, node.value, uniform=node.uniform)
+        for i, element in enumerate(node.args):
+            self._put(storage, self._arrays.at(storage, i), element)
+
+    # Control flow
+
+    def _emit_guard(self, guard: Guard) -> None:
+        w, mask = self._w, guard.mask
+        name = self._name(mask, uniform=mask.uniform)
+        some = name if mask.uniform else w.any_lane(name)
+        before, inside, done = self._w.block, w.fresh("guard"), w.fresh("done")
+        outer: dict[Node, str] = {}  # what the selects are where nothing runs
+        for node in guard.selects:
+            other = node.args[2]
+            outer[node] = outer.get(other) or self._name(other, uniform=node.uniform)
+        w.line(f"br i1 {some}, label %{inside}, label %{done}")
+        self._w.label(inside)
+        splats = dict(self._splats)
+        self._emit(guard.items)
+        after = self._w.block
+        self._splats = splats
+        self._w.jump(done)
+        self._w.label(done)
+        for node in (*guard.selects, *guard.kept):
+            kind = w.kind(node.dtype, uniform=node.uniform)
+            name = w.op(
+                f"phi {kind} [{self._names[node]}, %{after}], [{outer.get(node, 'poison')}, %{before}]"
+            )
+            self._names[node] = name
+        for node in (*guard.selects, *guard.kept):
+            self._define(node, self._names[node])
+
+    def _emit_loop(self, loop: Loop) -> None:
+        """Writes a loop; values that only it can see are forgotten after it."""
+        inits = self._enter(loop)
+        splats = dict(self._splats)
+        before, head = self._w.block, self._w.fresh("loop")
+        self._w.jump(head)
+        self._w.label(head)
+        hole = len(self._w.lines)
+        for node in inits:
+            self._define(node, f"%{self._w.fresh('v')}")
+        names = {node: self._names[node] for node in inits}
+        run = self._run_while if loop.length is None else self._run_counted
+        phis = [
+            f"{names[node]} = phi {self._w.kind(node.dtype, uniform=node.uniform)} "
+            f"[{init}, %{before}], {{}}"
+            for node, init in inits.items()
+        ]
+        latch, finals = run(loop, head, hole, before)
+        self._w.lines[hole:hole] = [
+            phi.format(f"[{finals[node]}, %{latch}]") for phi, node in zip(phis, inits, strict=True)
+        ]
+        self._splats = splats
+        for node in self._live.results[loop]:
+            variable = loop.carries[node.value[1]].variable
+            left = names[variable] if loop.length is None else finals[variable]
+            self._define(node, left)
+
+    def _enter(self, loop: Loop) -> dict[Node, str]:
+        """Makes room for what a loop carries in memory and records; returns where its scalars begin."""
+        inits: dict[Node, str] = {}
+        for k, carry in self._live.carries[loop]:
+            if carry.size is None:
+                inits[carry.variable] = self._name(carry.init, uniform=carry.variable.uniform)
+                continue
+            self._carried[loop, k] = self._carry_array(loop, k, carry)
+        for k, record in self._live.records[loop]:
+            size = (loop.length or 0) * len(record.values)
+            self._recorded[loop, k] = self._arrays.new(
+                record.array.dtype, size, uniform=record.array.uniform
+            )
+        return inits
+
+    def _carry_array(self, loop: Loop, k: int, carry: Carry) -> Storage:
+        first = self._storage_of(carry.init)
+        if (loop, k) in self._schedule.taken:
+            # lanes that have left the while loop whose array it is must keep theirs
+            is_outer = carry.init.op == "variable"
+            return dataclasses.replace(
+                first, masked=first.masked or (is_outer and bool(self._alive))
+            )
+        storage = self._arrays.new(carry.variable.dtype, carry.size or 0, uniform=False)
+        self._arrays.copy(first, storage)
+        return storage
+
+    def _run_counted(
+        self, loop: Loop, head: str, hole: int, before: str
+    ) -> tuple[str, dict[Node, str]]:
+        w, length = self._w, loop.length or 0
+        counter, after = f"%{w.fresh('i')}", f"%{w.fresh('i')}"
+        index = counter
+        if loop.reverse:
+            index = w.op(f"sub i32 {length - 1}, {counter}")
+        for node in self._live.indices[loop]:
+            self._define(node, index)
+        self._emit(guarded(self._schedule, self._schedule.items.get(loop, [])))
+        for k, record in self._live.records[loop]:
+            storage = self._recorded[loop, k]
+            row = w.op(f"mul i32 {index}, {len(record.values)}")
+            for j, node in enumerate(record.values):
+                self._put(storage, self._arrays.beyond(storage, row, j), node)
+        finals = self._finals(loop)
+        for k, carry in self._live.carries[loop]:
+            if carry.size is not None:
+                self._arrays.copy(self._storage_of(carry.final), self._carried[loop, k])
+        w.line(f"{after} = add i32 {counter}, 1")
+        more, done = w.op(f"icmp slt i32 {after}, {length}"), w.fresh("done")
+        latch = self._w.block
+        w.line(f"br i1 {more}, label %{head}, label %{done}")
+        self._w.label(done)
+        w.lines.insert(hole, f"{counter} = phi i32 [0, %{before}], [{after}, %{latch}]")
+        return latch, finals
+
+    def _run_while(
+        self, loop: Loop, head: str, hole: int, before: str
+    ) -> tuple[str, dict[Node, str]]:
+        w, condition = self._w, loop.condition
+        assert condition is not None
+        first = self._schedule.needed(condition)
+        items = self._schedule.items.get(loop, [])
+        self._emit(guarded(self._schedule, [i for i in items if i in first]))
+        name = self._name(condition, uniform=condition.uniform)
+        if self._alive is not None and not condition.uniform:
+            name = w.op(f"and {w.kind('bool')} {name}, {self._alive}")
+        some = name if condition.uniform else w.any_lane(name)
+        body, done = w.fresh("body"), w.fresh("done")
+        w.line(f"br i1 {some}, label %{body}, label %{done}")
+        self._w.label(body)
+        mask, outer = None if condition.uniform else name, self._alive
+        self._alive = mask or outer
+        self._emit(guarded(self._schedule, [i for i in items if i not in first]))
+        self._alive = outer
+        finals = self._finals(loop)
+        for k, carry in self._live.carries[loop]:
+            if carry.size is not None:
+                self._arrays.copy(self._storage_of(carry.final), self._carried[loop, k], mask)
+            elif mask is not None and carry.final is not carry.variable:
+                kind = w.kind(carry.variable.dtype)
+                old = self._names[carry.variable]
+                finals[carry.variable] = w.select(
+                    mask, kind, finals[carry.variable], old, uniform=False
+                )
+        latch = self._w.block
+        self._w.jump(head)
+        self._w.label(done)
+        return latch, finals
+
+    def _finals(self, loop: Loop) -> dict[Node, str]:
+        return {
+            c.variable: self._name(c.final, uniform=c.variable.uniform)
+            for _, c in self._live.carries[loop]
+            if c.size is None
+        }
+
+
+def _slots(operands: tuple[Operand, ...]) -> list[int]:
+    """Returns each operand's first slot, or, of a shared one, its place among those."""
+    slots, at, shared = [], 0, 0
+    for operand in operands:
+        slots.append(shared if operand.shared else at)
+        shared += operand.shared
+        at += 0 if operand.shared else operand.nodes.size
+    return slots

@@ -1,0 +1,302 @@
+"""Control flow of jaxprs: loops are kept, branches are both taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from seedbed.simd.graph import Carry, Loop, Node, Record, is_constant
+from seedbed.simd.memory import (
+    Memory,
+    Special,
+    Tracer,
+    Value,
+    indexed_variables,
+    inner_jaxprs,
+    load,
+    readable,
+)
+
+TINY = 48
+"""A scan is unrolled where that makes at most so many equations."""
+
+
+def count_equations(jaxpr: Any) -> int:
+    """Counts the equations of a jaxpr, also those inside others, once each."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = inner_jaxprs(equation)
+        total += sum(count_equations(j) for j, _, _ in inner) if inner else 1
+    return total
+
+
+def uniform_results(jaxpr: Any, uniform: Sequence[bool]) -> list[bool]:
+    """Tells which results are the same for all examples, given which arguments are."""
+    known = dict(zip(jaxpr.invars, uniform, strict=True))
+    known.update(dict.fromkeys(jaxpr.constvars, True))
+
+    def read(atom: Any) -> bool:
+        return isinstance(atom, core.Literal) or known[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(a) for a in equation.invars]
+        params, name = equation.params, equation.primitive.name
+        if name == "scan":
+            results = _uniform_scan(params, given)
+        elif name == "while":
+            results = _uniform_while(params, given)
+        elif name == "cond":
+            each = [uniform_results(b.jaxpr, given[1:]) for b in params["branches"]]
+            results = [given[0] and all(r) for r in zip(*each, strict=True)]
+        elif inner := inner_jaxprs(equation):
+            results = uniform_results(inner[0][0], given)
+        else:
+            results = [all(given)] * len(equation.outvars)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _uniform_scan(params: Any, given: list[bool]) -> list[bool]:
+    consts, count = params["num_consts"], params["num_carry"]
+    carry = given[consts : consts + count]
+    while True:
+        args = [*given[:consts], *carry, *given[consts + count :]]
+        results = uniform_results(params["jaxpr"].jaxpr, args)
+        after = [a and b for a, b in zip(carry, results[:count], strict=True)]
+        if after == carry:
+            return [*carry, *results[count:]]
+        carry = after
+
+
+def _uniform_while(params: Any, given: list[bool]) -> list[bool]:
+    cond, body = params["cond_nconsts"], params["body_nconsts"]
+    carry = given[cond + body :]
+    while True:
+        goes_on = uniform_results(params["cond_jaxpr"].jaxpr, [*given[:cond], *carry])[0]
+        results = uniform_results(params["body_jaxpr"].jaxpr, [*given[cond : cond + body], *carry])
+        after = [goes_on and a and b for a, b in zip(carry, results, strict=True)]
+        if after == carry:
+            return carry
+        carry = after
+
+
+def _is_uniform(value: Value) -> bool:
+    if isinstance(value, Memory):
+        return value.node.uniform
+    return all(node.uniform for node in value.reshape(-1))
+
+
+class _Kept:
+    """A loop whose body is being traced."""
+
+    def __init__(self, tracer: Tracer, length: int | None, reverse: bool) -> None:
+        g = tracer.graph
+        self._tracer = tracer
+        self.loop = Loop(len(g.loops), len(tracer.around) + 1, length, reverse)
+        g.loops.append(self.loop)
+        self._inside = frozenset((self.loop,))
+        self._values: list[tuple[Value, list[Node]]] = []  # what goes round, and the inits
+        self._index = g.make(
+            "index", (), (self.loop.number,), "int32", uniform=True, loops=self._inside
+        )
+
+    def carry(self, init: Value, *, uniform: bool, indexed: bool) -> Value:
+        """Returns what the body reads of a value that goes round."""
+        count = sum(len(nodes) for _, nodes in self._values)
+        if (indexed and init.size) or isinstance(init, Memory):
+            memory = readable(self._tracer, init)
+            node = self._variable(count, memory.dtype, uniform=False)
+            # what a while loop carries is masked at the end of its body, so it is not written in it
+            home = self.loop if self.loop.length is not None else None
+            value: Value = Memory(node, memory.shape, home)
+            inits = [memory.node]
+        else:
+            inits = [*init.reshape(-1)]
+            value = np.empty(init.shape, object)
+            for i, node in enumerate(inits):
+                value.flat[i] = self._variable(count + i, node.dtype, uniform=uniform)
+        self._values.append((value, inits))
+        return value
+
+    def _variable(self, k: int, dtype: str, *, uniform: bool) -> Node:
+        value = (self.loop.number, k)
+        return self._tracer.graph.make(
+            "variable", (), value, dtype, uniform=uniform, loops=self._inside
+        )
+
+    def element(self, array: Value) -> np.ndarray:
+        """Returns the row of an array that the iteration is about."""
+        if not array.size:
+            return np.empty(array.shape[1:], object)
+        memory, g = readable(self._tracer, array), self._tracer.graph
+        shape = memory.shape[1:]
+        stride = math.prod(shape)
+        base = g.apply("mul", self._index, g.constant(stride, "int32"))
+        nodes = np.empty(shape, object)
+        for i in range(stride):
+            nodes.flat[i] = load(g, memory.node, base, i)
+        return nodes
+
+    def finish(self, finals: Sequence[Value], written: Sequence[Value]) -> list[Value]:
+        """Ends the body; returns what is left of the carries, and what was written down."""
+        tracer, loop = self._tracer, self.loop
+        for (value, inits), final in zip(self._values, finals, strict=True):
+            if isinstance(value, Memory):
+                ends, variables = [readable(tracer, final).node], [value.node]
+            else:
+                ends, variables = [*tracer.elements(final).reshape(-1)], [*value.reshape(-1)]
+            size = value.size if isinstance(value, Memory) else None
+            loop.carries += [
+                Carry(*nodes, size) for nodes in zip(variables, inits, ends, strict=True)
+            ]
+        rows = [tuple(tracer.elements(value).reshape(-1)) for value in written]
+        read = [n for c in loop.carries for n in (c.init, c.final)] + [n for r in rows for n in r]
+        if loop.condition is not None:
+            read.append(loop.condition)
+        loop.loops = frozenset[Loop]().union(*(n.loops for n in read)) - self._inside
+        arrays = [self._record(*pair) for pair in zip(written, rows, strict=True)]
+        return [*self._results(), *arrays]
+
+    def _results(self) -> list[Value]:
+        home = self._tracer.around[-1] if self._tracer.around else None
+        carries, results = iter(enumerate(self.loop.carries)), list[Value]()
+        for value, inits in self._values:
+            nodes = np.empty(len(inits), object)
+            for i in range(len(inits)):
+                k, carry = next(carries)
+                nodes[i] = self._tracer.graph.make(
+                    "result",
+                    (),
+                    (self.loop.number, k),
+                    carry.variable.dtype,
+                    uniform=carry.variable.uniform,
+                    loops=self.loop.loops,
+                )
+            if isinstance(value, Memory):
+                results.append(Memory(nodes[0], value.shape, home))
+            else:
+                results.append(nodes.reshape(value.shape))
+        return results
+
+    def _record(self, value: Value, nodes: tuple[Node, ...]) -> Value:
+        length = self.loop.length
+        assert length is not None
+        shape = (length, *value.shape)
+        if not nodes:
+            return np.empty(shape, object)
+        array = self._tracer.graph.make(
+            "record",
+            (),
+            (self.loop.number, len(self.loop.records)),
+            nodes[0].dtype,
+            uniform=all(n.uniform for n in nodes),
+            loops=self.loop.loops,
+        )
+        self.loop.records.append(Record(nodes, array))
+        return Memory(array, shape, None)
+
+
+def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
+    params = equation.params
+    body, length, reverse = params["jaxpr"], params["length"], params["reverse"]
+    split = params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts, inits, arrays = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+    if length * count_equations(body.jaxpr) <= TINY or length <= 1:
+        return _unrolled(tracer, equation, consts, inits, arrays)
+    uniform = _uniform_scan(params, [_is_uniform(a) for a in args])
+    indexed = indexed_variables(body.jaxpr)
+    kept = _Kept(tracer, length, reverse)
+    variables = body.jaxpr.invars[split[0] : split[1]]
+    carries = [
+        kept.carry(init, uniform=u, indexed=v in indexed)
+        for init, u, v in zip(inits, uniform, variables, strict=False)
+    ]
+    tracer.around.append(kept.loop)
+    rows = [kept.element(a) for a in arrays]
+    results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
+    tracer.around.pop()
+    count = len(inits)
+    return kept.finish(results[:count], results[count:])
+
+
+def _unrolled(
+    tracer: Tracer,
+    equation: Any,
+    consts: list[Value],
+    carries: list[Value],
+    arrays: list[Value],
+) -> Sequence[Value]:
+    params, body = equation.params, equation.params["jaxpr"]
+    count, length = params["num_carry"], params["length"]
+    xs = [tracer.elements(a) for a in arrays]
+    written: list[list[np.ndarray]] = []
+    order = range(length)
+    for t in reversed(order) if params["reverse"] else order:
+        rows = [np.asarray(x[t], object) for x in xs]
+        results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
+        carries = results[:count]
+        written.append([tracer.elements(value) for value in results[count:]])
+    if params["reverse"]:
+        written.reverse()
+    ys: list[Value] = []
+    for k, variable in enumerate(equation.outvars[count:]):
+        stacked = np.empty(variable.aval.shape, object)
+        for t, row in enumerate(written):
+            stacked[t] = row[k]
+        ys.append(stacked)
+    return [*carries, *ys]
+
+
+def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
+    params = equation.params
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    inits = args[split[1] :]
+    uniform = _uniform_while(params, [_is_uniform(a) for a in args])
+    indexed = indexed_variables(body.jaxpr) | indexed_variables(cond.jaxpr)
+    kept = _Kept(tracer, None, False)
+    variables = zip(
+        body.jaxpr.invars[split[1] - split[0] :], cond.jaxpr.invars[split[0] :], strict=True
+    )
+    carries = [
+        kept.carry(init, uniform=u, indexed=bool(indexed & {*v}))
+        for init, u, v in zip(inits, uniform, variables, strict=True)
+    ]
+    tracer.around.append(kept.loop)
+    goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
+    kept.loop.condition = tracer.elements(goes_on)[()]
+    results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
+    tracer.around.pop()
+    return kept.finish(results, [])
+
+
+def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
+    """Takes every branch and selects."""
+    g, (which, *operands) = tracer.graph, args
+    branches = equation.params["branches"]
+    index = g.convert(tracer.elements(which)[()], "int32")
+    if is_constant(index):
+        branch = branches[min(max(int(index.value), 0), len(branches) - 1)]
+        return tracer.run(branch.jaxpr, branch.consts, operands)
+    taken = [
+        [tracer.elements(v) for v in tracer.run(b.jaxpr, b.consts, operands)] for b in branches
+    ]
+    results = taken[-1]
+    for k in range(len(branches) - 2, -1, -1):
+        # an index below 0 takes the first branch, one beyond the end the last
+        here = g.apply("le", index, g.constant(k, "int32"))
+        merged = []
+        for mine, other in zip(taken[k], results, strict=True):
+            nodes = np.empty(mine.shape, object)
+            for i in range(mine.size):
+                nodes.flat[i] = g.select(here, mine.flat[i], other.flat[i])
+            merged.append(nodes)
+        results = merged
+    return results
+
+
+CONTROL: dict[str, Special] = {"scan": _scan, "while": _while, "cond": _cond}

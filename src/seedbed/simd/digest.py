@@ -1,0 +1,135 @@
+"""A name for a jaxpr by what it computes: the same in every process, however it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+# How to differentiate does not matter for what is computed, nor do names.
+_IGNORED = frozenset(
+    {
+        "name",
+        "jvp",
+        "jvp_jaxpr_fun",
+        "jvp_jaxpr_thunk",
+        "fwd_jaxpr_thunk",
+        "bwd",
+        "symbolic_zeros",
+        "num_consts_jvp",
+        "debug_info",
+        "out_trees",
+        "in_tree",
+        "out_tree",
+    }
+)
+
+
+class Indescribable(Exception):
+    """A jaxpr holds something that has no lasting description."""
+
+
+def digest(closed: core.ClosedJaxpr) -> str:
+    """Hash of a jaxpr's text and of the bytes of its constants.
+
+    Raises:
+        Indescribable: a parameter has no description that another process would share.
+    """
+    scribe = _Scribe({})
+    scribe.closed(closed)
+    return _hash(scribe.lines)
+
+
+class _Scribe:
+    """Writes jaxprs as lines; variables are numbered as they come."""
+
+    def __init__(self, known: dict[int, str]) -> None:
+        self.lines: list[str] = []
+        self._numbers: dict[Any, int] = {}
+        self._known = known  # hashes of inner jaxprs: calls of one function share theirs
+
+    def closed(self, closed: core.ClosedJaxpr) -> None:
+        self.jaxpr(closed.jaxpr)
+        self.lines += [self.value(constant) for constant in closed.consts]
+
+    def jaxpr(self, jaxpr: Any) -> None:
+        self.lines.append(f"{self._atoms(jaxpr.constvars)};{self._atoms(jaxpr.invars)}")
+        for equation in jaxpr.eqns:
+            params = [
+                f"{name}={self.value(param)}"
+                for name, param in sorted(equation.params.items())
+                if name not in _IGNORED
+            ]
+            results, given = self._atoms(equation.outvars), self._atoms(equation.invars)
+            self.lines.append(f"{results}={equation.primitive.name} {given} {' '.join(params)}")
+        self.lines.append(f"in {self._atoms(jaxpr.outvars)}")
+
+    def _atoms(self, atoms: Iterable[Any]) -> str:
+        return " ".join(map(self._atom, atoms))
+
+    def _atom(self, atom: Any) -> str:
+        if isinstance(atom, core.Literal):
+            return self.value(np.asarray(atom.val))
+        number = self._numbers.get(atom)
+        if number is not None:
+            return str(number)
+        self._numbers[atom] = number = len(self._numbers)
+        return f"{number}:{atom.aval.dtype}{atom.aval.shape}"
+
+    def value(self, value: Any) -> str:
+        """Describe a parameter or a constant."""
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return repr(value)
+        if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+            return self._inner(value)
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__name__}.{value.name}"
+        if isinstance(value, np.dtype | type):
+            return str(value)
+        if isinstance(value, np.ndarray | np.generic | jax.Array) or hasattr(value, "__array__"):
+            array = np.ascontiguousarray(value)
+            content = hashlib.sha256(array.tobytes()).hexdigest()
+            return f"{array.dtype}{array.shape}{content}"
+        if isinstance(value, dict):
+            return self.value(tuple(sorted(value.items())))
+        if isinstance(value, Sequence | frozenset):
+            items = (
+                sorted(map(self.value, value))
+                if isinstance(value, frozenset)
+                else map(self.value, value)
+            )
+            return f"{type(value).__name__}({', '.join(items)})"
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return f"{type(value).__name__}{self.value(vars(value))}"
+        text = f"{type(value).__name__} {value!r}"
+        return _function(value) if " at 0x" in text else text
+
+    def _inner(self, jaxpr: core.Jaxpr | core.ClosedJaxpr) -> str:
+        """Write an inner jaxpr apart; return its hash."""
+        if id(jaxpr) in self._known:
+            return self._known[id(jaxpr)]
+        inner = _Scribe(self._known)
+        if isinstance(jaxpr, core.ClosedJaxpr):
+            inner.closed(jaxpr)
+        else:
+            inner.jaxpr(jaxpr)
+        self._known[id(jaxpr)] = _hash(inner.lines)
+        return self._known[id(jaxpr)]
+
+
+def _function(value: Any) -> str:
+    """Name of a function; those made in other functions have none that says all about them."""
+    name = getattr(value, "__qualname__", "<none>")
+    if "<" in name:
+        raise Indescribable(f"{value!r}")
+    return f"{value.__module__}.{name}"
+
+
+def _hash(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,211 @@
+"""Work that is used only under `where(mask, x, 0)` runs only where the mask holds in some lane.
+
+For each mask the items all of whose readers are such selects, or items found so before, are collected. A
+write `store(a, i, where(mask, new, a[i]))` counts as such a select. Groups are cut where something outside
+lies between two of their items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from seedbed.simd.graph import Loop, Node
+from seedbed.simd.plan import Guard, Item, Schedule, sort
+
+WORTH = 8.0
+"""Least cost, in additions, of what a branch may save."""
+_COSTS = {"div": 8.0, "sqrt": 8.0, "rem": 64.0, "load": 0.5, "constant": 0.0, "store": 0.5}
+
+
+def guarded(schedule: Schedule, items: Iterable[Node | Loop]) -> list[Item]:
+    """Returns items of one body in order, with guards."""
+    return _Body(schedule, [*items], frozenset()).arrange()
+
+
+def cost(item: Item) -> float:
+    """Returns about how many additions an item is worth."""
+    if isinstance(item, Guard):
+        return sum(cost(i) for i in item.items)
+    return 64.0 if isinstance(item, Loop) else _COSTS.get(item.op, 1.0)
+
+
+class _Body:
+    """Items of one body, or of one guard in it, as they are grouped."""
+
+    def __init__(self, schedule: Schedule, items: list[Item], inside: frozenset[Node]) -> None:
+        self._schedule = schedule
+        self._items = items
+        self._inside = inside  # masks that hold in some lane anyway
+        self._within: dict[Item, Item] = {item: item for item in items}  # the group it is in
+        self._members: dict[Guard, set[Item]] = {}
+        self._gates: dict[Node, list[Node | Loop]] = {}  # by mask: its selects, and gated writes
+        for item in items:
+            if isinstance(item, Guard):
+                continue
+            mask = self._mask(item)
+            if mask is not None and mask not in inside:
+                self._gates.setdefault(mask, []).append(item)
+
+    def arrange(self) -> list[Item]:
+        """Groups by one mask after another, the costliest first, and then within the groups."""
+        found = [(self._grow(mask), mask) for mask in self._gates]
+        worth = [(sum(map(cost, s)), mask) for s, mask in found]
+        for value, mask in sorted(worth, key=lambda pair: (-pair[0], pair[1].id)):
+            if value < WORTH:
+                break
+            members = self._grow(mask)
+            if sum(map(cost, members)) >= WORTH:
+                self._split(mask, members)
+        for guard in self._members:
+            inside = self._inside | {guard.mask}
+            guard.items = _Body(self._schedule, guard.items, inside).arrange()
+        return self._sorted()
+
+    def _sorted(self) -> list[Item]:
+        tops = sorted({*self._within.values()}, key=self._rank)
+        return sort(tops, self._before, self._rank)
+
+    def _rank(self, item: Item) -> int:
+        if isinstance(item, Guard):
+            return min(self._schedule.rank(i) for i in self._members[item])  # type: ignore[arg-type]
+        return self._schedule.rank(item)
+
+    def _before(self, item: Item) -> set[Item]:
+        """Returns the groups and single items that come before one."""
+        members = self._members[item] if isinstance(item, Guard) else (item,)
+        found: set[Item] = set()
+        for member in members:
+            for earlier in self._schedule.before[member]:  # type: ignore[index]
+                if earlier in self._within:
+                    found.add(self._within[earlier])
+        return found - {item}
+
+    def _mask(self, item: Node | Loop) -> Node | None:
+        """Returns the mask under which a select takes its first arm, or something is written."""
+        if isinstance(item, Loop):
+            return self._mask_of_loop(item)
+        if item.op == "select":
+            return item.args[0]
+        select = _masked(item)
+        return None if select is None else select.args[0]
+
+    def _mask_of_loop(self, loop: Loop) -> Node | None:
+        """Returns the mask of all that a loop writes, if it leaves nothing but what it writes in place."""
+        live, masks = self._schedule.live, set[Node | None]()
+        for k, carry in live.carries[loop]:
+            if carry.size is None or (loop, k) not in self._schedule.taken:
+                return None
+            state = carry.final
+            while state is not carry.variable:
+                select = _masked(state)
+                if select is None:
+                    return None
+                masks.add(select.args[0])
+                state = state.args[0]
+        mask = masks.pop() if len(masks) == 1 and not live.records[loop] else None
+        return None if mask is None or loop in mask.loops else mask
+
+    def _states(self, item: Item) -> set[Item | None]:
+        """Returns what made the arrays that a store or a loop writes."""
+        source = self._schedule.source
+        if isinstance(item, Loop):
+            return {source(c.init) for _, c in self._schedule.live.carries[item]}
+        return {source(item.args[0])} if isinstance(item, Node) else set()
+
+    def _is_free(self, item: Item | None) -> bool:
+        return item is not None and self._within.get(item) is item
+
+    def _grow(self, mask: Node) -> set[Item]:
+        """Returns the items that matter only where the mask holds."""
+        source, readers = self._schedule.source, self._schedule.readers
+        members: set[Item] = set()
+        writes: set[Item] = set()  # gated ones, which leave behind what was written before them
+        waiting: list[Item | None] = []
+        for item in self._gates[mask]:
+            if not self._is_free(item):
+                continue
+            if isinstance(item, Node) and item.op == "select":
+                waiting.append(source(item.args[1]))
+            else:
+                members.add(item)
+                writes.add(item)
+                waiting += self._schedule.before[item]  # type: ignore[index]
+
+        def only_under(item: Item, reader: Item) -> bool:
+            if reader in members:
+                return reader not in writes or item not in self._states(reader)
+            if not isinstance(reader, Node) or reader.op != "select" or not self._is_free(reader):
+                return False
+            condition, true, false = (source(a) for a in reader.args)
+            return reader.args[0] is mask and true is item and item not in (condition, false)
+
+        while waiting:
+            item = waiting.pop()
+            if item is None or item in members or not self._is_free(item):
+                continue
+            if item in self._schedule.held or item is source(mask):
+                continue
+            if all(only_under(item, reader) for reader in readers[item]):  # type: ignore[index]
+                members.add(item)
+                waiting += self._schedule.before[item]  # type: ignore[index]
+        return members
+
+    def _split(self, mask: Node, members: set[Item]) -> None:
+        """Makes guards of what a mask gates: as few as the items between them allow."""
+        source = self._schedule.source
+        selects = {
+            i
+            for i in self._gates[mask]
+            if isinstance(i, Node)
+            and i.op == "select"
+            and i not in members
+            and self._is_free(i)
+            and source(i.args[1]) in members
+        }
+        group = members | selects
+        stage: dict[Item, int] = {}
+        for item in self._sorted():
+            stage[item] = max(
+                (stage[e] + (e in group and item not in group) for e in self._before(item)),
+                default=0,
+            )
+        guards: dict[int, Guard] = {}
+        for item in sorted(members, key=self._rank):
+            guard = guards.setdefault(stage[item], Guard(mask, [], []))
+            guard.items.append(item)
+        for node in sorted(selects, key=lambda n: n.id):
+            if stage[node] in guards:
+                guards[stage[node]].selects.append(node)
+        for guard in guards.values():
+            guard.items += guard.selects
+            self._members[guard] = {*guard.items}
+            for item in guard.items:
+                self._within[item] = guard
+        for guard in guards.values():
+            guard.kept = sorted(self._kept(guard), key=lambda n: n.id)
+
+    def _kept(self, guard: Guard) -> Iterator[Node]:
+        """Finds values of a guard that later guards of its mask read."""
+        for item in guard.items:
+            readers = self._schedule.readers[item]  # type: ignore[index]
+            if item in guard.selects or all(self._within.get(r) is guard for r in readers):
+                continue
+            if isinstance(item, Loop):
+                yield from self._schedule.live.results[item]
+            elif isinstance(item, Node) and item.op not in ("store", "memory", "pack"):
+                yield item
+
+
+def _masked(item: Node) -> Node | None:
+    """Returns the select of a write that changes nothing where its mask does not hold."""
+    if item.op != "store" or item.args[2].op != "select":
+        return None
+    state, base, select = item.args
+    old = select.args[2]
+    if old.op != "load" or old.args[1] is not base or old.value != item.value:
+        return None
+    while state is not old.args[0]:  # past writes to other elements of the same row
+        if state.op != "store" or state.args[1] is not base or state.value == item.value:
+            return None
+        state = state.args[0]
+    return select

@@ -1,0 +1,129 @@
+"""What a function costs as a kernel."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from seedbed.simd.graph import FLOATS, Loop, Node
+from seedbed.simd.guards import guarded
+from seedbed.simd.measure import FREE, around
+from seedbed.simd.plan import Guard, Item, Live, Schedule
+from seedbed.simd.trace import trace
+from seedbed.simd.vectorize import trace_example
+
+_NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "le", "gt", "ge"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Counts are of one example; `flops` go by the loops that they are in, outermost first."""
+
+    name: str
+    operations: int
+    guards: int
+    guarded: int  # operations that run only where some lane needs them
+    flops: dict[tuple[str, ...], int]
+    lanes: int
+    ir_bytes: int
+    code_bytes: int
+    seconds: dict[str, float]  # of each stage of compilation
+
+    def __str__(self) -> str:
+        share = self.guarded / max(self.operations, 1)
+        lines = [
+            f"simd.vectorize({self.name})",
+            f"  operations    {self.operations:,}; {self.guards} guards hold {share:.0%} of them",
+            f"  flops         {self.flops.get((), 0):,} outside loops",
+        ]
+        for loops, count in sorted(self.flops.items()):
+            if loops:
+                lines.append(f"                {count:,} in an iteration of {', '.join(loops)}")
+        stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items())
+        return "\n".join(
+            [
+                *lines,
+                f"  machine code  {self.code_bytes:,} bytes for {self.lanes} lanes, from "
+                f"{self.ir_bytes:,} bytes of LLVM IR",
+                f"  seconds       {sum(self.seconds.values()):.2f}: {stages}",
+            ]
+        )
+
+
+def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Compile `fn` for one example of its arguments (arrays, or their shapes) and report on it.
+
+    Raises:
+        Unsupported: `fn` has no kernel: the primitive is named, or the lines that made it too large.
+    """
+    from seedbed.simd import build  # it needs llvmlite, without which there is still jax.vmap
+
+    name = getattr(fn, "__qualname__", repr(fn))
+    begin = time.perf_counter()
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (args, kwargs))
+    example = trace_example(fn, name, one)
+    traced = time.perf_counter()
+    shared = [False] * (len(example.closed.in_avals) - len(example.shared))
+    shared += [True] * len(example.shared)
+    program = trace(example.closed, shared, limit=build.LIMIT)
+    made = time.perf_counter()
+    compiled = build.compile_program(program, build.lanes())
+    live = Live(program)
+    working = [node for node in live.nodes if node.op not in FREE]
+    masks, within = _guards(live)
+    return Report(
+        name,
+        operations=len(working),
+        guards=masks,
+        guarded=within,
+        flops=_flops(live, working),
+        lanes=build.lanes(),
+        ir_bytes=len(compiled.text),
+        code_bytes=len(compiled.code),
+        seconds={
+            "jaxpr": traced - begin,
+            "graph": made - traced,
+            "IR": compiled.emit_seconds,
+            "machine code": compiled.compile_seconds,
+        },
+    )
+
+
+def _flops(live: Live, nodes: Iterable[Node]) -> dict[tuple[str, ...], int]:
+    """Float operations by loops; a product fused into a sum makes two."""
+    totals: collections.Counter[tuple[Loop, ...]] = collections.Counter()
+    for node in nodes:
+        if node.dtype in FLOATS and node.op not in _NO_FLOPS:
+            totals[around(node)] += 1 + (node in live.fused)
+    return {tuple(map(_describe, path)): count for path, count in totals.items()}
+
+
+def _describe(loop: Loop) -> str:
+    kind = "a while loop" if loop.length is None else f"{loop.length}"
+    return f"loop {loop.number} ({kind})"
+
+
+def _guards(live: Live) -> tuple[int, int]:
+    """Number of guards, and of the operations inside them."""
+    schedule = Schedule(live)
+
+    def body(loop: Loop | None) -> list[tuple[Item, bool]]:
+        return [(item, False) for item in guarded(schedule, schedule.items.get(loop, []))]
+
+    count = within = 0
+    waiting = body(None)
+    while waiting:
+        item, inside = waiting.pop()
+        if isinstance(item, Guard):
+            count += 1
+            waiting += [(i, True) for i in item.items]
+        elif isinstance(item, Loop):
+            waiting += [(i, inside) for i, _ in body(item)]
+        else:
+            within += inside and item.op not in FREE
+    return count, within

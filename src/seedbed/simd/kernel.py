@@ -1,0 +1,339 @@
+"""LLVM IR that applies a program, which works on the lanes of vectors, to the rows of arrays.
+
+A tile is one row for each lane. Its rows are transposed in registers into one vector for each
+element, the program runs, and its results are transposed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from seedbed.simd.llvm import Function, architecture
+
+_TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
+_TILE = "internal void @tile(ptr %from, ptr %to, ptr %shared)"
+_COLUMNS = 4  # as many as 128 bits hold: vectors are put together from, and cut into, such pieces
+
+# Copies the rows of a partial tile, then its last row once more for each lane that has none.
+_STAGE = """
+define internal void @stage(ptr %to, ptr %from, i64 %row, i64 %valid, i64 %lanes) nounwind {
+entry:
+  %size = mul i64 %row, %valid
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %size, i1 false)
+  %before = sub i64 %size, %row
+  %last = getelementptr i8, ptr %from, i64 %before
+  br label %head
+head:
+  %lane = phi i64 [%valid, %entry], [%next, %body]
+  %more = icmp slt i64 %lane, %lanes
+  br i1 %more, label %body, label %done
+body:
+  %place = mul i64 %row, %lane
+  %copy = getelementptr i8, ptr %to, i64 %place
+  call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %last, i64 %row, i1 false)
+  %next = add i64 %lane, 1
+  br label %head
+done:
+  ret void
+}
+"""
+_MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
+
+# Rounding to nearest and denormal numbers taken for zero, as in XLA's own threads.
+_FLOATS = {
+    "x86_64": """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal i64 @set_floats() nounwind {
+  %slot = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %slot)
+  %before = load i32, ptr %slot
+  store i32 40896, ptr %slot ; 0x9FC0: flush, denormals are zero, no traps, to nearest
+  call void @llvm.x86.sse.ldmxcsr(ptr %slot)
+  %wide = zext i32 %before to i64
+  ret i64 %wide
+}
+define internal void @restore_floats(i64 %before) nounwind {
+  %slot = alloca i32
+  %narrow = trunc i64 %before to i32
+  store i32 %narrow, ptr %slot
+  call void @llvm.x86.sse.ldmxcsr(ptr %slot)
+  ret void
+}
+""",
+    "aarch64": """
+declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+define internal i64 @set_floats() nounwind {
+  %before = call i64 @llvm.aarch64.get.fpcr()
+  %nearest = and i64 %before, -12582913 ; all but the rounding mode, bits 22 and 23
+  %flush = or i64 %nearest, 16777216 ; bit 24
+  call void @llvm.aarch64.set.fpcr(i64 %flush)
+  ret i64 %before
+}
+define internal void @restore_floats(i64 %before) nounwind {
+  call void @llvm.aarch64.set.fpcr(i64 %before)
+  ret void
+}
+""",
+}
+
+ARCHITECTURES = tuple(_FLOATS)
+"""Instruction sets for which there are kernels."""
+
+
+class Port(NamedTuple):
+    """An operand or result: elements of one row, their type, and whether all rows share it."""
+
+    size: int
+    dtype: str
+    shared: bool = False
+    read: bool = True  # an operand that is not keeps its slots, but nothing is put there
+
+    @property
+    def bytes(self) -> int:
+        """Size of one element in a buffer."""
+        return 1 if self.dtype == "bool" else 4
+
+
+def kernel_ir(
+    program: str, inputs: Sequence[Port], outputs: Sequence[Port], width: int, tiles: int
+) -> str:
+    """IR of a task that runs `@program` on the rows of `inputs`, `tiles` tiles in a chunk.
+
+    `@program`, which the text `program` defines, is `void (ptr in, ptr out, ptr shared)`: `in` and
+    `out` hold a vector of `width` lanes for each element of the operands (that are not shared) and
+    results, 32 bits a lane; `shared` the addresses of the shared operands. The leading dimension
+    of the first result is the number of rows.
+    """
+    f = Function(_TASK)
+    before = f.op("call i64 @set_floats()")
+    rows = f.op(f"load i64, ptr {f.at('%dims', len(inputs), 'i64')}")
+    buffers = [
+        f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(len(inputs) + len(outputs))
+    ]
+    mapped = [i for i, port in enumerate(inputs) if not port.shared and port.size]
+    results = [i for i, port in enumerate(outputs) if port.size]
+    sides = (
+        [(inputs[i], buffers[i]) for i in mapped],
+        [(outputs[i], buffers[len(inputs) + i]) for i in results],
+    )
+    shared = [b for b, port in zip(buffers, inputs, strict=False) if port.shared]
+    tables = [_pointers(f, len(side)) for side in (*sides, shared)]
+    for i, buffer in enumerate(shared):
+        f.line(f"store ptr {buffer}, ptr {f.at(tables[2], i, 'ptr')}")
+    spare = [[_bytes(f, port.size * port.bytes * width) for port, _ in side] for side in sides]
+    first = f.op(f"mul i64 %chunk, {tiles}")
+    beyond = f.op(f"add i64 {first}, {tiles}")
+    count = f.op(f"sdiv i64 {f.op(f'add i64 {rows}, {width - 1}')}, {width}")
+    fewer = f.op(f"icmp slt i64 {beyond}, {count}")
+    with f.between(first, f.op(f"select i1 {fewer}, i64 {beyond}, i64 {count}")) as tile:
+        row = f.op(f"mul i64 {tile}, {width}")
+        left = f.op(f"sub i64 {rows}, {row}")
+        places = [
+            [f.scaled(buffer, row, port.size * port.bytes, "i8") for port, buffer in side]
+            for side in sides
+        ]
+        _run_tile(f, sides, (places, spare), tables, (left, width))
+    f.line(f"call void @restore_floats(i64 {before})")
+    tile_text = _tile([port for port, _ in sides[0]], [port for port, _ in sides[1]], width)
+    memcpy = "" if _MEMCPY in program else _MEMCPY
+    return program + memcpy + _FLOATS[architecture()] + _STAGE + tile_text + f.text()
+
+
+def _run_tile(
+    f: Function,
+    sides: Sequence[Sequence[tuple[Port, str]]],
+    memory: tuple[list[list[str]], list[list[str]]],
+    tables: list[str],
+    extent: tuple[str, int],
+) -> None:
+    """Runs `@tile` on the rows themselves, or on copies where fewer are left than lanes."""
+    (places, spare), (left, width) = memory, extent
+    call = f"call void @tile(ptr {tables[0]}, ptr {tables[1]}, ptr {tables[2]})"
+    whole, part, after = f.fresh("whole"), f.fresh("part"), f.fresh("after")
+    f.line(f"br i1 {f.op(f'icmp sge i64 {left}, {width}')}, label %{whole}, label %{part}")
+    f.open(whole)
+    _point(f, tables, places)
+    f.line(call)
+    f.line(f"br label %{after}")
+    f.open(part)
+    for (port, _), source, copy in zip(sides[0], places[0], spare[0], strict=True):
+        row = port.size * port.bytes
+        f.line(f"call void @stage(ptr {copy}, ptr {source}, i64 {row}, i64 {left}, i64 {width})")
+    _point(f, tables, spare)
+    f.line(call)
+    for (port, _), target, copy in zip(sides[1], places[1], spare[1], strict=True):
+        size = f.op(f"mul i64 {left}, {port.size * port.bytes}")
+        f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {copy}, i64 {size}, i1 false)")
+    f.line(f"br label %{after}")
+    f.open(after)
+
+
+def _point(f: Function, tables: list[str], places: list[list[str]]) -> None:
+    for table, addresses in zip(tables, places, strict=False):
+        for i, address in enumerate(addresses):
+            f.line(f"store ptr {address}, ptr {f.at(table, i, 'ptr')}")
+
+
+def _pointers(f: Function, count: int) -> str:
+    return f.op(f"alloca [{count} x ptr], align 16")
+
+
+def _bytes(f: Function, count: int) -> str:
+    return f.op(f"alloca [{count} x i8], align 64")
+
+
+def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int) -> str:
+    """Function that runs the program on a whole tile, given where each array's rows begin."""
+    # Not inlined: no float operation may move to before the rounding mode is set.
+    f = Function(_TILE, "noinline")
+    slots = [_bytes(f, 4 * width * sum(p.size for p in side)) for side in (inputs, outputs)]
+    bools = [port.size for port in (*inputs, *outputs) if port.dtype == "bool"]
+    wide = _bytes(f, 4 * width * max(bools, default=0))
+    at = 0
+    for i, port in enumerate(inputs):
+        if port.read:
+            rows = f.op(f"load ptr, ptr {f.at('%from', i, 'ptr')}")
+            _gather(f, port, (rows, f.at(slots[0], at * width), wide), width)
+        at += port.size
+    f.line(f"call void @program(ptr {slots[0]}, ptr {slots[1]}, ptr %shared)")
+    at = 0
+    for i, port in enumerate(outputs):
+        rows = f.op(f"load ptr, ptr {f.at('%to', i, 'ptr')}")
+        _scatter(f, port, (f.at(slots[1], at * width), rows, wide), width)
+        at += port.size
+    return f.text()
+
+
+def _gather(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
+    """Transposes rows of a tile to slots; bools are widened to 32 bits in between."""
+    rows, slots, wide = memory
+    if port.size < _COLUMNS:
+        vectors = [_load(f, port, rows, str(i), width) for i in range(port.size)]
+        places = [[lane * port.size + i for lane in range(width)] for i in range(port.size)]
+        for i, place in enumerate(places):
+            _store(f, _pick(f, vectors, place, width), f.at(slots, i * width), width)
+        return
+    if port.dtype == "bool":
+        with f.repeat(port.size) as step:
+            vector = _load(f, port, rows, step.index, width)
+            _store(f, vector, f.scaled(wide, step.index, width), width)
+        rows = wide
+    for base, target in _units(f, port.size, rows, slots, width):
+        vectors = []
+        for k in range(_COLUMNS):
+            parts = [
+                f.op(f"load <4 x i32>, ptr {f.at(base, r * port.size, 'i32')}, align 4")
+                for r in range(k, width, _COLUMNS)
+            ]
+            vectors.append(_join(f, parts))
+        for k, vector in enumerate(_turn(f, vectors, width)):
+            _store(f, vector, f.at(target, k * width), width)
+
+
+def _scatter(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
+    """Transposes slots to rows of a tile."""
+    slots, rows, wide = memory
+    if port.size < _COLUMNS:
+        vectors = [_slot(f, f.at(slots, i * width), width) for i in range(port.size)]
+        for i in range(port.size):
+            elements = range(i * width, (i + 1) * width)
+            place = [e % port.size * width + e // port.size for e in elements]
+            _put(f, port, _pick(f, vectors, place, width), rows, str(i), width)
+        return
+    target = wide if port.dtype == "bool" else rows
+    for base, source in _units(f, port.size, target, slots, width):
+        vectors = [_slot(f, f.at(source, k * width), width) for k in range(_COLUMNS)]
+        for k, vector in enumerate(_turn(f, vectors, width)):
+            for quarter, r in enumerate(range(k, width, _COLUMNS)):
+                lanes = range(_COLUMNS * quarter, _COLUMNS * (quarter + 1))
+                part = _shuffle(f, vector, vector, lanes, width)
+                f.line(f"store <4 x i32> {part}, ptr {f.at(base, r * port.size)}, align 4")
+    if port.dtype == "bool":
+        with f.repeat(port.size) as step:
+            vector = _slot(f, f.scaled(target, step.index, width), width)
+            _put(f, port, vector, rows, step.index, width)
+
+
+def _units(f: Function, size: int, rows: str, slots: str, width: int) -> Iterator[tuple[str, str]]:
+    """Yields where each unit of columns begins in the rows and in the slots.
+
+    The last unit begins early enough to be whole.
+    """
+    whole = size // _COLUMNS
+    with f.repeat(whole) as unit:
+        yield f.scaled(rows, unit.index, _COLUMNS), f.scaled(slots, unit.index, _COLUMNS * width)
+    if size % _COLUMNS:
+        yield f.at(rows, size - _COLUMNS), f.at(slots, (size - _COLUMNS) * width)
+
+
+def _turn(f: Function, vectors: Sequence[str], width: int) -> list[str]:
+    """Transposes the 4 x 4 blocks that four vectors hold in each 128 bits."""
+    low = [lane + half for lane in (0, 1) for half in (0, width)]
+    high = [lane + half for lane in (2, 3) for half in (0, width)]
+    first, last = [0, 1, width, width + 1], [2, 3, width + 2, width + 3]
+
+    def pair(a: str, b: str, pattern: Sequence[int]) -> str:
+        blocks = range(0, width, _COLUMNS)
+        return _shuffle(f, a, b, [block + lane for block in blocks for lane in pattern], width)
+
+    v = vectors
+    a, b = pair(v[0], v[1], low), pair(v[0], v[1], high)
+    c, d = pair(v[2], v[3], low), pair(v[2], v[3], high)
+    return [pair(a, c, first), pair(a, c, last), pair(b, d, first), pair(b, d, last)]
+
+
+def _pick(f: Function, vectors: Sequence[str], places: Sequence[int], width: int) -> str:
+    """Vector of the elements `places` of the concatenation of vectors."""
+    result = vectors[0]
+    for i, vector in enumerate(vectors[1:], 1):
+        lanes = [
+            place - (i - 1) * width if place // width == i else lane
+            for lane, place in enumerate(places)
+        ]
+        if i == 1:
+            lanes = [place if place < 2 * width else 0 for place in places]
+        result = _shuffle(f, result, vector, lanes, width)
+    return result
+
+
+def _join(f: Function, parts: list[str]) -> str:
+    """Concatenation of vectors."""
+    lanes = _COLUMNS
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [_shuffle(f, a, b, range(2 * lanes), lanes) for a, b in pairs]
+        lanes *= 2
+    return parts[0]
+
+
+def _shuffle(f: Function, a: str, b: str, lanes: Sequence[int], width: int) -> str:
+    vector, places = f"<{width} x i32>", ", ".join(f"i32 {lane}" for lane in lanes)
+    return f.op(f"shufflevector {vector} {a}, {vector} {b}, <{len(lanes)} x i32> <{places}>")
+
+
+def _load(f: Function, port: Port, rows: str, number: str, width: int) -> str:
+    """Vector `number` of the consecutive elements of a tile."""
+    kind = "i8" if port.dtype == "bool" else "i32"
+    place = f.scaled(rows, number, width, kind)
+    vector = f.op(f"load <{width} x {kind}>, ptr {place}, align {port.bytes}")
+    return f.op(f"zext <{width} x i8> {vector} to <{width} x i32>") if kind == "i8" else vector
+
+
+def _put(f: Function, port: Port, vector: str, rows: str, number: str, width: int) -> None:
+    """Stores vector `number` of the consecutive elements of a tile."""
+    kind = "i8" if port.dtype == "bool" else "i32"
+    if kind == "i8":
+        vector = f.op(f"trunc <{width} x i32> {vector} to <{width} x i8>")
+    place = f.scaled(rows, number, width, kind)
+    f.line(f"store <{width} x {kind}> {vector}, ptr {place}, align {port.bytes}")
+
+
+def _slot(f: Function, place: str, width: int) -> str:
+    return f.op(f"load <{width} x i32>, ptr {place}, align {4 * width}")
+
+
+def _store(f: Function, vector: str, slot: str, width: int) -> None:
+    f.line(f"store <{width} x i32> {vector}, ptr {slot}, align {4 * width}")

@@ -1,0 +1,367 @@
+"""Arrays in memory: where an index is only known when the program runs, elements have addresses.
+
+A state of an array is a node: "pack" (elements, never written), "table" (known numbers), "memory" (a copy of
+its own, which may be written), "store" (the state after a write), or what a loop carries or records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jax.extend import core
+
+from seedbed.simd.graph import Graph, Loop, Node, is_constant
+from seedbed.types import SeedbedError
+
+POSITIONS = 256  # as many places are compared with an index that differs from lane to lane
+
+
+class Unsupported(SeedbedError):
+    """A function holds something that has no scalar form."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memory:
+    """A state of an array in memory."""
+
+    node: Node
+    shape: tuple[int, ...]
+    home: Loop | None  # the loop in whose body it may be written
+
+    @property
+    def dtype(self) -> str:
+        """Type of the elements."""
+        return self.node.dtype
+
+    @property
+    def size(self) -> int:
+        """Count of the elements."""
+        return math.prod(self.shape)
+
+
+Value = np.ndarray | Memory
+"""An array of nodes, or an array in memory."""
+
+
+class Tracer(Protocol):
+    """What reads and writes need of the interpreter."""
+
+    graph: Graph
+    around: list[Loop]
+    superseded: set[int]
+
+    def elements(self, value: Value) -> Any:
+        """Returns the nodes of a value."""
+        ...
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+        """Returns the values of a jaxpr's results."""
+        ...
+
+
+Special = Callable[[Any, Any, list[Value]], Sequence[Value]]
+
+
+def load(g: Graph, state: Node, base: Node, offset: int) -> Node:
+    """Returns the element at `base + offset`; `base` is an int32 node, constant or not."""
+    if is_constant(base):
+        offset, base = offset + int(base.value), g.constant(0, "int32")
+        if state.op == "pack":
+            return state.args[offset]
+        if state.op == "table":
+            return g.constant(np.frombuffer(state.value[0], state.dtype)[offset], state.dtype)
+    uniform = state.uniform and base.uniform
+    return g.make("load", (state, base), offset, state.dtype, uniform=uniform)
+
+
+def elements(tracer: Tracer, memory: Memory) -> np.ndarray:
+    """Reads every element."""
+    zero = tracer.graph.constant(0, "int32")
+    nodes = np.empty(memory.size, object)
+    for i in range(memory.size):
+        nodes[i] = load(tracer.graph, memory.node, zero, i)
+    return nodes.reshape(memory.shape)
+
+
+def readable(tracer: Tracer, value: Value) -> Memory:
+    """Returns a value as an array with addresses."""
+    if isinstance(value, Memory):
+        return value
+    g, nodes = tracer.graph, [*value.reshape(-1)]
+    dtype = nodes[0].dtype
+    if all(is_constant(n) for n in nodes):
+        data = np.array([n.value for n in nodes], dtype).tobytes()
+        node = g.make("table", (), (data, len(nodes)), dtype, uniform=True)
+    else:
+        node = g.make("pack", nodes, len(nodes), dtype)
+    return Memory(node, value.shape, None)
+
+
+def writable(tracer: Tracer, value: Value) -> Memory:
+    """Returns a state that may be written where the tracer is: the value's own, or that of a copy."""
+    here = tracer.around[-1] if tracer.around else None
+    memory = readable(tracer, value)
+    if memory.node.op in ("memory", "store", "variable", "result") and memory.home is here:
+        if memory.node.id not in tracer.superseded:
+            return memory
+        memory = readable(tracer, elements(tracer, memory))
+    loops = frozenset[Loop]() if here is None else frozenset((here,))
+    node = tracer.graph.make(
+        "memory", (memory.node,), memory.size, memory.dtype, uniform=False, loops=loops
+    )
+    return Memory(node, memory.shape, here)
+
+
+def store(tracer: Tracer, memory: Memory, base: Node, offset: int, value: Node) -> Memory:
+    """Returns the state after a write at `base + offset`."""
+    tracer.superseded.add(memory.node.id)
+    args = (memory.node, base, value)
+    node = tracer.graph.make("store", args, offset, memory.dtype, uniform=False)
+    return dataclasses.replace(memory, node=node)
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _address(g: Graph, starts: Sequence[Node], strides: Sequence[int]) -> Node:
+    total = g.constant(0, "int32")
+    for start, stride in zip(starts, strides, strict=True):
+        total = g.apply("add", total, g.apply("mul", start, g.constant(stride, "int32")))
+    return total
+
+
+def _clamped(g: Graph, start: Node, last: int) -> Node:
+    """Returns an int32 index kept within 0..last."""
+    if last == 0:
+        return g.constant(0, "int32")
+    start = g.convert(start, "int32")
+    return g.apply("min", g.constant(last, "int32"), g.apply("max", g.constant(0, "int32"), start))
+
+
+def _chosen(g: Graph, base: Node, count: int, at: Callable[[int], Node]) -> Node:
+    """Returns `at(base)` for an index that differs from lane to lane."""
+    if count > POSITIONS:
+        raise Unsupported(
+            f"an index that differs between examples reaches {count} places (at most {POSITIONS}): "
+            "use a smaller array, or a loop over it"
+        )
+    chosen = at(0)
+    for i in range(1, count):
+        chosen = g.select(g.apply("eq", base, g.constant(i, "int32")), at(i), chosen)
+    return chosen
+
+
+def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
+    """Returns the element at `base + offset`, whatever kind of index it is."""
+    g = tracer.graph
+    if base.uniform:
+        return load(g, readable(tracer, value).node, base, offset)
+    nodes = tracer.elements(value).reshape(-1)
+    last = len(nodes) - 1
+    return _chosen(g, base, len(nodes) - offset, lambda i: nodes[min(i + offset, last)])
+
+
+def write(tracer: Tracer, value: Value, base: Node, offset: int, new: Node) -> Value:
+    """Returns the array after a write at `base + offset`, whatever kind of index it is."""
+    g = tracer.graph
+    if base.uniform and not (is_constant(base) and not isinstance(value, Memory)):
+        return store(tracer, writable(tracer, value), base, offset, new)
+    nodes = tracer.elements(value).copy()
+    if is_constant(base):
+        nodes.flat[int(base.value) + offset] = new
+        return nodes
+    if nodes.size > POSITIONS:
+        _chosen(g, base, nodes.size, lambda i: new)
+    for i in range(nodes.size):
+        hit = g.apply("eq", base, g.constant(i - offset, "int32"))
+        nodes.flat[i] = g.select(hit, new, nodes.flat[i])
+    return nodes
+
+
+def _dynamic_slice(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    operand, g = args[0], tracer.graph
+    sizes, shape = equation.params["slice_sizes"], operand.shape
+    starts = [
+        _clamped(g, tracer.elements(a)[()], whole - size)
+        for a, whole, size in zip(args[1:], shape, sizes, strict=True)
+    ]
+    strides = _strides(shape)
+    base = _address(g, starts, strides)
+    result = np.empty(sizes, object)
+    for place in np.ndindex(*sizes):
+        offset = sum(i * s for i, s in zip(place, strides, strict=True))
+        result[place] = read(tracer, operand, base, offset)
+    return [result]
+
+
+def _dynamic_update_slice(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    value, g = args[0], tracer.graph
+    update = tracer.elements(args[1])
+    starts = [
+        _clamped(g, tracer.elements(a)[()], whole - size)
+        for a, whole, size in zip(args[2:], value.shape, update.shape, strict=True)
+    ]
+    strides = _strides(value.shape)
+    base = _address(g, starts, strides)
+    for place in np.ndindex(*update.shape):
+        offset = sum(i * s for i, s in zip(place, strides, strict=True))
+        value = write(tracer, value, base, offset, update[place])
+    return [value]
+
+
+def _mode(equation: Any) -> str:
+    mode = equation.params["mode"]
+    return str(getattr(mode, "name", mode))
+
+
+def _start(
+    g: Graph, indices: Sequence[Node], dims: Sequence[int], lasts: Sequence[int], mode: str
+) -> tuple[list[Node], Node]:
+    """Returns the index along each dimension, kept in bounds, and whether it was in bounds."""
+    starts, inside = [g.constant(0, "int32")] * len(lasts), g.constant(True, "bool")
+    for index, dim in zip(indices, dims, strict=True):
+        index = g.convert(index, "int32")
+        starts[dim] = index if mode == "PROMISE_IN_BOUNDS" else _clamped(g, index, lasts[dim])
+        if mode == "FILL_OR_DROP":
+            low = g.apply("ge", index, g.constant(0, "int32"))
+            high = g.apply("le", index, g.constant(lasts[dim], "int32"))
+            inside = g.apply("and", inside, g.apply("and", low, high))
+    return starts, inside
+
+
+def _is_static(indices: np.ndarray) -> bool:
+    return all(is_constant(n) for n in indices.reshape(-1))
+
+
+def _fill(value: Any, dtype: np.dtype) -> Any:
+    """Returns what stands for elements beyond an array (jax.numpy's indexing)."""
+    if value is not None:
+        return value
+    if dtype.kind == "f":
+        return np.nan
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
+
+
+def _gather(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    operand, indices = args[0], tracer.elements(args[1])
+    params, g = equation.params, tracer.graph
+    dims, sizes, shape = params["dimension_numbers"], params["slice_sizes"], operand.shape
+    if dims.operand_batching_dims:
+        raise Unsupported("gather with batching dimensions has no scalar form: index by one array")
+    out_shape = equation.outvars[0].aval.shape
+    dropped = [d for d in range(len(shape)) if d not in dims.collapsed_slice_dims]
+    batch_dims = [d for d in range(len(out_shape)) if d not in dims.offset_dims]
+    lasts = [whole - size for whole, size in zip(shape, sizes, strict=True)]
+    strides, result = _strides(shape), np.empty(out_shape, object)
+    fill = _fill(params["fill_value"], equation.outvars[0].aval.dtype)
+    for place in np.ndindex(*out_shape):
+        vector = indices[tuple(place[d] for d in batch_dims)]
+        starts, inside = _start(g, vector, dims.start_index_map, lasts, _mode(equation))
+        offset = sum(place[d] * strides[k] for d, k in zip(dims.offset_dims, dropped, strict=True))
+        node = read(tracer, operand, _address(g, starts, strides), offset)
+        result[place] = g.select(inside, node, g.constant(fill, node.dtype))
+    return [result]
+
+
+def _scatter(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    value, indices, updates = args[0], tracer.elements(args[1]), tracer.elements(args[2])
+    g, dims = tracer.graph, equation.params["dimension_numbers"]
+    op = {
+        "scatter": None,
+        "scatter-add": "add",
+        "scatter-mul": "mul",
+        "scatter-min": "min",
+        "scatter-max": "max",
+    }[equation.primitive.name]
+    if dims.operand_batching_dims:
+        raise Unsupported("scatter with batching dimensions has no scalar form: index by one array")
+    shape = value.shape
+    window = [d for d in range(len(shape)) if d not in dims.inserted_window_dims]
+    extent = [1] * len(shape)
+    for d, k in zip(dims.update_window_dims, window, strict=True):
+        extent[k] = updates.shape[d]
+    lasts = [whole - size for whole, size in zip(shape, extent, strict=True)]
+    batch_dims = [d for d in range(updates.ndim) if d not in dims.update_window_dims]
+    strides = _strides(shape)
+    for place in np.ndindex(*updates.shape):
+        vector = indices[tuple(place[d] for d in batch_dims)]
+        starts, inside = _start(
+            g, vector, dims.scatter_dims_to_operand_dims, lasts, _mode(equation)
+        )
+        base = _address(g, starts, strides)
+        offset = sum(
+            place[d] * strides[k] for d, k in zip(dims.update_window_dims, window, strict=True)
+        )
+        new, old = updates[place], None
+        if op is not None or not is_constant(inside):
+            old = read(tracer, value, base, offset)
+            new = new if op is None else g.apply(op, old, new)
+            new = g.select(inside, new, old)
+        value = write(tracer, value, base, offset, new)
+    return [value]
+
+
+INDEXED: dict[str, Special] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    "scatter": _scatter,
+    "scatter-add": _scatter,
+    "scatter-mul": _scatter,
+    "scatter-min": _scatter,
+    "scatter-max": _scatter,
+}
+
+
+def indexed_variables(jaxpr: Any) -> set[Any]:
+    """Returns the variables of a jaxpr that are indexed by something not written as a number."""
+    found: set[Any] = set()
+    for equation in reversed(jaxpr.eqns):
+        if equation.primitive.name in INDEXED and not isinstance(equation.invars[0], core.Literal):
+            dynamic = any(not isinstance(atom, core.Literal) for atom in _places(equation))
+            if dynamic or any(result in found for result in equation.outvars):
+                found.add(equation.invars[0])
+        for inner, atoms, results in inner_jaxprs(equation):
+            inside = indexed_variables(inner)
+            outputs = dict(zip(inner.outvars, results, strict=False))
+            for variable, atom in zip(inner.invars, atoms, strict=True):
+                if isinstance(atom, core.Literal):
+                    continue
+                if variable in inside or outputs.get(variable) in found:
+                    found.add(atom)
+    return found
+
+
+def _places(equation: Any) -> Sequence[Any]:
+    """Returns the operands of an indexing that say where."""
+    name, operands = equation.primitive.name, equation.invars
+    if name.startswith("scatter"):
+        return operands[1:2]
+    return operands[2:] if name == "dynamic_update_slice" else operands[1:]
+
+
+def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]]:
+    """Returns (jaxpr, what goes in, what comes out) for the jaxprs inside an equation."""
+    params, atoms = equation.params, equation.invars
+    name = equation.primitive.name
+    if name == "cond":
+        return [(b.jaxpr, atoms[1:], equation.outvars) for b in params["branches"]]
+    if name == "while":
+        cond, body = params["cond_nconsts"], params["body_nconsts"]
+        inits = atoms[cond + body :]
+        return [
+            (params["cond_jaxpr"].jaxpr, [*atoms[:cond], *inits], ()),
+            (params["body_jaxpr"].jaxpr, [*atoms[cond : cond + body], *inits], equation.outvars),
+        ]
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in params:
+            inner = params[key]
+            return [(getattr(inner, "jaxpr", inner), atoms, equation.outvars)]
+    return []

@@ -1,0 +1,326 @@
+"""Where each operation of a program goes: what is live, in which loop, fused with what, and in what order."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from seedbed.simd.graph import FLOATS, Carry, Graph, Loop, Node, Record
+from seedbed.simd.trace import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """A product taken into a sum: `±a * b ± c`, rounded once."""
+
+    a: Node
+    b: Node
+    c: Node
+    minus_product: bool
+    minus_c: bool
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Guard:
+    """Items that run only where `mask` holds in some lane."""
+
+    mask: Node
+    items: list[Item]
+    selects: list[Node]  # those of the items that are y where nothing runs: select(mask, x, y)
+    kept: list[Node] = dataclasses.field(default_factory=list)  # what later guards read
+
+
+Item = Node | Loop | Guard
+
+
+class Live:
+    """What a program's results need, and who uses it."""
+
+    def __init__(self, program: Program) -> None:
+        self.graph: Graph = program.graph
+        self.outputs = [n for o in program.outputs for n in o.nodes.reshape(-1)]
+        self.nodes: set[Node] = set()
+        self.carries: dict[Loop, list[tuple[int, Carry]]] = {}
+        self.records: dict[Loop, list[tuple[int, Record]]] = {}
+        self.results: dict[Loop, list[Node]] = {}  # of its scalars
+        self.indices: dict[Loop, list[Node]] = {}
+        self.readers: dict[Node, list[Node]] = {}
+        self.fused: dict[Node, Fused] = {}
+        self._mark(self.outputs)
+        self._fuse()
+
+    def _mark(self, roots: Iterable[Node]) -> None:
+        waiting, seen = [*roots], set[tuple[Loop, str, int]]()
+        while waiting:
+            node = waiting.pop()
+            if node in self.nodes:
+                continue
+            self.nodes.add(node)
+            waiting += node.args
+            if node.op not in ("variable", "result", "record", "index"):
+                continue
+            loop = self.graph.loops[node.value[0]]
+            if loop not in self.carries:
+                self.carries[loop], self.records[loop] = [], []
+                self.results[loop], self.indices[loop] = [], []
+                waiting += [loop.condition] if loop.condition is not None else []
+            if node.op == "index":
+                self.indices[loop].append(node)
+                continue
+            if node.op == "result" and loop.carries[node.value[1]].size is None:
+                self.results[loop].append(node)
+            kind = "record" if node.op == "record" else "carry"
+            if (loop, kind, k := node.value[1]) in seen:
+                continue
+            seen.add((loop, kind, k))
+            if kind == "record":
+                self.records[loop].append((k, loop.records[k]))
+                waiting += loop.records[k].values
+            else:
+                self.carries[loop].append((k, loop.carries[k]))
+                waiting += [loop.carries[k].init, loop.carries[k].final]
+        for node in sorted(self.nodes, key=lambda n: n.id):
+            for arg in node.args:
+                self.readers.setdefault(arg, []).append(node)
+        for pairs in (*self.carries.values(), *self.records.values()):
+            pairs.sort(key=lambda pair: pair[0])
+        for nodes in self.results.values():
+            nodes.sort(key=lambda node: node.id)
+
+    def operands(self, node: Node) -> tuple[Node, ...]:
+        """Returns what computing a node reads."""
+        fused = self.fused.get(node)
+        return (fused.a, fused.b, fused.c) if fused is not None else node.args
+
+    def ends(self, loop: Loop) -> Iterator[Node]:
+        """Goes through what a loop's body reads at its end, and its condition."""
+        for _, carry in self.carries[loop]:
+            yield carry.final
+        for _, record in self.records[loop]:
+            yield from record.values
+        if loop.condition is not None:
+            yield loop.condition
+
+    def _fuse(self) -> None:
+        """Takes each product into the sums that are its only readers."""
+        held = {*self.outputs}
+        for loop, carries in self.carries.items():
+            held |= {*self.ends(loop), *(c.init for _, c in carries)}
+
+        def fusible(product: Node, reader: Node) -> bool:
+            return (
+                product.op == "mul"
+                and product.dtype in FLOATS
+                and self.readers[product] == [reader]
+                and product not in held
+                and product.loops == reader.loops
+            )
+
+        for node in sorted(self.nodes, key=lambda n: n.id):
+            if node.op not in ("add", "sub") or node.dtype not in FLOATS:
+                continue
+            for product, other in ((node.args[1], node.args[0]), node.args):
+                if fusible(product, node):
+                    second = product is node.args[1]
+                    self.fused[node] = Fused(
+                        product.args[0],
+                        product.args[1],
+                        other,
+                        minus_product=node.op == "sub" and second,
+                        minus_c=node.op == "sub" and not second,
+                    )
+                    self.nodes.discard(product)
+                    break
+
+
+def innermost(loops: Iterable[Loop]) -> Loop | None:
+    """Returns the deepest of loops."""
+    return max(loops, key=lambda loop: loop.depth, default=None)
+
+
+class Schedule:
+    """The items of every loop body (and of the whole program, under None), and what comes before what."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.items: dict[Loop | None, list[Node | Loop]] = {None: []}
+        self.before: dict[Node | Loop, set[Node | Loop]] = {}  # in the same body
+        self.readers: dict[Node | Loop, set[Node | Loop]] = {}  # of its values, in the same body
+        self.held: set[Node | Loop] = set()  # read at the end of a body, or a result
+        self.taken: set[tuple[Loop, int]] = set()  # carries kept where their first state is
+        self._ranks: dict[Node | Loop, int] = {}
+        self._place()
+        self._connect()
+        self._arrange()
+
+    def _place(self) -> None:
+        nodes = [n for n in self.live.nodes if n.op not in _GIVEN]
+        for item in (*nodes, *self.live.carries):
+            self.items.setdefault(innermost(item.loops), []).append(item)
+            self.before[item], self.readers[item] = set(), set()
+        for items in self.items.values():
+            items.sort(key=self._written)
+
+    def source(self, node: Node) -> Node | Loop | None:
+        """Returns the item that makes a node; None for what is there from the start."""
+        if node.op in ("result", "record"):
+            return self.live.graph.loops[node.value[0]]
+        return node if node in self.before else None
+
+    def needed(self, node: Node) -> set[Node | Loop]:
+        """Returns the items of a node's body without which it cannot be computed."""
+        source = self.source(node)
+        return self._needed([] if source is None else [source])
+
+    def _needed(self, waiting: list[Node | Loop]) -> set[Node | Loop]:
+        found: set[Node | Loop] = set()
+        while waiting:
+            item = waiting.pop()
+            if item not in found:
+                found.add(item)
+                waiting += self.before[item]
+        return found
+
+    def rank(self, item: Node | Loop) -> int:
+        """Returns an item's place in the order in which the last results want them."""
+        return self._ranks[item]
+
+    def _arrange(self) -> None:
+        """Ranks items by a walk from each body's last ones, in the order of the program, to what they read.
+
+        What is summed up step by step over a long stretch is so computed in one go, in a register.
+        """
+        for items in self.items.values():
+            for last in items:
+                if not self.readers[last]:
+                    self._walk(last)
+            for item in items:
+                self._walk(item)
+
+    def _walk(self, last: Node | Loop) -> None:
+        waiting: list[tuple[Node | Loop, bool]] = [(last, False)]
+        while waiting:
+            item, seen = waiting.pop()
+            if item in self._ranks:
+                continue
+            if seen:
+                self._ranks[item] = len(self._ranks)
+                continue
+            waiting.append((item, True))
+            earlier = sorted(self.before[item], key=self._written, reverse=True)
+            waiting += [(e, False) for e in earlier if e not in self._ranks]
+
+    def _written(self, item: Node | Loop) -> tuple[int, int]:
+        """Returns an item's place in the program as it was written."""
+        if isinstance(item, Node):
+            return item.id, 0
+        results = [c.variable.id for _, c in self.live.carries[item]]
+        results += [r.array.id for _, r in self.live.records[item]]
+        return max(results, default=0), 1
+
+    def _connect(self) -> None:
+        users: dict[Node, list[tuple[Node | Loop | None, Loop | None]]] = {}
+
+        def use(node: Node, reader: Node | Loop | None, block: Loop | None) -> None:
+            users.setdefault(node, []).append((reader, block))
+            made = self.source(node)
+            if made is None:
+                return
+            reader = _lifted(reader, block, innermost(made.loops))
+            if reader is None:
+                self.held.add(made)
+            elif reader is not made:
+                self.before[reader].add(made)
+                self.readers[made].add(reader)
+
+        for node in self.live.nodes:
+            if node in self.before:
+                for arg in self.live.operands(node):
+                    use(arg, node, innermost(node.loops))
+        for loop, carries in self.live.carries.items():
+            for _, carry in carries:
+                use(carry.init, loop, innermost(loop.loops))
+            for node in self.live.ends(loop):
+                use(node, None, loop)
+        for node in self.live.outputs:
+            use(node, None, None)
+        for node in self.live.nodes:
+            if node.op == "store":  # whoever reads the state before it comes before it
+                home = innermost(node.loops)
+                for reader, block in users[node.args[0]]:
+                    first = _lifted(reader, block, home)
+                    if first is not None and first is not node:
+                        self.before[node].add(first)
+        for loop in sorted(self.live.carries, key=lambda each: each.number):
+            for k, carry in self.live.carries[loop]:
+                if carry.size is not None and self._may_take(loop, k, carry.init):
+                    self._take(loop, k, users[carry.init])
+
+    def _may_take(self, loop: Loop, k: int, state: Node) -> bool:
+        """Tells whether a loop's array may be written where its first state is."""
+        if state.op in ("memory", "store", "result"):
+            return True
+        if state.op != "variable":
+            return False
+        around = self.live.graph.loops[state.value[0]]
+        final = around.carries[state.value[1]].final
+        is_own = final.op == "result" and final.value == (loop.number, k)
+        return is_own and innermost(loop.loops) is around
+
+    def _take(
+        self, loop: Loop, k: int, users: list[tuple[Node | Loop | None, Loop | None]]
+    ) -> None:
+        """Lets a loop write over its first state, after the state's other readers, if they can be before."""
+        home = innermost(loop.loops)
+        readers = [_lifted(reader, block, home) for reader, block in users]
+        if readers.count(loop) != 1 or None in readers:
+            return
+        others = {r for r in readers if r is not None and r is not loop}
+        if any(loop in self._needed([other]) for other in others):
+            return
+        self.before[loop] |= others
+        self.taken.add((loop, k))
+
+
+_GIVEN = ("constant", "variable", "index", "result", "record", "table")
+
+
+def _lifted(
+    reader: Node | Loop | None, block: Loop | None, home: Loop | None
+) -> Node | Loop | None:
+    """Returns the item of body `home` that holds a reader in body `block`; None for its end."""
+    while block is not home and block is not None:
+        reader, block = block, innermost(block.loops)
+    return reader
+
+
+def sort(
+    items: Sequence[Item],
+    before: Callable[[Item], Iterable[Item]],
+    rank: Callable[[Item], int],
+) -> list[Item]:
+    """Returns items in an order that works, as near as can be to that of their ranks."""
+    waiting: dict[Item, int] = {}
+    after: dict[Item, list[Item]] = {item: [] for item in items}
+    for item in items:
+        earlier = [e for e in before(item) if e in after and e is not item]
+        waiting[item] = len(earlier)
+        for e in earlier:
+            after[e].append(item)
+    heap = [(rank(item), i) for i, item in enumerate(items) if not waiting[item]]
+    place = {item: i for i, item in enumerate(items)}
+    heapq.heapify(heap)
+    ordered: list[Item] = []
+    while heap:
+        item = items[heapq.heappop(heap)[1]]
+        ordered.append(item)
+        for later in after[item]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(heap, (rank(later), place[later]))
+    if len(ordered) != len(items):
+        raise RuntimeError(
+            "an array that a loop writes is read after it was written over: copy it before"
+        )
+    return ordered

@@ -1,0 +1,240 @@
+"""Evaluates a program with numpy, all examples at once: the oracle in tests.
+
+float32 programs run in float32 without fused multiply-adds; programs traced in float64 run in float64, their
+elementary functions by numpy and Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from seedbed.simd.arithmetic import convert, numpy_operation
+from seedbed.simd.graph import Carry, Loop, Node, Record
+from seedbed.simd.trace import Program
+
+
+def evaluate(program: Program, operands: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the results `[B, ...]` for operands `[B, ...]`, of which the shared ones have no B."""
+    arrays = [np.asarray(o) for o in operands]
+    sizes = {len(a) for a, o in zip(arrays, program.inputs, strict=True) if not o.shared}
+    if len(sizes) > 1:
+        raise ValueError(f"the operands' batches differ in size: {sorted(sizes)}")
+    batch = sizes.pop() if sizes else 1
+    with np.errstate(all="ignore"):
+        values = _Evaluation(program, arrays).run()
+    results = []
+    for operand in program.outputs:
+        columns = [np.broadcast_to(values[n], (batch,)) for n in operand.nodes.reshape(-1)]
+        stacked = np.stack(columns, -1) if columns else np.empty((batch, 0))
+        results.append(stacked.astype(operand.dtype).reshape(batch, *operand.shape))
+    return results
+
+
+class _Evaluation:
+    """The values of nodes: numbers by example (`[B]` or, for all, `[]`), arrays `[size, B]`."""
+
+    def __init__(self, program: Program, arrays: Sequence[np.ndarray]) -> None:
+        self._loops = program.graph.loops
+        self._inputs = [
+            a.reshape(-1) if o.shared else a.reshape(len(a), math.prod(o.shape)).T
+            for a, o in zip(arrays, program.inputs, strict=True)
+        ]
+        self._values: dict[Node, Any] = {}
+        self._outputs = [n for o in program.outputs for n in o.nodes.reshape(-1)]
+        self._carries: dict[Loop, dict[int, Carry]] = {}  # those that matter
+        self._records: dict[Loop, dict[int, Record]] = {}
+        live = self._mark(self._outputs)
+        # a node is made after all that it reads, so that the order of their making will do
+        self._bodies: dict[Loop | None, list[Node]] = {}
+        self._results: dict[Loop, list[Node]] = {}
+        for node in sorted(live, key=lambda n: n.id):
+            home = max(node.loops, key=lambda loop: loop.depth, default=None)
+            self._bodies.setdefault(home, []).append(node)
+            if node.op == "result":
+                self._results.setdefault(self._loops[node.value[0]], []).append(node)
+
+    def run(self) -> dict[Node, Any]:
+        self._compute(self._bodies.get(None, []), np.True_)
+        return self._values
+
+    def _mark(self, roots: Iterable[Node]) -> set[Node]:
+        """Returns the nodes that the roots need, loops included."""
+        live, waiting = set[Node](), [*roots]
+        while waiting:
+            node = waiting.pop()
+            if node in live:
+                continue
+            live.add(node)
+            waiting += node.args
+            if node.op not in ("variable", "result", "record"):
+                continue
+            loop, k = self._loops[node.value[0]], node.value[1]
+            carries = self._carries.setdefault(loop, {})
+            records = self._records.setdefault(loop, {})
+            waiting += [loop.condition] if loop.condition is not None else []
+            if node.op == "record":
+                records[k] = loop.records[k]
+                waiting += records[k].values
+            else:
+                carries[k] = loop.carries[k]
+                waiting += [carries[k].variable, carries[k].init, carries[k].final]
+        return live
+
+    def _needed(self, root: Node) -> set[Node]:
+        """Returns the nodes from which a loop's condition is computed in each iteration."""
+        needed, waiting = set[Node](), [root]
+        while waiting:
+            node = waiting.pop()
+            if node in needed:
+                continue
+            needed.add(node)
+            waiting += node.args
+            if node.op in ("result", "record"):
+                inner = self._loops[node.value[0]]
+                waiting += [n for c in self._carries[inner].values() for n in (c.init, c.final)]
+                waiting += [n for r in self._records[inner].values() for n in r.values]
+                waiting += [inner.condition] if inner.condition is not None else []
+        return needed
+
+    def _compute(self, nodes: Sequence[Node], active: Any) -> None:
+        """Computes nodes in order; `active` are the examples that still run."""
+        finished = set[Loop]()
+        for node in nodes:
+            if node.op in ("variable", "index"):
+                continue
+            if node.op in ("result", "record"):
+                loop = self._loops[node.value[0]]
+                if loop not in finished:
+                    finished.add(loop)
+                    self._run_loop(loop, active)
+                continue
+            self._values[node] = self._operation(node)
+
+    def _run_loop(self, loop: Loop, active: Any) -> None:
+        values, carries = self._values, self._carries[loop]
+        for carry in carries.values():
+            values[carry.variable] = values[carry.init]
+        if loop.length is None:
+            self._run_while(loop, active)
+        else:
+            self._run_counted(loop, loop.length, active)
+        for node in self._results.get(loop, ()):
+            values[node] = values[carries[node.value[1]].variable]
+
+    def _run_counted(self, loop: Loop, length: int, active: Any) -> None:
+        values, carries, records = self._values, self._carries[loop], self._records[loop]
+        rows: dict[int, list[list[Any]]] = {k: [[]] * length for k in records}
+        order = range(length)
+        for i in reversed(order) if loop.reverse else order:
+            for node in self._bodies.get(loop, []):
+                if node.op == "index":
+                    values[node] = np.int32(i)
+            self._compute(self._bodies.get(loop, []), active)
+            for k, record in records.items():
+                rows[k][i] = [values[n] for n in record.values]
+            finals = [values[c.final] for c in carries.values()]
+            for carry, final in zip(carries.values(), finals, strict=True):
+                values[carry.variable] = final
+        for k, record in records.items():
+            values[record.array] = _stack([x for row in rows[k] for x in row])
+
+    def _run_while(self, loop: Loop, active: Any) -> None:
+        """Runs until no example goes on; one that has stopped keeps what it has."""
+        values, carries, condition = self._values, self._carries[loop], loop.condition
+        assert condition is not None
+        body, first = self._bodies.get(loop, []), self._needed(condition)
+        before, after = [n for n in body if n in first], [n for n in body if n not in first]
+        while True:
+            self._compute(before, active)
+            going = np.logical_and(active, values[condition])
+            if not going.any():
+                return
+            self._compute(after, going)
+            finals = [values[c.final] for c in carries.values()]
+            for carry, final in zip(carries.values(), finals, strict=True):
+                old, wide = values[carry.variable], going
+                if carry.size is not None:
+                    old, final, wide = _columns(old), _columns(final), going.reshape(1, -1)
+                values[carry.variable] = np.where(wide, final, old)
+
+    def _operation(self, node: Node) -> Any:
+        args = [self._values[a] for a in node.args]
+        op = node.op
+        if op == "constant":
+            return node.value
+        if op == "input":
+            operand, element = node.value
+            return self._inputs[operand][element]
+        if op == "select":
+            return np.where(*args)
+        if op == "convert":
+            return convert(args[0], node.dtype)
+        if op == "bitcast":
+            return np.ascontiguousarray(args[0]).view(node.dtype).reshape(np.shape(args[0]))
+        if op == "pack":
+            return _stack(args)
+        if op == "table":
+            return np.frombuffer(node.value[0], node.dtype)
+        if op == "memory":
+            return args[0]
+        if op == "load":
+            return args[0][int(args[1]) + node.value]
+        if op == "store":
+            return _stored(args[0], int(args[1]) + node.value, args[2])
+        if op == "rem" and node.dtype not in ("float32", "float64"):
+            return np.where(args[1] == 0, args[0], numpy_operation("rem")(*args))
+        return (_FUNCTIONS.get(op) or numpy_operation(op))(*args)
+
+
+def _stack(elements: Sequence[Any]) -> np.ndarray:
+    return np.stack(np.broadcast_arrays(*elements)) if elements else np.empty(0)
+
+
+def _columns(array: np.ndarray) -> np.ndarray:
+    """Gives an array that all examples share a column to broadcast."""
+    return array if array.ndim == 2 else array[:, None]
+
+
+def _stored(array: np.ndarray, index: int, value: Any) -> np.ndarray:
+    """Returns a copy of an array with another element."""
+    if array.ndim == 1 and np.ndim(value):
+        array = np.broadcast_to(array[:, None], (len(array), len(value)))
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+def _by_element(function: Callable[[float], float]) -> Callable[[Any], np.ndarray]:
+    def apply(x: Any) -> np.ndarray:
+        return np.vectorize(function, otypes=[np.float64])(x)
+
+    return apply
+
+
+def _erf_inv(y: Any) -> Any:
+    """Solves erfc(x) = 1 - |y| by Halley's method, from S. Winitzki's approximation (2008)."""
+    rest = 1 - np.abs(y)
+    log = np.log(rest * (2 - rest))
+    a = 2 / (math.pi * 0.147) + log / 2
+    x = np.sqrt(np.sqrt(a * a - log / 0.147) - a)
+    for _ in range(4):
+        error = (_FUNCTIONS["erfc"](x) - rest) * (math.sqrt(math.pi) / 2) * np.exp(x * x)
+        x = x + error / (1 + error * x)
+    return np.where(rest == 0, np.sign(y) * np.inf, np.where(y == 0, y, np.copysign(x, y)))
+
+
+# of float64, whose elementary functions are one node each
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "log", "log1p", "nextafter")},
+    **{name: getattr(np, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "cbrt")},
+    **{name: getattr(np, name) for name in ("asin", "acos", "atan", "atan2")},
+    **{name: getattr(np, name) for name in ("asinh", "acosh", "atanh", "pow")},
+    "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": _by_element(math.erf),
+    "erfc": _by_element(math.erfc),
+    "erf_inv": _erf_inv,
+}

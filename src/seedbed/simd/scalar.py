@@ -1,0 +1,133 @@
+"""Arithmetic on nodes written as formulas: `x * y + 1.0` makes the nodes that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seedbed.simd.graph import Graph, Node
+
+
+class Scalar:
+    """A node and the graph it is in; numbers beside it take its type."""
+
+    __slots__ = ("graph", "node")
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+
+    @property
+    def dtype(self) -> str:
+        """Type of the number."""
+        return self.node.dtype
+
+    def like(self, number: Number) -> Scalar:
+        """Returns a number of this one's type."""
+        if isinstance(number, Scalar):
+            return number
+        return Scalar(self.graph, self.graph.constant(number, self.dtype))
+
+    def apply(self, op: str, *others: Number) -> Scalar:
+        """Returns the operation on this number and others."""
+        nodes = [self.like(other).node for other in others]
+        return Scalar(self.graph, self.graph.apply(op, self.node, *nodes))
+
+    def to(self, dtype: str) -> Scalar:
+        """Returns the number converted to another type."""
+        return Scalar(self.graph, self.graph.convert(self.node, dtype))
+
+    def bits(self, dtype: str = "int32") -> Scalar:
+        """Returns the same 32 bits read as another type."""
+        return Scalar(self.graph, self.graph.bitcast(self.node, dtype))
+
+    def where(self, true: Number, false: Number) -> Scalar:
+        """Returns `true` where this condition holds, else `false`; one of them is a Scalar."""
+        kind = true if isinstance(true, Scalar) else false
+        assert isinstance(kind, Scalar)
+        chosen = self.graph.select(self.node, kind.like(true).node, kind.like(false).node)
+        return Scalar(self.graph, chosen)
+
+    def clamp(self, low: float, high: float) -> Scalar:
+        """Returns the number kept within bounds; NaN stays NaN."""
+        return self.apply("max", low).apply("min", high)
+
+    def __add__(self, other: Number) -> Scalar:
+        return self.apply("add", other)
+
+    def __sub__(self, other: Number) -> Scalar:
+        return self.apply("sub", other)
+
+    def __rsub__(self, other: float) -> Scalar:
+        return self.like(other).apply("sub", self)
+
+    def __mul__(self, other: Number) -> Scalar:
+        return self.apply("mul", other)
+
+    def __rmul__(self, other: float) -> Scalar:
+        return self.like(other).apply("mul", self)
+
+    def __truediv__(self, other: Number) -> Scalar:
+        return self.apply("div", other)
+
+    def __rtruediv__(self, other: float) -> Scalar:
+        return self.like(other).apply("div", self)
+
+    def __neg__(self) -> Scalar:
+        return self.apply("neg")
+
+    def __abs__(self) -> Scalar:
+        return self.apply("abs")
+
+    def __and__(self, other: Number) -> Scalar:
+        return self.apply("and", other)
+
+    def __or__(self, other: Number) -> Scalar:
+        return self.apply("or", other)
+
+    def __xor__(self, other: Number) -> Scalar:
+        return self.apply("xor", other)
+
+    def __invert__(self) -> Scalar:
+        return self.apply("not")
+
+    def __lshift__(self, other: Number) -> Scalar:
+        return self.apply("shift_left", other)
+
+    def shift_right(self, places: int) -> Scalar:
+        """Returns the bits moved down, with zeros above."""
+        return self.apply("shift_right_logical", places)
+
+    def __lt__(self, other: Number) -> Scalar:
+        return self.apply("lt", other)
+
+    def __le__(self, other: Number) -> Scalar:
+        return self.apply("le", other)
+
+    def __gt__(self, other: Number) -> Scalar:
+        return self.apply("gt", other)
+
+    def __ge__(self, other: Number) -> Scalar:
+        return self.apply("ge", other)
+
+    def equals(self, other: Number) -> Scalar:
+        """Compares; `==` stays Python's."""
+        return self.apply("eq", other)
+
+    def differs(self, other: Number) -> Scalar:
+        """Compares; `!=` stays Python's."""
+        return self.apply("ne", other)
+
+
+Number = Scalar | float
+
+
+def polynomial(x: Scalar, coefficients: Sequence[float]) -> Scalar:
+    """Evaluates c0 + c1 x + c2 x^2 + ... by Horner's rule, as fused multiply-adds can."""
+    total = x.like(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total
+
+
+def copysign(magnitude: Scalar, sign: Scalar) -> Scalar:
+    """Returns a number without a sign with the sign bit of a float32."""
+    return (magnitude.bits() | (sign.bits() & -0x80000000)).bits("float32")

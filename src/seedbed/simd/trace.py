@@ -1,0 +1,350 @@
+"""From a jaxpr of one example to a scalar graph.
+
+Every array becomes a numpy array of nodes, or an array in memory where a loop indexes it. What only moves
+elements about is run on their numbers, by JAX itself where numpy has no word for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from seedbed.simd import control, memory
+from seedbed.simd.graph import Graph, GraphTooLarge, Loop
+from seedbed.simd.keys import without_keys
+from seedbed.simd.memory import Memory, Unsupported, Value
+from seedbed.simd.rules import RULES
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An argument or result of a program: `shape` is that of one example, `nodes` are its elements."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    shared: bool  # one for all examples
+    nodes: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function of one example as a scalar graph."""
+
+    graph: Graph
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+
+
+def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
+    """Turns a closed jaxpr into a program.
+
+    Raises Unsupported, which names the primitive and its line, or says what made the graph larger than
+    `limit` nodes.
+    """
+    closed = without_keys(closed)
+    tracer = Tracer(Graph(limit))
+    inputs = []
+    for position, (variable, is_shared) in enumerate(zip(closed.jaxpr.invars, shared, strict=True)):
+        shape, dtype = variable.aval.shape, str(variable.aval.dtype)
+        nodes = np.empty(shape, object)
+        for i in range(nodes.size):
+            nodes.flat[i] = tracer.graph.make("input", (), (position, i), dtype, uniform=is_shared)
+        inputs.append(Operand(shape, dtype, is_shared, nodes))
+    try:
+        results = tracer.run(closed.jaxpr, closed.consts, [i.nodes for i in inputs])
+    except GraphTooLarge:
+        raise Unsupported(tracer.explain(limit)) from None
+    outputs = []
+    for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
+        nodes = tracer.elements(value)
+        outputs.append(Operand(nodes.shape, str(variable.aval.dtype), False, nodes))
+    return Program(tracer.graph, tuple(inputs), tuple(outputs))
+
+
+class Tracer:
+    """Interprets jaxprs over arrays of nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.around: list[Loop] = []  # the loops whose bodies are being traced, outermost first
+        self.superseded: set[int] = set()  # states of memory that were stored over
+        self._made: collections.Counter[str] = collections.Counter()
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+        """Returns the values of a jaxpr's results."""
+        values: dict[Any, Value] = {}
+
+        def read(atom: Any) -> Value:
+            aval: Any = atom.aval
+            if isinstance(atom, core.Literal):
+                return self.lift(atom.val, aval.dtype)
+            return values[atom]
+
+        for variable, constant in zip(jaxpr.constvars, consts, strict=True):
+            values[variable] = self.lift(constant, variable.aval.dtype)
+        values.update(zip(jaxpr.invars, args, strict=True))
+        for equation in jaxpr.eqns:
+            before = len(self.graph.nodes)
+            results = self.apply(equation, [read(atom) for atom in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+            if not _inner(equation):
+                self._made[_where(equation)] += len(self.graph.nodes) - before
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def apply(self, equation: Any, args: list[Value]) -> Sequence[Value]:
+        """Returns the results of one equation."""
+        name = equation.primitive.name
+        special = _SPECIAL.get(name) or control.CONTROL.get(name) or memory.INDEXED.get(name)
+        if special is not None:
+            return special(self, equation, args)
+        inner = _inner(equation)
+        if inner is not None:
+            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
+        arrays = [self.elements(a) for a in args]
+        if name in RULES:
+            return [self.elementwise(name, equation.params, arrays)]
+        if name in _MOVES:
+            return [_MOVES[name](equation, *arrays)]
+        if name in _REDUCTIONS:
+            return [self.reduce(_REDUCTIONS[name], equation, arrays[0])]
+        raise Unsupported(f"no scalar form of {name!r} is known ({_where(equation)})")
+
+    def lift(self, constant: Any, dtype: Any) -> np.ndarray:
+        """Returns the nodes of a known array."""
+        array = np.asarray(constant).astype(dtype)
+        nodes = np.empty(array.shape, object)
+        for i, number in enumerate(array.reshape(-1)):
+            nodes.flat[i] = self.graph.constant(number, str(array.dtype))
+        return nodes
+
+    def elements(self, value: Value) -> Any:
+        """Returns the nodes of a value, read from memory if they are there."""
+        return memory.elements(self, value) if isinstance(value, Memory) else value
+
+    def elementwise(self, name: str, params: dict[str, Any], arrays: list[np.ndarray]) -> Any:
+        """Applies a scalar rule to each element; scalars go with every element."""
+        rule, shape = RULES[name], np.broadcast_shapes(*(a.shape for a in arrays))
+        result = np.empty(shape, object)
+        flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+        for i, nodes in enumerate(zip(*flat, strict=True)):
+            result.flat[i] = rule(self.graph, params, nodes)
+        return result
+
+    def reduce(self, op: str, equation: Any, array: np.ndarray) -> np.ndarray:
+        """Folds the axes of an array by an operation, in order."""
+        axes = equation.params["axes"]
+        kept = [i for i in range(array.ndim) if i not in axes]
+        moved = array.transpose(*kept, *axes)
+        shape = tuple(array.shape[i] for i in kept)
+        rows = moved.reshape(math.prod(shape), -1)
+        result = np.empty(len(rows), object)
+        dtype = equation.outvars[0].aval.dtype
+        for i, row in enumerate(rows):
+            total = row[0] if len(row) else self.graph.constant(_start(op, dtype), str(dtype))
+            for node in row[1:]:
+                total = RULES[op](self.graph, {}, (total, node))
+            result[i] = total
+        return result.reshape(shape)
+
+    def explain(self, limit: int) -> str:
+        """Says which lines made the graph so large."""
+        most = ", ".join(f"{where} ({count})" for where, count in self._made.most_common(3))
+        return (
+            f"the function has more than {limit} scalar operations; most come from {most}: "
+            "loops over tables (lax.scan, lax.fori_loop) keep it small, unrolled ones do not"
+        )
+
+
+def _start(op: str, dtype: np.dtype) -> Any:
+    if op in ("add", "or", "xor"):
+        return 0
+    if op in ("mul", "and"):
+        return 1
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    if dtype.kind == "f":
+        return -np.inf if op == "max" else np.inf
+    return limits.min if op == "max" else limits.max
+
+
+def _inner(equation: Any) -> Any:
+    """Returns the jaxpr of a call, such as jit's or a custom derivative's."""
+    if equation.primitive.name in control.CONTROL:
+        return equation
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if name in equation.params:
+            return equation.params[name]
+    return None
+
+
+def _where(equation: Any) -> str:
+    frame = equation.source_info.traceback
+    if frame is None:
+        return equation.primitive.name
+    for entry in frame.frames:
+        if "/jax/" not in entry.file_name and not entry.file_name.endswith("simd/trace.py"):
+            return f"{entry.file_name}:{entry.line_num}"
+    return equation.primitive.name
+
+
+def _broadcast(equation: Any, array: np.ndarray) -> np.ndarray:
+    shape, dims = equation.params["shape"], equation.params["broadcast_dimensions"]
+    wide = [1] * len(shape)
+    for size, dim in zip(array.shape, dims, strict=True):
+        wide[dim] = size
+    return np.broadcast_to(array.reshape(wide), shape)
+
+
+def _slice(equation: Any, array: np.ndarray) -> np.ndarray:
+    params = equation.params
+    strides = params["strides"] or (1,) * array.ndim
+    return array[
+        tuple(
+            slice(a, b, s)
+            for a, b, s in zip(
+                params["start_indices"], params["limit_indices"], strides, strict=True
+            )
+        )
+    ]
+
+
+def _pad(equation: Any, array: np.ndarray, value: np.ndarray) -> np.ndarray:
+    result = np.empty(equation.outvars[0].aval.shape, object)
+    result[...] = value[()]
+    where, what = [], []
+    for (low, _, inner), size, out in zip(
+        equation.params["padding_config"], array.shape, result.shape, strict=True
+    ):
+        places = [low + i * (inner + 1) for i in range(size)]
+        what.append([i for i, place in enumerate(places) if 0 <= place < out])
+        where.append([place for place in places if 0 <= place < out])
+    result[np.ix_(*where)] = array[np.ix_(*what)]
+    return result
+
+
+_MOVES: dict[str, Callable[..., np.ndarray]] = {
+    "reshape": lambda e, a: a.reshape(e.params["new_sizes"]),
+    "squeeze": lambda e, a: a.reshape(e.outvars[0].aval.shape),
+    "expand_dims": lambda e, a: a.reshape(e.outvars[0].aval.shape),
+    "broadcast_in_dim": _broadcast,
+    "transpose": lambda e, a: a.transpose(e.params["permutation"]),
+    "slice": _slice,
+    "concatenate": lambda e, *a: np.concatenate(a, e.params["dimension"]),
+    "stack": lambda e, *a: np.stack(a, e.params["axis"]),
+    "tile": lambda e, a: np.tile(a, e.params["reps"]),
+    "rev": lambda e, a: np.flip(a, e.params["dimensions"]),
+    "pad": _pad,
+}
+
+_REDUCTIONS = {
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_xor": "xor",
+}
+
+
+def _iota(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    params = equation.params
+    shape, dim = params["shape"], params["dimension"]
+    wide = [1] * len(shape)
+    wide[dim] = shape[dim]
+    numbers = np.arange(shape[dim]).astype(params["dtype"]).reshape(wide)
+    return [tracer.lift(np.broadcast_to(numbers, shape), params["dtype"])]
+
+
+def _split(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    ends = np.cumsum(equation.params["sizes"])[:-1]
+    return list(np.split(tracer.elements(args[0]), ends, equation.params["axis"]))
+
+
+def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    """Multiplies and adds in the order of the contracted elements."""
+    g = tracer.graph
+    a, b = (tracer.elements(x) for x in args)
+    (contract_a, contract_b), (batch_a, batch_b) = equation.params["dimension_numbers"]
+    free_a = [i for i in range(a.ndim) if i not in (*contract_a, *batch_a)]
+    free_b = [i for i in range(b.ndim) if i not in (*contract_b, *batch_b)]
+
+    def rows(x: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
+        sizes = [math.prod(x.shape[i] for i in group) for group in groups]
+        return x.transpose([i for group in groups for i in group]).reshape(sizes)
+
+    left = rows(a, (batch_a, free_a, contract_a))
+    right = rows(b, (batch_b, free_b, contract_b))
+    result = np.empty((left.shape[0], left.shape[1], right.shape[1]), object)
+    dtype = str(equation.outvars[0].aval.dtype)
+    for n, i, j in np.ndindex(*result.shape):
+        total = g.constant(0, dtype)
+        for x, y in zip(left[n, i], right[n, j], strict=True):
+            total = g.apply("add", total, g.apply("mul", x, y))
+        result[n, i, j] = total
+    return [result.reshape(equation.outvars[0].aval.shape)]
+
+
+def _argument(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    """Finds the first extreme element; the first NaN counts as one."""
+    g, op = tracer.graph, "gt" if equation.primitive.name == "argmax" else "lt"
+    (axis,) = equation.params["axes"]
+    array = np.moveaxis(tracer.elements(args[0]), axis, -1)
+    dtype = str(np.dtype(equation.params["index_dtype"]))
+    result = np.empty(array.shape[:-1], object)
+    for place in np.ndindex(*result.shape):
+        best, where = array[place][0], g.constant(0, dtype)
+        for i, node in enumerate(array[place][1:], 1):
+            known = g.apply("eq", best, best)
+            better = g.apply("or", g.apply(op, node, best), g.apply("ne", node, node))
+            better = g.apply("and", better, known)
+            best = g.select(better, node, best)
+            where = g.select(better, g.constant(i, dtype), where)
+        result[place] = where
+    return [result]
+
+
+def _cumulative(op: str) -> Callable[[Tracer, Any, list[Value]], list[Value]]:
+    def run(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+        array = np.moveaxis(tracer.elements(args[0]), equation.params["axis"], 0).copy()
+        order = list(range(len(array)))
+        if equation.params["reverse"]:
+            order.reverse()
+        for before, i in itertools.pairwise(order):
+            for place in np.ndindex(*array.shape[1:]):
+                array[(i, *place)] = tracer.graph.apply(
+                    op, array[(before, *place)], array[(i, *place)]
+                )
+        return [np.moveaxis(array, 0, equation.params["axis"])]
+
+    return run
+
+
+def _unstack(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    array = np.moveaxis(tracer.elements(args[0]), equation.params["axis"], 0)
+    return [np.asarray(row, object) for row in array]
+
+
+def _barrier(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    return args
+
+
+_SPECIAL: dict[str, Callable[[Tracer, Any, list[Value]], Sequence[Value]]] = {
+    "iota": _iota,
+    "split": _split,
+    "unstack": _unstack,
+    "optimization_barrier": _barrier,
+    "dot_general": _dot,
+    "argmax": _argument,
+    "argmin": _argument,
+    "cumsum": _cumulative("add"),
+    "cumprod": _cumulative("mul"),
+    "cummax": _cumulative("max"),
+    "cummin": _cumulative("min"),
+}

@@ -1,0 +1,332 @@
+"""Contacts and the rows made of them, against MuJoCo's contact and efc arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+from mujoco_states import MODELS, path
+from numpy_jaxpr import evaluate
+from seedbed.physics import collision, constraint, mjcf
+from seedbed.physics.dynamics import velocity
+from seedbed.physics.kinematics import kinematics
+
+SIZES = {"sphere": ".06", "capsule": ".05 .12", "cylinder": ".07 .1"}
+TILTED = "<geom type='plane' size='1 1 1' margin='.02' pos='.1 0 -.02' euler='17 11 0'/>"
+LEVEL = "<geom type='plane' size='1 1 1' margin='.02' pos='.1 0 -.02'/>"
+
+
+def moving(kind: str, name: str, more: str = "") -> str:
+    geom = f"<geom type='{kind}' size='{SIZES[kind]}' margin='.01' gap='.005' {more}/>"
+    return f"<body name='{name}'><freejoint/>{geom}</body>"
+
+
+def static(kind: str) -> str:
+    return f"<geom type='{kind}' size='{SIZES[kind]}' pos='.02 .01 .03' euler='20 30 40'/>"
+
+
+def scene(*bodies: str, options: str = "") -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(
+        f"<mujoco>{options}<worldbody>{''.join(bodies)}</worldbody></mujoco>"
+    )
+
+
+def poses(model: mujoco.MjModel, count: int, parallel: bool = False, seed: int = 0) -> np.ndarray:
+    """Random poses [count, nq] of free bodies near the origin."""
+    rng = np.random.default_rng(seed)
+    qpos = np.zeros((count, model.njnt, 7))
+    qpos[:, :, :3] = 0.09 * rng.normal(size=(count, model.njnt, 3))
+    qpos[:, :, 3:] = rng.normal(size=(count, model.njnt, 4))
+    if parallel:
+        qpos[:, 1, 3:] = qpos[:, 0, 3:]
+        qpos[::2, 1, 3:] = qpos[::2, 0, [4, 3, 6, 5]] * [-1, 1, 1, -1]  # turned over
+    qpos[:, :, 3:] /= np.linalg.norm(qpos[:, :, 3:], axis=-1, keepdims=True)
+    return qpos.reshape(count, -1)
+
+
+def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]]:
+    """Contacts of each pose: (geoms, dist, pos in the world, frame), and how many MuJoCo would list."""
+    ours = mjcf.from_mujoco(model).astype(dtype)
+
+    def one(q: jax.Array) -> Any:
+        kin = kinematics(ours, q, jnp.zeros_like(q))
+        return collision.detect(ours, kin), kin.origin[0]
+
+    contacts, origin = evaluate(jax.vmap(one), qpos.astype(dtype))
+    tables = [collision.slots(ours, kinds) for kinds in collision.candidates(ours)]
+    rows = []
+    for i in range(len(qpos)):
+        row = []
+        for points, table in zip((contacts.fixed, contacts.moving), tables, strict=True):
+            for k in np.flatnonzero(points.active[i]):
+                point = jax.tree.map(lambda x, at=(i, k): x[at], points)
+                pos = point.pos + np.broadcast_to(origin, (len(qpos), 3))[i]
+                basis = {} if table.basis is None else {"basis": table.basis[k].astype(dtype)}
+                frame = evaluate(collision.frame_of, point, basis)
+                row.append((tuple(table.geom[k]), point.dist, pos, frame))
+        rows.append([sorted(row, key=lambda contact: contact[0]), int(contacts.ncon[i])])
+    return rows
+
+
+def wanted(model: mujoco.MjModel, qpos: np.ndarray) -> list[list[Any]]:
+    data, rows = mujoco.MjData(model), []
+    for q in qpos:
+        data.qpos = q
+        mujoco.mj_fwdPosition(model, data)
+        row = [
+            ((c.geom1, c.geom2), c.dist, c.pos.copy(), c.frame.reshape(3, 3).copy())
+            for c in data.contact
+            if not c.exclude
+        ]
+        rows.append([sorted(row, key=lambda contact: contact[0]), data.ncon])
+    return rows
+
+
+def differences(ours: list[list[Any]], theirs: list[list[Any]]) -> np.ndarray:
+    """Errors of distance, point and frame [n, 3] of contacts that both have; the lists must agree."""
+    errors = []
+    for (mine, my_count), (other, count) in zip(ours, theirs, strict=True):
+        assert my_count == count
+        assert [contact[0] for contact in mine] == [contact[0] for contact in other]
+        for a, b in zip(mine, other, strict=True):
+            errors.append([np.abs(x - y).max() for x, y in zip(a[1:], b[1:], strict=True)])
+    return np.array(errors)
+
+
+SCENES = {
+    "plane-sphere": (LEVEL, moving("sphere", "a")),
+    "plane-capsule": (LEVEL, moving("capsule", "a")),
+    "plane-cylinder": (LEVEL, moving("cylinder", "a")),
+    "tilted plane-sphere": (TILTED, moving("sphere", "a")),
+    "tilted plane-capsule": (TILTED, moving("capsule", "a")),
+    "tilted plane-cylinder": (TILTED, moving("cylinder", "a")),
+    "sphere-sphere": (moving("sphere", "a"), moving("sphere", "b")),
+    "sphere-capsule": (moving("capsule", "a"), moving("sphere", "b")),
+    "capsule-capsule": (moving("capsule", "a"), moving("capsule", "b")),
+    "sphere-cylinder": (moving("cylinder", "a"), moving("sphere", "b")),
+    "static sphere": (static("sphere"), moving("capsule", "a"), moving("sphere", "b")),
+    "static capsule": (static("capsule"), moving("sphere", "a"), moving("capsule", "b")),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_contacts_are_mujocos(name):
+    model = scene(*SCENES[name])
+    qpos = poses(model, 300)
+    exact = differences(found(model, qpos, np.float64), wanted(model, qpos))
+    assert len(exact) > 50
+    assert exact.max() < 1e-12
+    qpos = np.float64(np.float32(qpos))
+    rounded = differences(found(model, qpos, np.float32), wanted(model, qpos))
+    assert rounded[:, :2].max() < 5e-7
+    assert np.quantile(rounded[:, 2], 0.99) < 5e-6
+
+
+def test_parallel_capsules_touch_twice():
+    model = scene(*SCENES["capsule-capsule"])
+    qpos = poses(model, 300, parallel=True)
+    theirs = wanted(model, qpos)
+    assert max(count for _, count in theirs) == 2
+    assert differences(found(model, qpos, np.float64), theirs).max() < 1e-12
+
+
+def test_upright_cylinder_stands_on_three_points():
+    model = scene(LEVEL, moving("cylinder", "a"))
+    qpos = np.array([[0.1, 0.2, 0.081, 1, 0, 0, 0], [0, 0, 0.079, 0, 1, 0, 0]])
+    theirs = wanted(model, qpos)
+    assert [count for _, count in theirs] == [3, 3]
+    assert differences(found(model, qpos, np.float64), theirs).max() < 1e-12
+
+
+def test_capsule_meets_solid_cylinder():
+    """MuJoCo's iterative collider is exact to 1e-6; a second contact on a disc is its own addition."""
+    model = scene(moving("capsule", "a"), moving("cylinder", "b"))
+    qpos = poses(model, 600)
+    errors = {True: [], False: []}
+    for (mine, _), (other, _) in zip(
+        found(model, qpos, np.float64), wanted(model, qpos), strict=True
+    ):
+        assert bool(mine) == bool(other)
+        if len(other) == 1:
+            deep = other[0][1] < -0.05  # the capsule's axis is inside
+            pairs = zip(mine[0][1:], other[0][1:], strict=True)
+            errors[deep].append([np.abs(x - y).max() for x, y in pairs])
+    shallow, deep = np.array(errors[False]), np.array(errors[True])
+    assert min(len(shallow), len(deep)) > 50
+    assert (np.quantile(shallow, 0.95, axis=0) < [1e-9, 1e-6, 1e-4]).all()
+    assert (np.quantile(deep, 0.95, axis=0)[:2] < [1e-5, 1e-3]).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_candidate_pairs_cover_mujocos_contacts(name):
+    """Shrunk to a heap, a model shows all pairs that its filters let through."""
+    model = mujoco.MjModel.from_xml_path(str(path(name)))
+    pairs = set(collision.pairs(model))
+    data, seen = mujoco.MjData(model), set()
+    rng = np.random.default_rng(0)
+    model.geom_margin[:] = 5  # everything is near; the bounding volumes do not know
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
+    for _ in range(3):
+        mujoco.mj_integratePos(model, data.qpos, rng.normal(size=model.nv), 0.3)
+        mujoco.mj_forward(model, data)
+        seen |= {(int(c.geom1), int(c.geom2)) for c in data.contact}
+    assert seen == pairs
+    assert not list(collision.unsupported(model))
+
+
+def test_exclude_and_masks_filter_pairs():
+    xml = """<mujoco><worldbody>
+      <body name='a'><freejoint/><geom size='.1'/><geom name='masked' size='.1' contype='0' conaffinity='2'/>
+        <body name='child'><joint axis='1 0 0'/><geom size='.1'/>
+          <body name='grandchild'><joint axis='1 0 0'/><geom size='.1'/></body></body></body>
+      <body name='b'><freejoint/><geom size='.1' conaffinity='4'/></body>
+      <body name='c'><freejoint/><geom size='.1' contype='2'/></body>
+      </worldbody><contact><exclude body1='a' body2='c'/></contact></mujoco>"""
+    model = mujoco.MjModel.from_xml_string(xml)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    assert {(c.geom1, c.geom2) for c in data.contact} == set(collision.pairs(model))
+
+
+def test_what_has_no_collider_is_named():
+    model = scene(
+        moving("cylinder", "a"), moving("cylinder", "b"), moving("sphere", "c", "condim='4'")
+    )
+    named = "\n".join(collision.unsupported(model))
+    assert "geoms 0 and 1 (types 5 and 5)" in named
+    assert "condim of geoms 2 and 0" in named
+
+
+MIXED = (
+    "<geom type='plane' size='1 1 1' friction='.5 .1 .1' solref='.03 .8' solmix='2' condim='1'/>",
+    moving("capsule", "a", "friction='1.5 .1 .1' solimp='.5 .8 .02 .3 3' condim='3'"),
+    moving("sphere", "b", "friction='.3 .1 .1' priority='1' solref='-900 -40' condim='3'"),
+    moving("capsule", "c", "solref='-500 -30' solmix='0' solimp='.7 .7 .01' condim='1'"),
+    moving("sphere", "d", "solref='.001 1.2' solmix='0' solimp='0 1 0 .5 1' condim='1'"),
+    moving("sphere", "e", "friction='0 0 0' solimp='.2 .99 .1 .9 1.5' condim='3'"),
+)
+
+
+def test_parameters_are_mixed_as_mujoco_does():
+    model = scene(*MIXED)
+    ours, data = mjcf.from_mujoco(model), mujoco.MjData(model)
+    tables = [collision.slots(ours, kinds) for kinds in collision.candidates(ours)]
+    rows = {}
+    for table in tables:
+        for k, geoms in enumerate(table.geom):
+            rows[tuple(geoms)] = table, k
+    seen = set()
+    for q in poses(model, 100):
+        data.qpos = q
+        mujoco.mj_forward(model, data)
+        for c in data.contact:
+            table, k = rows[c.geom1, c.geom2]
+            np.testing.assert_allclose(table.solref[k], c.solref, rtol=1e-14)
+            np.testing.assert_allclose(table.solimp[k], c.solimp, rtol=1e-14)
+            assert (table.condim[k], table.friction[k]) == (c.dim, c.friction[0])
+            assert table.margin[k] == c.includemargin
+            seen.add((c.geom1, c.geom2))
+    assert len(seen) == len(rows)
+
+
+LIMITED = """<mujoco><option timestep='.004'/><worldbody>
+  <body><joint type='slide' range='-.1 .2' margin='.05' solreflimit='.03 .7'/><geom size='.1' mass='1'/>
+    <body><joint axis='0 1 0' range='-5 5' margin='.2' solimplimit='.3 .9 .05 .2 3'/><geom size='.1'/>
+      <body><joint axis='0 0 1' range='-10 10' solreflimit='-200 -9'/><geom size='.1' pos='.3 0 0'/>
+        <body><joint axis='1 0 0'/><geom size='.1'/></body></body></body></body></worldbody></mujoco>"""
+
+
+def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: Any) -> Any:
+    """D and aref [m] of each state's rows in MuJoCo's order, and their residue J qvel = 0."""
+    ours = mjcf.from_mujoco(model).astype(dtype)
+
+    def one(q: jax.Array, v: jax.Array) -> Any:
+        kin = kinematics(ours, q, jnp.zeros_like(q))
+        motion, _ = velocity(ours, kin.cdof, v)
+        contacts = collision.detect(ours, kin)
+        return contacts, constraint.make_rows(ours, contacts, q, v, motion)
+
+    contacts, rows = evaluate(jax.vmap(one), qpos.astype(dtype), qvel.astype(dtype))
+    groups = constraint.groups(ours)
+    out = []
+    for i in range(len(qpos)):
+        near = rows.limits.stiffness[i] > 0
+        pairs = [
+            (d, a)
+            for d, a in zip(rows.limits.stiffness[i, near], rows.limits.aref[i, near], strict=True)
+        ]
+        found = []
+        sides = (contacts.fixed, rows.fixed, groups[0]), (contacts.moving, rows.moving, groups[1])
+        for points, edges, group in sides:
+            for k in np.flatnonzero(points.active[i]):
+                count = 1 if group.slots.condim[k] == 1 else 4
+                share = group.slots.rows / count  # a frictionless slot's D is spread over the rows
+                values = edges.stiffness[i, k] * share, edges.aref[i, k, :count]
+                found.append((tuple(group.slots.geom[k]), [(values[0], a) for a in values[1]]))
+        for _, values in sorted(found, key=lambda contact: contact[0]):
+            pairs += values
+        out.append(np.array(pairs).reshape(-1, 2))
+    return out
+
+
+@pytest.mark.parametrize("case", ["limits", "contacts"])
+def test_rows_are_mujocos(case):
+    model = mujoco.MjModel.from_xml_string(LIMITED) if case == "limits" else scene(*MIXED)
+    rng = np.random.default_rng(1)
+    qpos = poses(model, 100) if case == "contacts" else rng.normal(size=(100, model.nq)) * 0.15
+    qpos = np.float64(np.float32(qpos))
+    qvel = np.float64(np.float32(rng.normal(size=(100, model.nv))))
+    data, counts = mujoco.MjData(model), set()
+    results = {dtype: rows_of(model, qpos, qvel, dtype) for dtype in (np.float64, np.float32)}
+    for i in range(len(qpos)):
+        data.qpos, data.qvel = qpos[i], qvel[i]
+        mujoco.mj_forward(model, data)
+        order = np.argsort(
+            [c.geom1 * 1000 + c.geom2 for c in data.contact if not c.exclude], kind="stable"
+        )
+        starts = [c.efc_address for c in data.contact if not c.exclude]
+        sizes = [1 if c.dim == 1 else 4 for c in data.contact if not c.exclude]
+        index = [*range(starts[0] if starts else data.nefc)]
+        for k in order:
+            index += range(starts[k], starts[k] + sizes[k])
+        theirs = np.stack([data.efc_D[index], data.efc_aref[index]], axis=1)
+        counts.add(data.nefc)
+        for dtype, rtol in ((np.float64, 1e-10), (np.float32, 2e-4)):
+            scale = np.abs(theirs).max(0, initial=1)
+            assert results[dtype][i].shape == theirs.shape
+            np.testing.assert_allclose(results[dtype][i] / scale, theirs / scale, atol=rtol)
+            if dtype == np.float64:
+                np.testing.assert_allclose(results[dtype][i], theirs, rtol=1e-9, atol=1e-9)
+    assert len(counts) > 3
+
+
+def test_replaced_friction_is_an_input():
+    """Friction of each environment, as in MuJoCo where geom_friction is changed."""
+    model = scene(LEVEL, moving("capsule", "a"), moving("sphere", "b"))
+    ours = mjcf.from_mujoco(model)
+    rng = np.random.default_rng(0)
+    qpos, friction = poses(model, 30), rng.uniform(0, 2, (30, model.ngeom, 3))
+    qvel = rng.normal(size=(30, model.nv))
+
+    def one(q: jax.Array, v: jax.Array, mu: jax.Array) -> Any:
+        changed = ours.replace(geom_friction=mu)
+        kin = kinematics(changed, q, jnp.zeros_like(q))
+        motion, _ = velocity(changed, kin.cdof, v)
+        contacts = collision.detect(changed, kin)
+        return constraint.make_rows(changed, contacts, q, v, motion)
+
+    rows = evaluate(jax.vmap(one), qpos, qvel, friction)
+    data, seen = mujoco.MjData(model), 0
+    for i in range(30):
+        model.geom_friction = friction[i]
+        data.qpos, data.qvel = qpos[i], qvel[i]
+        mujoco.mj_forward(model, data)
+        mine = np.concatenate([rows.fixed.stiffness[i], rows.moving.stiffness[i]])
+        np.testing.assert_allclose(np.sort(np.repeat(mine[mine > 0], 4)), np.sort(data.efc_D))
+        seen += data.nefc
+    assert seen > 100

@@ -1,0 +1,263 @@
+"""Machine code on disk: what finds it again, and what can go wrong with files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedbed.simd import build, cache, vectorize
+from seedbed.simd.digest import Indescribable, digest
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    cache._complain.cache_clear()
+    return tmp_path / "cache" / "kernels"
+
+
+def files(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+# Files
+
+
+def test_what_is_saved_is_loaded(folder):
+    assert cache.load("key") is None
+    cache.save("key", b"code")
+    cache.save("other", b"")
+    assert cache.load("key") == b"code"
+    assert cache.load("other") == b""
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {(folder / name).stat().st_mode & 0o777 for name in files(folder)} == {0o600}
+
+
+@pytest.mark.parametrize("keep", [0, 5, 20, 48, 49, 52])
+def test_torn_files_do_not_count(folder, keep):
+    cache.save("key", b"code")
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:keep])
+    assert cache.load("key") is None
+    cache.save("key", b"code")
+    assert cache.load("key") == b"code"
+
+
+def test_altered_and_misnamed_files_do_not_count(folder):
+    cache.save("key", b"code")
+    (path,) = folder.iterdir()
+    data = bytearray(path.read_bytes())
+    for i in (0, 20, len(data) - 1):
+        data[i] ^= 1
+        path.write_bytes(data)
+        assert cache.load("key") is None
+        data[i] ^= 1
+    path.rename(folder / cache._name("other"))
+    assert cache.load("other") is None
+
+
+def test_the_least_recently_used_goes(folder, monkeypatch):
+    monkeypatch.setattr(cache, "LARGEST", 2600)
+    for i in range(3):
+        cache.save(f"key{i}", b"x" * 800)
+        os.utime(folder / cache._name(f"key{i}"), (1000 + i, 1000 + i))
+    assert cache.load("key0") is not None  # used: the oldest is now key1
+    cache.save("key3", b"x" * 800)
+    assert [cache.load(f"key{i}") is not None for i in range(4)] == [True, False, True, True]
+
+
+def test_unfinished_files_are_removed_when_old(folder):
+    cache.save("key", b"code")
+    old, new = folder / "old.part", folder / "new.part"
+    old.touch(), new.touch()
+    os.utime(old, (time.time() - 7200,) * 2)
+    cache.save("key", b"code")
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_many_writers_and_readers(folder):
+    stop, wrong = time.monotonic() + 1.0, []
+
+    def work(i):
+        while time.monotonic() < stop:
+            cache.save("key", bytes([i]) * 5000)
+            code = cache.load("key")
+            if code is not None and len({*code}) != 1:
+                wrong.append(code)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(files(folder)) == 1
+
+
+def test_without_a_directory_it_says_so_once(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="not kept for the next start.*SEEDBED_CACHE") as said:
+        cache.save("key", b"code")
+        assert cache.load("key") is None
+        cache.save("key", b"code")
+    assert len(said) == 1
+
+
+def test_a_directory_that_others_may_write_to_is_not_trusted(folder):
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others may write"):
+        cache.save("key", b"code")
+    assert not files(folder)
+    folder.chmod(0o755)
+    cache.save("key", b"code")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert cache.load("key") == b"code"
+
+
+def test_home_is_the_default(monkeypatch, tmp_path):
+    monkeypatch.delenv("SEEDBED_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.directory() == tmp_path / ".cache" / "seedbed" / "kernels"
+
+
+# Names of jaxprs
+
+
+def named(fn, *args):
+    return digest(jax.make_jaxpr(fn)(*args))
+
+
+X = np.ones(3, np.float32)
+TABLE = np.arange(5000, dtype=np.float32)
+
+
+def test_equal_functions_have_one_name():
+    def f(x):
+        return jax.nn.relu(x) @ x + jax.lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0)
+
+    def g(y):
+        return jax.nn.relu(y) @ y + jax.lax.fori_loop(0, 3, lambda j, d: d * 2, 1.0)
+
+    assert named(f, X) == named(g, X)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x * 2.0000002,
+        lambda x: x * -2.0,
+        lambda x: x + 2.0,
+        lambda x: 2.0 * x * 1.0,
+        lambda x: jax.jit(lambda v: v * 2.5)(x),
+    ],
+)
+def test_other_functions_have_other_names(other):
+    assert named(lambda x: x * 2.0, X) != named(other, X)
+
+
+def test_constants_count_to_the_last_byte():
+    changed = TABLE.copy()
+    changed[4321] += 1
+    names = {named(lambda x, t=t: x + jnp.asarray(t)[7], X) for t in (TABLE, changed, TABLE.copy())}
+    assert len(names) == 2
+    assert named(lambda x: x + jnp.float32(0.0), X) != named(lambda x: x + jnp.float32(-0.0), X)
+
+
+def test_types_and_shapes_count():
+    assert named(lambda x: x + x, X) != named(lambda x: x + x, X[:2])
+    assert named(lambda x: x + x, X) != named(lambda x: x + x, X.astype(np.int32))
+
+
+def test_inner_jaxprs_count():
+    def loop(factor):
+        return lambda x: jax.lax.scan(lambda c, _: (c * factor, None), x, None, length=4)[0]
+
+    assert named(loop(2.0), X) != named(loop(3.0), X)
+    assert named(loop(2.0), X) == named(loop(2.0), X)
+
+
+def test_what_has_an_address_has_no_name():
+    class Token:
+        pass
+
+    jaxpr = jax.make_jaxpr(lambda x: x + 1)(X)
+    equation = jaxpr.eqns[0]
+    odd = equation.replace(params={**equation.params, "odd": Token()})
+    with pytest.raises(Indescribable):
+        digest(jaxpr.replace(jaxpr=jaxpr.jaxpr.replace(eqns=[odd])))
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from seedbed.simd import build, vectorize
+if sys.argv[1] == "hit":
+    def fail(*_, **__):
+        raise AssertionError("a hit traces nothing")
+    build.trace = build.compile_object = fail
+def f(x, k):
+    y = jax.nn.gelu(jnp.where(k > 2, x, 0.0))
+    return jax.lax.while_loop(lambda c: c[0] < k, lambda c: (c[0] + 1, c[1] * y), (0, x))[1]
+print(vectorize(f)(np.linspace(-1, 2, 20, dtype=np.float32), np.arange(20, dtype=np.int32)).sum())
+"""
+
+
+def run_script(kind):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, kind], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_another_process_finds_it_without_tracing(folder):
+    first = run_script("miss")
+    assert len(files(folder)) == 1
+    assert run_script("hit") == first
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    assert run_script("miss") == first
+    assert run_script("hit") == first
+
+
+def test_each_setting_has_code_of_its_own(folder, monkeypatch):
+    def f(x):
+        return x * 1.75
+
+    vectorize(f)(np.ones(3, np.float32))
+    assert len(files(folder)) == 1
+    monkeypatch.setattr(build, "lanes", lambda: 4)
+    vectorize(f)(np.ones(3, np.float32))
+    assert len(files(folder)) == 1 + (build.host_vector_unit().width != 4)
+    monkeypatch.setattr(build, "_compiler", lambda: "another")
+    vectorize(f)(np.ones(3, np.float32))
+    assert len(files(folder)) == 2 + (build.host_vector_unit().width != 4)
+
+
+def test_it_works_without_a_directory(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "file"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert vectorize(lambda x: x * 1.625)(np.ones(3, np.float32))[0] == 1.625
+    assert [w.category for w in said] == [RuntimeWarning]
+
+
+def test_random_numbers_have_names():
+    def f(data):
+        key = jax.random.fold_in(jax.random.wrap_key_data(data), 3)
+        return jax.random.normal(key, (3,))
+
+    assert named(f, np.zeros(2, np.uint32)) == named(f, np.ones(2, np.uint32))

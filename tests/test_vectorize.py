@@ -1,0 +1,470 @@
+"""simd.vectorize against jax.vmap: under jit, vmap, shard_map and grad, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.simd import build, inspect, primitive, vectorize
+from seedbed.simd.llvm import host_vector_unit
+from seedbed.types import SeedbedError
+
+WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
+SIZES = (1, 2, 15, 17, 4096)
+
+
+@pytest.fixture(autouse=True)
+def no_fallback(tmp_path, monkeypatch):
+    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def step(state, action, *, gain):
+    """Some of everything: several types, a loop, a branch."""
+
+    def body(carry):
+        i, x = carry
+        return i + 1, x * 0.9 + action * gain
+
+    _, x = jax.lax.while_loop(lambda c: c[0] < state["steps"], body, (0, state["x"]))
+    on = state["on"] ^ (x > 0.5)
+    bits = state["bits"] * jnp.uint32(2654435761) >> 3
+    total = jax.lax.cond(on[0], lambda: x.sum(), lambda: x[0])
+    return {
+        "x": jnp.where(on, x, -x),
+        "on": on,
+        "bits": bits,
+        "steps": jnp.minimum(state["steps"] + 1, 7),
+    }, total
+
+
+def batch(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    state = {
+        "x": rng.normal(size=(rows, 3)).astype(np.float32),
+        "on": rng.integers(0, 2, (rows, 3)).astype(bool),
+        "bits": rng.integers(0, 2**32, (rows, 2), dtype=np.uint32),
+        "steps": rng.integers(0, 7, rows).astype(np.int32),
+    }
+    action = rng.normal(size=(rows, 3)).astype(np.float32)
+    return state, action, rng.normal(size=rows).astype(np.float32)
+
+
+def assert_close(got, want, tolerance=2e-6):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+
+    def check(a, b):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+    jax.tree.map(check, got, want)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_matches_vmap_at_every_width_and_size(width, monkeypatch):
+    monkeypatch.setattr(build, "lanes", lambda: width)
+    fast = vectorize(step)
+    for rows in SIZES:
+        state, action, gain = batch(rows)
+        want = jax.vmap(lambda s, a, g: step(s, a, gain=g))(state, action, gain)
+        assert_close(fast(state, action, gain=gain), want)
+
+
+@pytest.mark.skipif(len(WIDTHS) < 2, reason="one width only")
+def test_widths_agree_bit_for_bit(monkeypatch):
+    state, action, gain = batch(77)
+    results = []
+    for width in WIDTHS:
+        monkeypatch.setattr(build, "lanes", lambda width=width: width)
+        results.append(vectorize(step)(state, action, gain=gain))
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, results[0], other)
+
+
+def test_batch_of_none():
+    state, action, gain = batch(0)
+    new, total = vectorize(step)(state, action, gain=gain)
+    assert new["x"].shape == (0, 3)
+    assert total.shape == (0,)
+
+
+def test_is_a_kernel_inside_jit():
+    text = jax.jit(vectorize(lambda x: x + 1)).lower(np.zeros(3, np.float32)).as_text()
+    assert "seedbed_vectorize" in text
+
+
+def test_all_is_well_in_many_threads():
+    state, action, gain = batch(256)
+    want = vectorize(step)(state, action, gain=gain)
+    results = [None] * 6
+
+    def work(i):
+        results[i] = vectorize(step)(state, action, gain=gain)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        jax.tree.map(np.testing.assert_array_equal, result, want)
+
+
+def test_compiles_once(monkeypatch):
+    made = []
+    compiled = build.compile_program
+
+    def count(*args):
+        made.append(args)
+        return compiled(*args)
+
+    monkeypatch.setattr(build, "compile_program", count)
+    for _ in range(3):
+        vectorize(lambda x: x * 3.25 + 0.125)(np.ones(4, np.float32))
+    assert len(made) == 1
+
+
+# vmap
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, 1), (0, None), (None, 1)])
+def test_vmap_folds_into_the_batch(axes):
+    def f(x, y):
+        return x * 2 + y.sum(), y[0] > x
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 5)).astype(np.float32)
+    y = rng.normal(size=(5, 5, 2)).astype(np.float32)
+    x = x if axes[0] is not None else x[0]
+    y = y if axes[1] is not None else y[0]
+    got = jax.vmap(vectorize(f), in_axes=axes)(x, y)
+    assert_close(got, jax.vmap(jax.vmap(f), in_axes=axes)(x, y))
+
+
+def test_vmap_makes_shared_operands_rows():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    scale = np.float32([1, 10, 100])
+
+    def inner(x, scale):
+        return vectorize(lambda v: v * scale)(x)
+
+    got = jax.vmap(inner)(x, scale)
+    assert_close(got, x * scale[:, None])
+    assert_close(jax.vmap(inner, in_axes=(None, 0))(x[0], scale), x[0] * scale[:, None])
+    assert_close(jax.vmap(inner, in_axes=(0, None))(x, scale[1]), x * scale[1])
+    twice = jax.vmap(jax.vmap(inner, in_axes=(None, 0)), in_axes=(0, None))
+    assert_close(twice(x, scale), x[:, None] * scale[None, :, None])
+
+
+# Closed-over values
+
+
+def test_traced_values_are_shared():
+    @jax.jit
+    def run(x, offset, which):
+        return vectorize(lambda v: jnp.where(which, v + offset.sum(), v))(x)
+
+    x = np.arange(5, dtype=np.float32)
+    assert_close(run(x, np.float32([1, 2]), np.bool_(True)), x + 3)
+    assert_close(run(x, np.float32([1, 2]), np.bool_(False)), x)
+
+
+def test_large_arrays_are_shared_and_small_ones_compiled_in():
+    large = jnp.arange(2000, dtype=jnp.float32)
+    small = jnp.arange(3, dtype=jnp.float32)
+
+    def f(x):
+        return x * small + large[7]
+
+    text = str(jax.make_jaxpr(vectorize(f))(np.ones((4, 3), np.float32)))
+    assert "shared=(False, True)" in text
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    assert_close(vectorize(f)(x), jax.vmap(f)(x))
+
+
+def test_weak_types_make_no_difference():
+    def f(x):
+        return x * 2
+
+    strong = vectorize(f)(jnp.ones(3, jnp.float32))
+    weak = vectorize(f)(jnp.broadcast_to(jnp.asarray(1.0), 3))
+    assert strong.dtype == weak.dtype == jnp.float32
+    assert not weak.weak_type
+
+
+def test_keys_cross_as_their_data():
+    def f(key, x):
+        key, used = jax.random.split(key)
+        return key, x + jax.random.uniform(used)
+
+    keys = jax.random.split(jax.random.key(3), 9)
+    x = np.zeros(9, np.float32)
+    got, want = vectorize(f)(keys, x), jax.vmap(f)(keys, x)
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_array_equal(jax.random.key_data(got[0]), jax.random.key_data(want[0]))
+    assert got[0].dtype == want[0].dtype
+
+
+def test_closed_over_keys():
+    key = jax.random.key(5)
+
+    def f(x):
+        return x + jax.random.uniform(jax.random.fold_in(key, 3))
+
+    x = np.zeros(9, np.float32)
+    np.testing.assert_array_equal(vectorize(f)(x), jax.vmap(f)(x))
+
+
+# Derivatives
+
+
+def smooth(x, w, n, on):
+    return jnp.where(on, jnp.tanh(x @ w) * n, 0.0).sum(), n + 1
+
+
+def test_gradient_is_that_of_vmap():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 3)).astype(np.float32)
+    w = rng.normal(size=(6, 3, 2)).astype(np.float32)
+    n, on = np.arange(6, dtype=np.int32), rng.integers(0, 2, 6).astype(bool)
+
+    def loss(run):
+        return lambda x, w: (run(smooth)(x, w, n, on)[0] ** 2).sum()
+
+    got = jax.grad(loss(vectorize), argnums=(0, 1))(x, w)
+    assert_close(got, jax.grad(loss(jax.vmap), argnums=(0, 1))(x, w), 1e-5)
+    jitted = jax.jit(jax.value_and_grad(loss(vectorize)))(x, w)
+    assert_close(jitted, jax.value_and_grad(loss(jax.vmap))(x, w), 1e-5)
+    each = jax.vmap(jax.grad(loss(vectorize)), in_axes=(None, 0))
+    assert each(x, w[None]).shape == (1, 6, 3)
+
+
+def test_gradient_of_whole_numbers_is_float0():
+    n, on = np.ones(2, np.int32), np.ones(2, bool)
+    x, w = np.ones((2, 3), np.float32), np.ones((2, 3, 2), np.float32)
+    grads = jax.grad(lambda *a: vectorize(smooth)(*a)[0].sum(), argnums=(0, 2, 3), allow_int=True)(
+        x, w, n, on
+    )
+    assert [g.dtype for g in grads] == [np.float32, jax.dtypes.float0, jax.dtypes.float0]
+
+
+def test_gradient_of_shared_operands():
+    x = np.arange(5, dtype=np.float32)
+    got = jax.grad(lambda s: vectorize(lambda v: v * s * s)(x).sum())(jnp.float32(3.0))
+    assert_close(got, np.float32(2 * 3 * x.sum()), 1e-5)
+
+
+def test_gradient_through_scan_and_again():
+    def roll(run, x):
+        def body(x, _):
+            return run(lambda v: jnp.sin(v) * 1.1)(x), None
+
+        return jax.lax.scan(body, x, None, length=5)[0].sum()
+
+    x = np.linspace(0, 1, 7).astype(np.float32)
+    for derive in (jax.grad, lambda f: jax.grad(lambda x: jax.grad(f)(x).sum())):
+        got = jax.jit(derive(lambda x: roll(vectorize, x)))(x)
+        assert_close(got, derive(lambda x: roll(jax.vmap, x))(x), 1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_forward_mode_is_refused_by_name(wrap):
+    fast = wrap(vectorize(smooth_square))
+    with pytest.raises(SeedbedError, match=r"smooth_square.*forward-mode.*jax\.grad"):
+        jax.jvp(fast, (np.ones(3, np.float32),), (np.ones(3, np.float32),))
+
+
+def smooth_square(x):
+    return x * x
+
+
+# Several devices
+
+
+MESHES = [AxisType.Auto, AxisType.Explicit]
+
+
+@pytest.mark.parametrize("kind", MESHES)
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("kernel", [True, False])
+def test_shard_map(check_vma, kind, kernel, monkeypatch):
+    if not kernel:
+        monkeypatch.setattr(build, "unsupported", lambda: "this is a test")
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+
+    def one(v, scale):
+        def body(total, t):  # its carry varies over no mesh axis until v is added
+            return total + t * v * scale, None
+
+        return jax.lax.scan(body, jnp.zeros(()), np.float32([1, 2]))[0] + v * 2
+
+    def f(x, scale):
+        return vectorize(lambda v: one(v, scale))(x)
+
+    with jax.set_mesh(mesh), warnings.catch_warnings():
+        warnings.simplefilter("error" if kernel else "ignore", RuntimeWarning)
+        x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(mesh, P("d")))
+        run = jax.jit(
+            jax.shard_map(
+                f, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"), check_vma=check_vma
+            )
+        )
+        assert_close(run(x, np.float32(3)), np.asarray(x) * 11)
+        gradient = jax.grad(lambda s: run(x, s).sum())(jnp.float32(3))
+        assert_close(gradient, np.float32(3 * np.asarray(x).sum()))
+
+
+def test_shard_map_with_values_that_vary():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+
+    def f(x, scale):
+        return vectorize(lambda v: v * scale[0] + 1)(x)
+
+    run = jax.jit(
+        jax.shard_map(f, mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P("d"), check_vma=True)
+    )
+    x, scale = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)
+    assert_close(run(x, scale), x * np.repeat(scale, 2) + 1)
+    gradient = jax.grad(lambda s: run(x, s).sum())(scale)
+    assert_close(gradient, x.reshape(4, 2).sum(1))
+
+
+@pytest.mark.parametrize("kind", MESHES)
+def test_shards_of_the_batch_stay_where_they_are(kind):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    sharding = NamedSharding(mesh, P("d"))
+    x = jax.device_put(np.arange(16, dtype=np.float32).reshape(8, 2), sharding)
+    run = jax.jit(vectorize(lambda v: (v * 2, v.sum())))
+    text = run.lower(x).compile().as_text()
+    assert "all-gather" not in text
+    double, total = run(x)
+    assert double.sharding.is_equivalent_to(sharding, 2)
+    assert_close((double, total), (np.asarray(x) * 2, np.asarray(x).sum(1)))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (({"a": np.zeros(3)},), r"argument \[0\]\['a'\] is float64; convert"),
+        ((np.arange(3),), r"\[0\] is int64; convert"),
+        ((np.zeros(3, np.int8),), r"\[0\] is int8; convert"),
+        ((1.0,), r"\[0\] is 1.0, a float; pass an array"),
+        ((np.float32(1),), r"\[0\] is np.float32\(1.0\), a float32; pass an array"),
+        ((np.zeros((), np.float32),), r"\[0\] has no batch axis"),
+        (
+            (np.zeros(3, np.float32), np.zeros(4, np.float32)),
+            r"\[1\] has batch size 4, but .*\[0\] has 3",
+        ),
+        ((), r"hold no array"),
+        ((None,), r"hold no array"),
+        (("text",), r"a str; pass an array"),
+    ],
+)
+def test_wrong_leaves_are_named(args, words):
+    with pytest.raises(SeedbedError, match=words):
+        vectorize(lambda *a: a)(*args)
+
+
+def test_wrong_keyword_leaves_are_named():
+    with pytest.raises(SeedbedError, match=r"keyword argument \['gain'\] is float64"):
+        vectorize(step)({}, np.zeros((2, 3), np.float32), gain=np.zeros(2))
+
+
+def test_side_effects_are_refused():
+    def f(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(SeedbedError, match="side effects"):
+        vectorize(f)(np.ones(3, np.float32))
+
+
+def unknown(x):
+    return jnp.sort(x)
+
+
+def test_what_has_no_kernel_runs_as_vmap_and_says_so_once():
+    x = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    with pytest.warns(RuntimeWarning, match="unknown.* runs as jax.vmap.*'sort'"):
+        got = vectorize(unknown)(x)
+    assert_close(got, jax.vmap(unknown)(x), 1e-5)
+    vectorize(unknown)(x + 1)  # a second warning would be an error here
+
+
+def test_large_functions_are_refused_rather_than_slow(monkeypatch):
+    monkeypatch.setattr(primitive, "LARGEST_FALLBACK", 3)
+
+    def f(x):
+        for _ in range(3):
+            x = jnp.sort(x) + 1
+        return x
+
+    with pytest.raises(SeedbedError, match=r"'sort'.* 6 equations.* \(at most 3\)"):
+        vectorize(f)(np.ones((3, 4), np.float32))
+
+
+def test_other_cpus_run_vmap(monkeypatch):
+    monkeypatch.setattr(build, "unsupported", lambda: "there is no code generator for vax CPUs")
+    x = np.ones(3, np.float32)
+    with pytest.warns(RuntimeWarning, match="vax"):
+        np.testing.assert_array_equal(vectorize(lambda v: v + 2)(x), x + 2)
+
+
+def test_another_ffi_version_runs_vmap(monkeypatch):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the API version (0.1) is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    x = np.ones(3, np.float32)
+    with pytest.warns(RuntimeWarning, match="XLA does not accept.*version"):
+        np.testing.assert_array_equal(vectorize(lambda v: v + 2.5)(x), x + 2.5)
+
+
+# Reports
+
+
+def test_inspect_counts():
+    def f(x, n):
+        def body(total, row):
+            return total + row * x, jnp.where(x > row, jnp.sqrt(x * row + 1) / (x + row) * x, 0.0)
+
+        total, kept = jax.lax.scan(body, 0.0, np.arange(40, dtype=np.float32))
+        return jax.lax.while_loop(lambda c: c < n, lambda c: c * 2 + total, total), kept[3] + x
+
+    one = jax.ShapeDtypeStruct((), np.float32)
+    report = inspect(f, one, one)
+    assert [len(path) for path in sorted(report.flops)] == [0, 1, 1]
+    assert any("(40)" in path[0] for path in report.flops if path)
+    assert any("while" in path[0] for path in report.flops if path)
+    assert report.flops[()] == 1  # the last sum
+    assert report.lanes == host_vector_unit().width
+    assert 0 < report.guarded < report.operations
+    assert report.ir_bytes > report.code_bytes > 1000
+    assert {"jaxpr", "graph", "IR", "machine code"} == {*report.seconds}
+    for words in ("test_inspect_counts", "guards hold", "in an iteration of loop 0", "seconds"):
+        assert words in str(report)
+
+
+def test_too_large_a_graph_names_its_lines(monkeypatch):
+    monkeypatch.setattr(build, "LIMIT", 500)
+
+    def big(x):
+        for _ in range(30):
+            x = jnp.sin(x) * x  # the line
+        return x
+
+    with pytest.raises(SeedbedError, match=r"more than 500.*test_vectorize\.py:\d+ \(\d+\)"):
+        inspect(big, jax.ShapeDtypeStruct((3,), np.float32))
