@@ -179,7 +179,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
     steps = batch * args.controls * HOLD
 
     def timed(side: str, call: Any, repeats: int) -> Any:
-        begin, before = time.perf_counter(), time.process_time()
+        begin, before, result = time.perf_counter(), time.process_time(), None
         for _ in range(repeats):
             result = call()
         rates[side].append(repeats * steps / (time.perf_counter() - begin))
@@ -241,6 +241,21 @@ def compile_seconds(name: str, integrator: str, *, cold: bool) -> float:
     return float(done.stdout.split()[-1])
 
 
+def peers(name: str, python: Path) -> dict[str, dict[str, float]]:
+    """Simulated seconds per second of Brax's spring back end and of MJX (see peers/brax_setup.sh)."""
+    if not python.exists():
+        raise SystemExit(f"no {python}: make it with benchmarks/peers/brax_setup.sh")
+    script, found = Path(__file__).parent / "peers" / "brax_physics.py", {}
+    for kind, what in (("spring", name), ("mjx", str(ASSETS / f"{name}.xml"))):
+        command = [str(python), str(script), kind, what]
+        env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
+        if done.returncode:
+            raise SystemExit(f"{kind}: {done.stderr[-2000:]}")
+        found[kind] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def main() -> None:
     """Measures the models, prints a line for each, and saves JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -250,12 +265,23 @@ def main() -> None:
     parser.add_argument("--controls", type=int, default=20, help="of five substeps, a repetition")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--amplitude", type=float, default=1.0, help="of the uniform controls")
+    parser.add_argument(
+        "--peers", action="store_true", help="Brax's spring back end and MJX too (Ant, Humanoid)"
+    )
+    home = Path.home() / ".cache" / "seedbed" / "peers" / "brax" / "bin" / "python"
+    parser.add_argument("--peers-python", type=Path, default=home)
     args = parser.parse_args()
     rows = []
     for name in args.models:
         for integrator in args.integrators:
             row = measure(name, integrator, args)
             rows.append(row)
+            if args.peers and name in ("ant", "humanoid") and integrator == "euler":
+                row["peers"] = peers(name, args.peers_python)
+                simulated = row["steps_per_s"] * float(read(name, integrator).opt.timestep)
+                for kind, found in row["peers"].items():
+                    found["ratio"] = simulated / found["simulated_s_per_s"]
+                    print(f"{name}: {found['ratio']:.0f} x {kind} in simulated seconds a second")
             print(
                 f"{name:26} {integrator:5} {row['ratio']:6.1f} x MuJoCo ({row['mujoco_solver']})  "
                 f"{row['steps_per_s'] / 1e6:7.3f} M/s  {row['mujoco_steps_per_s'] / 1e3:7.0f} k/s  "

@@ -330,7 +330,8 @@ def indexed_variables(jaxpr: Any) -> set[Any]:
                 found.add(equation.invars[0])
         for inner, atoms, results in inner_jaxprs(equation):
             inside = indexed_variables(inner)
-            outputs = dict(zip(inner.outvars, results, strict=False))
+            pairs = zip(inner.outvars, results, strict=False)
+            outputs = {v: r for v, r in pairs if not isinstance(v, core.Literal)}
             for variable, atom in zip(inner.invars, atoms, strict=True):
                 if isinstance(atom, core.Literal):
                     continue
