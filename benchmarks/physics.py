@@ -256,12 +256,22 @@ def peers(name: str, python: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def save(row: dict[str, Any]) -> None:
+    """Puts a row in the place of the one of the same model and integrator."""
+    old = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    same = ("model", "integrator")
+    rows = [r for r in old if any(r[k] != row[k] for k in same)] + [row]
+    rows.sort(key=lambda r: (MODELS.index(r["model"]), r["integrator"]))
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps({"cpu": cpu_name(), "rows": rows}, indent=1) + "\n")
+
+
 def main() -> None:
     """Measures the models, prints a line for each, and saves JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--integrators", nargs="+", default=["euler", "rk4"])
-    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--controls", type=int, default=20, help="of five substeps, a repetition")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--amplitude", type=float, default=1.0, help="of the uniform controls")
@@ -271,11 +281,9 @@ def main() -> None:
     home = Path.home() / ".cache" / "seedbed" / "peers" / "brax" / "bin" / "python"
     parser.add_argument("--peers-python", type=Path, default=home)
     args = parser.parse_args()
-    rows = []
     for name in args.models:
         for integrator in args.integrators:
             row = measure(name, integrator, args)
-            rows.append(row)
             if args.peers and name in ("ant", "humanoid") and integrator == "euler":
                 row["peers"] = peers(name, args.peers_python)
                 simulated = row["steps_per_s"] * float(read(name, integrator).opt.timestep)
@@ -290,8 +298,7 @@ def main() -> None:
                 f"compile {row['cold_compile_cpu_s']:.1f} CPU s  error {row['parity_99']:.0e}",
                 flush=True,
             )
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"cpu": cpu_name(), "rows": rows}, indent=1) + "\n")
+            save(row)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Carry, Loop, Node, Record, is_constant
+from seedbed.simd.graph import Carry, Graph, Loop, Node, Record, is_constant
 from seedbed.simd.memory import (
     Memory,
     Special,
@@ -285,10 +285,10 @@ def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     taken = [
         [tracer.elements(v) for v in tracer.run(b.jaxpr, b.consts, operands)] for b in branches
     ]
-    results = taken[-1]
-    for k in range(len(branches) - 2, -1, -1):
+    results = taken[0]
+    for k in range(1, len(branches)):
         # an index below 0 takes the first branch, one beyond the end the last
-        here = g.apply("le", index, g.constant(k, "int32"))
+        here = _at_least(g, index, k)
         merged = []
         for mine, other in zip(taken[k], results, strict=True):
             nodes = np.empty(mine.shape, object)
@@ -297,6 +297,14 @@ def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
             merged.append(nodes)
         results = merged
     return results
+
+
+def _at_least(g: Graph, index: Node, k: int) -> Node:
+    """Returns `index >= k`; of a bool made an index, the bool, under which guards then apply."""
+    if k == 1 and index.op == "select" and all(is_constant(n) for n in index.args[1:]):
+        yes, no = (n.value >= k for n in index.args[1:])
+        return g.select(index.args[0], g.constant(yes, "bool"), g.constant(no, "bool"))
+    return g.apply("ge", index, g.constant(k, "int32"))
 
 
 CONTROL: dict[str, Special] = {"scan": _scan, "while": _while, "cond": _cond}
