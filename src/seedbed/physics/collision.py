@@ -247,13 +247,13 @@ def _detect_kind(
         first, second = geom(row, "1"), geom(row, "2")
         apart = second.pos - first.pos
         near = jnp.bool_(True) if kind.types[0] == PLANE else math.dot(apart, apart) <= row["bound"]
-        number, before = ncon, points
+        number = ncon
         for k, touch in enumerate(collider(first, second, row["reach"])):
             dist = jnp.where(touch.exists, touch.dist, jnp.inf)
             active = dist < row["margin"]
             new = Points(active, dist, touch.pos, _store_frame(touch, row, points.frame.shape[1:]))
             slot = row["slot"] + k
-            old = Points(*(math.take(array, slot) for array in before))
+            old = Points(*(math.take(array, slot) for array in points))
             kept = (
                 jnp.where(near, jnp.where(active, x, y), y) for x, y in zip(new, old, strict=True)
             )

@@ -8,8 +8,11 @@ import numpy as np
 
 from seedbed.simd.graph import Node
 from seedbed.simd.instructions import SCALARS, Writer, literal
+from seedbed.simd.memory import Unsupported
 
 ALIGN = 64
+MOST_BYTES = 4 << 20
+"""Of the stack, of which XLA's threads have 8 MiB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Arrays:
         self.allocas: list[str] = []
         self.globals: list[str] = []
         self._w = writer
+        self._bytes = 0
 
     def kind(self, storage: Storage) -> str:
         """Returns the LLVM type of an element as it is kept."""
@@ -37,8 +41,14 @@ class Arrays:
         return self._w.kind(dtype, uniform=storage.uniform)
 
     def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
-        """Makes room on the stack."""
+        """Makes room on the stack; raises Unsupported where that would be more than a thread has."""
         storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
+        self._bytes += 4 * size * (1 if uniform else self._w.width)
+        if self._bytes > MOST_BYTES:
+            raise Unsupported(
+                f"the arrays that loops index or write down take more than {MOST_BYTES >> 20} MiB of "
+                "stack for the examples of one kernel: use smaller arrays or shorter loops"
+            )
         self.allocas.append(
             f"{storage.address} = alloca [{size} x {self.kind(storage)}], align {ALIGN}"
         )

@@ -206,7 +206,12 @@ class _Emitter:
         outer: dict[Node, str] = {}  # what the selects are where nothing runs
         for node in guard.selects:
             other = node.args[2]
-            outer[node] = outer.get(other) or self._name(other, uniform=node.uniform)
+            if other not in outer:
+                outer[node] = self._name(other, uniform=node.uniform)
+            elif other.uniform and not node.uniform:
+                outer[node] = w.splat(outer[other], node.dtype)
+            else:
+                outer[node] = outer[other]
         w.line(f"br i1 {some}, label %{inside}, label %{done}")
         self._w.label(inside)
         splats = dict(self._splats)
@@ -295,9 +300,7 @@ class _Emitter:
             for j, node in enumerate(record.values):
                 self._put(storage, self._arrays.beyond(storage, row, j), node)
         finals = self._finals(loop)
-        for k, carry in self._live.carries[loop]:
-            if carry.size is not None:
-                self._arrays.copy(self._storage_of(carry.final), self._carried[loop, k])
+        self._move_arrays(loop, None)
         w.line(f"{after} = add i32 {counter}, 1")
         more, done = w.op(f"icmp slt i32 {after}, {length}"), w.fresh("done")
         latch = self._w.block
@@ -326,10 +329,9 @@ class _Emitter:
         self._emit(guarded(self._schedule, [i for i in items if i not in first]))
         self._alive = outer
         finals = self._finals(loop)
-        for k, carry in self._live.carries[loop]:
-            if carry.size is not None:
-                self._arrays.copy(self._storage_of(carry.final), self._carried[loop, k], mask)
-            elif mask is not None and carry.final is not carry.variable:
+        self._move_arrays(loop, mask)
+        for _, carry in self._live.carries[loop]:
+            if carry.size is None and mask is not None and carry.final is not carry.variable:
                 kind = w.kind(carry.variable.dtype)
                 old = self._names[carry.variable]
                 finals[carry.variable] = w.select(
@@ -339,6 +341,22 @@ class _Emitter:
         self._w.jump(head)
         self._w.label(done)
         return latch, finals
+
+    def _move_arrays(self, loop: Loop, mask: str | None) -> None:
+        """Copies arrays to where the next iteration reads them, as if all at once."""
+        moves: list[tuple[Storage, Storage]] = []
+        for k, carry in self._live.carries[loop]:
+            if carry.size is not None:
+                source, target = self._storage_of(carry.final), self._carried[loop, k]
+                moves += [(source, target)] if source.address != target.address else []
+        written = {target.address for _, target in moves}
+        for i, (source, target) in enumerate(moves):
+            if source.address in written:
+                spare = self._arrays.new(source.dtype, source.size, uniform=source.uniform)
+                self._arrays.copy(source, spare)
+                moves[i] = spare, target
+        for source, target in moves:
+            self._arrays.copy(source, target, mask or (self._alive if target.masked else None))
 
     def _finals(self, loop: Loop) -> dict[Node, str]:
         return {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Carry, Graph, Loop, Node, Record, is_constant
+from seedbed.simd.graph import Carry, Graph, Loop, Node, Record, innermost, is_constant
 from seedbed.simd.memory import (
     Memory,
     Special,
@@ -141,6 +141,19 @@ class _Kept:
             nodes.flat[i] = load(g, memory.node, base, i)
         return nodes
 
+    def stays_uniform(self, finals: Sequence[Value]) -> list[bool]:
+        """Tells which carries are the same for all examples after the body too.
+
+        Arrays in memory never are, nor what is read from them, which a jaxpr does not show.
+        """
+        condition = self.loop.condition
+        leaves_together = condition is None or condition.uniform
+        return [
+            isinstance(value, Memory)
+            or ((leaves_together or value is final) and _is_uniform(self._tracer.elements(final)))
+            for (value, _), final in zip(self._values, finals, strict=True)
+        ]
+
     def finish(self, finals: Sequence[Value], written: Sequence[Value]) -> list[Value]:
         """Ends the body; returns what is left of the carries, and what was written down."""
         tracer, loop = self._tracer, self.loop
@@ -162,7 +175,7 @@ class _Kept:
         return [*self._results(), *arrays]
 
     def _results(self) -> list[Value]:
-        home = self._tracer.around[-1] if self._tracer.around else None
+        home = innermost(self.loop.loops)
         carries, results = iter(enumerate(self.loop.carries)), list[Value]()
         for value, inits in self._values:
             nodes = np.empty(len(inits), object)
@@ -208,19 +221,22 @@ def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     if length * count_equations(body.jaxpr) <= TINY or length <= 1:
         return _unrolled(tracer, equation, consts, inits, arrays)
     uniform = _uniform_scan(params, [_is_uniform(a) for a in args])
-    indexed = indexed_variables(body.jaxpr)
-    kept = _Kept(tracer, length, reverse)
+    indexed, count = indexed_variables(body.jaxpr), len(inits)
     variables = body.jaxpr.invars[split[0] : split[1]]
-    carries = [
-        kept.carry(init, uniform=u, indexed=v in indexed)
-        for init, u, v in zip(inits, uniform, variables, strict=False)
-    ]
-    tracer.around.append(kept.loop)
-    rows = [kept.element(a) for a in arrays]
-    results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
-    tracer.around.pop()
-    count = len(inits)
-    return kept.finish(results[:count], results[count:])
+    while True:
+        kept = _Kept(tracer, length, reverse)
+        carries = [
+            kept.carry(init, uniform=u, indexed=v in indexed)
+            for init, u, v in zip(inits, uniform, variables, strict=False)
+        ]
+        tracer.around.append(kept.loop)
+        rows = [kept.element(a) for a in arrays]
+        results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
+        tracer.around.pop()
+        stays = kept.stays_uniform(results[:count])
+        if all(s or not u for s, u in zip(stays, uniform, strict=False)):
+            return kept.finish(results[:count], results[count:])
+        uniform = [u and s for u, s in zip(uniform, stays, strict=False)]
 
 
 def _unrolled(
@@ -246,7 +262,7 @@ def _unrolled(
     for k, variable in enumerate(equation.outvars[count:]):
         stacked = np.empty(variable.aval.shape, object)
         for t, row in enumerate(written):
-            stacked[t] = row[k]
+            stacked[t, ...] = row[k]
         ys.append(stacked)
     return [*carries, *ys]
 
@@ -258,20 +274,25 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     inits = args[split[1] :]
     uniform = _uniform_while(params, [_is_uniform(a) for a in args])
     indexed = indexed_variables(body.jaxpr) | indexed_variables(cond.jaxpr)
-    kept = _Kept(tracer, None, False)
     variables = zip(
         body.jaxpr.invars[split[1] - split[0] :], cond.jaxpr.invars[split[0] :], strict=True
     )
-    carries = [
-        kept.carry(init, uniform=u, indexed=bool(indexed & {*v}))
-        for init, u, v in zip(inits, uniform, variables, strict=True)
-    ]
-    tracer.around.append(kept.loop)
-    goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
-    kept.loop.condition = tracer.elements(goes_on)[()]
-    results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
-    tracer.around.pop()
-    return kept.finish(results, [])
+    in_memory = [bool(indexed & {*v}) for v in variables]
+    while True:
+        kept = _Kept(tracer, None, False)
+        carries = [
+            kept.carry(init, uniform=u, indexed=i)
+            for init, u, i in zip(inits, uniform, in_memory, strict=True)
+        ]
+        tracer.around.append(kept.loop)
+        goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
+        kept.loop.condition = tracer.elements(goes_on)[()]
+        results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
+        tracer.around.pop()
+        stays = kept.stays_uniform(results)
+        if all(s or not u for s, u in zip(stays, uniform, strict=True)):
+            return kept.finish(results, [])
+        uniform = [u and s for u, s in zip(uniform, stays, strict=True)]
 
 
 def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:

@@ -8,7 +8,7 @@ iteration it depends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,11 @@ class Loop:
     carries: list[Carry] = dataclasses.field(default_factory=list)
     records: list[Record] = dataclasses.field(default_factory=list)
     loops: frozenset[Loop] = frozenset()  # those around it on whose iteration it depends
+
+
+def innermost(loops: Iterable[Loop]) -> Loop | None:
+    """Returns the deepest of loops."""
+    return max(loops, key=lambda loop: loop.depth, default=None)
 
 
 def is_constant(node: Node) -> bool:

@@ -88,9 +88,11 @@ def elements(tracer: Tracer, memory: Memory) -> np.ndarray:
 
 
 def readable(tracer: Tracer, value: Value) -> Memory:
-    """Returns a value as an array with addresses."""
+    """Returns a value as an array with addresses; of a state that was stored over, a copy made before."""
     if isinstance(value, Memory):
-        return value
+        if value.node.id not in tracer.superseded:
+            return value
+        value = elements(tracer, value)
     g, nodes = tracer.graph, [*value.reshape(-1)]
     dtype = nodes[0].dtype
     if all(is_constant(n) for n in nodes):
@@ -106,9 +108,7 @@ def writable(tracer: Tracer, value: Value) -> Memory:
     here = tracer.around[-1] if tracer.around else None
     memory = readable(tracer, value)
     if memory.node.op in ("memory", "store", "variable", "result") and memory.home is here:
-        if memory.node.id not in tracer.superseded:
-            return memory
-        memory = readable(tracer, elements(tracer, memory))
+        return memory
     loops = frozenset[Loop]() if here is None else frozenset((here,))
     node = tracer.graph.make(
         "memory", (memory.node,), memory.size, memory.dtype, uniform=False, loops=loops
@@ -139,6 +139,8 @@ def _clamped(g: Graph, start: Node, last: int) -> Node:
     """Returns an int32 index kept within 0..last."""
     if last == 0:
         return g.constant(0, "int32")
+    if start.dtype == "uint32":
+        start = g.apply("min", start, g.constant(last, "uint32"))
     start = g.convert(start, "int32")
     return g.apply("min", g.constant(last, "int32"), g.apply("max", g.constant(0, "int32"), start))
 
@@ -225,8 +227,12 @@ def _start(
     """Returns the index along each dimension, kept in bounds, and whether it was in bounds."""
     starts, inside = [g.constant(0, "int32")] * len(lasts), g.constant(True, "bool")
     for index, dim in zip(indices, dims, strict=True):
+        starts[dim] = (
+            g.convert(index, "int32")
+            if mode == "PROMISE_IN_BOUNDS"
+            else _clamped(g, index, lasts[dim])
+        )
         index = g.convert(index, "int32")
-        starts[dim] = index if mode == "PROMISE_IN_BOUNDS" else _clamped(g, index, lasts[dim])
         if mode == "FILL_OR_DROP":
             low = g.apply("ge", index, g.constant(0, "int32"))
             high = g.apply("le", index, g.constant(lasts[dim], "int32"))
@@ -300,7 +306,7 @@ def _scatter(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
             place[d] * strides[k] for d, k in zip(dims.update_window_dims, window, strict=True)
         )
         new, old = updates[place], None
-        if op is not None or not is_constant(inside):
+        if op is not None or not (is_constant(inside) and inside.value):
             old = read(tracer, value, base, offset)
             new = new if op is None else g.apply(op, old, new)
             new = g.select(inside, new, old)

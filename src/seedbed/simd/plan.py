@@ -6,7 +6,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from seedbed.simd.graph import FLOATS, Carry, Graph, Loop, Node, Record
+from seedbed.simd.graph import FLOATS, Carry, Graph, Loop, Node, Record, innermost
 from seedbed.simd.trace import Program
 
 
@@ -134,11 +134,6 @@ class Live:
                     break
 
 
-def innermost(loops: Iterable[Loop]) -> Loop | None:
-    """Returns the deepest of loops."""
-    return max(loops, key=lambda loop: loop.depth, default=None)
-
-
 class Schedule:
     """The items of every loop body (and of the whole program, under None), and what comes before what."""
 
@@ -200,6 +195,7 @@ class Schedule:
 
     def _walk(self, last: Node | Loop) -> None:
         waiting: list[tuple[Node | Loop, bool]] = [(last, False)]
+        opened = set[Node | Loop]()
         while waiting:
             item, seen = waiting.pop()
             if item in self._ranks:
@@ -207,6 +203,9 @@ class Schedule:
             if seen:
                 self._ranks[item] = len(self._ranks)
                 continue
+            if item in opened:
+                raise RuntimeError(_CIRCLE)
+            opened.add(item)
             waiting.append((item, True))
             earlier = sorted(self.before[item], key=self._written, reverse=True)
             waiting += [(e, False) for e in earlier if e not in self._ranks]
@@ -259,8 +258,8 @@ class Schedule:
 
     def _may_take(self, loop: Loop, k: int, state: Node) -> bool:
         """Tells whether a loop's array may be written where its first state is."""
-        if state.op in ("memory", "store", "result"):
-            return True
+        if state.op in ("memory", "store", "result"):  # but not once more in each iteration
+            return innermost(state.loops) is innermost(loop.loops)
         if state.op != "variable":
             return False
         around = self.live.graph.loops[state.value[0]]
@@ -283,6 +282,7 @@ class Schedule:
         self.taken.add((loop, k))
 
 
+_CIRCLE = "the operations of a program wait for each other"
 _GIVEN = ("constant", "variable", "index", "result", "record", "table")
 
 
@@ -320,7 +320,5 @@ def sort(
             if not waiting[later]:
                 heapq.heappush(heap, (rank(later), place[later]))
     if len(ordered) != len(items):
-        raise RuntimeError(
-            "an array that a loop writes is read after it was written over: copy it before"
-        )
+        raise RuntimeError(_CIRCLE)
     return ordered
