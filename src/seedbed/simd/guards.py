@@ -80,6 +80,15 @@ class _Body:
                     found.add(self._within[earlier])
         return found - {item}
 
+    def _needed(self, item: Item) -> set[Item]:
+        """Returns the groups and single items that come, at any distance, before one."""
+        found, waiting = set[Item](), [item]
+        while waiting:
+            more = self._before(waiting.pop()) - found
+            found |= more
+            waiting += more
+        return found
+
     def _mask(self, item: Node | Loop) -> Node | None:
         """Returns the mask under which a select takes its first arm, or something is written."""
         if isinstance(item, Loop):
@@ -152,7 +161,11 @@ class _Body:
 
     def _split(self, mask: Node, members: set[Item]) -> None:
         """Makes guards of what a mask gates: as few as the items between them allow."""
-        source = self._schedule.source
+        source, made = self._schedule.source, self._schedule.source(mask)
+        if made in self._within:  # a write may lie between a member and the mask
+            members = members - self._needed(self._within[made])
+            for item in members:
+                self._schedule.before[item].add(made)  # type: ignore[index, arg-type]
         selects = {
             i
             for i in self._gates[mask]

@@ -52,7 +52,7 @@ class Tracer(Protocol):
 
     graph: Graph
     around: list[Loop]
-    superseded: set[int]
+    superseded: dict[int, int]
 
     def elements(self, value: Value) -> Any:
         """Returns the nodes of a value."""
@@ -118,9 +118,9 @@ def writable(tracer: Tracer, value: Value) -> Memory:
 
 def store(tracer: Tracer, memory: Memory, base: Node, offset: int, value: Node) -> Memory:
     """Returns the state after a write at `base + offset`."""
-    tracer.superseded.add(memory.node.id)
     args = (memory.node, base, value)
     node = tracer.graph.make("store", args, offset, memory.dtype, uniform=False)
+    tracer.superseded[memory.node.id] = node.id
     return dataclasses.replace(memory, node=node)
 
 
@@ -158,11 +158,27 @@ def _chosen(g: Graph, base: Node, count: int, at: Callable[[int], Node]) -> Node
     return chosen
 
 
+def _is_early(tracer: Tracer, memory: Memory, base: Node) -> bool:
+    """Tells whether a state can be read at an index before it is stored over."""
+    if memory.node.id not in tracer.superseded:
+        return True
+    here, store = tracer.around[-1] if tracer.around else None, tracer.superseded[memory.node.id]
+    newer = [base]  # what the index is made of, of which only loops can depend on the write
+    while newer:
+        node = newer.pop()
+        if node.id > store and node.op in ("result", "record"):
+            return False
+        newer += node.args if node.id > store else ()
+    return memory.home is here
+
+
 def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
     """Returns the element at `base + offset`, whatever kind of index it is."""
     g = tracer.graph
     if base.uniform:
-        return load(g, readable(tracer, value).node, base, offset)
+        early = isinstance(value, Memory) and _is_early(tracer, value, base)
+        memory = value if early else readable(tracer, value)
+        return load(g, memory.node, base, offset)
     nodes = tracer.elements(value).reshape(-1)
     last = len(nodes) - 1
     return _chosen(g, base, len(nodes) - offset, lambda i: nodes[min(i + offset, last)])
@@ -227,11 +243,7 @@ def _start(
     """Returns the index along each dimension, kept in bounds, and whether it was in bounds."""
     starts, inside = [g.constant(0, "int32")] * len(lasts), g.constant(True, "bool")
     for index, dim in zip(indices, dims, strict=True):
-        starts[dim] = (
-            g.convert(index, "int32")
-            if mode == "PROMISE_IN_BOUNDS"
-            else _clamped(g, index, lasts[dim])
-        )
+        starts[dim] = _clamped(g, index, lasts[dim])
         index = g.convert(index, "int32")
         if mode == "FILL_OR_DROP":
             low = g.apply("ge", index, g.constant(0, "int32"))

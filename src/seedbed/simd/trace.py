@@ -74,7 +74,7 @@ class Tracer:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.around: list[Loop] = []  # the loops whose bodies are being traced, outermost first
-        self.superseded: set[int] = set()  # states of memory that were stored over
+        self.superseded: dict[int, int] = {}  # states of memory that were stored over, and by what
         self._made: collections.Counter[str] = collections.Counter()
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
