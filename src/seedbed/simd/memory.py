@@ -176,9 +176,9 @@ def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
     """Returns the element at `base + offset`, whatever kind of index it is."""
     g = tracer.graph
     if base.uniform:
-        early = isinstance(value, Memory) and _is_early(tracer, value, base)
-        memory = value if early else readable(tracer, value)
-        return load(g, memory.node, base, offset)
+        if not (isinstance(value, Memory) and _is_early(tracer, value, base)):
+            value = readable(tracer, value)
+        return load(g, value.node, base, offset)
     nodes = tracer.elements(value).reshape(-1)
     last = len(nodes) - 1
     return _chosen(g, base, len(nodes) - offset, lambda i: nodes[min(i + offset, last)])
