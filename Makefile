@@ -7,7 +7,7 @@ WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help setup train test lint format types bench lock clean
+.PHONY: help setup train test lint format types bench web lock clean
 
 help:
 	@echo "make train   set up .venv and train Pong"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint    check style;  make format  mend it"
 	@echo "make types   check types"
 	@echo "make bench   run the benchmarks"
+	@echo "make web     build the replay page's script (needs npm)"
 	@echo "make lock    pin what is installed in .venv into requirements.lock"
 	@echo "make clean   remove .venv and caches (runs are kept)"
 
@@ -48,6 +49,9 @@ types: setup
 
 bench: setup
 	$(BIN)/seedbed bench $(ARGS)
+
+web:
+	cd src/seedbed/viewer/web && npm install --no-audit --no-fund && npm run build
 
 # Names and versions only: no hosts, no hashes, no tools that the venv brings along.
 lock:

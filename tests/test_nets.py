@@ -239,7 +239,7 @@ def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
     rng = np.random.default_rng(0)
     x = {"a": rng.normal(size=(5, 3, 4)).astype(np.float32), "b": rng.random((5, 3), np.float32)}
     reward, first = rng.normal(size=(5, 3)).astype(np.float32), rng.random((5, 3)) < 0.3
-    module = ActorCritic(6, sizes=(16,), activation=jnp.tanh, lstm_size=lstm_size)
+    module = ActorCritic(6, sizes=(16,), activation="tanh", lstm_size=lstm_size)
     core = module.initial_core(3)
     (parameters, value, _), params = build(module, x, reward, first, core)
     assert parameters.shape == (5, 3, 6) and value.shape == (5, 3)

@@ -131,7 +131,7 @@ def test_no_environments_and_wrong_shapes():
     some = states(model, np.tile(model.qpos0, (3, 1)), np.zeros((3, model.nv)))
     with pytest.raises(SeedbedError, match="batch"):
         run(some, jnp.zeros((4, model.nu)))
-    with pytest.raises((SeedbedError, ValueError), match="ctrl"):
+    with pytest.raises(SeedbedError, match="ctrl"):
         run(some, jnp.zeros((3, model.nu + 1)))
 
 

@@ -16,6 +16,7 @@ import mujoco_states as oracle
 from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics.model import EULER, RK4
+from seedbed.types import SeedbedError
 
 FIELDS = (
     *("qpos", "qvel", "qacc", "qacc_warmstart", "qfrc_actuator", "qfrc_constraint", "time", "ncon"),
@@ -296,17 +297,17 @@ def test_a_bare_pendulum():
 def test_wrong_inputs_are_named():
     model = physics.load(oracle.path("hopper"))
     state = physics.init(model)
-    with pytest.raises(ValueError, match=r"ctrl has shape \(4,\) instead of \(3,\)"):
+    with pytest.raises(SeedbedError, match=r"ctrl has shape \(4,\) instead of \(3,\)"):
         physics.step(model, state, jnp.zeros(4))
-    with pytest.raises(TypeError, match="ctrl holds int32"):
+    with pytest.raises(SeedbedError, match="ctrl holds int32"):
         physics.step(model, state, jnp.zeros(3, jnp.int32))
-    with pytest.raises(ValueError, match=r"qpos has shape \(5, 6\).*batch it"):
+    with pytest.raises(SeedbedError, match=r"qpos has shape \(5, 6\).*batch it"):
         physics.init(model, jnp.zeros((5, 6)))
-    with pytest.raises(TypeError, match="qpos holds int"):
+    with pytest.raises(SeedbedError, match="qpos holds int"):
         physics.init(model, np.zeros(6, int))
     batch = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-    with pytest.raises(ValueError, match="step is for one environment"):
+    with pytest.raises(SeedbedError, match="step is for one environment"):
         physics.step(model, batch, jnp.zeros(3))
     other = physics.init(physics.load(oracle.path("ant")))
-    with pytest.raises(ValueError, match=r"qpos has shape \(15,\) instead of \(6,\)"):
+    with pytest.raises(SeedbedError, match=r"qpos has shape \(15,\) instead of \(6,\)"):
         physics.forward(model, other)

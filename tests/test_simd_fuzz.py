@@ -87,7 +87,7 @@ class Composer:
 
     def block(self, scope, depth):
         kinds = [self.number, self.read, self.write, self.gated, self.mask, self.elementwise]
-        nested = [self.scan, self.scan, self.until, self.branch] if depth < 3 else []
+        nested = [self.scan, self.scan, self.until, self.branch, self.sparse] if depth < 3 else []
         for _ in range(self.pick([1, 2, 3, 4, 5, 6] if depth else [6, 8, 9])):
             kind = self.pick(kinds + nested)
             kind(scope, depth)
@@ -208,6 +208,29 @@ class Composer:
         self.leave(scope, carry)
         if length:
             scope.arrays += [y if y.ndim == 1 else y[self.pick([0, -1])] for y in written]
+
+    def sparse(self, scope, depth):
+        """Changes what goes round only in rows where a mask holds, which may be few or none."""
+        array, (numbers, _, arrays) = self.any(scope.arrays), self.carried(scope)
+        active = self.pick([array & 7 == 1, array & 1 == 0, array < -(10**8), array > 40])
+        alone, reverse = self.pick([True, True, False]), self.pick([False, False, True])
+        others = [a for a in scope.arrays if all(a is not b for b in arrays)] or scope.arrays
+
+        def body(carry, row):
+            inner = Scope([*scope.numbers, *carry[0]], [*scope.masks, row[0]], [*others], [row[1]])
+            self.block(inner, depth + 1)
+            mask = row[0] if alone else row[0] & self.any(inner.masks)
+            values = [jnp.where(mask, self.any(inner.numbers), v) for v in carry[0]]
+            written = [
+                put(a, jnp.where(mask, self.any(inner.numbers), at(a, i)), i)
+                for a in carry[1]
+                for i in [self.index(inner, len(a))]
+            ]
+            return (values, written), None
+
+        rows = active, jnp.arange(len(array), dtype=jnp.int32)
+        carry, _ = lax.scan(body, (numbers, arrays), rows, reverse=reverse)
+        self.leave(scope, (carry[0], [], carry[1]))
 
     def until(self, scope, depth):
         bound = self.pick([scope.numbers[0] & 3, jnp.int32(3), self.any(scope.numbers) & 3])

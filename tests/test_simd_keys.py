@@ -13,6 +13,8 @@ from seedbed.simd.keys import without_keys
 from seedbed.simd.reference import evaluate
 from seedbed.simd.trace import Unsupported, trace
 
+pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
+
 
 def seeds_and_splits(seed, data):
     key = jax.random.key(seed)

@@ -12,6 +12,8 @@ from jax import lax
 
 from seedbed.simd import inspect, vectorize
 from seedbed.simd.memory import Unsupported
+from seedbed.simd.plan import Live
+from seedbed.simd.trace import trace
 
 N = 20
 TABLE = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
@@ -313,10 +315,32 @@ def loops_of_guarded_writes(x, n):
     return counted, run_while(n % 4, lambda c: body(c[0], c[1], masks[1]), (y, x[1]))
 
 
+def sparse_rows(x, n):
+    """Only rows where some lane is active matter: some, none, the first, by lane and number of trips."""
+    places = jnp.arange(N, dtype=jnp.int32)
+    actives = (places + n) % 7 == 0, places > 1000 + n, (places == 0) & (n > 0), places * 3 > n
+
+    def body(c, row):
+        (y, s, count), (active, i, table) = c, row
+        most = active & (at(y, i) < 2)
+        y = masked(y, active, heavy(s * table + i), N - 1 - i)
+        y, _ = lax.scan(lambda y, j: (masked(y, most, at(y, j) * 0.5 + s, j), None), y, places)
+        s = jnp.where(active, s * 0.5 + at(y, i), s)
+        return (y, s, jnp.where(active, count + i, count)), None
+
+    def visit(c, active):
+        return lax.scan(body, c, (active, places, TABLE[:, 0]))[0]
+
+    first = jnp.outer(x[:1], RAMP)[0] * 0.1, x[1], jnp.int32(0)
+    counted = [visit(first, active) for active in actives]
+    return counted, [run_while(n % 4, lambda c, a=a: visit(c[1], a), first) for a in actives]
+
+
 PROGRAMS = (
     *(lengths, written_then_read, arrays_go_round, swapped_by_inner_loops, begun_anew, old_states),
     *(rows_by_table, same_for_all, rewritten_by_inner_loops, while_in_while, bools_and_ints),
     *(branches, gathers, scatters, empties, masks_in_masks, guarded_loops, loops_of_guarded_writes),
+    sparse_rows,
 )
 
 
@@ -354,6 +378,14 @@ def test_shared_operands(flag):
 
     shared = np.bool_(flag), np.int32(13), TABLE, np.float32(2)
     assert_same(lambda run, x, n, *s: run(lambda x, n: one(x, n, *s))(x, n), *batch(), *shared)
+
+
+def test_rows_that_no_lane_needs_are_not_visited():
+    program = jax.make_jaxpr(sparse_rows)(np.ones(3, np.float32), np.int32(1))
+    live = Live(trace(program, [False] * 2, limit=10**5))
+    states = {rows.args[0] for rows in live.rows.values()}
+    assert len(live.rows) == 8  # and not the loops inside these
+    assert len(states) == 4  # each is listed once
 
 
 def test_arrays_beyond_the_stack_are_refused():

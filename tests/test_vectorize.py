@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 
@@ -454,8 +455,9 @@ def test_inspect_counts():
     assert 0 < report.guarded < report.operations
     assert report.ir_bytes > report.code_bytes > 1000
     assert {"jaxpr", "graph", "IR", "machine code"} == {*report.seconds}
-    for words in ("test_inspect_counts", "guards hold", "in an iteration of loop 0", "seconds"):
+    for words in ("test_inspect_counts", "1 guard holds", "in an iteration of loop 0", "seconds"):
         assert words in str(report)
+    assert "2 guards hold" in str(dataclasses.replace(report, guards=2))
 
 
 def test_too_large_a_graph_names_its_lines(monkeypatch):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the virtual environment in which brax_physics.py runs.
+# Makes the virtual environment in which brax_physics.py and brax_ppo.py run.
 #
 #   benchmarks/peers/brax_setup.sh [VENV]
 #

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from seedbed.api import load, train
+    from seedbed.api import load, make_gymnasium, train
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "train"]
+__all__ = ["__version__", "load", "make_gymnasium", "train"]
 
 
 def __getattr__(name: str) -> Any:
     # Actor processes import this package too and must not pay for JAX.
-    if name in ("load", "train"):
+    if name in ("load", "make_gymnasium", "train"):
         from seedbed import api
 
         return getattr(api, name)

@@ -27,7 +27,7 @@ Trains reinforcement-learning agents as fast as the hardware allows.
 commands:
   train PRESET_OR_ENV [--agent A] [--steps N] [--run DIR] [--resume] ...
                   train an agent; `seedbed train pong --help` lists every option
-  evaluate RUN [--episodes N] [--env ID] [--seed S] [--json]
+  evaluate RUN [--episodes N] [--env ID] [--seed S] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   list [--json]   list presets, agents and environments
   bench [NAME] ...
@@ -141,6 +141,13 @@ def _evaluate(arguments: list[str]) -> int:
     parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
     parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
+    parser.add_argument(
+        "--html",
+        metavar="F.html",
+        type=Path,
+        help="write a few episodes as a page to look around in",
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     try:
         given = parser.parse_args(arguments)
@@ -162,6 +169,20 @@ def _evaluate(arguments: list[str]) -> int:
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
             f"over {result['episodes']} episodes"
         )
+    if given.video is not None or given.html is not None:
+        from seedbed.viewer.record import SHOWN, show
+
+        count = min(given.episodes, SHOWN)
+        show(
+            given.run,
+            env=given.env,
+            episodes=count,
+            seed=given.seed,
+            video=given.video,
+            html=given.html,
+        )
+        for path in filter(None, (given.video, given.html)):
+            print(f"{count} episodes written to {path}", file=sys.stderr)  # noqa: T201
     return 0
 
 

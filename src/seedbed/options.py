@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from seedbed import presets
-from seedbed.presets import BOUND, TrainConfig
+from seedbed.presets import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
 
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
@@ -96,7 +96,13 @@ under runs/. --resume goes on with the run in --run DIR. --debug shows traceback
 
 def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     """Makes a function whose parameters tyro turns into flags, and the way back to a configuration."""
-    env_kind, agent_kind = type(config.env), _without_bound(type(config.agent))
+    env_kind = _without(type(config.env), ENV_BOUND)
+    agent_kind = _without(type(config.agent), BOUND)
+    env_fields = {
+        field.name: getattr(config.env, field.name)
+        for field in dataclasses.fields(config.env)  # type: ignore[arg-type]
+        if field.init
+    }
     agent_fields = {
         field.name: getattr(config.agent, field.name)
         for field in dataclasses.fields(config.agent)  # type: ignore[arg-type]
@@ -104,11 +110,11 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     }
     fields = [
         (
-            "central",
-            Annotated[type(config.central), tyro.conf.arg(name="")],
-            dataclasses.field(default=config.central),
+            "runtime",
+            Annotated[type(config.runtime), tyro.conf.arg(name="")],
+            dataclasses.field(default=config.runtime),
         ),
-        ("env", env_kind, dataclasses.field(default_factory=lambda: config.env)),
+        ("env", env_kind, dataclasses.field(default_factory=lambda: env_kind(**env_fields))),
         (
             "agent",
             agent_kind,
@@ -118,30 +124,32 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     options = dataclasses.make_dataclass("Options", fields, frozen=True)
 
     def back(parsed: Any) -> TrainConfig:
-        values = {name: getattr(parsed.agent, name) for name in agent_fields}
-        agent = type(config.agent)(**values)
-        return TrainConfig(parsed.env, agent, parsed.central, config.name)
+        agent = type(config.agent)(**{name: getattr(parsed.agent, name) for name in agent_fields})
+        env = type(config.env)(**{name: getattr(parsed.env, name) for name in env_fields})
+        return TrainConfig(env, agent, parsed.runtime, config.name)
 
     return options, back
 
 
-def _without_bound(kind: type) -> Any:
-    """Subclasses an agent so that tyro hides the fields that `bind` fills."""
+def _without(kind: type, names: tuple[str, ...]) -> Any:
+    """Subclasses a dataclass so that tyro hides fields that are no options."""
     hidden = [
         (field.name, tyro.conf.Suppress[Any], dataclasses.field(default=field.default))
         for field in dataclasses.fields(kind)
-        if field.name in BOUND
+        if field.name in names
     ]
+    if not hidden:
+        return kind
     return dataclasses.make_dataclass(kind.__name__, hidden, bases=(kind,), frozen=True)
 
 
 def _known_options(config: TrainConfig) -> Iterator[tuple[str, Any]]:
     """Lists flags with the values they override."""
-    yield from _flags("", config.central)
-    yield from _flags("env.", config.env)
-    for name, value in _flags("agent.", config.agent):
-        if name.removeprefix("--agent.").replace("-", "_") not in BOUND:
-            yield name, value
+    yield from _flags("", config.runtime)
+    for part, value, left_out in (("env.", config.env, ENV_BOUND), ("agent.", config.agent, BOUND)):
+        for name, default in _flags(part, value):
+            if name.removeprefix(f"--{part}").replace("-", "_") not in left_out:
+                yield name, default
 
 
 def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -190,10 +198,11 @@ def _split_equals(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _plain_name(token: str) -> str:
-    """Spells an option as tyro does; the runtime's flags also go by `--central.`."""
+    """Spells an option as tyro does; the runtime's flags also go by its name, as `--central.steps`."""
     if not token.startswith("--"):
         return token
-    return "--" + token[2:].removeprefix("central.").replace("_", "-")
+    prefix, dot, rest = token[2:].partition(".")
+    return "--" + (rest if dot and prefix in RUNTIMES else token[2:]).replace("_", "-")
 
 
 def _value_after(option: str, value: str | None) -> str:

@@ -8,82 +8,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seedbed.catalogue import PRESETS, TrainConfig
 from seedbed.envs import registry
-from seedbed.envs.atari import AtariEnv
-from seedbed.envs.gym import GymEnv
-from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Agent, HostEnvConfig, SeedbedError
+from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
 
-DEFAULT_AGENT = "impala"
-AGENTS = {"impala": "seedbed.agents.impala:Impala"}
+AGENTS = {"impala": "seedbed.agents.impala:Impala", "ppo": "seedbed.agents.ppo:Ppo"}
 BOUND = ("spec", "total_updates")
 """Agent fields that `types.bind` fills: neither options nor part of a configuration."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """All that a run depends on."""
-
-    env: HostEnvConfig
-    agent: Agent
-    central: CentralConfig
-    name: str = ""  # what the user asked for, such as pong/impala
-
-
-def _atari_impala() -> Agent:
-    """IMPALA for a workstation: small batches, and pixels less their mean, which Pong learns by."""
-    from seedbed.agents.impala import Impala
-
-    return Impala(
-        batch=16,
-        trace_decay=0.95,
-        entropy_cost=0.002,
-        normalise_observations=True,
-        optimizer="adam",
-        learning_rate=3e-4,
-        max_gradient_norm=160.0,
-    )
-
-
-def pong_impala() -> TrainConfig:
-    """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
-    central = CentralConfig(steps=2_500_000, evaluate_every=500_000)
-    return TrainConfig(AtariEnv("pong", stickiness=0.0), _atari_impala(), central)
-
-
-def breakout_impala() -> TrainConfig:
-    """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
-    central = CentralConfig(steps=20_000_000)
-    return TrainConfig(AtariEnv("breakout", stickiness=0.0), _atari_impala(), central)
-
-
-def cartpole_impala() -> TrainConfig:
-    """CartPole-v1 with IMPALA (two-layer MLP)."""
-    from seedbed.agents.impala import Impala
-
-    agent = Impala(
-        unroll=8,
-        batch=16,
-        entropy_cost=0.001,
-        reward_clip=0.0,
-        normalise_observations=True,
-        optimizer="adam",
-        learning_rate=1e-3,
-        max_gradient_norm=64.0,
-    )
-    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
-
-
-PRESETS: dict[str, Callable[[], TrainConfig]] = {
-    "pong/impala": pong_impala,
-    "breakout/impala": breakout_impala,
-    "cartpole/impala": cartpole_impala,
-}
+ENV_BOUND = ("model",)
+"""The same of an on-device environment: what wrappers fill."""
+RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
+"""Kinds of runtime by the name under which a configuration keeps their options."""
 
 
 def description(preset: str) -> str:
@@ -92,7 +32,7 @@ def description(preset: str) -> str:
 
 
 def resolve(target: str, agent: str | None = None) -> TrainConfig:
-    """Finds a preset (`pong/impala`, or `pong` with the default agent), else an environment.
+    """Finds a preset (`pong/impala`, or `pong` for the first of that environment), else an environment.
 
     `agent` is a name of `AGENTS` or `module:Class`; a preset's environment goes with any agent.
     """
@@ -103,16 +43,17 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
                 f"environment, {target.partition('/')[0]}"
             )
         return dataclasses.replace(PRESETS[target](), name=target)
-    agent = agent or DEFAULT_AGENT
-    name = f"{target}/{agent}"
+    same_env = [name for name in PRESETS if name.partition("/")[0] == target]
+    name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
         return dataclasses.replace(PRESETS[name](), name=name)
-    same_env = f"{target}/{DEFAULT_AGENT}"
-    if same_env in PRESETS:
-        base = PRESETS[same_env]()
-        return TrainConfig(base.env, load_agent_class(agent)(), base.central, name)
+    if agent is not None and same_env:
+        base = PRESETS[same_env[0]]()
+        return TrainConfig(base.env, load_agent_class(agent)(), base.runtime, f"{target}/{agent}")
     env = resolve_env(target)
-    return TrainConfig(env, load_agent_class(agent)(), CentralConfig(), name)
+    agent = agent or ("ppo" if is_on_device(env) else "impala")
+    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
+    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
@@ -128,7 +69,7 @@ def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
     return saved
 
 
-def resolve_env(target: str) -> HostEnvConfig:
+def resolve_env(target: str) -> HostEnvConfig | Environment:
     """Finds an environment: a short name, a Gymnasium id or `module:factory`."""
     try:
         return registry.resolve(target)
@@ -180,22 +121,27 @@ def load_agent_class(name: str) -> type:
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """Describes a configuration in JSON types."""
+    env = config.env
+    env = _encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
+    (kind,) = (name for name, found in RUNTIMES.items() if type(config.runtime) is found)
     return {
         "name": config.name,
-        "env": registry.to_json(config.env),
-        "agent": _encode(config.agent),
-        "central": dataclasses.asdict(config.central),
+        "env": env,
+        "agent": _encode(config.agent, BOUND),
+        kind: dataclasses.asdict(config.runtime),
     }
 
 
 def from_json(data: dict[str, Any]) -> TrainConfig:
-    """Inverts `to_json`; imports the agent's class."""
+    """Inverts `to_json`; imports the classes of the agent and of an on-device environment."""
     try:
-        central = {name: _plain_tuple(value) for name, value in data["central"].items()}
+        kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
+        options = {name: _plain_tuple(value) for name, value in data[kind].items()}
+        env = data["env"]
         return TrainConfig(
-            registry.from_json(data["env"]),
+            _decode(env) if "class" in env else registry.from_json(env),
             _decode(data["agent"]),
-            _construct(CentralConfig, central),
+            _construct(RUNTIMES[kind], options),
             data.get("name", ""),
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -205,13 +151,13 @@ def from_json(data: dict[str, Any]) -> TrainConfig:
         ) from error
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         fields = {
             field.name: _encode(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if field.name not in BOUND
+            if field.name not in left_out
         }
         return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
     if isinstance(value, tuple | list):
@@ -221,7 +167,7 @@ def _encode(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise SeedbedError(
-        f"agent option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
+        f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
         "numbers, strings, tuples and dataclasses"
     )
 

@@ -8,7 +8,18 @@ This module imports no JAX, so that an actor process starts in a tenth of a seco
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Array: TypeAlias = Any
 """A numpy or JAX array; the contract holds for both."""
@@ -256,6 +267,50 @@ class HostEnv(Protocol):
     def decode(self, action: Array) -> Any:
         """Turns an action in the spec's form, or a batch of them, into one that the environment takes."""
         ...
+
+
+class EnvState(NamedTuple):
+    """One on-device environment between two steps; leaves have no batch axis."""
+
+    inner: Tree  # what the environment simulates, and what its wrappers keep
+    timestep: Timestep  # what arrived last: one observation, scalars for the rest
+    metrics: dict[str, Array]  # float32 scalars about the last step, for reports
+
+
+class Environment(Protocol):
+    """An environment on the device: a frozen dataclass of options, whose methods are pure functions.
+
+    It is written for one environment; runtimes batch it. It neither resets itself nor ends at a time
+    limit: `envs.wrappers` adds both.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What it shows and takes."""
+        ...
+
+    @property
+    def episode_steps(self) -> int:
+        """Steps after which an episode is truncated; 0 is never."""
+        ...
+
+    @property
+    def frame_skip(self) -> int:
+        """Simulator frames of one step, by which reported frames are counted."""
+        ...
+
+    def reset(self, key: Array) -> EnvState:
+        """Opens an episode: reward 0, `first` set; consumes the key."""
+        ...
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Takes an action; `first` is false afterwards."""
+        ...
+
+
+def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
+    """Says whether an environment is one of the device, rather than the options of one of the host."""
+    return hasattr(type(env), "step")  # the class: an instance's spec may take a second to make
 
 
 class SeedbedError(Exception):

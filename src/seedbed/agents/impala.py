@@ -7,46 +7,28 @@ Actor-Learner Architectures"; defaults are its Atari settings.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed import trees
-from seedbed.nets.convolution import Scaling
-from seedbed.nets.policy import ActorCritic
-from seedbed.nets.torsos import TorsoName, is_image
-from seedbed.ops import losses, returns, statistics
-from seedbed.ops.distributions import distribution, parameter_size
-from seedbed.ops.statistics import Deviations, RunningStatistics
+from seedbed.agents.actor_critic import ActorCriticAgent, Params, Seen
+from seedbed.ops import losses, returns
+from seedbed.ops.distributions import distribution
 from seedbed.types import (
     ActorState,
-    ArraySpec,
     Box,
-    EnvSpec,
     LearnerState,
     OnPolicy,
     Output,
-    SeedbedError,
     Timestep,
     Trajectory,
     trajectory_masks,
 )
 
 Tree = Any
-
-
-Seen = RunningStatistics | tuple[()]
-"""Statistics of observations, where the agent normalises them."""
-
-
-class Params(NamedTuple):
-    """What acting needs; also the shape of a gradient."""
-
-    weights: Tree
-    seen: Seen | Deviations  # of observations; in a gradient, what its batch adds
 
 
 class Batch(NamedTuple):
@@ -59,18 +41,9 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Impala:
+class Impala(ActorCriticAgent):
     """Hyperparameters of IMPALA, and its pure functions."""
 
-    spec: EnvSpec | None = None
-    total_updates: int = 0
-
-    unroll: int = 20
-    """Steps of an unroll."""
-    batch: int = 32
-    """Unrolls of an update."""
-    gamma: float = 0.99
-    """Discount of a step."""
     trace_decay: float = 1.0
     """Lambda: how far errors travel back along an unroll."""
     rho_clip: float = 1.0
@@ -85,8 +58,6 @@ class Impala:
     """Weight of half the squared value error."""
     reward_clip: float = 1.0
     """Bound of a reward's size in the loss; 0 is no bound."""
-    normalise_observations: bool = False
-    """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
@@ -97,37 +68,13 @@ class Impala:
     max_gradient_norm: float = 40.0
     """Bound of the norm of the gradient, summed over the rows of a batch as in the paper."""
 
-    torso: Literal["auto"] | TorsoName = "auto"
-    """Network of images; auto is nature for images and mlp for everything else."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Layers of the mlp."""
-    recurrent: bool = False
-    """Whether the network has a memory."""
-    lstm_size: int = 256
-    """Units of the memory."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the torso."""
-
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
-        least_one = ("unroll", "batch", "lstm_size")
-        not_negative = ("entropy_cost", "value_cost", "reward_clip", "total_updates")
+        super().__post_init__()
+        self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost", "reward_clip")
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
-        for names, allowed, rule in (
-            (least_one, lambda x: x >= 1, "at least 1"),
-            (not_negative, lambda x: x >= 0, "0 or more"),
-            (positive, lambda x: x > 0, "more than 0"),
-            (("gamma", "trace_decay"), lambda x: 0 <= x <= 1, "from 0 to 1"),
-            (("hidden_sizes",), lambda x: len(x) > 0 and min(x) >= 1, "sizes of at least 1"),
-        ):
-            for name in names:
-                if not allowed(getattr(self, name)):
-                    raise SeedbedError(f"Impala.{name} is {getattr(self, name)}; give {rule}")
-        if self.spec is not None and self.torso in ("nature", "resnet") and not self._sees_images():
-            raise SeedbedError(
-                f"Impala.torso is {self.torso} but the environment shows no images [H, W, C]; "
-                "choose auto or mlp"
-            )
+        self._require("more than 0", lambda x: x > 0, *positive)
 
     @property
     def epochs(self) -> int:
@@ -143,24 +90,6 @@ class Impala:
     def experience(self) -> OnPolicy:
         """Unrolls as they come."""
         return OnPolicy(self.unroll, self.batch)
-
-    def init(self, key: Array) -> LearnerState:
-        """Makes the initial learner state; consumes the key."""
-        observation = jax.tree.map(
-            lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
-        )
-        network = self._network()
-        flags = jnp.zeros((1, 1), bool)
-        core = network.initial_core(1)
-        weights = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
-        seen = statistics.initial(self._env().observation) if self.normalise_observations else ()
-        updates = jnp.zeros((), jnp.int32)
-        return LearnerState(Params(weights, seen), self._optimizer().init(weights), updates)
-
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Makes empty memories for environments `[B]`; they do not differ from one another."""
-        del num_envs
-        return ActorState(core=self._network().initial_core(env_ids.shape[0]), per_env=())
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
@@ -195,7 +124,8 @@ class Impala:
             state.params.weights, state.params.seen, minibatch
         )
         norm = losses.global_norm(weights) * self._rows()
-        grads = Params(weights, self._deviations(state.params.seen, minibatch, output.weight))
+        opening = jax.tree.map(lambda x: x[0], minibatch.timesteps.observation)
+        grads = Params(weights, self._deviations(state.params.seen, opening, output.weight))
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
@@ -204,24 +134,8 @@ class Impala:
             grads.weights, state.optimizer_state, state.params.weights
         )
         weights = optax.apply_updates(state.params.weights, changes)
-        seen = state.params.seen
-        if isinstance(seen, RunningStatistics):
-            sums = jax.tree.map(lambda leaf: leaf * output.weight, grads.seen)
-            seen = statistics.absorb(seen, sums, jnp.float32(self.batch))
+        seen = self._absorb(state.params.seen, grads.seen, output.weight, self.batch)
         return LearnerState(Params(weights, seen), optimizer_state, state.updates + 1)
-
-    def _deviations(self, seen: Seen, batch: Batch, weight: Array) -> Deviations | tuple[()]:
-        """Sums what the opening rows of the unrolls add to the statistics, per valid row.
-
-        Gradients are averaged by valid rows; divided by them, and multiplied again in `apply`, the sums
-        over any division of a batch are those of the whole. One row of an unroll is sample enough.
-        """
-        if not isinstance(seen, RunningStatistics):
-            return ()
-        opening = jax.tree.map(lambda x: x[0], batch.timesteps.observation)
-        return jax.tree.map(
-            lambda leaf: leaf / jnp.maximum(weight, 1.0), statistics.deviations(seen, opening)
-        )
 
     def _loss(self, weights: Tree, seen: Seen, batch: Batch) -> tuple[Array, Output]:
         """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""
@@ -259,17 +173,6 @@ class Impala:
         }
         return loss, Output(metrics, masks.valid.sum(dtype=jnp.float32))
 
-    def _evaluate(self, params: Params, steps: Timestep, core: Tree) -> tuple[Array, Array, Tree]:
-        scaling = None
-        if isinstance(params.seen, RunningStatistics):
-            scaling = jax.tree.map(
-                _scaling, self._env().observation, params.seen.mean, params.seen.variance
-            )
-        outputs = self._network().apply(
-            params.weights, steps.observation, steps.reward, steps.first, core, scaling
-        )
-        return cast(tuple[Array, Array, Tree], outputs)
-
     def _optimizer(self) -> optax.GradientTransformation:
         rate: optax.ScalarOrSchedule = self.learning_rate
         if self.learning_rate_decay and self.total_updates:
@@ -286,29 +189,3 @@ class Impala:
 
     def _rows(self) -> float:
         return float(self.unroll * self.batch)
-
-    def _network(self) -> ActorCritic:
-        torso = self.torso
-        if torso == "auto":
-            torso = "nature" if self._sees_images() else "mlp"
-        return ActorCritic(
-            parameter_size=parameter_size(self._env().action),
-            image=torso,
-            sizes=self.hidden_sizes,
-            lstm_size=self.lstm_size if self.recurrent else 0,
-            dtype=jnp.dtype(self.compute_dtype),
-        )
-
-    def _sees_images(self) -> bool:
-        return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))
-
-    def _env(self) -> EnvSpec:
-        if self.spec is None:
-            raise SeedbedError("Impala.spec is None; bind the agent to an environment's spec first")
-        return self.spec
-
-
-def _scaling(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:
-    # A pixel that hardly ever changes is not blown up beyond one grey level.
-    least = 1.0 if leaf.dtype == "uint8" else 1e-4
-    return Scaling(mean, jax.lax.rsqrt(jnp.maximum(variance, least)))

@@ -1,9 +1,13 @@
-"""Names of host environments, and their configurations as JSON."""
+"""Names of environments, and host environments' configurations as JSON.
+
+On-device environments bring JAX, which actors do without: their modules are imported by name only.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import re
 from typing import Any
 
@@ -11,19 +15,44 @@ import gymnasium
 
 from seedbed.envs.atari import AtariEnv, games
 from seedbed.envs.gym import FactoryEnv, GymEnv, require_id
-from seedbed.types import HostEnvConfig, SeedbedError
+from seedbed.types import Environment, HostEnvConfig, SeedbedError
 
+_LOCOMOTION = {
+    name: f"seedbed.envs.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
+    for name in (
+        *("ant", "half_cheetah", "hopper", "humanoid", "humanoid_standup", "inverted_pendulum"),
+        *("inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d"),
+    )
+}
+ON_DEVICE = {
+    **_LOCOMOTION,
+    "acrobot": "seedbed.envs.classic.acrobot:Acrobot",
+    "cartpole": "seedbed.envs.classic.cartpole:CartPole",
+    "mountain_car": "seedbed.envs.classic.mountain_car:MountainCar",
+    "pendulum": "seedbed.envs.classic.pendulum:Pendulum",
+}
+"""On-device environments by short name."""
 _KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
 _SHORT_NAMED = ("classic_control", "box2d", "toy_text")  # parts of Gymnasium
 _IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
 
 
-def resolve(name: str) -> HostEnvConfig:
-    """Finds a host environment by short name, Gymnasium id, `ALE/Game-v5` or `module:callable`."""
+def resolve(name: str) -> HostEnvConfig | Environment:
+    """Finds an environment by short name, Gymnasium id, `ALE/Game-v5` or `module:callable`.
+
+    On-device environments go before those of the host; `module:Class` may be one.
+    """
     if ":" in name:
         # Gymnasium's own module:EnvId-v0 has a dash, which no Python name has
         target = name.partition(":")[2]
-        return FactoryEnv(name) if _IDENTIFIER.match(target) else GymEnv(name)
+        if not _IDENTIFIER.match(target):
+            return GymEnv(name)
+        return _on_device(name) or FactoryEnv(name)
+    device = {_plain(short): path for short, path in ON_DEVICE.items()}
+    if _plain(name) in device:
+        found = _on_device(device[_plain(name)])
+        assert found is not None, "the table names on-device environments"
+        return found
     if name.startswith("ALE/"):
         return _resolve_ale(name)
     short = _short_names()
@@ -41,8 +70,9 @@ def resolve(name: str) -> HostEnvConfig:
 
 def names() -> list[str]:
     """Lists the short names."""
-    taken = {_plain(game) for game in games()}
-    return sorted([*games(), *(name for name in _gymnasium_names() if name not in taken)])
+    taken = {_plain(name) for name in (*games(), *ON_DEVICE)}
+    others = (name for name in _gymnasium_names() if name not in taken)
+    return sorted([*games(), *ON_DEVICE, *others])
 
 
 def to_json(config: HostEnvConfig) -> dict[str, Any]:
@@ -70,6 +100,18 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
             near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.0)
             raise SeedbedError(f"{kind} has no field {name!r}; did you mean {near[0]}?")
     return _KINDS[kind](**fields)
+
+
+def _on_device(path: str) -> Environment | None:
+    """Makes the on-device environment that `module:Class` names, if it is one."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:  # told by whoever makes it a host environment
+        return None
+    if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step"):
+        return found()  # type: ignore[return-value]
+    return None
 
 
 def _plain(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -172,11 +172,11 @@ class TanhNormal:
 
     def sample(self, key: Array) -> Array:
         """Draws an action through which gradients flow; consumes the key."""
-        return self._squash(self.base.sample_flat(key))
+        return self._shaped(self.base.sample_flat(key))
 
     def mode(self) -> Array:
         """Image of the normal's mode: where half the mass lies on either side."""
-        return self._squash(self.base.mean)
+        return self._shaped(self.base.mean)
 
     def log_prob(self, action: Array) -> Array:
         """Log-density, finite also on the bounds, where `action` receives no gradient."""
@@ -199,12 +199,8 @@ class TanhNormal:
         """KL(self || other) in nats: that of the normals, as both are squashed alike."""
         return self.base.kl(other.base)
 
-    def _squash(self, x: Array) -> Array:
-        bounded, middle, half = self._bounds()
-        y = jnp.where(bounded, middle + half * jnp.tanh(x), x)
-        # The sum may round to just outside.
-        y = jnp.clip(y, self._aligned(self.low), self._aligned(self.high))
-        return y.reshape(*y.shape[:-1], *self.base.shape)
+    def _shaped(self, x: Array) -> Array:
+        return squash(Box(self.base.shape, self.low, self.high), x, "tanh")
 
     def _log_slope(self, x: Array) -> Array:
         """Log of d action / d x, `[..., D]`; log(1 - tanh(x)^2) without cancellation."""
@@ -213,15 +209,34 @@ class TanhNormal:
         return jnp.where(bounded, slope, 0.0)
 
     def _bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
-        bounded = np.isfinite(self._aligned(self.low))
-        low = np.where(bounded, self._aligned(self.low), np.float32(-1))
-        high = np.where(bounded, self._aligned(self.high), np.float32(1))
-        return bounded, (low + high) / 2, (high - low) / 2
+        return _bounds(self.low, self.high, self.base.mean.ndim)
 
-    def _aligned(self, bound: tuple[float, ...]) -> np.ndarray:
-        """A bound as float32 `[1, ..., 1, D]`, of the rank of the mean."""
-        return np.asarray(bound, np.float32).reshape((1,) * (self.base.mean.ndim - 1) + (-1,))
+
+def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
+    """Brings x `[..., D]` into the Box's bounds, the unit interval onto them: actions `[..., *shape]`.
+
+    Elements without bounds stay as they are.
+    """
+    bounded, middle, half = _bounds(action.low, action.high, x.ndim)
+    y = jnp.where(bounded, middle + half * jnp.tanh(x), x) if by == "tanh" else middle + half * x
+    # The sum may round to just outside.
+    y = jnp.clip(y, _aligned(action.low, x.ndim), _aligned(action.high, x.ndim))
+    return y.reshape(*y.shape[:-1], *action.shape)
+
+
+def _bounds(
+    low: tuple[float, ...], high: tuple[float, ...], rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
+    bounded = np.isfinite(_aligned(low, rank))
+    least = np.where(bounded, _aligned(low, rank), np.float32(-1))
+    most = np.where(bounded, _aligned(high, rank), np.float32(1))
+    return bounded, (least + most) / 2, (most - least) / 2
+
+
+def _aligned(bound: tuple[float, ...], rank: int) -> np.ndarray:
+    """A bound as float32 `[1, ..., 1, D]` of a rank."""
+    return np.asarray(bound, np.float32).reshape((1,) * (rank - 1) + (-1,))
 
 
 def parameter_size(action: ActionSpec) -> int:
@@ -242,7 +257,7 @@ def distribution(action: ActionSpec, parameters: Array) -> Distribution:
         return Categorical(parameters)
     if isinstance(action, MultiDiscrete):
         return MultiCategorical(parameters, action.nvec)
-    _check_bounds(action)
+    check_bounds(action)
     mean, raw_scale = jnp.split(parameters, 2, axis=-1)
     normal = Normal(mean, jax.nn.softplus(raw_scale) + _MIN_SCALE, action.shape)
     if not np.isfinite(action.low).any():
@@ -250,7 +265,8 @@ def distribution(action: ActionSpec, parameters: Array) -> Distribution:
     return TanhNormal(normal, action.low, action.high)
 
 
-def _check_bounds(action: Box) -> None:
+def check_bounds(action: Box) -> None:
+    """Raises SeedbedError unless each element has both bounds, or neither."""
     low, high = np.asarray(action.low), np.asarray(action.high)
     if (np.isfinite(low) != np.isfinite(high)).any() or (low >= high).any():
         raise SeedbedError(

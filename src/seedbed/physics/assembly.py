@@ -336,21 +336,24 @@ def _add_stiffness(
 def _couple(
     problem: Problem, coupling: jax.Array, point: Points, row: Row, curvature: jax.Array
 ) -> jax.Array:
-    """Adds a contact between moving bodies to the Hessian entries [entries + 1] of the path between them."""
+    """Adds a contact between moving bodies to the Hessian entries [entries + 1] of the path between them.
 
-    def lever(_: None, place: tuple[Array, Array]) -> tuple[None, jax.Array]:
-        motion = place[1] * row_of(problem.cdof, place[0])
-        return None, velocity(point, row, motion)
-
-    def add(total: jax.Array, at: tuple[Array, Array, Array]) -> tuple[jax.Array, None]:
-        bent = (curvature * row_of(levers, at[1])[None]).sum(1)
-        product = math.dot(row_of(levers, at[0]), bent)
-        old = row_of(total, at[2])
-        return math.put(total, at[2], jnp.where(point.active, old + product, old)), None
-
-    levers = lax.scan(lever, None, (row["dof"], row["turn"]))[1]
-    first, second = (x.astype(np.int32) for x in np.tril_indices(len(levers)))
-    return lax.scan(add, coupling, (first, second, row["entry"]))[0]
+    Places beyond the end of a shorter path are passed over.
+    """
+    levers: list[jax.Array] = []
+    bent: list[jax.Array] = []
+    for dof, turn in zip(math.unstack(row["dof"]), math.unstack(row["turn"]), strict=True):
+        motion = turn * row_of(problem.cdof, dof)
+        levers.append(velocity(point, row, motion))
+        bent.append((curvature * levers[-1][None]).sum(1))
+        reached = point.active & (turn != 0)
+        first = len(levers) * (len(levers) - 1) // 2
+        for place, other in enumerate(bent):
+            entry = row["entry"][first + place]
+            old = row_of(coupling, entry)
+            new = old + math.dot(levers[-1], other)
+            coupling = math.put(coupling, entry, jnp.where(reached, new, old))
+    return coupling
 
 
 def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.Array:

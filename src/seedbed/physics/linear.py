@@ -73,6 +73,6 @@ def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
             x[i] = x[i] - factor.lower[k, i] * x[k]
     x = [value * reciprocal for value, reciprocal in zip(x, factor.reciprocal, strict=True)]
     for k in range(len(x)):
-        for i in rows[k]:
+        for i in reversed(rows[k]):  # what was made last is waited for last
             x[k] = x[k] - factor.lower[k, i] * x[i]
     return jnp.stack(x)

@@ -13,6 +13,7 @@ import numpy as np
 from seedbed.physics import collision
 from seedbed.physics.model import EULER, FREE, RK4, Model, Option
 from seedbed.physics.rigid import parts_of, welds_of
+from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
@@ -28,18 +29,29 @@ INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_F
 
 
 def load(path_or_xml: str | Path) -> Model:
-    """Compiles an MJCF file, or text that holds the XML itself, into a Model."""
+    """Compiles an MJCF file, or text that holds the XML itself, into a Model.
+
+    Raises:
+        SeedbedError: MuJoCo cannot compile it, or it uses what is not simulated; the first line names
+            the first such thing and what to do, the following lines name all of them.
+    """
+    is_text = isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<")
+    name = "the XML text" if is_text else str(path_or_xml)
     try:
-        if isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<"):
+        if is_text:
             compiled = mujoco.MjModel.from_xml_string(path_or_xml)
         else:
             compiled = mujoco.MjModel.from_xml_path(str(path_or_xml))
     except ValueError as error:
-        raise ValueError(f"MuJoCo could not compile the model: {error}") from error
+        reason = " ".join(str(error).split())  # MuJoCo's goes over several lines
+        remedy = "correct it" if is_text else "correct it, or the path"
+        raise SeedbedError(f"MuJoCo cannot compile {name}: {reason}; {remedy}") from error
     refused = list(unsupported(compiled))
     if refused:
-        raise NotImplementedError(
-            "the model uses what is not simulated:\n- " + "\n- ".join(refused)
+        number = "something" if len(refused) == 1 else f"{len(refused)} things"
+        rest = [f"\n- {line}" for line in refused] if len(refused) > 1 else []
+        raise SeedbedError(
+            f"{name} uses {number} that cannot be simulated: {refused[0]}{''.join(rest)}"
         )
     return from_mujoco(compiled)
 

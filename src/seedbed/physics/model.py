@@ -11,11 +11,12 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
 from seedbed.physics.rigid import Parts, Welds, parts_of
-from seedbed.types import Array
+from seedbed.types import Array, SeedbedError
 
 FREE, SLIDE, HINGE = 0, 2, 3
 """MuJoCo's numbers of the joint types (mjtJoint)."""
@@ -128,14 +129,25 @@ class Model:
 
         Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) stay, as they do in
         MuJoCo when its fields are changed without mj_setConst.
+
+        Raises:
+            SeedbedError: a leaf is not replaceable, not of floats, or of another shape.
         """
         for name, value in leaves.items():
             if name not in REPLACEABLE:
                 known = ", ".join(REPLACEABLE)
-                raise ValueError(f"model.replace: {name} is not replaceable; these are: {known}")
+                raise SeedbedError(f"model.replace: {name} is not replaceable; these are: {known}")
+            kind = getattr(value, "dtype", type(value).__name__)
+            if not (hasattr(value, "dtype") and jnp.issubdtype(kind, jnp.floating)):
+                raise SeedbedError(
+                    f"model.replace: {name} is of type {kind}: give an array of floating-point numbers"
+                )
             have, given = np.shape(getattr(self, name)), np.shape(value)
             if have != given:
-                raise ValueError(f"model.replace: {name} has shape {given} instead of {have}")
+                raise SeedbedError(
+                    f"model.replace: {name} has shape {given} instead of {have}: give one"
+                    " environment's, and batch with simd.vectorize or jax.vmap"
+                )
         model = dataclasses.replace(self, **leaves)
         return dataclasses.replace(model, parts=parts_of(vars(model)))
 

@@ -27,7 +27,7 @@ from seedbed.physics.model import EULER, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
 from seedbed.physics.solver import solve
-from seedbed.types import Array
+from seedbed.types import Array, SeedbedError
 
 
 def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
@@ -156,9 +156,9 @@ def _floats(name: str, value: Array, size: int, dtype: Any) -> jax.Array:
     """Refuses what is not `size` floats, by name; casts them to `dtype`."""
     array = jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise TypeError(f"{name} holds {array.dtype}: give floating-point numbers")
+        raise SeedbedError(f"{name} holds {array.dtype}: give floating-point numbers")
     if array.shape != (size,):
-        raise ValueError(
+        raise SeedbedError(
             f"{name} has shape {array.shape} instead of ({size},): step is for one environment; batch it"
             " with simd.vectorize or jax.vmap"
         )

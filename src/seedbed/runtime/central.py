@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import jax
@@ -16,13 +13,14 @@ import numpy as np
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.inference import Device, Inference
+from seedbed.runtime.inference import Inference
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
+from seedbed.runtime.reporting import Start, View, choose_devices, stopping_signals
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stacked_spec
-from seedbed.runtime.supervisor import Setup, Start, Supervisor, View
+from seedbed.runtime.supervisor import Setup, Supervisor
 from seedbed.transport.pool import ActorPool
 from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError, bind
 
@@ -41,7 +39,7 @@ def train(
     # A resumed run must not play the episodes again with which it began.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
-        interrupted = stack.enter_context(_stopping_signals(stop, view))
+        interrupted = stack.enter_context(stopping_signals(stop, view))
         pool = stack.enter_context(
             ActorPool(
                 env,
@@ -63,44 +61,6 @@ def train(
         supervisor = Supervisor(setup, log, writer, view, stop)
         supervisor.run()
         return supervisor.finish(interrupted)
-
-
-@contextlib.contextmanager
-def _stopping_signals(stop: threading.Event, view: View) -> Iterator[threading.Event]:
-    """Turns the first SIGINT or SIGTERM into `stop`, a second one into KeyboardInterrupt."""
-    seen = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if seen.is_set():
-            raise KeyboardInterrupt
-        seen.set()
-        stop.set()
-        view.message(
-            f"{signal.Signals(number).name}: stopping and saving; again to give up at once"
-        )
-
-    if threading.current_thread() is not threading.main_thread():
-        yield seen
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _devices(indices: tuple[int, ...], option: str) -> list[Device]:
-    devices = jax.local_devices()
-    for index in indices:
-        if index >= len(devices):
-            raise SeedbedError(
-                f"{option} names device {index}: this host has {len(devices)} ({devices[0].platform}), "
-                f"numbered from 0 to {len(devices) - 1}"
-            )
-    return [devices[index] for index in indices]
 
 
 def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> int:
@@ -137,8 +97,8 @@ def _set_up(
     run: RunFolder,
     view: View,
 ) -> Setup:
-    inference_devices = _devices(config.inference_devices, "--inference-devices")
-    learner_devices = _devices(config.learner_devices, "--learner-devices")
+    inference_devices = choose_devices(config.inference_devices, "--inference-devices")
+    learner_devices = choose_devices(config.learner_devices, "--learner-devices")
     spec = pool.spec
     unrolls = _check_sizes(agent, config, pool)
     per_batch = agent.experience.unroll * agent.experience.batch

@@ -216,10 +216,13 @@ def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Res
     return restored
 
 
-def restore_best(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
+def restore_best(
+    folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
+) -> Restored:
     """Returns (step, tree, metadata) of the checkpoint that evaluated best, else of the newest.
 
-    Nothing in the folder changes; a run may train into it meanwhile.
+    With `part` the tree is what that field of the saved tree holds. Nothing in the folder changes; a run
+    may train into it meanwhile.
     """
     best = read_best(folder)
     if best is not None:
@@ -227,15 +230,15 @@ def restore_best(folder: Path, template: Tree, warn: Warn = lambda text: None) -
         reason = defect(path)
         if reason is None:
             try:
-                return _load(path, template)
+                return _load(path, template, part)
             except Exception:
                 if path.exists():
                     raise
         if not path.exists():  # its run has removed it meanwhile, for a better one
-            return restore_best(folder, template, warn)
+            return restore_best(folder, template, warn, part)
         warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
     path, _ = _newest_whole(folder, warn)
-    return _load(path, template)
+    return _load(path, template, part)
 
 
 def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
@@ -256,10 +259,11 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
     )
 
 
-def _load(path: Path, template: Tree) -> Restored:
+def _load(path: Path, template: Tree, part: str = "") -> Restored:
     manifest = json.loads((path / MANIFEST).read_text())
-    stored = {leaf["name"]: leaf for leaf in manifest["leaves"]}
-    named = _named_leaves(template)
+    prefix = f"{part}." if part else ""
+    stored = {leaf["name"]: leaf for leaf in manifest["leaves"] if leaf["name"].startswith(prefix)}
+    named = [(prefix + name, leaf) for name, leaf in _named_leaves(template)]
     wanted = dict(named)
     if wanted.keys() != stored.keys():
         names = sorted(wanted.keys() ^ stored.keys())
@@ -275,7 +279,8 @@ def _load(path: Path, template: Tree) -> Restored:
                 f"checkpoint {path} is of another agent: {name} is {have[1]}{list(have[0])} there and "
                 f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
             )
-    arrays = _read_arrays(path, [name for name, _ in named if math.prod(stored[name]["shape"])])
+    everything = [leaf["name"] for leaf in manifest["leaves"] if math.prod(leaf["shape"])]
+    arrays = _read_arrays(path, everything)  # orbax reads whole trees
     leaves = []
     for name, leaf in named:
         shape, dtype = _shape_and_dtype(leaf)

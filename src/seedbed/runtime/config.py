@@ -1,4 +1,4 @@
-"""Options of the central runtime."""
+"""Options of the runtimes."""
 
 from __future__ import annotations
 
@@ -44,16 +44,54 @@ class CentralConfig:
         for field in ("checkpoint_every_s", "log_every_s"):
             _at_least(field, getattr(self, field), 0.1)
         for field in ("inference_devices", "learner_devices"):
-            devices = getattr(self, field)
-            if not devices or len(set(devices)) != len(devices) or min(devices) < 0:
-                raise SeedbedError(
-                    f"{field} is {devices}: name one or more different device indices"
-                )
+            _different_devices(field, getattr(self, field))
 
     @property
     def num_actors(self) -> int:
         """Actor processes to start."""
         return self.actors or len(os.sched_getaffinity(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedConfig:
+    """How the fused runtime trains, whatever the agent and the environment.
+
+    It has as many environments as an update of the agent has unrolls.
+    """
+
+    steps: int = 10_000_000
+    """Agent steps to train for, of each seed."""
+    seed: int = 0
+    """Seed of parameters, actions and environments."""
+    seeds: int = 1
+    """Independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
+    devices: tuple[int, ...] = (0,)
+    """Indices of the devices among which the environments are divided."""
+    evaluate_every: int = 0
+    """Agent steps between evaluations; 0 evaluates only at the end."""
+    evaluate_episodes: int = 16
+    """Episodes of an evaluation, played at once."""
+    checkpoint_every_s: float = 60.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: int = 3
+    """Checkpoints to keep besides the best."""
+    log_every_s: float = 2.0
+    """Seconds between lines of metrics."""
+
+    def __post_init__(self) -> None:
+        """Checks ranges; raises SeedbedError."""
+        for field in ("steps", "seeds", "evaluate_episodes", "keep_checkpoints"):
+            _at_least(field, getattr(self, field), 1)
+        for field in ("seed", "evaluate_every"):
+            _at_least(field, getattr(self, field), 0)
+        for field in ("checkpoint_every_s", "log_every_s"):
+            _at_least(field, getattr(self, field), 0.1)
+        _different_devices("devices", self.devices)
+
+
+def _different_devices(field: str, devices: tuple[int, ...]) -> None:
+    if not devices or len(set(devices)) != len(devices) or min(devices) < 0:
+        raise SeedbedError(f"{field} is {devices}: name one or more different device indices")
 
 
 def _at_least(field: str, value: float, least: float) -> None:

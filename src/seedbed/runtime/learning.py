@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,10 +13,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from seedbed.ops.collectives import data_axis
 from seedbed.runtime.inference import Device, Unroll, to_trajectory
-from seedbed.types import Agent, Array, LearnerState, Output, Tree
+from seedbed.types import Agent, Array, LearnerState, Output, Trajectory, Tree
 
 AXIS = "batch"
+STRATA = 8
+"""Parts of a batch that are shuffled each on its own: so many devices see the minibatches of one."""
 
 
 class _Rest(NamedTuple):
@@ -31,14 +35,27 @@ def lag_metrics(unroll: Unroll, updates: Array) -> dict[str, Array]:
     return {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
 
 
-def minibatch(agent: Agent, batch: Tree, key: Array, index: Array) -> Tree:
-    """Takes part `index` of the batch's axis 1, in an order drawn from the key."""
+def shuffled(agent: Agent, batch: Tree, key: Array, axis: str | None) -> Tree:
+    """Reorders axis 1 of a batch so that its consecutive parts are random minibatches.
+
+    Environments are shuffled within strata, of which each minibatch takes equal shares. Strata do not
+    depend on how many devices share them, as long as they divide evenly, and so neither do minibatches.
+    """
     if agent.minibatches == 1:
         return batch
     width = jax.tree.leaves(batch)[0].shape[1]
-    size = width // agent.minibatches
-    order = jax.random.permutation(key, width)
-    chosen = jax.lax.dynamic_slice_in_dim(order, index * size, size)
+    devices = 1 if axis is None else jax.lax.axis_size(axis)
+    strata = math.gcd(STRATA, width * devices // agent.minibatches)
+    local = max(strata // devices, 1)
+    begin = 0 if axis is None else jax.lax.axis_index(axis) * local
+    share = width // (local * agent.minibatches)
+
+    def order(stratum: Array) -> Array:
+        within = jax.random.permutation(jax.random.fold_in(key, begin + stratum), width // local)
+        return within + stratum * (width // local)
+
+    orders = jax.vmap(order)(jnp.arange(local)).reshape(local, agent.minibatches, share)
+    chosen = orders.transpose(1, 0, 2).reshape(width)
     return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=1), batch)
 
 
@@ -55,19 +72,51 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
     return jax.tree.map(mean, grads), Output(jax.tree.map(mean, output.metrics), total)
 
 
+def prepare(
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
+) -> Tree:
+    """Turns a trajectory, or a device's share of one, into a batch."""
+    with data_axis(axis):
+        return agent.prepare(state, trajectory, key)
+
+
 def update_minibatch(
     agent: Agent, state: LearnerState, batch: Tree, key: Array, index: Array, axis: str | None
 ) -> tuple[LearnerState, Output]:
-    """Applies the gradient of one minibatch; every runtime learns through this."""
-    order_key, loss_key = jax.random.split(key)
-    part = minibatch(agent, batch, order_key, index)
+    """Applies the gradient of part `index` of a shuffled batch; every runtime learns through this."""
+    size = jax.tree.leaves(batch)[0].shape[1] // agent.minibatches
+    part = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), batch
+    )
     local = state
     if axis is not None:  # otherwise JAX itself would sum the gradients of replicated parameters
         varying = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), state.params)
         local = state._replace(params=varying)
-    grads, output = agent.gradients(local, part, loss_key)
+    with data_axis(axis):
+        grads, output = agent.gradients(local, part, jax.random.fold_in(key, index))
     grads, output = averaged(grads, output, axis)
     return agent.apply(state, grads, output), output
+
+
+def learn(
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
+) -> tuple[LearnerState, dict[str, Array]]:
+    """Runs every epoch and minibatch on a trajectory, as one traced program; metrics are their means."""
+    prepare_key, key = jax.random.split(key)
+    batch = prepare(agent, state, trajectory, prepare_key, axis)
+
+    def epoch(state: LearnerState, number: Array) -> tuple[LearnerState, dict[str, Array]]:
+        order_key, loss_key = jax.random.split(jax.random.fold_in(key, number))
+        order = shuffled(agent, batch, order_key, axis)
+
+        def step(state: LearnerState, index: Array) -> tuple[LearnerState, dict[str, Array]]:
+            state, output = update_minibatch(agent, state, order, loss_key, index, axis)
+            return state, output.metrics
+
+        return jax.lax.scan(step, state, jnp.arange(agent.minibatches))
+
+    state, metrics = jax.lax.scan(epoch, state, jnp.arange(agent.epochs))
+    return state, jax.tree.map(jnp.mean, metrics)
 
 
 class Learner:
@@ -81,7 +130,8 @@ class Learner:
         self.devices = list(devices)
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
         axis = AXIS if len(self.devices) > 1 else None
-        prepare = functools.partial(_prepare, agent, frame_stack)
+        prepare = functools.partial(_prepare, agent, frame_stack, axis)
+        shuffle = functools.partial(shuffled, agent, axis=axis)
         step = functools.partial(_step, agent, axis)
         whole, rows, envs = P(), P(None, AXIS), P(AXIS)
         unroll_specs = Unroll(rows, rows, rows, envs, rows)  # type: ignore[arg-type]
@@ -90,6 +140,7 @@ class Learner:
             prepare = jax.shard_map(
                 prepare, mesh=self.mesh, in_specs=(whole, unroll_specs, whole), out_specs=rows
             )
+            shuffle = jax.shard_map(shuffle, mesh=self.mesh, in_specs=(rows, whole), out_specs=rows)
             step = jax.shard_map(
                 step,
                 mesh=self.mesh,
@@ -97,6 +148,7 @@ class Learner:
                 out_specs=(whole, whole, whole),
             )
         self._prepare = jax.jit(prepare)
+        self._shuffle = jax.jit(shuffle)
         self._step = jax.jit(step, donate_argnums=1)
         self._lag = jax.jit(lag_metrics)
         self._assemble = jax.jit(_assemble)
@@ -121,11 +173,12 @@ class Learner:
         batch = self._prepare(state, unroll, prepare_key)
         outputs = []
         for epoch in range(self.agent.epochs):
-            epoch_key = jax.random.fold_in(key, epoch)
+            order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
+            order = self._shuffle(batch, order_key) if self.agent.minibatches > 1 else batch
             for index in range(self.agent.minibatches):
                 rest = _Rest(state.optimizer_state, state.updates)
                 params, rest, output = self._step(
-                    state.params, rest, batch, epoch_key, np.int32(index)
+                    state.params, rest, order, loss_key, np.int32(index)
                 )
                 state = LearnerState(params, rest.optimizer_state, rest.updates)
                 outputs.append(output.metrics)
@@ -133,9 +186,14 @@ class Learner:
 
 
 def _prepare(
-    agent: Agent, frame_stack: int, state: LearnerState, unroll: Unroll, key: Array
+    agent: Agent,
+    frame_stack: int,
+    axis: str | None,
+    state: LearnerState,
+    unroll: Unroll,
+    key: Array,
 ) -> Tree:
-    return agent.prepare(state, to_trajectory(unroll, frame_stack), key)
+    return prepare(agent, state, to_trajectory(unroll, frame_stack), key, axis)
 
 
 def _step(

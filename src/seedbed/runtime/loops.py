@@ -7,7 +7,6 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,12 +14,9 @@ import numpy as np
 from seedbed.runtime.inference import Inference, Unroll
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.metrics import EpisodeStatistics
+from seedbed.runtime.reporting import require_finite
 from seedbed.transport.pool import ActorPool
-from seedbed.types import LearnerState, SeedbedError, Timestep, Tree
-
-
-class TrainingDiverged(SeedbedError):
-    """A loss or gradient stopped being finite."""
+from seedbed.types import LearnerState, Timestep, Tree
 
 
 class UnrollQueue:
@@ -263,7 +259,7 @@ class LearnerLoop:
             del unrolls
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             jax.block_until_ready(state)
-            self._check(values)
+            require_finite(values, self.updates + 1)
             self.state, self.metrics, self.updates = state, values, int(state.updates)
             self.intact = True
             self._publish()
@@ -288,12 +284,3 @@ class LearnerLoop:
     def _publish(self) -> None:
         for inference in self._inferences:
             inference.publish(self.state.params, self.updates)
-
-    def _check(self, values: dict[str, Any]) -> None:
-        bad = [name for name, value in values.items() if not np.isfinite(value)]
-        if bad:
-            raise TrainingDiverged(
-                f"{bad[0]} is {values[bad[0]]} at learner step {self.updates + 1}: training stopped "
-                "before these parameters were used. Go on from the last checkpoint with --resume and a lower "
-                "--agent.learning-rate or --agent.max-gradient-norm"
-            )

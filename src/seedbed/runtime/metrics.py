@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,45 @@ class EpisodeStatistics:
         self._recent_returns.extend(state["returns"])
         self._recent_lengths.clear()
         self._recent_lengths.extend(state["lengths"])
+
+
+class RecentEpisodes:
+    """Sums over the episodes that ended lately, as they come from a device: counted, not one by one."""
+
+    def __init__(self, window: int = 100) -> None:
+        self.episodes = 0
+        self._window = window
+        self._sums: collections.deque[tuple[int, float, float]] = collections.deque()
+
+    def add(self, count: Any, returns: Any, lengths: Any) -> None:
+        """Adds the sums of returns and lengths over `count` episodes."""
+        if not count:
+            return
+        self.episodes += int(count)
+        self._sums.append((int(count), float(returns), float(lengths)))
+        while sum(each[0] for each in self._sums) - self._sums[0][0] >= self._window:
+            self._sums.popleft()
+
+    @staticmethod
+    def summary(populations: Sequence[RecentEpisodes]) -> dict[str, float]:
+        """Returns the count of episodes of all, and means over at least the last `window` of each."""
+        sums = [each for one in populations for each in one._sums]
+        count = sum(each[0] for each in sums)
+        return {
+            "episodes": sum(one.episodes for one in populations),
+            "episode_return_mean": sum(each[1] for each in sums) / count if count else math.nan,
+            "episode_length_mean": sum(each[2] for each in sums) / count if count else math.nan,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps, as JSON values."""
+        return {"episodes": self.episodes, "sums": list(self._sums)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state`."""
+        self.episodes = int(state["episodes"])
+        self._sums.clear()
+        self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
 
 
 def _mean(values: Iterable[float]) -> float:

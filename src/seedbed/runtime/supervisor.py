@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -28,33 +28,9 @@ from seedbed.runtime.metrics import (
     processes_rss,
     usable_cores,
 )
+from seedbed.runtime.reporting import Clock, Start, View
 from seedbed.transport.pool import ActorPool
 from seedbed.types import Agent, HostEnvConfig, LearnerState
-
-
-class View(Protocol):
-    """Where progress is shown."""
-
-    @property
-    def report_every_s(self) -> float:
-        """Seconds between updates."""
-        ...
-
-    def update(self, metrics: dict[str, Any]) -> None:
-        """Shows one line of metrics."""
-        ...
-
-    def message(self, text: str) -> None:
-        """Shows a message."""
-        ...
-
-
-class Start(NamedTuple):
-    """Where a run begins: nothing done, or what its last checkpoint says."""
-
-    env_steps: int = 0
-    wall_s: float = 0.0
-    updates: int = 0
 
 
 class Setup(NamedTuple):
@@ -233,7 +209,7 @@ class Supervisor:
         config, setup = self._setup.config, self._setup
         next_evaluation = self._next_evaluation()
         log, show, save = (
-            _Clock(period)
+            Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
         self._want("save")  # a first checkpoint at once: there is always one to go back to
@@ -342,18 +318,3 @@ class Supervisor:
             f"({result['episodes']} episodes)"
         )
         self._writer.save(*snapshot, score=mean)  # where the arrays are there, only the score
-
-
-class _Clock:
-    """Comes due once a period."""
-
-    def __init__(self, period_s: float) -> None:
-        self._period_s = period_s
-        self._next = time.monotonic() + period_s
-
-    def due(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = max(self._next + self._period_s, now)
-        return True

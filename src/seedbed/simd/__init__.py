@@ -1,6 +1,7 @@
 """Kernels compiled at run time for the vector unit of the host CPU."""
 
+from seedbed.simd.clock import stamp
 from seedbed.simd.inspect import Report, inspect
 from seedbed.simd.vectorize import vectorize
 
-__all__ = ["Report", "inspect", "vectorize"]
+__all__ = ["Report", "inspect", "stamp", "vectorize"]

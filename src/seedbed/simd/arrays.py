@@ -128,3 +128,45 @@ class Arrays:
         more = w.op(f"icmp slt i64 {after}, {target.size}")
         w.line(f"br i1 {more}, label %{head}, label %{done}")
         w.label(done)
+
+    def rows(
+        self, masks: Storage, count: int, among: Storage | None = None, alive: str | None = None
+    ) -> Storage:
+        """Lists which of the first `count` rows of masks hold in some lane; their number comes last.
+
+        Rows that `among` does not list, and lanes that are not alive, do not count.
+        """
+        w, target = self._w, self.new("int32", count + 1, uniform=True)
+        end = str(count) if among is None else self.get(among, self.at(among, count), uniform=True)
+        before, head, done = w.block, w.fresh("rows"), w.fresh("listed")
+        w.jump(head)
+        w.label(head)
+        index, after = f"%{w.fresh()}", f"%{w.fresh()}"
+        place, next_place = f"%{w.fresh()}", f"%{w.fresh()}"
+        w.line(f"{index} = phi i32 [0, %{before}], [{after}, %{head}]")
+        w.line(f"{place} = phi i32 [0, %{before}], [{next_place}, %{head}]")
+        row = index
+        if among is not None:  # where it lists none, its first row is one that holds in no lane
+            row = self.get(among, self.beyond(among, index, 0), uniform=True)
+        mask = self.get(masks, self.beyond(masks, row, 0), uniform=False)
+        if alive is not None:
+            mask = w.op(f"and {w.kind('bool')} {mask}, {alive}")
+        self.put(target, self.beyond(target, place, 0), row)
+        w.line(f"{next_place} = add i32 {place}, {w.op(f'zext i1 {w.any_lane(mask)} to i32')}")
+        w.line(f"{after} = add i32 {index}, 1")
+        more = w.op(f"icmp slt i32 {after}, {end}")
+        w.line(f"br i1 {more}, label %{head}, label %{done}")
+        w.label(done)
+        self.put(target, self.at(target, count), next_place)
+        return target
+
+    def move(self, moves: list[tuple[Storage, Storage, str | None]]) -> None:
+        """Copies arrays, each in the lanes of a mask if there is one, as if all at once."""
+        written = {target.address for _, target, _ in moves}
+        for i, (source, target, mask) in enumerate(moves):
+            if source.address in written:
+                spare = self.new(source.dtype, source.size, uniform=source.uniform)
+                self.copy(source, spare)
+                moves[i] = spare, target, mask
+        for source, target, mask in moves:
+            self.copy(source, target, mask)

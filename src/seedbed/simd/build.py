@@ -1,4 +1,9 @@
-"""From a jaxpr to the name of a custom call: found in the process, else on disk, else compiled."""
+"""From a jaxpr to the name of a custom call: found in the process, else on disk, else compiled.
+
+The key is the jaxpr with its constants, which operands are shared, the width, the source of this package,
+the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr with a parameter that
+no other process could name, such as a function made in a function, is not kept on disk.
+"""
 
 from __future__ import annotations
 

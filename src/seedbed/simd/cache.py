@@ -1,7 +1,8 @@
 """Machine code on disk, found again by the program it was made from.
 
-A file that is torn or altered is as good as none. Its directory is its owner's alone, since what is in
-it will be run.
+The directory is its owner's alone (0700; one that others may write to is not used), since what is in it
+will be run. A file carries a checksum, so that one that is torn or altered is as good as none, and appears
+by renaming, so that processes may write at once.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _MAGIC = b"seedbed kernel 1\n"
 _ABANDONED = 3600.0  # seconds after which a file that was never finished is removed
 
 
-def directory() -> Path:
-    """Where machine code is kept: below $SEEDBED_CACHE, or else ~/.cache/seedbed."""
+def directory(kind: str = "kernels") -> Path:
+    """Where machine code of a kind is kept: below $SEEDBED_CACHE, or else ~/.cache/seedbed."""
     root = os.environ.get("SEEDBED_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "seedbed") / "kernels"
+    return (Path(root) if root else Path.home() / ".cache" / "seedbed") / kind
 
 
 def load(key: str) -> bytes | None:
     """Machine code that was kept under `key`, or None; using it makes it last longer."""
     try:
-        path = _prepared() / _name(key)
+        path = prepared(directory()) / _name(key)
         data = path.read_bytes()
     except FileNotFoundError:
         return None
@@ -49,7 +50,7 @@ def load(key: str) -> bytes | None:
 def save(key: str, code: bytes) -> None:
     """Keep machine code under `key`; where that fails, say so once and go on."""
     try:
-        folder = _prepared()
+        folder = prepared(directory())
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
             part = Path(file.name)
             try:
@@ -72,12 +73,11 @@ def _checksum(key: str, code: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\0" + code).digest()
 
 
-def _prepared() -> Path:
+def prepared(folder: Path) -> Path:
     """The directory, made and closed to others.
 
     Raises RuntimeError where someone else could have put machine code into it.
     """
-    folder = directory()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
     if state.st_uid != os.getuid():

@@ -47,11 +47,22 @@ def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
     """Float32 result that varies over manual mesh axes."""
+    return _over(jax.ShapeDtypeStruct(shape, jnp.float32), axes)
+
+
+def varying_like(result: jax.ShapeDtypeStruct, array: jax.Array) -> jax.ShapeDtypeStruct:
+    """A result that varies over the manual mesh axes over which the array does."""
+    return _over(result, _varying(array))
+
+
+def _over(result: jax.ShapeDtypeStruct, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
     if not axes:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
+        return result
     sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
     kind = jax.sharding.ManualAxisType(varying=axes)
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding, manual_axis_type=kind)
+    return jax.ShapeDtypeStruct(
+        result.shape, result.dtype, sharding=sharding, manual_axis_type=kind
+    )
 
 
 def batched(

@@ -14,7 +14,7 @@ from seedbed.simd.guards import guarded
 from seedbed.simd.instructions import SCALARS, Writer
 from seedbed.simd.memory import Unsupported
 from seedbed.simd.plan import Guard, Item, Live, Schedule
-from seedbed.simd.trace import Operand, Program
+from seedbed.simd.trace import Program, slots
 
 
 def emit(program: Program, width: int, *, fma: bool = True) -> str:
@@ -40,7 +40,7 @@ class _Emitter:
         wide = sorted({n.dtype for n in self._live.nodes} - {*SCALARS})
         if wide:
             raise Unsupported(f"a kernel has no {wide[0]}: use float32, int32, uint32 or bool")
-        self._slots = _slots(program.inputs)
+        self._slots = slots(program.inputs)
         self._alive: str | None = None  # lanes that have not left a while loop around
 
     def text(self) -> str:
@@ -91,6 +91,9 @@ class _Emitter:
             self._define(node, self._read_input(node, kind))
         elif node.op in ("pack", "memory"):
             self._fill(node)
+        elif node.op == "rows":
+            masks = self._storage_of(node.args[0])
+            self._storage[node] = self._arrays.rows(masks, node.value, alive=self._alive)
         elif node.op == "store":
             self._storage[node] = storage = self._storage_of(node.args[0])
             self._put(storage, self._element(storage, node.args[1], node.value), node.args[2])
@@ -232,6 +235,33 @@ class _Emitter:
     def _emit_loop(self, loop: Loop) -> None:
         """Writes a loop; values that only it can see are forgotten after it."""
         inits = self._enter(loop)
+        rows = self._live.rows.get(loop)
+        lefts = self._go_round(loop, inits) if rows is None else self._visit(loop, inits, rows)
+        for node in self._live.results[loop]:
+            self._define(node, lefts[loop.carries[node.value[1]].variable])
+
+    def _visit(self, loop: Loop, inits: dict[Node, str], rows: Node) -> dict[Node, str]:
+        """Goes through the rows that are listed, if there are any."""
+        w, before = self._w, self._w.block
+        inside, done = w.fresh("visit"), w.fresh("done")
+        some = w.op(f"icmp ne i32 {self._count(rows)}, 0")
+        w.line(f"br i1 {some}, label %{inside}, label %{done}")
+        w.label(inside)
+        lefts, after = self._go_round(loop, inits), w.block
+        w.jump(done)
+        w.label(done)
+        for node in inits:
+            kind = w.kind(node.dtype, uniform=node.uniform)
+            lefts[node] = w.op(f"phi {kind} [{lefts[node]}, %{after}], [{inits[node]}, %{before}]")
+        return lefts
+
+    def _count(self, rows: Node) -> str:
+        """Returns how many rows are listed."""
+        storage = self._storage[rows]
+        return self._arrays.get(storage, self._arrays.at(storage, rows.value), uniform=True)
+
+    def _go_round(self, loop: Loop, inits: dict[Node, str]) -> dict[Node, str]:
+        """Writes a loop that runs at least once if it is counted; returns what its scalars leave."""
         splats = dict(self._splats)
         before, head = self._w.block, self._w.fresh("loop")
         self._w.jump(head)
@@ -251,10 +281,7 @@ class _Emitter:
             phi.format(f"[{finals[node]}, %{latch}]") for phi, node in zip(phis, inits, strict=True)
         ]
         self._splats = splats
-        for node in self._live.results[loop]:
-            variable = loop.carries[node.value[1]].variable
-            left = names[variable] if loop.length is None else finals[variable]
-            self._define(node, left)
+        return names if loop.length is None else finals
 
     def _enter(self, loop: Loop) -> dict[Node, str]:
         """Makes room for what a loop carries in memory and records; returns where its scalars begin."""
@@ -286,11 +313,15 @@ class _Emitter:
     def _run_counted(
         self, loop: Loop, head: str, hole: int, before: str
     ) -> tuple[str, dict[Node, str]]:
-        w, length = self._w, loop.length or 0
+        w, length = self._w, str(loop.length)
         counter, after = f"%{w.fresh('i')}", f"%{w.fresh('i')}"
         index = counter
         if loop.reverse:
-            index = w.op(f"sub i32 {length - 1}, {counter}")
+            index = w.op(f"sub i32 {(loop.length or 0) - 1}, {counter}")
+        if loop in self._live.rows:
+            rows = self._live.rows[loop]
+            listed, length = self._storage[rows], self._count(rows)
+            index = self._arrays.get(listed, self._arrays.beyond(listed, counter, 0), uniform=True)
         for node in self._live.indices[loop]:
             self._define(node, index)
         self._emit(guarded(self._schedule, self._schedule.items.get(loop, [])))
@@ -325,9 +356,11 @@ class _Emitter:
         w.line(f"br i1 {some}, label %{body}, label %{done}")
         self._w.label(body)
         mask, outer = None if condition.uniform else name, self._alive
-        self._alive = mask or outer
+        self._alive, lists = mask or outer, dict(self._storage)
+        self._shorten_lists(loop)
         self._emit(guarded(self._schedule, [i for i in items if i not in first]))
         self._alive = outer
+        self._storage |= {node: lists[node] for node in lists if node.op == "rows"}
         finals = self._finals(loop)
         self._move_arrays(loop, mask)
         for _, carry in self._live.carries[loop]:
@@ -342,21 +375,22 @@ class _Emitter:
         self._w.label(done)
         return latch, finals
 
+    def _shorten_lists(self, loop: Loop) -> None:
+        """Leaves rows out that matter only to lanes that have left a while loop."""
+        for rows in self._schedule.lists(loop):
+            if rows in self._storage and self._alive is not None:
+                masks, longer = self._storage_of(rows.args[0]), self._storage[rows]
+                self._storage[rows] = self._arrays.rows(masks, rows.value, longer, self._alive)
+
     def _move_arrays(self, loop: Loop, mask: str | None) -> None:
-        """Copies arrays to where the next iteration reads them, as if all at once."""
-        moves: list[tuple[Storage, Storage]] = []
+        """Copies arrays to where the next iteration reads them."""
+        moves: list[tuple[Storage, Storage, str | None]] = []
         for k, carry in self._live.carries[loop]:
             if carry.size is not None:
                 source, target = self._storage_of(carry.final), self._carried[loop, k]
-                moves += [(source, target)] if source.address != target.address else []
-        written = {target.address for _, target in moves}
-        for i, (source, target) in enumerate(moves):
-            if source.address in written:
-                spare = self._arrays.new(source.dtype, source.size, uniform=source.uniform)
-                self._arrays.copy(source, spare)
-                moves[i] = spare, target
-        for source, target in moves:
-            self._arrays.copy(source, target, mask or (self._alive if target.masked else None))
+                lanes = mask or (self._alive if target.masked else None)
+                moves += [(source, target, lanes)] if source.address != target.address else []
+        self._arrays.move(moves)
 
     def _finals(self, loop: Loop) -> dict[Node, str]:
         return {
@@ -364,13 +398,3 @@ class _Emitter:
             for _, c in self._live.carries[loop]
             if c.size is None
         }
-
-
-def _slots(operands: tuple[Operand, ...]) -> list[int]:
-    """Returns each operand's first slot, or, of a shared one, its place among those."""
-    slots, at, shared = [], 0, 0
-    for operand in operands:
-        slots.append(shared if operand.shared else at)
-        shared += operand.shared
-        at += 0 if operand.shared else operand.nodes.size
-    return slots

@@ -1,5 +1,8 @@
 """Turn LLVM IR into an XLA custom call for CPU that shares XLA's own thread pool.
 
+A kernel has no threads of its own. A call is cut into chunks; the caller and the threads of the pool take
+them from one atomic counter, and the caller waits only for chunks that someone has begun.
+
 The byte offsets below are those of `xla/ffi/api/c_api.h`, API version 0.1 and later: fields
 are only ever appended to its structs.
 """

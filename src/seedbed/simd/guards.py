@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from seedbed.simd.graph import Loop, Node
 from seedbed.simd.plan import Guard, Item, Schedule, sort
+from seedbed.simd.sparse import masked
 
 WORTH = 8.0
 """Least cost, in additions, of what a branch may save."""
@@ -95,7 +96,7 @@ class _Body:
             return self._mask_of_loop(item)
         if item.op == "select":
             return item.args[0]
-        select = _masked(item)
+        select = masked(item)
         return None if select is None else select.args[0]
 
     def _mask_of_loop(self, loop: Loop) -> Node | None:
@@ -106,7 +107,7 @@ class _Body:
                 return None
             state = carry.final
             while state is not carry.variable:
-                select = _masked(state)
+                select = masked(state)
                 if select is None:
                     return None
                 masks.add(select.args[0])
@@ -205,20 +206,5 @@ class _Body:
                 continue
             if isinstance(item, Loop):
                 yield from self._schedule.live.results[item]
-            elif isinstance(item, Node) and item.op not in ("store", "memory", "pack"):
+            elif isinstance(item, Node) and item.op not in ("store", "memory", "pack", "rows"):
                 yield item
-
-
-def _masked(item: Node) -> Node | None:
-    """Returns the select of a write that changes nothing where its mask does not hold."""
-    if item.op != "store" or item.args[2].op != "select":
-        return None
-    state, base, select = item.args
-    old = select.args[2]
-    if old.op != "load" or old.args[1] is not base or old.value != item.value:
-        return None
-    while state is not old.args[0]:  # past writes to other elements of the same row
-        if state.op != "store" or state.args[1] is not base or state.value == item.value:
-            return None
-        state = state.args[0]
-    return select

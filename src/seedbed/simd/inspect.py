@@ -36,9 +36,10 @@ class Report:
 
     def __str__(self) -> str:
         share = self.guarded / max(self.operations, 1)
+        guards = "1 guard holds" if self.guards == 1 else f"{self.guards} guards hold"
         lines = [
             f"simd.vectorize({self.name})",
-            f"  operations    {self.operations:,}; {self.guards} guards hold {share:.0%} of them",
+            f"  operations    {self.operations:,}; {guards} {share:.0%} of them",
             f"  flops         {self.flops.get((), 0):,} outside loops",
         ]
         for loops, count in sorted(self.flops.items()):

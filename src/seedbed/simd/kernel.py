@@ -1,7 +1,8 @@
 """LLVM IR that applies a program, which works on the lanes of vectors, to the rows of arrays.
 
 A tile is one row for each lane. Its rows are transposed in registers into one vector for each
-element, the program runs, and its results are transposed back.
+element, the program runs, and its results are transposed back. A last tile with fewer rows than lanes
+repeats its last row in the others. Each task sets rounding and denormals, and puts back what it found.
 """
 
 from __future__ import annotations

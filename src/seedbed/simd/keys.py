@@ -78,7 +78,8 @@ def _apply(equation: Any, args: list[Any]) -> Sequence[Any]:
         return _CONTROL.get(name, _call)(equation, args)
     if any(map(_is_key, (*equation.invars, *equation.outvars))):
         return _move(equation, args)
-    jaxpr = core.Jaxpr((), equation.invars, equation.outvars, [equation])
+    debug_info = core.DebugInfo("simd.vectorize", name, None, None)
+    jaxpr = core.Jaxpr((), equation.invars, equation.outvars, [equation], debug_info=debug_info)
     literals = [isinstance(atom, core.Literal) for atom in equation.invars]
     if any(literals):
         rest = [a for a, known in zip(equation.invars, literals, strict=True) if not known]

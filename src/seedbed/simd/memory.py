@@ -298,6 +298,8 @@ def _scatter(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
         "scatter-min": "min",
         "scatter-max": "max",
     }[equation.primitive.name]
+    if op is None and equation.params["update_jaxpr"] is not None:
+        raise Unsupported("scatter that applies a function has no scalar form: read, then set")
     if dims.operand_batching_dims:
         raise Unsupported("scatter with batching dimensions has no scalar form: index by one array")
     shape = value.shape

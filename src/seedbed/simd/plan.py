@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from seedbed.simd.graph import FLOATS, Carry, Graph, Loop, Node, Record, innermost
+from seedbed.simd.sparse import listed
 from seedbed.simd.trace import Program
 
 
@@ -45,9 +46,11 @@ class Live:
         self.records: dict[Loop, list[tuple[int, Record]]] = {}
         self.results: dict[Loop, list[Node]] = {}  # of its scalars
         self.indices: dict[Loop, list[Node]] = {}
+        self.rows: dict[Loop, Node] = {}  # lists of those that a loop visits, if not all
         self.readers: dict[Node, list[Node]] = {}
         self.fused: dict[Node, Fused] = {}
         self._mark(self.outputs)
+        self._list_rows()
         self._fuse()
 
     def _mark(self, roots: Iterable[Node]) -> None:
@@ -80,13 +83,20 @@ class Live:
             else:
                 self.carries[loop].append((k, loop.carries[k]))
                 waiting += [loop.carries[k].init, loop.carries[k].final]
-        for node in sorted(self.nodes, key=lambda n: n.id):
-            for arg in node.args:
-                self.readers.setdefault(arg, []).append(node)
         for pairs in (*self.carries.values(), *self.records.values()):
             pairs.sort(key=lambda pair: pair[0])
         for nodes in self.results.values():
             nodes.sort(key=lambda node: node.id)
+
+    def _list_rows(self) -> None:
+        for loop in sorted(self.carries, key=lambda each: each.number):
+            rows = listed(self.graph, loop, [c for _, c in self.carries[loop]])
+            if rows is not None and not self.records[loop]:
+                self.rows[loop] = rows
+                self.nodes.add(rows)
+        for node in sorted(self.nodes, key=lambda n: n.id):
+            for arg in node.args:
+                self.readers.setdefault(arg, []).append(node)
 
     def operands(self, node: Node) -> tuple[Node, ...]:
         """Returns what computing a node reads."""
@@ -181,6 +191,13 @@ class Schedule:
         """Returns an item's place in the order in which the last results want them."""
         return self._ranks[item]
 
+    def lists(self, loop: Loop) -> list[Node]:
+        """Returns the lists of rows by which loops in the body of a loop go."""
+        inside = [loop]
+        for each in inside:
+            inside += [item for item in self.items.get(each, []) if isinstance(item, Loop)]
+        return [*dict.fromkeys(self.live.rows[each] for each in inside if each in self.live.rows)]
+
     def _arrange(self) -> None:
         """Ranks items by a walk from each body's last ones, in the order of the program, to what they read.
 
@@ -240,6 +257,8 @@ class Schedule:
         for loop, carries in self.live.carries.items():
             for _, carry in carries:
                 use(carry.init, loop, innermost(loop.loops))
+            if loop in self.live.rows:
+                use(self.live.rows[loop], loop, innermost(loop.loops))
             for node in self.live.ends(loop):
                 use(node, None, loop)
         for node in self.live.outputs:

@@ -42,6 +42,16 @@ class Program:
     outputs: tuple[Operand, ...]
 
 
+def slots(operands: tuple[Operand, ...]) -> list[int]:
+    """Returns each operand's first slot, or, of a shared one, its place among those."""
+    places, at, shared = [], 0, 0
+    for operand in operands:
+        places.append(shared if operand.shared else at)
+        shared += operand.shared
+        at += 0 if operand.shared else operand.nodes.size
+    return places
+
+
 def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
     """Turns a closed jaxpr into a program.
 
@@ -64,6 +74,7 @@ def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
     outputs = []
     for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
         nodes = tracer.elements(value)
+        assert nodes.shape == variable.aval.shape  # a kernel writes as many elements
         outputs.append(Operand(nodes.shape, str(variable.aval.dtype), False, nodes))
     return Program(tracer.graph, tuple(inputs), tuple(outputs))
 
@@ -141,9 +152,9 @@ class Tracer:
         """Folds the axes of an array by an operation, in order."""
         axes = equation.params["axes"]
         kept = [i for i in range(array.ndim) if i not in axes]
-        moved = array.transpose(*kept, *axes)
         shape = tuple(array.shape[i] for i in kept)
-        rows = moved.reshape(math.prod(shape), -1)
+        length = math.prod(array.shape[i] for i in axes)
+        rows = array.transpose(*kept, *axes).reshape(math.prod(shape), length)
         result = np.empty(len(rows), object)
         dtype = equation.outvars[0].aval.dtype
         for i, row in enumerate(rows):
@@ -163,24 +174,35 @@ class Tracer:
 
 
 def _start(op: str, dtype: np.dtype) -> Any:
+    """Returns what an operation begins with: the result for no elements."""
     if op in ("add", "or", "xor"):
         return 0
-    if op in ("mul", "and"):
+    if op == "mul":
         return 1
+    if op == "and":
+        return np.bitwise_not(dtype.type(0))
+    if dtype.kind == "b":
+        return op == "min"
     limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     if dtype.kind == "f":
         return -np.inf if op == "max" else np.inf
     return limits.min if op == "max" else limits.max
 
 
+_CALLS = (
+    *("jit", "call", "closed_call", "composite", "remat2", "checkpoint"),
+    *("custom_jvp_call", "custom_vjp_call"),
+)
+"""Primitives that run the jaxpr among their parameters on their operands."""
+
+
 def _inner(equation: Any) -> Any:
     """Returns the jaxpr of a call, such as jit's or a custom derivative's."""
     if equation.primitive.name in control.CONTROL:
         return equation
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if name in equation.params:
-            return equation.params[name]
-    return None
+    if equation.primitive.name not in _CALLS:  # a jaxpr may also say how two elements are reduced
+        return None
+    return equation.params.get("jaxpr") or equation.params["call_jaxpr"]
 
 
 def _where(equation: Any) -> str:

@@ -1,0 +1,343 @@
+"""Trains presets of the fused runtime from the command line, and plays them in Gymnasium's own tasks.
+
+    python benchmarks/fused.py                          # every preset that has a target, five seeds each
+    python benchmarks/fused.py ant/ppo --cold --peers
+    python benchmarks/fused.py ant/ppo --seeds 0 --peers
+
+Each seed is the real command in a fresh process, with the whole machine and a warm cache; seconds count from
+the command's start. A policy then plays 20 episodes in Gymnasium's v5 task, MuJoCo's C code, and 20 in ours.
+--cold runs with empty caches beside it, --peers Brax's PPO and Stable-Baselines3's (Ant only), turn about;
+make their environments with benchmarks/peers/brax_setup.sh and sb3_setup.sh. What follows -- goes to `seedbed
+train`; then nothing is saved unless --out says where. Rows are saved as they come, curves to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import learning
+from _training import Failed, empty_caches, first_step, output, run_training
+from central import cpu_name, read_lines, split_overrides
+from seedbed.types import SeedbedError
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "fused.json"
+PEERS = Path("~/.cache/seedbed/peers").expanduser()
+EPISODES, STARTS, ROUNDS = 20, 3, 2
+GAP = 10.0  # %, at most, of the larger
+COLD_S, FIRST_COLD_S, FIRST_WARM_S, PEAK_MB = 15.0, 20.0, 6.0, 2000.0  # at most
+BRAX, SB3 = 15.0, 20.0  # times their throughput, at least
+
+
+class Target(NamedTuple):
+    """What the median of the seeds is to reach."""
+
+    score: float  # in Gymnasium's task
+    seconds: float
+    note: str = ""
+
+
+TARGETS = {
+    "ant/ppo": Target(4000, 90, "stretch 60 s, bar 150 s"),
+    "half_cheetah/ppo": Target(5000, 120),
+    "hopper/ppo": Target(2500, 90),
+    "walker2d/ppo": Target(3500, 150),
+    "humanoid/ppo": Target(5000, 600),
+    "reacher/ppo": Target(-5, 60),
+    "inverted_pendulum/ppo": Target(1000, 20),
+    "inverted_double_pendulum/ppo": Target(9000, 20),
+    "cartpole/ppo": Target(500, 8),
+}
+
+
+def train_command(preset: str, seed: int, overrides: list[str]) -> list[str]:
+    """What a person types, but for the folder."""
+    return ["seedbed", "train", preset, "--seed", str(seed), *overrides]
+
+
+def gymnasium_id(preset: str) -> str:
+    """Names the preset's task in Gymnasium."""
+    from seedbed import presets
+
+    return presets.resolve(preset).env.gymnasium_id  # type: ignore[union-attr]
+
+
+def play(run: Path, env: str | None) -> dict[str, float]:
+    """Evaluates a run, in Gymnasium's task or in its own."""
+    command = [sys.executable, "-m", "seedbed", "evaluate", str(run)]
+    command += ["--episodes", str(EPISODES), "--json", *(["--env", env] if env else [])]
+    result = output(command)
+    return {name: result[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")}
+
+
+def gap(theirs: float, ours: float) -> float:
+    """Difference in % of the larger."""
+    return 100.0 * abs(theirs - ours) / max(abs(theirs), abs(ours), 1e-9)
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    """Writes median, minimum and maximum."""
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def stamp() -> dict[str, Any]:
+    """Says when, where and by what a figure was taken."""
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "src"], cwd=HERE.parent, capture_output=True, text=True
+    ).stdout
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": learning.head() + (" with changes" if changed else ""),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        },
+        "command": " ".join(["python", "benchmarks/fused.py", *sys.argv[1:]]),
+    }
+
+
+def save(out: Path | None, preset: str, part: str, figures: dict[str, Any]) -> None:
+    """Puts a part of a preset's row (learning, cold or peers) in the place of the former one."""
+    if out is None:
+        return
+    rows = json.loads(out.read_text())["rows"] if out.exists() else []
+    row = next((row for row in rows if row["preset"] == preset), {"preset": preset})
+    rows = [each for each in rows if each["preset"] != preset] + [row | {part: figures}]
+    rows.sort(key=lambda each: list(TARGETS).index(each["preset"]))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+def learn(preset: str, args: argparse.Namespace, folder: Path) -> None:
+    """Trains and plays every seed, saving after each; draws the curves."""
+    task, runs, curves = gymnasium_id(preset), [], {}
+    commands = [train_command(preset, seed, args.overrides) for seed in range(args.seeds)]
+    print(f"{preset}: warming the caches", flush=True)
+    run_training([*commands[0], "--steps", "1"], folder / "warm")  # the evaluation's programs too
+    first_step(commands[0])
+    for seed, command in enumerate(commands):
+        print(f"  {' '.join(command)}", flush=True)
+        run = folder / f"seed-{seed}"
+        took = run_training(command, run)
+        theirs, ours = play(run, task), play(run, None)
+        apart = gap(theirs["mean"], ours["mean"])
+        row = {"seed": seed, "command": " ".join(command), **took}
+        runs.append(row | {"gymnasium": theirs, "ours": ours, "gap_percent": apart})
+        print(
+            f"  seed {seed}: {task} {theirs['mean']:,.1f}, ours {ours['mean']:,.1f} ({apart:.1f} % "
+            f"apart) after {took['wall_s']:.1f} s (last step {took['last_step_s']:.1f} s), "
+            f"{took['cpu_s']:.0f} CPU s, {took['peak_mb']:.0f} MB, "
+            f"{took['env_steps_per_s']:,.0f} env steps/s",
+            flush=True,
+        )
+        save(args.out, preset, "learning", {**stamp(), "median": medians(runs), "runs": runs})
+        curves[seed] = read_lines(run / "metrics.jsonl")
+        if args.out == RESULT:
+            draw(preset, curves, commands[: seed + 1])
+    tell(preset, runs)
+
+
+def draw(preset: str, curves: dict[int, list[dict[str, Any]]], commands: list[list[str]]) -> None:
+    """Writes the page of a preset into docs/results."""
+    target, commit = TARGETS[preset].score, stamp()["commit"]
+    try:
+        learning.write(preset.replace("/", "-"), curves, commands, target, commit)
+    except (ValueError, ZeroDivisionError) as error:
+        print(f"  no curve: fewer than two different points ({error})", flush=True)
+
+
+def medians(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """The figures of a preset; the gap is between the means of all its episodes."""
+    theirs = [run["gymnasium"]["mean"] for run in runs]
+    ours = [run["ours"]["mean"] for run in runs]
+    timed = ("wall_s", "last_step_s", "env_steps_per_s", "cpu_s", "peak_mb")
+    return {
+        "gymnasium": statistics.median(theirs),
+        "ours": statistics.median(ours),
+        "gap_percent": gap(statistics.fmean(theirs), statistics.fmean(ours)),
+        **{name: statistics.median(run[name] for run in runs) for name in timed},
+    }
+
+
+def tell(preset: str, runs: list[dict[str, Any]]) -> None:
+    """Prints the figures of a preset beside its target."""
+    target, median = TARGETS[preset], medians(runs)
+    peak = max(run["peak_mb"] for run in runs)
+    note = f"; {target.note}" if target.note else ""
+
+    def of(name: str, digits: int = 1) -> str:
+        values = [run[name] for run in runs]
+        return spread([x["mean"] if isinstance(x, dict) else x for x in values], digits)
+
+    print(
+        f"{preset}: median of {len(runs)} seeds (minimum to maximum)\n"
+        f"  return in Gymnasium  {of('gymnasium')}; target {target.score:,.0f}: "
+        f"{met(median['gymnasium'] >= target.score)}\n"
+        f"  return in ours       {of('ours')}\n"
+        f"  gap                  {median['gap_percent']:.1f} % of the larger over all episodes; target "
+        f"{GAP:g} %: {met(median['gap_percent'] <= GAP)}; of a seed {of('gap_percent')}\n"
+        f"  wall-clock           {of('wall_s')} s; target {target.seconds:g} s{note}: "
+        f"{met(median['wall_s'] <= target.seconds)}\n"
+        f"  to the last step     {of('last_step_s')} s\n"
+        f"  env steps/s          {of('env_steps_per_s', 0)}\n"
+        f"  CPU seconds          {of('cpu_s', 0)}\n"
+        f"  peak memory          {of('peak_mb', 0)} MB; target {PEAK_MB:,.0f} MB: {met(peak < PEAK_MB)}",
+        flush=True,
+    )
+
+
+def met(reached: bool) -> str:
+    """Says whether a target is met."""
+    return "met" if reached else "MISSED"
+
+
+def cold(preset: str, args: argparse.Namespace, folder: Path) -> None:
+    """Compares empty caches with warm ones: a whole run each, and starts turn about."""
+    command = train_command(preset, 0, args.overrides)
+    print(f"{preset}: a whole run with empty caches, then one with warm ones", flush=True)
+    with empty_caches() as environment:
+        whole = run_training(command, folder / "cold", environment)["wall_s"]
+    warm = run_training(command, folder / "cold-beside", None)["wall_s"]
+    firsts: dict[str, list[float]] = {"cold": [], "warm": []}
+    figures = {"cold_wall_s": whole, "warm_wall_s": warm, "first_step_s": firsts}
+    for _ in range(STARTS):
+        with empty_caches() as environment:
+            firsts["cold"].append(first_step(command, environment))
+        firsts["warm"].append(first_step(command))
+        print(f"  first step: cold {firsts['cold'][-1]:.1f} s, warm {firsts['warm'][-1]:.1f} s")
+        save(args.out, preset, "cold", {**stamp(), **figures})
+    median = {kind: statistics.median(values) for kind, values in firsts.items()}
+    print(
+        f"{preset}: a cold cache adds {whole - warm:.1f} s ({whole:.1f} s, warm {warm:.1f} s); target "
+        f"{COLD_S:g} s: {met(whole - warm <= COLD_S)}\n"
+        f"  first learner step, cold  {spread(firsts['cold'], 1)} s; target {FIRST_COLD_S:g} s: "
+        f"{met(median['cold'] <= FIRST_COLD_S)}\n"
+        f"  first learner step, warm  {spread(firsts['warm'], 1)} s; target {FIRST_WARM_S:g} s: "
+        f"{met(median['warm'] <= FIRST_WARM_S)}",
+        flush=True,
+    )
+
+
+def peer_commands(preset: str, run: Path) -> dict[str, list[str]]:
+    """The peers: Brax's PPO as published and as ours is, Stable-Baselines3's in the same task."""
+    from seedbed import presets
+
+    config = presets.from_json(json.loads((run / "config.json").read_text()))
+    agent: Any = config.agent
+    # Brax has no shared network: where ours is one, the value gets a second of its size.
+    sizes = {"policy": agent.hidden_sizes, "value": agent.value_sizes or agent.hidden_sizes}
+    equal = {
+        "num-envs": agent.batch,
+        "unroll": agent.unroll,
+        "batch": agent.batch // agent.minibatches,
+        "minibatches": agent.minibatches,
+        "updates": agent.epochs,
+        "activation": agent.activation,
+    }
+    options = [f"--{name}={value}" for name, value in equal.items()]
+    for name, layers in sizes.items():
+        options += [f"--{name}", *map(str, layers)]
+    brax = [str(PEERS / "brax" / "bin" / "python"), str(HERE / "peers" / "brax_ppo.py")]
+    brax += ["--environment", preset.partition("/")[0]]
+    sb3 = [str(PEERS / "sb3" / "bin" / "python"), str(HERE / "peers" / "sb3_ppo.py")]
+    shown = json.dumps(config.env.gymnasium_options())  # type: ignore[union-attr]
+    return {
+        "brax": brax,
+        "brax_equal": [*brax, *options],
+        "sb3": [*sb3, "--env", gymnasium_id(preset), "--options", shown],
+    }
+
+
+def peers(preset: str, args: argparse.Namespace, folder: Path) -> None:
+    """Measures training throughput, ours and theirs, turn about."""
+    rows: dict[str, list[dict[str, Any]]] = {"seedbed": []}
+    command = train_command(preset, 0, args.overrides)
+    ratios: dict[str, list[float]] = {}
+    for turn in range(ROUNDS):
+        run = folder / f"peers-{turn}"
+        rows["seedbed"].append(run_training(command, run))
+        ours = rows["seedbed"][-1]["env_steps_per_s"]
+        print(f"  round {turn}: seedbed {ours:,.0f} env steps/s", flush=True)
+        for name, other in peer_commands(preset, run).items():
+            found = output(other, {**os.environ, "JAX_PLATFORMS": "cpu"})
+            rows.setdefault(name, []).append(found)
+            ratios.setdefault(name, []).append(ours / found["env_steps_per_s"])
+            print(
+                f"  round {turn}: {name} {found['env_steps_per_s']:,.0f} env steps/s, "
+                f"{found['cpu_seconds'] / found['window_s']:.2f} cores: ours {ratios[name][-1]:.1f} x",
+                flush=True,
+            )
+            save(args.out, preset, "peers", {**stamp(), "rounds": rows, "ratios": ratios})
+    wanted = {"brax": BRAX, "sb3": SB3}
+    for name, values in ratios.items():
+        reached = met(statistics.median(values) >= wanted.get(name, 0.0))
+        target = f"; target {wanted[name]:g}: {reached}" if name in wanted else ""
+        print(f"{preset}: {spread(values, 1)} x {name}{target}", flush=True)
+
+
+def measure(preset: str, args: argparse.Namespace) -> None:
+    """Does what was asked for with one preset; raises Failed."""
+    with tempfile.TemporaryDirectory(prefix="seedbed-fused-", ignore_cleanup_errors=True) as folder:
+        if args.seeds:
+            learn(preset, args, Path(folder))
+        if args.cold:
+            cold(preset, args, Path(folder))
+        if args.peers and preset == "ant/ppo":
+            peers(preset, args, Path(folder))
+
+
+def main() -> None:
+    """Measures what was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("presets", nargs="*", metavar="PRESET", default=list(TARGETS))
+    parser.add_argument("--seeds", type=int, default=5, help="how many; 0: only --cold, --peers")
+    parser.add_argument("--cold", action="store_true", help="empty caches too")
+    parser.add_argument(
+        "--peers", action="store_true", help="Brax and Stable-Baselines3 too (ant/ppo)"
+    )
+    parser.add_argument("--out", type=Path, help=f"default: {RESULT.relative_to(HERE.parent)}")
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own, argparse.Namespace(overrides=overrides))
+    for preset in args.presets:
+        if preset not in TARGETS:
+            parser.error(f"{preset} has no target; {', '.join(TARGETS)} have")
+    if args.peers and "ant/ppo" not in args.presets:
+        parser.error("--peers compares ant/ppo: name it")
+    for venv, script in (("brax", "brax_setup.sh"), ("sb3", "sb3_setup.sh")):
+        if args.peers and not (PEERS / venv / "bin" / "python").exists():
+            parser.error(f"no {PEERS / venv}: make it with {HERE}/peers/{script}")
+    if args.out is None and not overrides:
+        args.out = RESULT
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    failed = []
+    try:
+        for preset in args.presets:
+            try:
+                measure(preset, args)
+            except (Failed, SeedbedError) as error:
+                print(f"{preset}: {error}", file=sys.stderr, flush=True)
+                failed.append(preset)
+    except KeyboardInterrupt:
+        where = f"what was measured is in {args.out}" if args.out else "nothing was to be saved"
+        raise SystemExit(f"interrupted; {where}") from None
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The presets: environments and agents that are known to go well together, with their options.
+
+Agents and on-device environments are imported where they are named: they bring JAX, which
+`seedbed list` does not need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from seedbed.envs.atari import AtariEnv
+from seedbed.envs.gym import GymEnv
+from seedbed.runtime.config import CentralConfig, FusedConfig
+from seedbed.types import Agent, Environment, HostEnvConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """All that a run depends on."""
+
+    env: HostEnvConfig | Environment
+    agent: Agent
+    runtime: CentralConfig | FusedConfig
+    name: str = ""  # what the user asked for, such as pong/impala
+
+
+def _atari_impala() -> Agent:
+    """IMPALA for a workstation: small batches, and pixels less their mean, which Pong learns by."""
+    from seedbed.agents.impala import Impala
+
+    return Impala(
+        batch=16,
+        trace_decay=0.95,
+        entropy_cost=0.002,
+        normalise_observations=True,
+        optimizer="adam",
+        learning_rate=3e-4,
+        max_gradient_norm=160.0,
+    )
+
+
+def pong_impala() -> TrainConfig:
+    """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
+    central = CentralConfig(steps=2_500_000, evaluate_every=500_000)
+    return TrainConfig(AtariEnv("pong", stickiness=0.0), _atari_impala(), central)
+
+
+def breakout_impala() -> TrainConfig:
+    """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
+    central = CentralConfig(steps=20_000_000)
+    return TrainConfig(AtariEnv("breakout", stickiness=0.0), _atari_impala(), central)
+
+
+def cartpole_impala() -> TrainConfig:
+    """CartPole-v1 with IMPALA (two-layer MLP)."""
+    from seedbed.agents.impala import Impala
+
+    agent = Impala(
+        unroll=8,
+        batch=16,
+        entropy_cost=0.001,
+        reward_clip=0.0,
+        normalise_observations=True,
+        optimizer="adam",
+        learning_rate=1e-3,
+        max_gradient_norm=64.0,
+    )
+    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
+
+
+def _on_physics(env: Environment, steps: int, **options: Any) -> TrainConfig:
+    """A MuJoCo task with PPO; what most of them share, and what this one has otherwise.
+
+    Searched for by `benchmarks/tune.py`: the most of a short time on two cores. Noise that does not fade
+    (`least_scale`) is what keeps these tasks from settling for standing still.
+    """
+    from seedbed.agents.ppo import Ppo
+
+    shared: dict[str, Any] = {
+        "unroll": 16,
+        "batch": 512,
+        "epochs": 3,
+        "minibatches": 4,
+        "gamma": 0.99,
+        "normalise_observations": True,
+        "value_sizes": (64, 64),
+        "activation": "tanh",
+        "reward_scale": 0.1,
+        "learning_rate": 2e-3,
+        "initial_scale": 0.4,
+        "least_scale": 0.2,
+    }
+    return TrainConfig(env, Ppo(**shared | options), FusedConfig(steps=steps))
+
+
+def ant_ppo() -> TrainConfig:
+    """Ant-v5 on our own physics with PPO (Euler, no contact forces observed)."""
+    from seedbed.envs.locomotion.ant import Ant
+
+    env = Ant(integrator="euler", include_cfrc_ext_in_observation=False)
+    return _on_physics(env, 10_000_000)
+
+
+def half_cheetah_ppo() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with PPO."""
+    from seedbed.envs.locomotion.half_cheetah import HalfCheetah
+
+    return _on_physics(HalfCheetah(), 4_000_000)
+
+
+def hopper_ppo() -> TrainConfig:
+    """Hopper-v5 on our own physics with PPO (Euler)."""
+    from seedbed.envs.locomotion.hopper import Hopper
+
+    return _on_physics(
+        Hopper(integrator="euler"),
+        8_000_000,
+        unroll=32,
+        minibatches=8,
+        gamma=0.995,
+        learning_rate=1e-3,
+        initial_scale=0.6,
+        least_scale=0.3,
+    )
+
+
+def walker2d_ppo() -> TrainConfig:
+    """Walker2d-v5 on our own physics with PPO (Euler)."""
+    from seedbed.envs.locomotion.walker2d import Walker2d
+
+    return _on_physics(Walker2d(integrator="euler"), 8_000_000)
+
+
+def humanoid_ppo() -> TrainConfig:
+    """Humanoid-v5 on our own physics with PPO (Euler; joints alone observed)."""
+    from seedbed.envs.locomotion.humanoid import Humanoid
+
+    env = Humanoid(
+        integrator="euler",
+        include_cinert_in_observation=False,
+        include_cvel_in_observation=False,
+        include_qfrc_actuator_in_observation=False,
+        include_cfrc_ext_in_observation=False,
+    )
+    return _on_physics(env, 12_000_000)
+
+
+def reacher_ppo() -> TrainConfig:
+    """Reacher-v5 on our own physics with PPO (Euler)."""
+    from seedbed.envs.locomotion.reacher import Reacher
+
+    return _on_physics(Reacher(integrator="euler"), 4_000_000)
+
+
+def inverted_pendulum_ppo() -> TrainConfig:
+    """InvertedPendulum-v5 on our own physics with PPO (Euler)."""
+    from seedbed.envs.locomotion.inverted_pendulum import InvertedPendulum
+
+    return _on_physics(InvertedPendulum(integrator="euler"), 500_000)
+
+
+def inverted_double_pendulum_ppo() -> TrainConfig:
+    """InvertedDoublePendulum-v5 on our own physics with PPO (Euler)."""
+    from seedbed.envs.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+
+    return _on_physics(InvertedDoublePendulum(integrator="euler"), 1_000_000)
+
+
+def cartpole_ppo() -> TrainConfig:
+    """CartPole on the device with PPO."""
+    from seedbed.agents.ppo import Ppo
+    from seedbed.envs.classic.cartpole import CartPole
+
+    agent = Ppo(
+        unroll=32,
+        batch=64,
+        epochs=3,
+        minibatches=2,
+        normalise_observations=True,
+        activation="tanh",
+        reward_scale=0.1,
+        learning_rate=1e-3,
+    )
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=300_000))
+
+
+PRESETS: dict[str, Callable[[], TrainConfig]] = {
+    "pong/impala": pong_impala,
+    "breakout/impala": breakout_impala,
+    "cartpole/impala": cartpole_impala,
+    "cartpole/ppo": cartpole_ppo,
+    "ant/ppo": ant_ppo,
+    "half_cheetah/ppo": half_cheetah_ppo,
+    "hopper/ppo": hopper_ppo,
+    "humanoid/ppo": humanoid_ppo,
+    "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
+    "inverted_pendulum/ppo": inverted_pendulum_ppo,
+    "reacher/ppo": reacher_ppo,
+    "walker2d/ppo": walker2d_ppo,
+}

@@ -1,0 +1,47 @@
+"""MountainCar-v0: a car too weak for the hill gathers speed by driving to and fro (Moore 1990)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from seedbed.envs.classic.task import ClassicTask, opened, stepped
+from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState
+
+_LEFT, _RIGHT, _MAX_SPEED, _GOAL = -1.2, 0.6, 0.07, 0.5
+_FORCE, _GRAVITY = 0.001, 0.0025
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MountainCar(ClassicTask):
+    """Keeps (position, velocity) `[2]`, which is what it shows."""
+
+    gymnasium_id: ClassVar[str] = "MountainCar-v0"
+    episode_steps: int = 200
+    goal_velocity: float = 0.0  # the least with which the goal is reached
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What it shows, and its actions."""
+        return EnvSpec(ArraySpec((2,), "float32"), Discrete(3))
+
+    def reset(self, key: Array) -> EnvState:
+        """Starts at rest near the bottom."""
+        position = jax.random.uniform(key, (), jnp.float32, -0.6, -0.4)
+        state = jnp.stack([position, jnp.zeros_like(position)])
+        return opened(state, state)
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Accelerates to the left (0), not at all (1) or to the right (2); costs 1."""
+        position, velocity = state.inner
+        push = (action - 1).astype(jnp.float32) * _FORCE
+        velocity = velocity + push - _GRAVITY * jnp.cos(3 * position)
+        velocity = jnp.clip(velocity, -_MAX_SPEED, _MAX_SPEED)
+        position = jnp.clip(position + velocity, _LEFT, _RIGHT)
+        velocity = jnp.where((position == _LEFT) & (velocity < 0), 0.0, velocity)
+        reached = (position >= _GOAL) & (velocity >= self.goal_velocity)
+        after = jnp.stack([position, velocity])
+        return stepped(after, after, jnp.float32(-1), reached)

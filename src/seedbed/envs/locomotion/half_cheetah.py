@@ -1,0 +1,50 @@
+"""HalfCheetah: a planar body that is paid for running (Wawrzynski 2009); Gymnasium's v5."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from seedbed import physics
+from seedbed.envs.locomotion.task import (
+    Carried,
+    MujocoTask,
+    Verdict,
+    moved,
+    noisy_rest,
+    normal_noise,
+    squares,
+)
+from seedbed.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalfCheetah(MujocoTask):
+    """HalfCheetah-v5."""
+
+    gymnasium_id: ClassVar[str] = "HalfCheetah-v5"
+    xml_file: str = "half_cheetah.xml"
+    frame_skip: int = 5
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 0.1
+    exclude_current_positions_from_observation: bool = True
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """The model's own position and rest, with noise."""
+        return noisy_rest(self.physics_model(), key, self.reset_noise_scale, normal_noise)
+
+    def observe(self, now: physics.State) -> Array:
+        """Positions and velocities."""
+        hidden = 1 if self.exclude_current_positions_from_observation else 0
+        return jnp.concatenate([now.qpos[hidden:], now.qvel])
+
+    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+        """Speed along x, less the cost of control; no end."""
+        terms = {
+            "reward_forward": self.forward_reward_weight * moved(before, now, 0) / self.dt,
+            "reward_ctrl": -self.ctrl_cost_weight * squares(action),
+        }
+        return Verdict(sum(terms.values()), jnp.bool_(False), terms)

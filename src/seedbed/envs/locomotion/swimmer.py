@@ -1,0 +1,49 @@
+"""Swimmer: three links in a viscous medium, paid for moving along x (Coulom 2002); Gymnasium's v5."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from seedbed import physics
+from seedbed.envs.locomotion.task import (
+    Carried,
+    MujocoTask,
+    Verdict,
+    moved,
+    noisy_rest,
+    squares,
+)
+from seedbed.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swimmer(MujocoTask):
+    """Swimmer-v5."""
+
+    gymnasium_id: ClassVar[str] = "Swimmer-v5"
+    xml_file: str = "swimmer.xml"
+    frame_skip: int = 4
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 1e-4
+    reset_noise_scale: float = 0.1
+    exclude_current_positions_from_observation: bool = True
+
+    def initial(self, key: Array) -> tuple[Array, Array]:
+        """The model's own position and rest, with noise."""
+        return noisy_rest(self.physics_model(), key, self.reset_noise_scale)
+
+    def observe(self, now: physics.State) -> Array:
+        """Positions and velocities."""
+        hidden = 2 if self.exclude_current_positions_from_observation else 0
+        return jnp.concatenate([now.qpos[hidden:], now.qvel])
+
+    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+        """Speed along x, less the cost of control; no end."""
+        terms = {
+            "reward_forward": self.forward_reward_weight * moved(before, now, 0) / self.dt,
+            "reward_ctrl": -self.ctrl_cost_weight * squares(action),
+        }
+        return Verdict(sum(terms.values()), jnp.bool_(False), terms)

@@ -1,0 +1,28 @@
+"""Compiled programs on disk: what XLA compiled once, the next start loads."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import jax
+
+from seedbed.simd.cache import directory, prepared
+
+LARGEST = 512 << 20
+"""Bytes that the directory may hold; what was not used for longest goes first."""
+
+
+def keep_programs() -> None:
+    """Keeps XLA's programs below $SEEDBED_CACHE, unless the user has JAX keep them elsewhere."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        return
+    try:
+        folder = prepared(directory("programs"))
+    except (OSError, RuntimeError) as error:
+        warnings.warn(f"compiled programs are not kept: {error}", RuntimeWarning, stacklevel=2)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", LARGEST)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

@@ -1,0 +1,362 @@
+"""The fused runtime: environments on the device, acting and learning in one compiled program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.envs.wrappers import episode_statistics, resets_itself, training
+from seedbed.runtime import rollout
+from seedbed.runtime.checkpoint import CheckpointWriter, restore
+from seedbed.runtime.checkpoint_writer import list_steps
+from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.learning import AXIS
+from seedbed.runtime.metrics import STAGES, MetricsLog, RecentEpisodes, processes_rss
+from seedbed.runtime.reporting import (
+    Clock,
+    Start,
+    View,
+    choose_devices,
+    require_finite,
+    stopping_signals,
+)
+from seedbed.runtime.rollout import Carry, Iteration
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+
+MOST_STEPS = 100_000
+"""Steps that an episode of evaluation may take where the environment has no limit of its own."""
+
+
+def train(
+    *, env: Environment, agent: Agent, config: FusedConfig, run: RunFolder, view: View
+) -> dict[str, Any]:
+    """Trains until `config.steps` agent steps are done, and returns a summary of the run.
+
+    A folder that holds checkpoints is gone on with, bit for bit. SIGINT and SIGTERM stop training and
+    save; a second one gives up at once. Raises SeedbedError on what the user can mend.
+    """
+    begun, stop = time.monotonic(), threading.Event()
+    # The host waits for every iteration anyway. Without effect once JAX has started.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    with contextlib.ExitStack() as stack:
+        interrupted = stack.enter_context(stopping_signals(stop, view))
+        program = Program(env, agent, config)
+        carry, start, episodes = _begin(program, run, view)
+        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, start.env_steps)))
+        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        view.message("compiling")
+        program.compile(carry)
+        progress = _Progress(program, carry, start, episodes, begun - start.wall_s)
+        driver = _Driver(progress, log, writer, view)
+        driver.run(stop)
+        return driver.finish(interrupted)
+
+
+class Program:
+    """The compiled iterations and evaluations of a run."""
+
+    def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
+        """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
+        devices = choose_devices(config.devices, "--devices")
+        batch = agent.experience.batch
+        parts = len(devices) * agent.minibatches
+        if batch % parts:
+            raise SeedbedError(
+                f"agent.batch is {batch} environments: it must divide by {len(devices)} devices x "
+                f"{agent.minibatches} minibatches, {parts}"
+            )
+        if config.seeds > 1 and len(devices) > 1:
+            raise SeedbedError(
+                f"{config.seeds} seeds on {len(devices)} devices: a population trains on one device; "
+                "name one, or one seed"
+            )
+        if resets_itself(env):
+            raise SeedbedError(
+                f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "
+                "which the runtime adds"
+            )
+        self.config, self.env = config, episode_statistics(training(env))
+        self.per_iteration = batch * agent.experience.unroll
+        self.iterations = -(-config.steps // self.per_iteration)
+        updates = self.iterations * agent.epochs * agent.minibatches
+        self.agent = bind(agent, env.spec, updates)
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+        self._axis = AXIS if len(devices) > 1 else None
+        self._run: Callable[[Carry], tuple[Carry, Iteration]] | None = None
+        self._play: Callable[..., Any] | None = None
+
+    @property
+    def carry_specs(self) -> Carry:
+        """How a carry lies on the devices: environments are divided, the rest is everywhere."""
+        whole, divided = P(), P(AXIS)
+        return Carry(whole, divided, divided, whole, whole)  # type: ignore[arg-type]
+
+    def first(self) -> Carry:
+        """Makes the carry with which a new run begins."""
+        batch = self.agent.experience.batch
+
+        def one(seed: Array) -> Carry:
+            ids = jax.numpy.arange(batch, dtype=jax.numpy.uint32)
+            return rollout.first_carry(self.agent, self.env, jax.random.key(seed), ids)
+
+        if self.config.seeds == 1:
+            return jax.jit(one)(np.uint32(self.config.seed))
+        seeds = self.config.seed + np.arange(self.config.seeds, dtype=np.uint32)
+        return jax.jit(jax.vmap(one))(seeds)
+
+    def place(self, carry: Carry) -> Carry:
+        """Puts a carry onto the run's devices."""
+        shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
+        return Carry(
+            *(
+                jax.device_put(part, sharding)
+                for part, sharding in zip(carry, shardings, strict=True)
+            )
+        )
+
+    def compile(self, carry: Carry) -> None:
+        """Compiles an iteration."""
+        step = functools.partial(rollout.iterate, self.agent, self.env, self._axis)
+        if self._axis is not None:
+            specs = self.carry_specs
+            step = jax.shard_map(step, mesh=self._mesh, in_specs=(specs,), out_specs=(specs, P()))
+        if self.config.seeds > 1:
+            step = jax.vmap(step)
+        self._run = jax.jit(step, donate_argnums=0).lower(carry).compile()
+
+    def run(self, carry: Carry) -> tuple[Carry, Iteration]:
+        """Does one iteration; donates the carry. The report is on the host."""
+        assert self._run is not None, "compile comes first"
+        carry, report = self._run(carry)
+        return carry, jax.device_get(report)
+
+    def evaluate(self, carry: Carry, seed: int) -> list[dict[str, Any]]:
+        """Plays episodes with the policy of each seed; returns a summary for each."""
+        episodes = self.config.evaluate_episodes
+        if self._play is None:
+            most = self.env.episode_steps or MOST_STEPS
+            play = functools.partial(rollout.play, self.agent, self.env, episodes, most)
+            many = self.config.seeds > 1
+            self._play = jax.jit(jax.vmap(play, in_axes=(0, None)) if many else play)
+        params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
+        played = jax.device_get(self._play(params, jax.random.key(seed)))
+        rows = zip(*(np.reshape(x, (self.config.seeds, episodes)) for x in played), strict=True)
+        return [_summary(*row) for row in rows]
+
+
+def evaluate(
+    *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
+) -> dict[str, Any]:
+    """Plays an episode in each of `episodes` environments at once, and summarises raw returns.
+
+    `agent` is bound. Raises SeedbedError if one does not end.
+    """
+    env = episode_statistics(training(env))
+    play = functools.partial(rollout.play, agent, env, episodes, env.episode_steps or MOST_STEPS)
+    return _summary(*jax.device_get(jax.jit(play)(params, jax.random.key(seed))))
+
+
+def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    if not done.all():
+        raise SeedbedError(
+            f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
+            f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
+        )
+    return {
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_std": float(returns.std()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_length_mean": float(lengths.mean()),
+        "episodes": int(done.size),
+    }
+
+
+class _Progress:
+    """A run on its way."""
+
+    def __init__(
+        self,
+        program: Program,
+        carry: Carry,
+        start: Start,
+        episodes: list[RecentEpisodes],
+        zero: float,
+    ) -> None:
+        """Takes the compiled program and where it begins; `zero` is when the run began."""
+        self.program, self.carry, self.start, self.episodes = program, carry, start, episodes
+        self.zero = zero
+        self.iteration = start.env_steps // program.per_iteration
+        self.report: Iteration | None = None
+        self.busy_s = np.zeros(3)  # of the stages, in their order
+
+    @property
+    def env_steps(self) -> int:
+        """Agent steps of each seed."""
+        return self.iteration * self.program.per_iteration
+
+    @property
+    def updates(self) -> int:
+        agent = self.program.agent
+        return self.iteration * agent.epochs * agent.minibatches
+
+    @property
+    def done(self) -> bool:
+        return self.iteration >= self.program.iterations
+
+    def advance(self) -> None:
+        """Does one iteration; raises TrainingDiverged."""
+        self.carry, report = self.program.run(self.carry)
+        self.iteration += 1
+        require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
+        self.report = report
+        self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
+        sums = (np.ravel(x) for x in (report.episodes, report.returns, report.lengths))
+        for episodes, ended in zip(self.episodes, zip(*sums, strict=True), strict=True):
+            episodes.add(*ended)
+
+    def checkpoint(self) -> tuple[int, Carry, dict[str, Any]]:
+        """What a checkpoint holds: step, arrays and metadata."""
+        start = Start(self.env_steps, time.monotonic() - self.zero, self.updates)
+        episodes = [each.state() for each in self.episodes]
+        return self.env_steps, self.carry, {"start": start._asdict(), "episodes": episodes}
+
+
+def _begin(
+    program: Program, run: RunFolder, view: View
+) -> tuple[Carry, Start, list[RecentEpisodes]]:
+    """Makes the first carry, or restores that of the newest whole checkpoint."""
+    episodes = [RecentEpisodes() for _ in range(program.config.seeds)]
+    if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
+        if (run.path / "metrics.jsonl").exists():
+            view.message("the run has no checkpoint yet: starting from the beginning")
+        return program.place(program.first()), Start(), episodes
+    step, carry, metadata = restore(run.checkpoints, jax.eval_shape(program.first), view.message)
+    start = Start(**metadata["start"])
+    for each, state in zip(episodes, metadata["episodes"], strict=True):
+        each.load(state)
+    if step % program.per_iteration:
+        raise SeedbedError(
+            f"the run's checkpoint is of step {step:,}, which is no multiple of an iteration's "
+            f"{program.per_iteration:,}: go on with the batch and unroll that the run had"
+        )
+    view.message(f"going on from step {step:,} ({start.updates:,} learner steps)")
+    return program.place(carry), start, episodes
+
+
+class _Driver:
+    """Runs iterations, and between them reports, saves and evaluates."""
+
+    def __init__(
+        self, progress: _Progress, log: MetricsLog, writer: CheckpointWriter, view: View
+    ) -> None:
+        self._progress, self._log, self._writer, self._view = progress, log, writer, view
+        self._evaluated: dict[str, Any] = {}
+        begun = (time.monotonic(), progress.env_steps, np.zeros(3))
+        self._last = {"log": begun, "view": begun}
+
+    def run(self, stop: threading.Event) -> None:
+        """Runs until the steps are done or `stop` is set."""
+        progress, config = self._progress, self._progress.program.config
+        log, show, save = (
+            Clock(period)
+            for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
+        )
+        self._writer.save(*progress.checkpoint())  # at once: there is always one to go back to
+        every = config.evaluate_every or config.steps + 1
+        next_evaluation = (progress.env_steps // every + 1) * every
+        while not progress.done and not stop.is_set():
+            progress.advance()
+            if log.due():
+                self._log.write(self._metrics("log"))
+            if show.due():
+                self._view.update(self._metrics("view"))
+            if progress.env_steps >= next_evaluation and not progress.done:
+                next_evaluation = (progress.env_steps // every + 1) * every
+                self._evaluate()
+            elif save.due():
+                self._writer.save(*progress.checkpoint())
+
+    def finish(self, interrupted: threading.Event) -> dict[str, Any]:
+        """Saves, evaluates unless interrupted, and returns a summary."""
+        if interrupted.is_set():
+            self._writer.save(*self._progress.checkpoint())
+        else:
+            self._evaluate()
+        metrics = self._metrics("log")
+        self._log.write(metrics)
+        self._view.update(metrics)
+        self._writer.wait()
+        return metrics | {"interrupted": interrupted.is_set()}
+
+    def _evaluate(self) -> None:
+        progress = self._progress
+        config, step = progress.program.config, progress.env_steps
+        seed = (config.seed + 1_000_003 * (1 + step)) % (1 << 31)
+        begun = time.monotonic()
+        results = progress.program.evaluate(progress.carry, seed)
+        spent = time.monotonic() - begun  # does not count in rates and shares
+        self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
+        scores = [result["episode_return_mean"] for result in results]
+        best = int(np.argmax(scores))
+        self._evaluated = {f"evaluation/{name}": value for name, value in results[best].items()}
+        self._evaluated["evaluation/env_steps"] = step
+        text = f"evaluation at {step:,} steps: return "
+        if len(results) > 1:
+            self._evaluated["evaluation/seeds"] = scores
+            text += (
+                f"{np.median(scores):.1f} (median of {len(scores)} seeds, {min(scores):.1f} to "
+                f"{max(scores):.1f}; best: seed {config.seed + best})"
+            )
+        else:
+            mean, deviation = scores[0], results[0]["episode_return_std"]
+            text += f"{mean:.2f} +- {deviation:.2f} ({results[0]['episodes']} episodes)"
+        self._view.message(text)
+        at, carry, metadata = progress.checkpoint()
+        self._writer.save(at, carry, metadata | {"best_seed": best}, score=scores[best])
+
+    def _metrics(self, purpose: str) -> dict[str, Any]:
+        """One line of metrics; rates are since the last for this purpose."""
+        progress, skip = self._progress, self._progress.program.env.frame_skip
+        now, steps = time.monotonic(), progress.env_steps
+        before, steps_before, busy_before = self._last[purpose]
+        self._last[purpose] = (now, steps, progress.busy_s)
+        passed = max(now - before, 1e-9)
+        rate = (steps - steps_before) * len(progress.episodes) / passed
+        report = progress.report
+        agent = {} if report is None else {k: np.mean(v) for k, v in report.metrics.items()}
+        env = {} if report is None else report.env_metrics
+        return {
+            "wall_s": now - progress.zero,
+            "env_steps": steps,
+            "frames": steps * skip,
+            "env_steps_per_s": rate,
+            "frames_per_s": rate * skip,
+            "learner_steps": progress.updates,
+            **RecentEpisodes.summary(progress.episodes),
+            **agent,
+            **{f"env/{name}": np.mean(v) for name, v in env.items() if "episode_" not in name},
+            "rss_mb": processes_rss([os.getpid()]),
+            **_shares((progress.busy_s - busy_before) / passed),
+            **self._evaluated,
+        }
+
+
+def _shares(busy: np.ndarray) -> dict[str, Any]:
+    """Tells where the time went, as fractions of it; the device did not say where all are 0."""
+    if not busy.any():
+        return {}
+    shares = {f"time/{stage}": float(share) for stage, share in zip(STAGES, busy, strict=True)}
+    waiting = max(0.0, 1.0 - float(busy.sum()))
+    return {**shares, "time/waiting": waiting, "bottleneck": STAGES[int(np.argmax(busy))]}

@@ -1,0 +1,199 @@
+"""The fused program: environments and learner on one device, a whole iteration in one computation.
+
+Source of the arrangement: Hessel et al. (2021), "Podracer architectures for scalable reinforcement
+learning" (Anakin), and Freeman et al. (2021), "Brax".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seedbed import simd
+from seedbed.runtime.inference import environment_keys
+from seedbed.runtime.learning import learn
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    Environment,
+    EnvState,
+    LearnerState,
+    Timestep,
+    Trajectory,
+    Tree,
+)
+
+
+class Carry(NamedTuple):
+    """All of a run: what a checkpoint keeps, and what resumes bit for bit."""
+
+    learner: LearnerState
+    env: EnvState  # [B, ...]
+    actor: ActorState  # [B, ...]
+    steps: Array  # uint32 scalar: of each environment so far
+    key: Array  # of the run; never consumed, only folded
+
+
+class Busy(NamedTuple):
+    """Microseconds, uint32, that a device spent in the parts of an iteration; 0 where unknown."""
+
+    environment: Array
+    inference: Array
+    learning: Array
+
+
+class Iteration(NamedTuple):
+    """What an iteration reports, besides the carry."""
+
+    metrics: dict[str, Array]  # the agent's, means over its updates
+    env_metrics: dict[str, Array]  # means over the environments after the last step
+    episodes: Array  # int32: how many ended
+    returns: Array  # sum of their returns
+    lengths: Array  # sum of their lengths
+    busy: Busy
+
+
+class Ended(NamedTuple):
+    """Sums over episodes that ended."""
+
+    episodes: Array
+    returns: Array
+    lengths: Array
+
+
+def first_carry(agent: Agent, env: Environment, key: Array, env_ids: Array) -> Carry:
+    """Opens an episode in each of the environments `[B]` of a run; consumes the key."""
+    init_key, reset_key, run_key = jax.random.split(key, 3)
+    keys = jax.vmap(lambda i: jax.random.fold_in(reset_key, i))(env_ids)
+    return Carry(
+        learner=agent.init(init_key),
+        env=simd.vectorize(env.reset)(keys),
+        actor=agent.actor_state(env_ids, agent.experience.batch),
+        steps=jnp.uint32(0),
+        key=run_key,
+    )
+
+
+def iterate(
+    agent: Agent, env: Environment, axis: str | None, carry: Carry
+) -> tuple[Carry, Iteration]:
+    """Acts for an unroll in every environment and learns from it.
+
+    `env` resets itself and has `episode_statistics` outermost. Over a mapped `axis` each device has its
+    share of the environments.
+    """
+    act_key, learn_key = jax.random.split(carry.key)
+    first, begun = simd.stamp(carry.env.timestep.first)
+    opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
+    carry, trajectory, ended, environment = unroll(
+        agent, env, axis, act_key, carry._replace(env=opened)
+    )
+    reward, acted = simd.stamp(trajectory.timesteps.reward)
+    trajectory = trajectory._replace(timesteps=trajectory.timesteps._replace(reward=reward))
+    update_key = jax.random.fold_in(learn_key, carry.learner.updates)
+    learner, metrics = learn(agent, carry.learner, trajectory, update_key, axis)
+    _, learned = simd.stamp(jax.tree.leaves(learner.params)[0])
+    if axis is not None:
+        learned = jax.lax.pcast(learned, axis, to="varying")
+    rollout = acted[0] - begun[0]
+    busy = Busy(environment, rollout - environment, learned[0] - acted[0])
+    env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
+    if axis is not None:
+        ended = jax.tree.map(lambda x: jax.lax.psum(x, axis), ended)
+        env_metrics = jax.tree.map(lambda x: jax.lax.pmean(x, axis), env_metrics)
+        busy = jax.tree.map(lambda x: jax.lax.pmax(x, axis), busy)
+    return carry._replace(learner=learner), Iteration(
+        metrics, env_metrics, ended.episodes, ended.returns, ended.lengths, busy
+    )
+
+
+def unroll(
+    agent: Agent, env: Environment, axis: str | None, key: Array, carry: Carry
+) -> tuple[Carry, Trajectory, Ended, Array]:
+    """Acts in every environment for the agent's unroll; the key is folded, not consumed.
+
+    Also returns how many microseconds the environments took, uint32.
+    """
+    batch = carry.env.timestep.first.shape[0]
+    begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
+    env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
+    move = simd.vectorize(env.step)
+    params = carry.learner.params
+
+    def step(
+        now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
+    ) -> tuple[tuple[EnvState, ActorState, Array, Ended, Array], tuple[Timestep, Tree, Tree]]:
+        state, actor, steps, ended, busy = now
+        keys = environment_keys(key, env_ids, jnp.full(batch, steps))
+        action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
+        action, begun = simd.stamp(action)
+        moved = move(state, action)
+        reward, ready = simd.stamp(moved.timestep.reward)
+        moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
+        now = (moved, actor, steps + 1, _add(ended, moved), busy + ready[0] - begun[0])
+        return now, (state.timestep, action, extras)
+
+    nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
+    if axis is not None:
+        nothing, no_time = jax.tree.map(
+            lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
+        )
+    (state, actor, steps, ended, busy), (timesteps, actions, extras) = jax.lax.scan(
+        step,
+        (carry.env, carry.actor, carry.steps, nothing, no_time),
+        None,
+        length=agent.experience.unroll,
+    )
+    timesteps = jax.tree.map(
+        lambda rows, last: jnp.concatenate([rows, last[None]]), timesteps, state.timestep
+    )
+    version = jnp.broadcast_to(carry.learner.updates, timesteps.first[1:].shape)
+    trajectory = Trajectory(timesteps, actions, extras, carry.actor, version)
+    return carry._replace(env=state, actor=actor, steps=steps), trajectory, ended, busy
+
+
+def play(
+    agent: Agent, env: Environment, episodes: int, most_steps: int, params: Tree, key: Array
+) -> tuple[Array, Array, Array]:
+    """Plays one episode in each of `episodes` environments as evaluation does; consumes the key.
+
+    Returns whether each ended, its return and its length.
+    """
+    reset_key, act_key = jax.random.split(key)
+    env_ids = jnp.arange(episodes, dtype=jnp.uint32)
+    state = simd.vectorize(env.reset)(jax.random.split(reset_key, episodes))
+    move = simd.vectorize(env.step)
+
+    def unfinished(now: tuple) -> Array:
+        return (~now[2]).any() & (now[3] < most_steps)
+
+    def step(now: tuple) -> tuple:
+        state, actor, done, steps, returns, lengths = now
+        keys = environment_keys(act_key, env_ids, jnp.full(episodes, steps))
+        action, _, actor = agent.act(params, actor, state.timestep, keys, evaluate=True)
+        state = move(state, action)
+        returns = returns + jnp.where(done, 0.0, state.timestep.reward)
+        lengths = lengths + ~done
+        done = done | state.timestep.terminated | state.timestep.truncated
+        return state, actor, done, steps + 1, returns, lengths
+
+    zeros = jnp.zeros(episodes)
+    begun = (
+        *(state, agent.actor_state(env_ids, episodes), zeros > 0),
+        *(jnp.uint32(0), zeros, zeros.astype(jnp.int32)),
+    )
+    _, _, done, _, returns, lengths = jax.lax.while_loop(unfinished, step, begun)
+    return done, returns, lengths
+
+
+def _add(ended: Ended, moved: EnvState) -> Ended:
+    over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
+    total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
+    return Ended(
+        ended.episodes + over.sum(dtype=jnp.int32),
+        ended.returns + jnp.where(over, total, 0.0).sum(),
+        ended.lengths + jnp.where(over, length, 0.0).sum(),
+    )

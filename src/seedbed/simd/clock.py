@@ -1,0 +1,72 @@
+"""Reading the clock inside a compiled program, to tell what its parts take."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from seedbed.simd.call import varying_like
+from seedbed.simd.ffi import register_kernel
+
+_TASK = """
+declare i32 @clock_gettime(i32, ptr)
+define internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
+  %now = alloca [2 x i64]
+  %failed = call i32 @clock_gettime(i32 1, ptr %now)
+  %s = load i64, ptr %now
+  %pns = getelementptr i64, ptr %now, i64 1
+  %ns = load i64, ptr %pns
+  %us = sdiv i64 %ns, 1000
+  %whole = mul i64 %s, 1000000
+  %time = add i64 %whole, %us
+  %low = trunc i64 %time to i32
+  %place = getelementptr ptr, ptr %data, i64 1
+  %result = load ptr, ptr %place
+  store i32 %low, ptr %result
+  ret void
+}
+"""
+
+
+def stamp(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The value, and when it was there: uint32 `[1]`, microseconds that wrap around.
+
+    Whatever uses the returned value comes after that moment. Elsewhere than on CPU the time is 0.
+    """
+    return _stamp(value)
+
+
+@jax.custom_batching.custom_vmap
+def _stamp(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return lax.platform_dependent(value, cpu=_read, default=_zero)
+
+
+@_stamp.def_vmap
+def _(size: int, mapped: list[bool], value: jax.Array) -> tuple[tuple, tuple]:
+    del size, mapped
+    return _stamp(value), (True, False)
+
+
+def _read(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    results = (
+        varying_like(jax.ShapeDtypeStruct((1,), jnp.uint32), value),
+        varying_like(jax.ShapeDtypeStruct(value.shape, value.dtype), value),
+    )
+    # The value goes through the call, in place: only so nothing can be moved across it.
+    call = jax.ffi.ffi_call(_target(), results, input_output_aliases={0: 1})
+    time, same = call(value)
+    return same, time
+
+
+def _zero(value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    axes = tuple(jax.typeof(value).manual_axis_type.varying)
+    time = jnp.zeros(1, jnp.uint32)
+    return value, lax.pcast(time, axes, to="varying") if axes else time
+
+
+@functools.cache
+def _target() -> str:
+    return register_kernel("clock", _TASK, arguments=1, results=2, chunk_buffer=1)

@@ -1,0 +1,80 @@
+"""Loops that matter only in rows where some lane is active, so that they need visit no others.
+
+Such a loop writes everything it carries under `where(active[i], new, old)`, i its iteration and `active` an
+array in memory that it does not change. The rows where `active` holds in some lane are listed once for all
+loops over them, in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from seedbed.simd.graph import Carry, Graph, Loop, Node
+
+
+def masked(item: Node) -> Node | None:
+    """Returns the select of a write that changes nothing where its mask does not hold."""
+    if item.op != "store" or item.args[2].op != "select":
+        return None
+    state, base, select = item.args
+    old = select.args[2]
+    if old.op != "load" or old.args[1] is not base or old.value != item.value:
+        return None
+    while state is not old.args[0]:  # past writes to other elements of the same row
+        if state.op != "store" or state.args[1] is not base or state.value == item.value:
+            return None
+        state = state.args[0]
+    return select
+
+
+def listed(graph: Graph, loop: Loop, carries: Iterable[Carry]) -> Node | None:
+    """Returns the node that lists the rows a loop need visit; None where it visits all.
+
+    `carries` are those that matter. The node is made of the array of masks.
+    """
+    if loop.length is None or loop.reverse:
+        return None
+    gates: set[Node] | None = None
+    for carry in carries:
+        for mask in _masks(graph, carry):
+            held = set() if mask is None else _conjuncts(mask)
+            gates = held if gates is None else gates & held
+    for gate in sorted(gates or (), key=lambda node: node.id):
+        if gate.op != "load" or gate.uniform or gate.value or loop in gate.args[0].loops:
+            continue
+        if gate.args[1].op == "index" and gate.args[1].value[0] == loop.number:
+            state = gate.args[0]
+            return graph.make("rows", (state,), loop.length, "int32", uniform=True)
+    return None
+
+
+def _masks(graph: Graph, carry: Carry) -> Iterable[Node | None]:
+    """Goes through the masks outside which a carry keeps its value; None where it has another."""
+    state = carry.final
+    if carry.size is None:
+        if state is not carry.variable:
+            kept = state.op == "select" and state.args[2] is carry.variable
+            yield state.args[0] if kept else None
+        return
+    while state is not carry.variable:
+        if state.op == "result":  # of a loop inside
+            inner = graph.loops[state.value[0]].carries[state.value[1]]
+            yield from _masks(graph, inner)
+            state = inner.init
+            continue
+        select = masked(state)
+        if select is None:
+            yield None
+            return
+        yield select.args[0]
+        state = state.args[0]
+
+
+def _conjuncts(mask: Node) -> set[Node]:
+    """Returns the masks that all hold where one holds."""
+    found, waiting = set[Node](), [mask]
+    while waiting:
+        node = waiting.pop()
+        found.add(node)
+        waiting += node.args if node.op == "and" else ()
+    return found

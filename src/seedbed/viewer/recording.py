@@ -1,0 +1,206 @@
+"""A recording of what bodies did: poses over time and rewards, whatever simulated them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seedbed.types import Array, SeedbedError
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+MjModel: TypeAlias = Any
+"""MuJoCo's compiled model."""
+FOLLOW_SMOOTHING_S = 0.3
+"""Standard deviation of the Gaussian by which the path of a following camera is smoothed."""
+_TRACKING = (
+    mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
+    mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
+)
+_FRAMED = 32
+"""Frames of an episode by which a camera that stays in place is set up."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Episode:
+    """One episode: frame t shows `qpos[t]`; step t leads to frame t + 1 and gives `reward[t]`."""
+
+    qpos: Array  # [T + 1, nq] MuJoCo's generalised positions
+    reward: Array  # [T]
+    env_dt: float  # seconds between two frames
+    series: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # more scalars, [T] each
+
+    def __post_init__(self) -> None:
+        """Converts to float64 and checks the shapes."""
+        qpos, reward = np.asarray(self.qpos, np.float64), np.asarray(self.reward, np.float64)
+        series = {name: np.asarray(values, np.float64) for name, values in self.series.items()}
+        if qpos.ndim != 2 or len(qpos) < 2:
+            raise SeedbedError(f"qpos has shape {qpos.shape}: it must be [T + 1, nq] with T >= 1")
+        for name, values in {"reward": reward, **series}.items():
+            if values.shape != (len(qpos) - 1,):
+                raise SeedbedError(
+                    f"{name} has shape {values.shape}: {len(qpos)} frames of qpos need "
+                    f"({len(qpos) - 1},)"
+                )
+        if not self.env_dt > 0.0:
+            raise SeedbedError(f"env_dt is {self.env_dt}: it must be above 0 seconds")
+        if not np.isfinite(qpos).all():
+            raise SeedbedError("qpos is not finite everywhere: such an episode cannot be shown")
+        object.__setattr__(self, "qpos", qpos)
+        object.__setattr__(self, "reward", reward)
+        object.__setattr__(self, "series", series)
+
+    @property
+    def episode_return(self) -> float:
+        """The sum of rewards, undiscounted."""
+        return float(self.reward.sum())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording:
+    """Episodes of one model; `source` is the model or the path of its MJCF file."""
+
+    source: MjModel | str | Path
+    episodes: tuple[Episode, ...]
+    title: str
+
+    def __post_init__(self) -> None:
+        """Checks that there are episodes and that they are of this model."""
+        object.__setattr__(self, "episodes", tuple(self.episodes))
+        if not self.episodes:
+            raise SeedbedError("the recording has no episodes: record at least one")
+        for number, episode in enumerate(self.episodes, 1):
+            if episode.qpos.shape[1] != self.model.nq:
+                raise SeedbedError(
+                    f"episode {number} has {episode.qpos.shape[1]} positions a frame, "
+                    f"the model has nq = {self.model.nq}"
+                )
+
+    @functools.cached_property
+    def model(self) -> MjModel:
+        """The compiled model."""
+        if isinstance(self.source, mujoco.MjModel):
+            return self.source
+        try:
+            return mujoco.MjModel.from_xml_path(str(self.source))
+        except ValueError as error:
+            raise SeedbedError(f"cannot load the model {self.source}: {error}") from error
+
+
+class View(NamedTuple):
+    """Where a camera stands, as MuJoCo's free camera has it."""
+
+    radius: float  # metres about the camera's target that must be seen
+    azimuth: float  # degrees
+    elevation: float  # degrees, negative from above
+    body: int  # whose centre of mass is followed; -1 if the scene stays in place
+    centre: NDArray[np.float64]  # [3] of what is to be seen
+
+
+class Poses(NamedTuple):
+    """Poses of all bodies in the world's frame, frame by frame."""
+
+    position: NDArray[np.float64]  # [T + 1, nbody, 3] metres
+    quaternion: NDArray[np.float64]  # [T + 1, nbody, 4] w x y z
+    target: NDArray[np.float64]  # [T + 1, 3] where a following camera looks
+
+
+def find_view(recording: Recording) -> View:
+    """Chooses the camera from the model: flat scenes are seen from above, walkers from the side."""
+    model, qpos = recording.model, recording.episodes[0].qpos
+    body = _followed_body(model)
+    seen = model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE.value
+    if body >= 0:
+        seen &= model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
+    if not seen.any():
+        return View(1.0, 120.0, -20.0, body, np.zeros(3))
+    frames = [0] if body >= 0 else np.linspace(0, len(qpos) - 1, _FRAMED).astype(int)
+    bounds = [_bounds(model, qpos[frame], seen) for frame in frames]
+    low, high = np.min([b[0] for b in bounds], 0), np.max([b[1] for b in bounds], 0)
+    size = high - low
+    flatness = float(size[2] / max(size[0], size[1], 1e-9))
+    lowest, highest = (14.0, 32.0) if body >= 0 else (14.0, 56.0)
+    elevation = -float(np.clip(60.0 * (1.0 - flatness) - 24.0 * (body >= 0), lowest, highest))
+    # What stays in place is wider than high, as the picture is; what is followed turns about.
+    radius = (
+        float(np.linalg.norm(size * ([1.0, 1.0, 1.0] if body >= 0 else [0.85, 0.85, 1.0]))) / 2.0
+    )
+    return View(radius, 120.0, elevation, body, (low + high) / 2.0)
+
+
+def _bounds(
+    model: MjModel, qpos: NDArray[np.float64], seen: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the lowest and the highest corner `[3]` of the box around the geoms `seen` `[ngeom]`."""
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(model, data)
+    rotation, box = data.geom_xmat[seen].reshape(-1, 3, 3), model.geom_aabb[seen]
+    centre = data.geom_xpos[seen] + np.einsum("gij,gj->gi", rotation, box[:, :3])
+    half = np.einsum("gij,gj->gi", np.abs(rotation), box[:, 3:])
+    return (centre - half).min(0), (centre + half).max(0)
+
+
+def compute_poses(model: MjModel, episode: Episode, view: View) -> Poses:
+    """Computes every frame's poses with MuJoCo's kinematics, and the smoothed path of the target."""
+    data, frames = mujoco.MjData(model), len(episode.qpos)
+    position, quaternion = np.empty((frames, model.nbody, 3)), np.empty((frames, model.nbody, 4))
+    target = np.tile(view.centre, (frames, 1))
+    for frame, qpos in enumerate(episode.qpos):
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        position[frame], quaternion[frame] = data.xpos, data.xquat
+        if view.body >= 0:
+            mujoco.mj_comPos(model, data)
+            target[frame] = data.subtree_com[view.body]
+    return Poses(position, quaternion, _smooth(target, FOLLOW_SMOOTHING_S / episode.env_dt))
+
+
+def _followed_body(model: MjModel) -> int:
+    """Finds the body that the model's own camera tracks, or else one that floats freely."""
+    for mode, body in zip(model.cam_mode, model.cam_bodyid, strict=True):
+        if mode in _TRACKING and body > 0:
+            return int(body)
+    free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value)
+    return int(model.jnt_bodyid[free[0]]) if len(free) else -1
+
+
+def _smooth(path: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
+    """Smooths `[T, 3]` along T by a Gaussian; at the ends it continues by point reflection."""
+    reach = min(int(3.0 * deviation), len(path) - 1)
+    if reach < 1:
+        return path
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
+    before = 2.0 * path[0] - path[reach:0:-1]
+    after = 2.0 * path[-1] - path[-2 : -reach - 2 : -1]
+    padded = np.concatenate([before, path, after])
+    columns = [np.convolve(column, kernel / kernel.sum(), "valid") for column in padded.T]
+    return np.stack(columns, axis=1)
+
+
+@contextlib.contextmanager
+def written_whole(path: str | Path, suffix: str) -> Iterator[Path]:
+    """Gives a temporary path beside `path` that takes its place on success and vanishes otherwise."""
+    path = Path(path)
+    if path.suffix.lower() != suffix:
+        raise SeedbedError(f"cannot write {path}: its name must end in {suffix}")
+    if path.is_dir():
+        raise SeedbedError(f"cannot write {path}: it is a folder")
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
+    try:
+        partial.touch()
+    except OSError as error:
+        raise SeedbedError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+// A line chart of one value over the steps of an episode, with the current step marked.
+const PAD = { left: 46, right: 8, top: 6, bottom: 18 };
+
+export class Chart {
+  // `seek(time)` is called where the chart is clicked or dragged.
+  constructor(parent, name, values, start, seek) {
+    this.values = values; // values[i] belongs to time start + i
+    this.start = start;
+    this.end = start + values.length - 1;
+    [this.low, this.high] = niceRange(values);
+    const figure = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    const label = document.createElement("span");
+    label.textContent = name;
+    this.output = document.createElement("output");
+    this.canvas = document.createElement("canvas");
+    this.canvas.setAttribute("role", "img");
+    this.canvas.setAttribute("aria-label", `${name} over steps`);
+    caption.append(label, this.output);
+    figure.append(caption, this.canvas);
+    parent.append(figure);
+    const goTo = (event) => {
+      const inside = (event.offsetX - PAD.left) / (this.canvas.clientWidth - PAD.left - PAD.right);
+      seek(Math.round(Math.min(1, Math.max(0, inside)) * this.end));
+    };
+    this.canvas.addEventListener("pointerdown", (event) => {
+      this.canvas.setPointerCapture(event.pointerId);
+      goTo(event);
+    });
+    this.canvas.addEventListener("pointermove", (event) => event.buttons === 1 && goTo(event));
+  }
+
+  draw(time, colour) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    if (!width || !height) return;
+    const ratio = window.devicePixelRatio;
+    const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.canvas.width !== w || this.canvas.height !== h) [this.canvas.width, this.canvas.height] = [w, h];
+    const context = this.canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    const span = Math.max(1, this.end);
+    const x = (at) => PAD.left + (at / span) * (width - PAD.left - PAD.right);
+    const y = (value) => height - PAD.bottom - ((value - this.low) / (this.high - this.low)) * (height - PAD.top - PAD.bottom);
+    this.drawAxes(context, x, y, width, height, colour);
+    const now = Math.floor(time);
+    const index = now - this.start;
+    this.drawLine(context, x, y, 0, this.values.length - 1, colour("--accent"), 0.32);
+    this.drawLine(context, x, y, 0, Math.min(index, this.values.length - 1), colour("--accent"), 1);
+    context.strokeStyle = colour("--text");
+    context.globalAlpha = 0.55;
+    context.lineWidth = 1;
+    line(context, x(time), PAD.top, x(time), height - PAD.bottom);
+    context.globalAlpha = 1;
+    if (index >= 0) {
+      context.fillStyle = colour("--accent");
+      context.beginPath();
+      context.arc(x(now), y(this.values[index]), 3.5, 0, 2 * Math.PI);
+      context.fill();
+    }
+    this.output.textContent = index >= 0 ? format(this.values[index]) : "";
+  }
+
+  drawAxes(context, x, y, width, height, colour) {
+    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+    context.fillStyle = colour("--quiet");
+    context.strokeStyle = colour("--line");
+    context.lineWidth = 1;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const tick of ticks(this.low, this.high, height > 150 ? 5 : 3)) {
+      const at = Math.round(y(tick)) + 0.5;
+      line(context, PAD.left, at, width - PAD.right, at);
+      context.fillText(short(tick), PAD.left - 6, at);
+    }
+    context.textBaseline = "alphabetic";
+    const steps = ticks(0, this.end, width > 300 ? 5 : 3);
+    for (const tick of steps) {
+      const [left, right] = [tick === 0, x(tick) > width - 24];
+      context.textAlign = left ? "left" : right ? "right" : "center";
+      context.fillText(short(tick), right ? width - PAD.right : x(tick), height - 4);
+    }
+  }
+
+  drawLine(context, x, y, from, to, colour, alpha) {
+    if (to < from) return;
+    context.strokeStyle = colour;
+    context.globalAlpha = alpha;
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.beginPath();
+    for (let index = from; index <= to; index++) context.lineTo(x(this.start + index), y(this.values[index]));
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+}
+
+function line(context, x0, y0, x1, y1) {
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+}
+
+function niceRange(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low - margin, high + margin];
+}
+
+// Round numbers inside a range, about `count` of them.
+function ticks(low, high, count) {
+  const rough = (high - low) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
+  const found = [];
+  for (let index = Math.ceil(low / step); index * step <= high; index++) found.push(index * step || 0);
+  return found;
+}
+
+const trimmed = new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 4, notation: "compact" });
+const short = (value) => trimmed.format(value);
+const fixed = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+export const format = (value) => fixed.format(value);

@@ -1,0 +1,255 @@
+"""On-device environments by name: presets, overrides, saved configurations, evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import seedbed
+from seedbed import api, cli, options, presets
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.envs import registry, wrappers
+from seedbed.envs.classic.pendulum import Pendulum
+from seedbed.envs.gym import FactoryEnv, GymEnv
+from seedbed.envs.locomotion.ant import Ant
+from seedbed.envs.locomotion.half_cheetah import HalfCheetah
+from seedbed.options import UsageError
+from seedbed.presets import TrainConfig, from_json, resolve, to_json
+from seedbed.runtime.config import CentralConfig, FusedConfig
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    EnvSpec,
+    EnvState,
+    SeedbedError,
+    Timestep,
+    is_on_device,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """An environment of the user's own, with options: reach 0."""
+
+    start: float = 1.0
+    weights: tuple[float, ...] = (1.0, 0.5)
+    model: Any = None  # not an option
+    episode_steps: int = 10
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        return EnvSpec(ArraySpec((1,), "float32"), Box((1,), (-1.0,), (1.0,)))
+
+    def reset(self, key):
+        x = jax.random.uniform(key, (1,), minval=-self.start, maxval=self.start)
+        return self._state(x, jnp.float32(0), jnp.bool_(True))
+
+    def step(self, state, action):
+        x = state.inner + 0.5 * action
+        return self._state(x, -self.weights[0] * jnp.abs(x[0]), jnp.bool_(False))
+
+    def _state(self, x, reward, first):
+        no = jnp.bool_(False)
+        return EnvState(x, Timestep(x, reward, no, no, first), {})
+
+
+def host_factory():
+    raise AssertionError("only named")
+
+
+def round_trip(config):
+    return from_json(json.loads(json.dumps(to_json(config))))
+
+
+def test_names_are_presets_on_device_environments_and_those_of_the_host():
+    ant = resolve("ant")
+    assert ant == resolve("ant/ppo") == resolve("ant", "ppo")
+    assert isinstance(ant.env, Ant) and isinstance(ant.agent, Ppo)
+    assert isinstance(ant.runtime, FusedConfig) and ant.name == "ant/ppo"
+    cheetah = resolve("half_cheetah")
+    assert isinstance(cheetah.env, HalfCheetah) and isinstance(cheetah.agent, Ppo)
+    assert isinstance(cheetah.runtime, FusedConfig) and cheetah.name == "half_cheetah/ppo"
+    assert resolve("cartpole").name in presets.PRESETS
+    host = resolve("Ant-v5")
+    assert host.env == GymEnv("Ant-v5") and isinstance(host.agent, Impala)
+    assert host.runtime == CentralConfig()
+
+
+@pytest.mark.parametrize("name", registry.ON_DEVICE)
+def test_every_on_device_environment_is_found_and_saved(name):
+    env = registry.resolve(name)
+    assert is_on_device(env)
+    assert registry.resolve(name.replace("_", "-").upper()) == env
+    assert name in registry.names()
+    config = TrainConfig(env, Ppo(), FusedConfig(), f"{name}/ppo")
+    assert round_trip(config) == config
+
+
+def test_another_agent_in_an_on_device_environment():
+    config = resolve("pendulum", "impala")
+    assert config == TrainConfig(Pendulum(), Impala(), FusedConfig(), "pendulum/impala")
+    config = resolve("ant", "impala")
+    assert isinstance(config.agent, Impala) and config.env == resolve("ant").env
+    assert isinstance(config.runtime, FusedConfig)
+
+
+def test_an_environment_of_ones_own():
+    config = resolve("test_device_presets:Mine")
+    assert config == TrainConfig(Mine(), Ppo(), FusedConfig(), "test_device_presets:Mine/ppo")
+    assert round_trip(config) == config
+    assert resolve("test_device_presets:host_factory").env == FactoryEnv(
+        "test_device_presets:host_factory"
+    )
+    changed = options.override(
+        config,
+        ["--env.start", "2", "--env.weights", "3", "4", "5", "--env.episode-steps", "7"],
+        False,
+    )
+    assert changed.env == Mine(start=2.0, weights=(3.0, 4.0, 5.0), episode_steps=7)
+    assert type(changed.env) is Mine and round_trip(changed) == changed
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_every_preset_is_saved_and_its_runtime_is_that_of_its_environment(name):
+    config = resolve(name)
+    assert round_trip(config) == config
+    assert is_on_device(config.env) == isinstance(config.runtime, FusedConfig)
+    assert ("fused" in to_json(config)) == is_on_device(config.env)
+    if is_on_device(config.env):
+        parts = len(config.runtime.devices) * config.agent.minibatches
+        assert config.agent.experience.batch % parts == 0
+
+
+def test_wrapped_environments_are_saved_too():
+    env = wrappers.scale_reward(wrappers.clip_action(Pendulum()), 0.1)
+    config = TrainConfig(env, Ppo(), FusedConfig(seeds=3, devices=(1,)), "mine/ppo")
+    assert round_trip(config) == config
+    env = wrappers.randomise(Ant(), {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)})
+    config = dataclasses.replace(config, env=env)
+    assert round_trip(config) == config
+
+
+def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
+    """A changed model is no option: a run in it cannot be saved."""
+    env = Ant()
+    heavy = dataclasses.replace(env, model=env.physics_model())
+    assert round_trip(TrainConfig(heavy, Ppo(), FusedConfig())).env == env
+    with pytest.raises(SeedbedError, match="cannot be saved with the run"):
+        to_json(TrainConfig(wrappers.scale_reward(heavy, 2.0), Ppo(), FusedConfig()))
+
+
+def test_overrides_on_the_command_line():
+    base = resolve("ant")
+    arguments = [
+        *("--env.integrator", "xml", "--agent.learning-rate", "1e-3", "--seeds", "2"),
+        *("--steps", "2e6", "--fused.seed", "7", "--devices", "1", "--agent.value-sizes", "8"),
+    ]
+    changed = options.override(base, arguments, False)
+    assert changed.env == dataclasses.replace(base.env, integrator="xml")
+    assert type(changed.env) is Ant
+    assert changed.agent == dataclasses.replace(base.agent, learning_rate=1e-3, value_sizes=(8,))
+    assert changed.runtime == dataclasses.replace(
+        base.runtime, seeds=2, steps=2_000_000, seed=7, devices=(1,)
+    )
+    assert round_trip(changed) == changed
+    assert options.override(base, [], False) == base
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env.integrator", "rk5"], "integrator"),
+        (["--env.model", "x"], "unknown option --env.model"),
+        (["--env.integrater", "xml"], "did you mean --env.integrator"),
+        (["--envs-per-actor", "3"], "unknown option --envs-per-actor"),
+        (["--sedes", "3"], "did you mean --seed"),
+    ],
+)
+def test_overrides_that_cannot_be(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        options.override(resolve("ant"), arguments, False)
+
+
+def test_help_shows_the_options_that_there_are(capsys):
+    assert cli.main(["train", "ant", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--seeds", "--devices", "--env.integrator", "--agent.clip", "--agent.max-kl"):
+        assert option in text
+    for word in ("env.model", "total-updates", "agent.spec", "inference-devices"):
+        assert word not in text
+
+
+def test_list_shows_them(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert "ant/ppo" in listed["presets"] and listed["presets"]["ant/ppo"].endswith(".")
+    assert {"impala", "ppo"} <= set(listed["agents"])
+    assert set(registry.ON_DEVICE) <= set(listed["environments"])
+    assert len(listed["environments"]) == len(set(listed["environments"]))
+    assert cli.main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert "ant/ppo" in text and "half_cheetah" in text
+
+
+@pytest.fixture(scope="module")
+def cartpole_run(tmp_path_factory):
+    """A short run in the on-device CartPole, from the command line."""
+    folder = tmp_path_factory.mktemp("cartpole") / "run"
+    arguments = [
+        *("seedbed.envs.classic.cartpole:CartPole", "--steps", "20_000", "--run", str(folder)),
+        *("--agent.unroll", "16", "--agent.batch", "16", "--agent.hidden-sizes", "16"),
+        *("--agent.learning-rate", "3e-3", "--evaluate-episodes", "4"),
+    ]
+    assert cli.main(["train", *arguments]) == 0
+    return folder
+
+
+def test_a_fused_run_is_evaluated_in_its_own_and_in_gymnasiums_task(cartpole_run, capsys):
+    own = api.evaluate(cartpole_run, episodes=16, seed=1)
+    assert own == api.evaluate(cartpole_run, episodes=16, seed=1)
+    assert own != api.evaluate(cartpole_run, episodes=16, seed=2)
+    assert own["episodes"] == 16 and own["env_steps"] >= 20_000
+    assert own["episode_return_mean"] == own["episode_length_mean"] > 40
+    assert cli.main(
+        ["evaluate", str(cartpole_run), "--env", "CartPole-v1", "--episodes", "16", "--json"]
+    ) == 0  # fmt: skip
+    theirs = json.loads(capsys.readouterr().out)
+    assert theirs["episodes"] == 16
+    # The same physics: the policy does about as well there.
+    assert 0.6 < theirs["episode_return_mean"] / own["episode_return_mean"] < 1.7
+    policy = seedbed.load(cartpole_run)
+    assert policy.act(np.array([0.0, 0.1, 0.0, 0.1])) in (0, 1)
+    assert policy.act(np.zeros((5, 4))).shape == (5,)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("pendulum", "'pendulum' does not fit the policy"),
+        ("Acrobot-v1", "'Acrobot-v1' does not fit the policy"),
+        ("CartPoel-v1", "did you mean .*CartPole-v1"),
+        ("half_chetah", "did you mean half_cheetah"),
+    ],
+)
+def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
+    with pytest.raises(SeedbedError, match=words):
+        api.evaluate(cartpole_run, episodes=1, env=env)
+
+
+def test_the_gymnasium_task_has_the_observation_options_of_the_run():
+    env = resolve("ant").env
+    trained = api.Trained(env, api._PlainForms(env.spec), Ppo(), None, 0)
+    found = api.other_environment(trained, "Ant-v5", "r")
+    assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
+    assert set(dict(found.kwargs)) <= {
+        "include_cfrc_ext_in_observation",
+        "exclude_current_positions_from_observation",
+    }

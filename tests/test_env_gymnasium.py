@@ -1,0 +1,151 @@
+"""On-device environments as Gymnasium's: its checker, its conventions, its failures named."""
+
+from __future__ import annotations
+
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from seedbed.envs import wrappers
+from seedbed.envs.classic.acrobot import Acrobot
+from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.classic.mountain_car import MountainCar
+from seedbed.envs.classic.pendulum import Pendulum
+from seedbed.envs.gymnasium_api import make_gymnasium
+from seedbed.envs.locomotion.ant import Ant
+from seedbed.envs.probes import DelayProbe
+from seedbed.types import SeedbedError
+
+ANT = Ant(integrator="euler")
+LIMITED = CartPole(episode_steps=12)
+
+
+@pytest.mark.parametrize(
+    "task", [CartPole(), Acrobot(), MountainCar(), DelayProbe(), ANT], ids=lambda task: type(task)
+)
+def test_gymnasiums_checker_has_nothing_to_say(task):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(make_gymnasium(task))
+
+
+def test_it_warns_of_the_pendulums_actions_as_of_gymnasiums_own():
+    with pytest.warns(UserWarning) as found:
+        check_env(make_gymnasium(Pendulum()))
+    assert ["symmetric and normalized" in str(one.message) for one in found] == [True]
+
+
+def test_spaces_are_the_specs():
+    env = make_gymnasium(ANT)
+    assert isinstance(env, gymnasium.Env) and env.render_mode is None
+    assert env.observation_space.shape == (105,) and env.observation_space.dtype == np.float32
+    assert env.action_space == gymnasium.spaces.Box(-1, 1, (8,), np.float32)
+    assert env.spec.id == "seedbed/Ant-v0" and env.spec.max_episode_steps == 1000
+    vector = make_gymnasium(CartPole(), 3)
+    assert isinstance(vector, VectorEnv) and vector.num_envs == 3
+    assert vector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert vector.single_action_space == gymnasium.spaces.Discrete(2)
+    assert vector.observation_space.shape == (3, 4) and vector.action_space.shape == (3,)
+
+
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_seeds_repeat(num_envs):
+    def play(env, **given):
+        rows = [env.reset(**given)[0]]
+        env.action_space.seed(0)
+        rows += [env.step(env.action_space.sample())[0] for _ in range(3)]
+        return np.array([*rows, env.reset()[0]])
+
+    one, other = make_gymnasium(LIMITED, num_envs), make_gymnasium(LIMITED, num_envs, seed=5)
+    first = play(one, seed=5)
+    np.testing.assert_array_equal(first, play(one, seed=5))
+    np.testing.assert_array_equal(first, play(other))  # the seed given when it was made
+    assert (first != play(one)).any() and (first[0] != first[-1]).any()
+    assert (
+        play(make_gymnasium(LIMITED, num_envs)) != play(make_gymnasium(LIMITED, num_envs))
+    ).any()
+
+
+def test_one_environment_ends_and_waits_for_reset():
+    env = make_gymnasium(CartPole(episode_steps=6), seed=0)
+    observation, info = env.reset()
+    assert observation.dtype == np.float32 and info == {}
+    for t in range(6):
+        observation, reward, terminated, truncated, _ = env.step(t % 2)
+        assert observation in env.observation_space and reward == 1.0
+        assert (terminated, truncated) == (False, t == 5)
+    with pytest.raises(SeedbedError, match="call reset"):
+        env.step(0)
+    env.reset()
+    env.step(np.int64(1))
+    env.close()
+    env.close()
+
+
+def test_the_vector_environment_resets_in_the_step_after_an_end():
+    env = RecordEpisodeStatistics(make_gymnasium(LIMITED, 8, seed=1))
+    env.reset()
+    ended = np.zeros(8, bool)
+    totals, kept, opened = [], [], 0
+    for t in range(100):
+        observation, reward, terminated, truncated, info = env.step(np.full(8, t % 2))
+        assert (reward == ~ended).all() and not (terminated | truncated)[ended].any()
+        assert (np.abs(observation[ended]) <= 0.05).all()
+        opened += ended.sum()
+        ended = terminated | truncated
+        kept.append((observation, observation.copy()))
+        if ended.any():
+            totals += list(info["episode"]["r"][ended])
+    assert opened >= 40 and max(totals) == 12
+    assert all((now == then).all() for now, then in kept)  # arrays are the caller's own
+    env.close()
+    assert env.unwrapped.closed
+
+
+def test_infos_hold_the_metrics():
+    _, info = make_gymnasium(ANT).reset(seed=0)
+    assert info["reward_forward"] == 0.0 and type(info["reward_forward"]) is float
+    env = make_gymnasium(wrappers.episode_statistics(CartPole()), 2)
+    env.reset(seed=0)
+    *_, info = env.step([0, 1])
+    assert (info["episode_length"] == 1).all() and info["_episode_length"].tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("task", "num_envs", "action", "text"),
+    [
+        (ANT, None, np.zeros(7), r"shape \(7,\) and dtype float64; expected \(8,\) and a float"),
+        (ANT, None, np.zeros((1, 8)), r"shape \(1, 8\)"),
+        (ANT, None, ["a"] * 8, "dtype <U1"),
+        (ANT, None, np.full(8, np.nan), r"not finite: nan at \[0\]"),
+        (Pendulum(), 2, np.array([[0.0], [np.inf]]), r"not finite: inf at \[1, 0\]"),
+        (Pendulum(), 2, np.zeros(2), r"shape \(2,\) and dtype float64; expected \(2, 1\)"),
+        (CartPole(), None, 2, "action 2 is outside 0 to 1"),
+        (CartPole(), None, 0.0, r"dtype float64; expected \(\) and an integer"),
+        (CartPole(), 2, [0, -1], r"action \[0, -1\] is outside 0 to 1"),
+        (CartPole(), 2, [0, 1, 1], r"shape \(3,\) and dtype int64; expected \(2,\)"),
+        (CartPole(), 2, [[0], [0, 1]], "not an array"),
+    ],
+)
+def test_bad_actions_are_named(task, num_envs, action, text):
+    env = make_gymnasium(task, num_envs)
+    env.reset(seed=0)
+    with pytest.raises(SeedbedError, match=text):
+        env.step(action)
+
+
+def test_other_misuse_is_named():
+    for num_envs in (None, 2):
+        with pytest.raises(SeedbedError, match="call reset"):
+            make_gymnasium(CartPole(), num_envs).step(0 if num_envs is None else [0, 0])
+    with pytest.raises(SeedbedError, match=r"unknown options \['low'\]"):
+        make_gymnasium(CartPole()).reset(options={"low": -1})
+    with pytest.raises(SeedbedError, match="num_envs is 0"):
+        make_gymnasium(CartPole(), 0)
+    with pytest.raises(SeedbedError, match="auto_reset in it"):
+        make_gymnasium(wrappers.scale_reward(wrappers.training(CartPole()), 2.0))

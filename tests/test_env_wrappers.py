@@ -1,0 +1,326 @@
+"""Wrappers of on-device environments: properties of random rollouts, batched both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium.wrappers.utils import RunningMeanStd
+
+from seedbed import simd
+from seedbed.envs import wrappers
+from seedbed.envs.classic.acrobot import Acrobot
+from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.classic.mountain_car import MountainCar
+from seedbed.envs.classic.pendulum import Pendulum
+from seedbed.envs.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+from seedbed.envs.probes import DelayProbe, TruncationProbe
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    Environment,
+    EnvSpec,
+    EnvState,
+    SeedbedError,
+    Timestep,
+    action_array,
+    is_on_device,
+)
+
+BATCH, STEPS = 24, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """A walk in the plane that terminates outside a disc; its reward is the action's sum."""
+
+    episode_steps: int = 6
+    frame_skip: int = 1
+    radius: float = 2.0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(ArraySpec((2,), "float32"), Box((2,), (-1.0, -1.0), (1.0, 1.0)))
+
+    def reset(self, key):
+        x, no = jax.random.normal(key, (2,)), jnp.bool_(False)
+        return EnvState(x, Timestep(x, jnp.float32(0), no, no, ~no), {"cost": jnp.float32(0)})
+
+    def step(self, state, action):
+        x, no = state.inner + action, jnp.bool_(False)
+        outside = jnp.square(x).sum() > self.radius**2
+        return EnvState(x, Timestep(x, action.sum(), outside, no, no), {"cost": action[0]})
+
+
+def actions(env: Environment, seed: int) -> np.ndarray:
+    """Random actions [STEPS, BATCH, ...], half of a box's outside its bounds."""
+    rng, spec = np.random.default_rng(seed), action_array(env.spec.action)
+    if spec.dtype == "int32":
+        return rng.integers(0, env.spec.action.n, (STEPS, BATCH), dtype=np.int32)
+    return rng.normal(size=(STEPS, BATCH, *spec.shape)).astype(np.float32)
+
+
+def plain(state: EnvState) -> EnvState:
+    """The state with the data of its keys, as numpy arrays."""
+
+    def data(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return jax.tree.map(data, state)
+
+
+@functools.cache
+def functions(env: Environment, batched=simd.vectorize):
+    return jax.jit(batched(env.reset)), jax.jit(batched(env.step))
+
+
+def roll(env: Environment, seed: int = 0, batched=simd.vectorize, key=jax.random.key) -> EnvState:
+    """All states of random rollouts `[STEPS + 1, BATCH, ...]`."""
+    reset, step = functions(env, batched)
+    states = [reset(jax.random.split(key(seed), BATCH))]
+    for action in actions(env, seed):
+        states.append(step(states[-1], action))
+    return jax.tree.map(lambda *rows: np.stack(rows), *map(plain, states))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_step_after_an_end_opens_a_new_episode(seed):
+    env = wrappers.training(Walk())
+    states = roll(env, seed)
+    now = states.timestep
+    ended = now.terminated | now.truncated
+    assert now.first[0].all() and (now.first[1:] == ended[:-1]).all()
+    assert ended[:-1].any() and (now.terminated & ~now.truncated).any()
+    opening = now.observation[now.first]
+    assert len(np.unique(opening, axis=0)) == len(opening)  # between environments and in each
+    for quiet in (now.reward, now.terminated, now.truncated, states.metrics["cost"]):
+        assert not quiet[now.first].any()
+    # The true last observation, and all others within an episode, are the child's own.
+    moved = states.inner[0][0][:-1] + actions(env, seed)
+    within = ~now.first[1:]
+    np.testing.assert_array_equal(now.observation[1:][within], moved[within])
+    np.testing.assert_allclose(now.reward[1:][within], actions(env, seed).sum(-1)[within])
+
+
+def test_the_action_of_a_reset_is_ignored():
+    env = wrappers.training(Walk())
+    reset, step = functions(env)
+    state = reset(jax.random.split(jax.random.key(3), BATCH))
+    for action in actions(env, 3):
+        one, other = plain(step(state, action)), plain(step(state, action * jnp.nan))
+        opened = (jax.tree.map(lambda x, i=one.timestep.first: x[i], s) for s in (one, other))
+        jax.tree.map(np.testing.assert_array_equal, *opened)
+        state = step(state, action)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_truncation_comes_at_the_limit_whether_or_not_the_episode_terminates(seed):
+    states = roll(wrappers.training(Walk(radius=3)), seed)
+    now, length = states.timestep, np.zeros(BATCH, int)
+    for t in range(1, STEPS + 1):
+        length = np.where(now.first[t], 0, length + 1)
+        outside = np.square(now.observation[t]).sum(-1) > 9
+        assert (now.truncated[t] == (length == 6)).all()
+        assert (now.terminated[t] == outside & ~now.first[t]).all()
+    assert (now.truncated & now.terminated).any() and (now.truncated & ~now.terminated).any()
+
+
+def all_of(env: Environment) -> Environment:
+    """Every wrapper that suits an environment, but those that reset it."""
+    env = wrappers.clip_action(env) if isinstance(env.spec.action, Box) else env
+    env = wrappers.normalise_observation(wrappers.scale_reward(env, 0.5))
+    return wrappers.episode_statistics(env)
+
+
+ALIKE = (
+    (lambda env: wrappers.training(all_of(env)), "within"),
+    (lambda env: all_of(wrappers.training(env)), "around"),
+)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Walk(), CartPole(), Pendulum(), Acrobot(), MountainCar(), DelayProbe(), TruncationProbe()],
+)
+def test_a_kernel_does_what_vmap_does(task):
+    env = wrappers.training(all_of(task))
+    ours, theirs = roll(env), roll(env, batched=jax.vmap)
+    for name in ("first", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(ours.timestep, name), getattr(theirs.timestep, name))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, theirs)
+
+
+def test_old_keys_do_as_well():
+    env = wrappers.training(Walk())
+    ours, theirs = roll(env), roll(env, key=jax.random.PRNGKey)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_auto_reset_within_or_around_makes_no_difference():
+    """Statistics of observations outlive a reset, those of an episode do not; in either order."""
+    within, around = (roll(wrap(Walk())) for wrap, _ in ALIKE)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        (within.timestep, within.metrics),
+        (around.timestep, around.metrics),
+    )
+    inner = roll(wrappers.training(Walk())).timestep
+    outer = roll(wrappers.time_limit(wrappers.auto_reset(Walk()), 6)).timestep
+    jax.tree.map(np.testing.assert_array_equal, outer, inner)
+
+
+def test_rewards_are_scaled_and_actions_clipped():
+    env = wrappers.training(wrappers.scale_reward(wrappers.clip_action(Walk()), 0.25))
+    now = roll(env).timestep
+    clipped = np.clip(actions(env, 0), -1, 1).sum(-1)
+    np.testing.assert_allclose(
+        now.reward[1:], np.where(now.first[1:], 0, 0.25 * clipped), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrap", "factor"),
+    [
+        (lambda env: wrappers.episode_statistics(wrappers.scale_reward(env, 0.5)), 1),
+        (lambda env: wrappers.scale_reward(wrappers.episode_statistics(env), 0.5), 2),
+    ],
+)
+def test_statistics_are_of_the_rewards_that_the_wrapper_sees(wrap, factor):
+    states = roll(wrap(wrappers.training(Walk())))
+    now, total, length = states.timestep, np.zeros(BATCH), np.zeros(BATCH)
+    for t in range(STEPS + 1):
+        total = np.where(now.first[t], 0, total + factor * now.reward[t])
+        length = np.where(now.first[t], 0, length + 1)
+        np.testing.assert_allclose(states.metrics["episode_return"][t], total, atol=1e-5)
+        np.testing.assert_array_equal(states.metrics["episode_length"][t], length)
+    assert set(states.metrics) == {"cost", "episode_return", "episode_length"}
+
+
+@pytest.mark.parametrize("env", [wrap(Walk()) for wrap, _ in ALIKE], ids=[n for _, n in ALIKE])
+def test_observations_are_normalised_as_gymnasiums(env):
+    shown, seen = (
+        roll(env).timestep.observation,
+        roll(wrappers.training(wrappers.clip_action(Walk()))),
+    )
+    for i in range(BATCH):
+        running = RunningMeanStd(shape=(2,), dtype=np.float64)
+        for t in range(STEPS + 1):
+            x = seen.timestep.observation[t, i].astype(np.float64)
+            running.update(x[None])
+            wanted = (x - running.mean) / np.sqrt(running.var + 1e-8)
+            np.testing.assert_allclose(shown[t, i], wanted, rtol=2e-4, atol=2e-4)
+
+
+def test_a_wrapper_passes_on_what_it_wraps():
+    env = all_of(wrappers.training(Walk()))
+    assert is_on_device(env) and env.spec == Walk().spec
+    assert (env.episode_steps, env.frame_skip) == (6, 1)
+    assert wrappers.time_limit(Walk(), 3).episode_steps == 3
+    assert wrappers.training(DelayProbe()).episode_steps == 0
+    assert env == all_of(wrappers.training(Walk())) and hash(env) is not None
+    assert wrappers.resets_itself(env) and not wrappers.resets_itself(all_of(Walk()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Walk):
+    part: str = ""
+
+    def step(self, state, action):
+        after = super().step(state, action)
+        now, wide = after.timestep, jnp.zeros(2)
+        changed = {
+            "reward": after._replace(timestep=now._replace(reward=wide)),
+            "int reward": after._replace(timestep=now._replace(reward=jnp.int32(1))),
+            "terminated": after._replace(timestep=now._replace(terminated=jnp.float32(0))),
+            "observation": after._replace(timestep=now._replace(observation=jnp.zeros(3))),
+            "metric": after._replace(metrics={"cost": wide}),
+            "metrics": after._replace(metrics={}),
+            "inner": after._replace(inner=jnp.zeros(3)),
+        }
+        return changed[self.part]
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("reward", r"Broken.step: the reward is .*shape=\(2,\).*not ArraySpec\(shape=\(\)"),
+        ("int reward", "the reward is .*int32.*not .*float32"),
+        ("terminated", "terminated is .*float32.*not .*bool"),
+        ("observation", r"the observation is .*\(3,\).*not .*\(2,\)"),
+        ("metric", "the metric 'cost' is"),
+        ("metrics", r"metrics after reset are \['cost'\], after step \[\]"),
+        ("inner", r"`inner` after reset is .*\[2\].*, after step .*\[3\]"),
+    ],
+)
+def test_what_a_task_gets_wrong_is_named(part, text):
+    env = wrappers.auto_reset(Broken(part=part))
+    with pytest.raises(SeedbedError, match=text):
+        jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(2)), jax.random.key(0))
+
+
+RANGES = {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)}
+POLES = InvertedDoublePendulum(episode_steps=5, integrator="euler")
+
+
+def test_the_model_is_drawn_anew_in_every_episode():
+    states = roll(wrappers.training(wrappers.randomise(POLES, RANGES)))
+    now, factors, model = states.timestep, states.inner[0][0][1], POLES.physics_model()
+    assert sorted(factors) == sorted(RANGES)
+    for name, (low, high) in RANGES.items():
+        assert factors[name].shape[2:] == getattr(model, name).shape
+        drawn = factors[name][now.first]
+        assert (drawn >= low).all() and (drawn < high).all() and np.ptp(drawn) > 0.9 * (high - low)
+        assert len(np.unique(drawn, axis=0)) == len(drawn)
+        kept = ~now.first[1:]
+        np.testing.assert_array_equal(factors[name][1:][kept], factors[name][:-1][kept])
+
+
+def test_the_drawn_model_is_what_is_simulated():
+    """Compares with the task around a model that was changed by hand."""
+    env = wrappers.randomise(POLES, RANGES)
+    states, model = roll(env), POLES.physics_model()
+    leaves = {
+        name: (getattr(model, name) * factor[0]).astype(np.float32)
+        for name, factor in states.inner[1].items()
+    }
+
+    def by_hand(state, action, leaves):
+        return dataclasses.replace(POLES, model=model.replace(**leaves)).step(state, action)
+
+    before, after = (jax.tree.map(lambda x, t=t: x[t], states) for t in (3, 4))
+    ours = jax.jit(simd.vectorize(by_hand))(
+        before._replace(inner=before.inner[0]), actions(env, 0)[3], leaves
+    )
+    np.testing.assert_allclose(ours.inner.qvel, after.inner[0].qvel, rtol=1e-4, atol=1e-4)
+    plainly = functions(POLES)[1](before._replace(inner=before.inner[0]), actions(env, 0)[3])
+    assert np.abs(plainly.inner.qvel - after.inner[0].qvel).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: wrappers.time_limit(Walk(), 0), "time_limit: 0 steps"),
+        (lambda: wrappers.scale_reward(Walk(), float("nan")), "the factor is nan"),
+        (lambda: wrappers.clip_action(CartPole()), "CartPole are Discrete"),
+        (lambda: wrappers.normalise_observation(Counted()), "observation of Counted is uint8"),
+        (lambda: wrappers.randomise(Walk(), RANGES), r"Walk has no physics_model\(\)"),
+        (lambda: wrappers.randomise(POLES, {"geom_size": (1, 1)}), "'geom_size' cannot be"),
+        (lambda: wrappers.randomise(POLES, {"body_mas": (1, 1)}), "mean 'body_mass'"),
+        (lambda: wrappers.randomise(POLES, {"body_mass": (0, 1)}), "two positive factors"),
+        (lambda: wrappers.randomise(POLES, {"body_mass": (2, 1)}), "the lower first"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused(make, text):
+    with pytest.raises(SeedbedError, match=text):
+        make()
+
+
+class Counted(Walk):
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(ArraySpec((2,), "uint8"), Box((2,), (-1.0, -1.0), (1.0, 1.0)))

@@ -1,0 +1,505 @@
+"""The fused runtime: devices, kills, resumes, populations, and what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedbed import api, cli, presets
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.envs import wrappers
+from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.gym import GymEnv
+from seedbed.envs.probes import DelayProbe, TruncationProbe
+from seedbed.presets import TrainConfig
+from seedbed.runtime import fused
+from seedbed.runtime.checkpoint import CheckpointWriter, restore
+from seedbed.runtime.checkpoint_writer import list_steps, read_best
+from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.fused import Program
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    EnvState,
+    LearnerState,
+    OnPolicy,
+    Output,
+    SeedbedError,
+    Timestep,
+)
+
+TINY = Ppo(
+    unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
+)
+PROBE = Ppo(
+    unroll=16, batch=32, epochs=2, minibatches=2, hidden_sizes=(32,), gamma=0.9,
+    learning_rate=1e-2,
+)  # fmt: skip
+
+
+def same(a, b, **tolerance):
+    """Compares trees of arrays, keys too, bit for bit or to a tolerance."""
+
+    def compare(x, y):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        if tolerance:
+            np.testing.assert_allclose(x, y, **tolerance)
+        else:
+            np.testing.assert_array_equal(x, y)
+
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(compare, a, b)
+
+
+def differ(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(not np.array_equal(x, y) for x, y in leaves)
+
+
+def run_program(env, agent, iterations, **options):
+    """Runs iterations with nothing around them; returns the program, the carry and the last report."""
+    steps = iterations * agent.unroll * agent.batch
+    program = Program(env, agent, FusedConfig(steps=steps, **options))
+    carry, report = program.place(program.first()), None
+    program.compile(carry)
+    for _ in range(iterations):
+        carry, report = program.run(carry)
+    return program, carry, report
+
+
+def saved(folder):
+    """The newest checkpoint of a run, whole."""
+    config = presets.from_json(json.loads((folder / "config.json").read_text()))
+    program = Program(config.env, config.agent, config.runtime)
+    return restore(folder / "checkpoints", jax.eval_shape(program.first))
+
+
+def lines(folder):
+    path = folder / "metrics.jsonl"
+    found = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in found if line.endswith("\n")]
+
+
+def train(folder, env, agent=TINY, resume=False, **options):
+    options = {"steps": 640, "evaluate_episodes": 4, "log_every_s": 0.1} | options
+    config = TrainConfig(env, agent, FusedConfig(**options), "test/ppo")
+    return api.train(config, run=folder, resume=resume)
+
+
+# -- several devices ----------------------------------------------------------------------------
+
+
+def test_one_two_and_eight_devices_agree():
+    _, one, report = run_program(CartPole(), TINY, 6)
+    for devices in (2, 8):
+        _, several, report_of_several = run_program(
+            CartPole(), TINY, 6, devices=tuple(range(devices))
+        )
+        assert len(several.env.timestep.reward.sharding.device_set) == devices
+        assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
+        same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
+        assert report_of_several.episodes == report.episodes
+        for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
+            np.testing.assert_allclose(
+                report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
+            )
+
+
+# -- killed, interrupted, resumed -----------------------------------------------------------------
+
+LONG = 2500 * 128
+COMMAND = [
+    *("seedbed.envs.classic.cartpole:CartPole", "--steps", str(LONG), "--evaluate-episodes", "2"),
+    *("--agent.unroll", "8", "--agent.batch", "16", "--agent.epochs", "2"),
+    *("--agent.minibatches", "2", "--agent.hidden-sizes", "8", "--agent.normalise-observations"),
+    *("--checkpoint-every-s", "0.1", "--log-every-s", "0.1"),
+]
+
+
+def spawn(*arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "seedbed", "train", *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.01)
+
+
+def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(run_folder, tmp_path):
+    folder = run_folder / "checkpoints"
+    process = spawn(*COMMAND, "--run", str(run_folder))
+    wait_for(lambda: len(list_steps(folder)) > 1 if folder.exists() else False, process)
+    time.sleep(random.uniform(0, 0.3))
+    process.kill()
+    process.communicate()
+    assert max(list_steps(folder)) < LONG
+
+    process = spawn("--resume", "--run", str(run_folder))
+    # A new file of events means that lines past the checkpoint, which the kill left, are gone.
+    wait_for(lambda: len(list(run_folder.glob("events.*"))) == 2, process)
+    count = len(lines(run_folder))
+    wait_for(lambda: len(lines(run_folder)) > count, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    # The helper that writes may have finished a checkpoint after the kill.
+    begin = int(re.search(r"going on from step ([\d,]+)", output)[1].replace(",", ""))
+    assert begin > 0
+    assert "SIGINT: stopping and saving" in output
+    assert f"go on with: seedbed train --resume --run {run_folder}" in output
+    assert begin < max(list_steps(folder)) == lines(run_folder)[-1]["env_steps"] < LONG
+
+    config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
+    assert config.agent == TINY
+    api.train(presets.resumed(run_folder, None, None), run=run_folder, resume=True)
+    summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
+    assert summary["env_steps"] == LONG
+    step, carry, metadata = saved(run_folder)
+    other_step, other, other_metadata = saved(tmp_path / "undisturbed")
+    assert step == other_step == LONG
+    same(carry, other)
+    assert metadata["episodes"] == other_metadata["episodes"]
+    wall = [line["wall_s"] for line in lines(run_folder)]
+    steps = [line["env_steps"] for line in lines(run_folder)]
+    assert wall == sorted(wall) and steps == sorted(steps)
+
+
+# -- what the learner sees --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """Shows (a number drawn at the reset, the step, the last action); ends in both ways."""
+
+    episode_steps: int = 6
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        return EnvSpec(ArraySpec((3,), "float32"), Discrete(5))
+
+    def reset(self, key):
+        number = jax.random.randint(key, (), 0, 1 << 20).astype(jnp.float32)
+        return self._state(number, jnp.float32(0), jnp.float32(0), jnp.bool_(True))
+
+    def step(self, state, action):
+        number, step = state.inner
+        return self._state(number, step + 1, action.astype(jnp.float32), jnp.bool_(False))
+
+    def _state(self, number, step, action, first):
+        reward = jnp.where(first, 0.0, number + step)
+        terminated = ~first & (step > jnp.mod(number, 9.0))
+        observation = jnp.stack([number, step, action])
+        timestep = Timestep(observation, reward, terminated, jnp.bool_(False), first)
+        return EnvState((number, step), timestep, {"number": number})
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorder:
+    """Keeps the last trajectory that it learned from in its optimizer state."""
+
+    spec: EnvSpec | None = None
+    total_updates: int = 0
+    unroll: int = 5
+    batch: int = 4
+    epochs: int = 1
+    minibatches: int = 1
+
+    @property
+    def experience(self):
+        return OnPolicy(self.unroll, self.batch)
+
+    def init(self, key):
+        rows, more = (self.unroll, self.batch), (self.unroll + 1, self.batch)
+        flags = [jnp.zeros(more, bool) for _ in range(3)]
+        steps = Timestep(jnp.zeros((*more, 3)), jnp.zeros(more), *flags)
+        extras = {"draw": jnp.zeros(rows, jnp.uint32), "count": jnp.zeros(rows, jnp.int32)}
+        kept = (steps, jnp.zeros(rows, jnp.int32), extras, jnp.zeros(rows, jnp.int32))
+        return LearnerState(jax.random.normal(key, (2,)), kept, jnp.int32(0))
+
+    def actor_state(self, env_ids, num_envs):
+        assert num_envs == self.batch
+        return ActorState(jnp.zeros(env_ids.shape, jnp.int32), env_ids)
+
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        draw = jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys)
+        core = jnp.where(timestep.first, 0, actor_state.core)
+        extras = {"draw": draw, "count": core}
+        return (draw % 5).astype(jnp.int32), extras, actor_state._replace(core=core + 1)
+
+    def prepare(self, state, trajectory, key):
+        steps, action, extras, _, version = trajectory
+        return steps, action, extras, version
+
+    def gradients(self, state, minibatch, key):
+        return minibatch, Output({"loss/total": jnp.float32(0)}, jnp.float32(1))
+
+    def apply(self, state, grads, output):
+        return LearnerState(state.params, grads, state.updates + 1)
+
+
+def test_every_transition_is_learned_from_once_and_in_order(tmp_path):
+    agent, rows = Recorder(), []
+    config = FusedConfig(steps=16 * 20)
+    program = Program(Counting(), agent, config)
+    carry = program.place(program.first())
+    program.compile(carry)
+    for iteration in range(16):
+        if iteration == 7:  # resumed, by another program
+            with CheckpointWriter(tmp_path) as writer:
+                writer.save(20 * iteration, carry, {})
+            program = Program(Counting(), agent, config)
+            _, carry, _ = restore(tmp_path, jax.eval_shape(program.first))
+            carry = program.place(carry)
+            program.compile(carry)
+        carry, report = program.run(carry)
+        rows.append(jax.tree.map(np.array, carry.learner.optimizer_state))
+        steps, _, _, version = rows[-1]
+        ended = steps.terminated[1:] | steps.truncated[1:]
+        assert (version == iteration).all()
+        assert report.episodes == ended.sum()
+        assert report.lengths == steps.observation[1:, :, 1][ended].sum()
+    for (before, *_), (after, *_) in itertools.pairwise(rows):
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[-1], y[0]), before, after)
+    last = jax.tree.map(lambda x: x[-1:], rows[-1][0])
+    parts = [jax.tree.map(lambda x: x[:-1], steps) for steps, *_ in rows] + [last]
+    steps = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    action = np.concatenate([r[1] for r in rows])
+    extras = jax.tree.map(lambda *x: np.concatenate(x), *(r[2] for r in rows))
+    assert np.unique(extras["draw"]).size == extras["draw"].size, "a key was used twice"
+    assert steps.first[0].all()
+    numbers = steps.observation[..., 0][steps.first]
+    assert np.unique(numbers).size == numbers.size, "two episodes began alike"
+    kinds = set()
+    for env in range(agent.batch):
+        total = 0.0
+        for t in range(len(action)):
+            number, step, _ = steps.observation[t, env]
+            assert extras["count"][t, env] == step
+            if steps.terminated[t, env] or steps.truncated[t, env]:
+                kinds.add((bool(steps.terminated[t, env]), bool(steps.truncated[t, env])))
+                assert steps.first[t + 1, env] and steps.reward[t + 1, env] == 0
+                assert steps.observation[t + 1, env, 1:].tolist() == [0, 0]
+                total = 0.0
+                continue
+            assert not steps.first[t + 1, env]
+            assert steps.observation[t + 1, env].tolist() == [number, step + 1, action[t, env]]
+            assert steps.reward[t + 1, env] == number + step + 1
+            assert steps.terminated[t + 1, env] == (step + 1 > number % 9)
+            assert steps.truncated[t + 1, env] == (step + 1 == 6)
+            total += steps.reward[t + 1, env]
+        assert total == carry.env.metrics["episode_return"][env]
+    assert kinds == {(True, False), (False, True), (True, True)}
+
+
+# -- populations ------------------------------------------------------------------------------------
+
+
+def test_a_population_is_its_seeds_one_by_one(run_folder):
+    iterations = 10
+    summary = train(run_folder, CartPole(), steps=128 * iterations, seeds=3, seed=5)
+    scores = summary["evaluation/seeds"]
+    assert len(scores) == 3 and summary["evaluation/episode_return_mean"] == max(scores)
+    assert lines(run_folder)[-1]["evaluation/seeds"] == scores
+    assert summary["env_steps"] == 128 * iterations
+    best = int(np.argmax(scores))
+    trained = api.restore(run_folder)
+    _, carry, metadata = saved(run_folder)
+    assert metadata["best_seed"] == best
+    program, _, _ = run_program(CartPole(), TINY, iterations, seed=5)
+    for index in range(3):
+        config = FusedConfig(steps=128 * iterations, seed=5 + index)
+        one = program.place(Program(CartPole(), TINY, config).first())
+        for _ in range(iterations):
+            one, _ = program.run(one)
+        mine = jax.tree.map(lambda x, i=index: x[i], carry)
+        same(mine, jax.device_get(one), rtol=1e-5, atol=1e-5)
+        if index == best:
+            same(trained.params, one.learner.params, rtol=1e-5, atol=1e-5)
+    assert api.evaluate(run_folder, episodes=4)["episodes"] == 4
+
+
+# -- learning, reports ------------------------------------------------------------------------------
+
+DELAYED = {"steps": 512 * 60, "evaluate_episodes": 32}
+REQUIRED = {
+    *("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps"),
+    *("episodes", "episode_return_mean", "episode_length_mean", "rss_mb"),
+    *("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"),
+}
+
+
+@pytest.fixture(scope="module")
+def delayed(tmp_path_factory):
+    """A run of PPO on the delay probe: its folder and summary."""
+    folder = tmp_path_factory.mktemp("delayed") / "run"
+    return folder, train(folder, DelayProbe(), PROBE, **DELAYED)
+
+
+def test_ppo_learns_from_delayed_rewards_and_reports(delayed):
+    folder, summary = delayed
+    assert summary["evaluation/episode_return_mean"] > 6
+    assert summary["evaluation/episode_length_mean"] == 8
+    assert summary["evaluation/episodes"] == 32
+    assert summary["evaluation/env_steps"] == summary["env_steps"] == 512 * 60
+    assert summary["learner_steps"] == 60 * 4
+    assert not summary["interrupted"] and summary["run"] == str(folder)
+    for line in lines(folder):
+        assert not REQUIRED - set(line)
+        # in nine steps an environment plays eight and opens one episode
+        assert abs(line["episodes"] - line["env_steps"] / 9) <= 32
+        assert line["episode_length_mean"] == 8
+    assert lines(folder)[-1] == {
+        k: v if isinstance(v, int | str) else float(v)
+        for k, v in summary.items()
+        if k not in ("interrupted", "run")
+    }
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert read_best(folder / "checkpoints")["step"] == 512 * 60
+
+
+def test_evaluation_does_not_disturb_training(delayed, run_folder):
+    folder, _ = delayed
+    summary = train(run_folder, DelayProbe(), PROBE, **DELAYED, evaluate_every=512 * 25)
+    assert summary["evaluation/env_steps"] == 512 * 60
+    assert {512 * 25, 512 * 50, 512 * 60} <= set(list_steps(run_folder / "checkpoints"))
+    same(saved(run_folder)[1], saved(folder)[1])
+
+
+def test_ppo_bootstraps_at_a_truncation():
+    program, carry, _ = run_program(TruncationProbe(), PROBE, 60)
+    (found,) = program.evaluate(carry, 0)
+    assert abs(found["episode_return_mean"] + 0.8) < 0.03
+    zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
+    steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
+    _, value, _ = program.agent._evaluate(carry.learner.params, steps, ())
+    np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
+
+
+def test_impala_learns_in_the_fused_runtime():
+    agent = Impala(
+        unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
+        reward_clip=0.0,
+    )  # fmt: skip
+    program, carry, report = run_program(DelayProbe(), agent, 150)
+    assert carry.learner.updates == 150
+    assert np.isfinite(list(report.metrics.values())).all()
+    assert program.evaluate(carry, 0)[0]["episode_return_mean"] > 6
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Counting):
+    """Goes wrong."""
+
+    episode_steps: int = 50
+    fault: str = "nan"
+
+    def step(self, state, action):
+        after = super().step(state, action)
+        steps, (_, step) = after.timestep, after.inner
+        if self.fault == "nan":
+            observation = jnp.where(step == 37, jnp.nan, steps.observation) / (1 << 20)
+            steps = steps._replace(
+                observation=observation, terminated=jnp.bool_(False), reward=jnp.float32(1)
+            )
+        elif self.fault == "reward":
+            steps = steps._replace(reward=steps.reward[None])
+        elif self.fault == "endless":
+            steps = steps._replace(terminated=jnp.bool_(False))
+        return after._replace(timestep=steps)
+
+
+def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
+    arguments = [
+        *("test_fused:Broken", "--run", str(run_folder), "--steps", "100_000"),
+        *("--checkpoint-every-s", "0.1", "--agent.unroll", "8", "--agent.batch", "16"),
+        *("--agent.hidden-sizes", "8"),
+    ]
+    assert cli.main(["train", *arguments]) == 1
+    assert "is nan at learner step" in capsys.readouterr().err
+    step, carry, metadata = saved(run_folder)
+    # step 37 is in the fifth unroll of 8
+    assert step in [128 * i for i in range(5)] and metadata["start"]["env_steps"] == step
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(carry.learner.params))
+    assert not read_best(run_folder / "checkpoints")
+
+
+def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
+    monkeypatch.setattr(fused, "MOST_STEPS", 20)
+    with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
+        train(run_folder, Broken(episode_steps=0, fault="endless"))
+    assert max(list_steps(run_folder / "checkpoints")) == 640
+
+
+def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):
+    with pytest.raises(SeedbedError, match=r"Broken.step: the reward is .*shape=\(1,\).*not"):
+        train(run_folder, Broken(fault="reward"))
+    assert not run_folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"devices": (99,)}, "--devices names device 99: this host has 8"),
+        ({"devices": (0, 0)}, "name one or more different device indices"),
+        ({"devices": (0, 1, 2)}, "16 environments: it must divide by 3 devices x 2 minibatches, 6"),
+        ({"devices": (0, 1), "seeds": 2}, "a population trains on one device"),
+        ({"seeds": 0}, "seeds is 0: it must be 1 or more"),
+        ({"steps": 0}, "steps is 0: it must be 1 or more"),
+        ({"env": GymEnv("CartPole-v1")}, "GymEnv with FusedConfig"),
+        ({"env": wrappers.training(CartPole())}, "resets itself"),
+        ({"env": wrappers.scale_reward(wrappers.auto_reset(CartPole()), 2.0)}, "resets itself"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, words):
+    with pytest.raises(SeedbedError, match=words):
+        train(run_folder, **{"env": CartPole()} | changes)
+    assert not run_folder.exists()
+
+
+def test_an_unknown_task_is_suggested(run_folder, capsys):
+    assert cli.main(["train", "half_chetah", "--run", str(run_folder)]) == 1
+    assert re.search("did you mean .*half_cheetah", capsys.readouterr().err)
+    assert not run_folder.exists()
+
+
+def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder):
+    summary = train(run_folder, CartPole(), steps=1, seed=3)
+    assert summary["env_steps"] == 128 and summary["learner_steps"] == 4
+    before = saved(run_folder)
+    # There is nothing left to do: the run is evaluated again and stays as it is.
+    again = train(run_folder, CartPole(), steps=1, seed=3, resume=True)
+    assert again["env_steps"] == 128
+    same(saved(run_folder)[1], before[1])
+    wider = dataclasses.replace(TINY, batch=32)
+    with pytest.raises(SeedbedError, match="is of another agent|no multiple of an iteration"):
+        train(run_folder, CartPole(), wider, resume=True)
+    assert json.loads((run_folder / "config.json").read_text())["agent"]["batch"] == 16

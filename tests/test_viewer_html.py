@@ -1,0 +1,298 @@
+"""The replay page: one file, true poses, and a browser that shows it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium
+import mujoco
+import numpy as np
+import pytest
+from PIL import Image
+from websockets.sync.client import connect
+
+from seedbed.types import SeedbedError
+from seedbed.viewer.html import QUATERNION_SCALE, WEB, write_html
+from seedbed.viewer.recording import Episode, Recording, compute_poses, find_view
+
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+MODELS = ("ant", "humanoid", "reacher", "pusher_v5", "inverted_double_pendulum", "half_cheetah")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def roll(name: str, steps: int, episodes: int = 1, title: str = "") -> Recording:
+    """Rolls a model of Gymnasium's with random controls."""
+    model = mujoco.MjModel.from_xml_path(str(ASSETS / f"{name}.xml"))
+    rng, recorded = np.random.default_rng(0), []
+    for _ in range(episodes):
+        data = mujoco.MjData(model)
+        qpos = [data.qpos.copy()]
+        for _ in range(steps):
+            data.ctrl[:] = rng.uniform(-0.4, 0.4, model.nu)
+            mujoco.mj_step(model, data, 3)
+            qpos.append(data.qpos.copy())
+        reward = rng.normal(1.0, 0.5, steps)
+        recorded.append(Episode(np.array(qpos), reward, 3 * model.opt.timestep))
+    return Recording(model, tuple(recorded), title or name)
+
+
+def read_replay(path: Path) -> dict:
+    """Reads back what a page carries."""
+    text = re.search(
+        r'<script id="replay" type="application/json">(.*?)</script>', path.read_text()
+    )
+    assert text is not None
+    return json.loads(text[1])
+
+
+def test_page_is_one_file_that_fetches_nothing(tmp_path):
+    path = tmp_path / "out.html"
+    write_html(roll("ant", 5), path)
+    assert list(tmp_path.iterdir()) == [path]
+    page = path.read_text()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None and "default-src 'none'" in policy[1] and "http" not in policy[1]
+    markup = re.sub(r"<script\b[^>]*>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"https?:|//\w|@import|<(iframe|object|embed)", markup)
+    assert re.findall(r'(?:src|href)="([^"]*)"', markup) == ["data:,"]
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "{{" not in markup
+
+
+def test_bundle_is_built_from_the_sources():
+    digest = hashlib.sha256()
+    for path in [*sorted((WEB / "src").iterdir()), WEB / "package.json"]:
+        digest.update(path.read_bytes())
+    first, *_ = (WEB / "replay.js").read_text().splitlines()
+    assert first == f"/* sources {digest.hexdigest()} */", (
+        "run npm install && npm run build in web/"
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_poses_are_those_of_mujoco(tmp_path, name):
+    recording, path = roll(name, 40), tmp_path / "out.html"
+    write_html(recording, path)
+    replay = read_replay(path)
+    packed, bodies = replay["episodes"][0], replay["bodies"]
+    raw = gzip.decompress(base64.b64decode(packed["data"]))
+    count = 41 * (3 * len(bodies) + 3) + 40
+    floats = np.frombuffer(raw, "<f4", count)
+    quaternion = np.frombuffer(raw, "<i2", offset=4 * count).reshape(len(bodies), 4, 41)
+    position = floats[: 41 * 3 * len(bodies)].reshape(len(bodies), 3, 41)
+    np.testing.assert_allclose(floats[-40:], recording.episodes[0].reward, atol=1e-6)
+
+    model, data = recording.model, mujoco.MjData(recording.model)
+    shown = [index for index in range(model.ngeom) if model.geom_rgba[index, 3] > 0]
+    assert len(shown) == len(replay["geoms"])
+    for frame in (0, 17, 40):
+        data.qpos[:] = recording.episodes[0].qpos[frame]
+        mujoco.mj_kinematics(model, data)
+        for index, geom in zip(shown, replay["geoms"], strict=True):
+            place, rotation = np.array(geom["position"]), np.empty(9)
+            mujoco.mju_quat2Mat(rotation, np.array(geom["quaternion"]))
+            if geom["body"]:
+                row, turn = bodies.index(geom["body"]), np.empty(9)
+                mujoco.mju_quat2Mat(turn, quaternion[row, :, frame] / QUATERNION_SCALE)
+                turn = turn.reshape(3, 3)
+                place = position[row, :, frame] + turn @ place
+                rotation = (turn @ rotation.reshape(3, 3)).ravel()
+            np.testing.assert_allclose(place, data.geom_xpos[index], atol=1e-4)
+            np.testing.assert_allclose(rotation, data.geom_xmat[index], atol=2e-4)
+
+
+def test_long_episode_is_small(tmp_path):
+    path = tmp_path / "out.html"
+    write_html(roll("humanoid", 1000), path)
+    assert path.stat().st_size < 1.5e6
+    assert read_replay(path)["episodes"][0]["steps"] == 1000
+
+
+def test_colours_are_those_of_mujoco(tmp_path):
+    colours = {}
+    for name in ("half_cheetah", "humanoid"):
+        write_html(roll(name, 1), tmp_path / "out.html")
+        described = read_replay(tmp_path / "out.html")["geoms"]
+        colours[name] = {tuple(geom["rgba"][:3]) for geom in described}
+    # Without a material a geom has its own colour; with one, that times the mean of the texture.
+    assert {(0.8, 0.6, 0.4), (0.9, 0.6, 0.6)} < colours["half_cheetah"]
+    body = colours["humanoid"] - {(0.32, 0.36, 0.32)}  # the floor, half black
+    np.testing.assert_allclose(list(body), [[0.64, 0.36, 0.16]], atol=5e-3)
+
+
+def test_text_is_escaped(tmp_path):
+    path = tmp_path / "out.html"
+    title = "</script><b>& {{data}}"
+    write_html(roll("reacher", 2, title=title), path)
+    assert read_replay(path)["title"] == title
+    assert "<b>" not in path.read_text() and "&lt;b&gt;&amp;" in path.read_text()
+
+
+def test_extra_series_are_carried(tmp_path):
+    episode = Episode(np.zeros((4, 2)), np.ones(3), 0.1, {"entropy": np.arange(3)})
+    path = tmp_path / "out.html"
+    write_html(Recording(ASSETS / "inverted_pendulum.xml", (episode,), "pendulum"), path)
+    packed = read_replay(path)["episodes"][0]
+    raw = gzip.decompress(base64.b64decode(packed["data"]))
+    assert packed["series"] == ["entropy"] and packed["return"] == 3.0
+    bodies = len(read_replay(path)["bodies"])
+    start = 4 * (4 * (3 * bodies + 3) + 3)
+    np.testing.assert_equal(np.frombuffer(raw, "<f4", 3, start), np.arange(3))
+
+
+def test_unknown_shape_is_named(tmp_path):
+    model = mujoco.MjModel.from_xml_string(
+        """<mujoco><asset><hfield name="hills" nrow="3" ncol="3" size="1 1 1 1"/></asset>
+        <worldbody><geom name="moor" type="hfield" hfield="hills"/>
+        <body><freejoint/><geom size="1"/></body></worldbody></mujoco>"""
+    )
+    recording = Recording(model, (Episode(np.eye(2, 7), np.ones(1), 0.1),), "moor")
+    with pytest.raises(SeedbedError, match="geom moor has the shape hfield"):
+        write_html(recording, tmp_path / "out.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("out.txt", "must end in .html"), ("none/out.html", "No such file")]
+)
+def test_bad_path_is_refused(tmp_path, name, text):
+    with pytest.raises(SeedbedError, match=text):
+        write_html(roll("reacher", 2), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("qpos", "reward", "env_dt", "text"),
+    [
+        (np.zeros((1, 2)), np.zeros(0), 0.1, "T >= 1"),
+        (np.zeros((3, 2)), np.zeros(3), 0.1, "reward has shape"),
+        (np.zeros((3, 2)), np.zeros(2), 0.0, "env_dt"),
+        (np.full((3, 2), np.nan), np.zeros(2), 0.1, "not finite"),
+        (np.zeros((3, 2)), np.zeros(2), 0.1, "nq = 15"),
+    ],
+)
+def test_wrong_recording_is_refused(qpos, reward, env_dt, text):
+    with pytest.raises(SeedbedError, match=text):
+        Recording(ASSETS / "ant.xml", (Episode(qpos, reward, env_dt),), "ant")
+
+
+def test_camera_follows_smoothly():
+    qpos = np.zeros((101, 15))
+    qpos[:, 0], qpos[:, 3] = 0.25 * np.arange(101), 1.0  # a straight walk
+    qpos[50, 2] = 1.0  # and a jolt
+    episode = Episode(qpos, np.ones(100), 0.05)
+    recording = Recording(ASSETS / "ant.xml", (episode,), "ant")
+    view = find_view(recording)
+    target = compute_poses(recording.model, episode, view).target
+    np.testing.assert_allclose(np.diff(target[:, 0]), 0.25, atol=1e-9)
+    assert 0.0 < target[:, 2].max() < 0.1
+    assert view.body == 1 and 0.8 < view.radius < 2.0
+
+
+def test_fixed_scene_is_seen_whole():
+    view = find_view(roll("reacher", 10))
+    assert view.body == -1 and view.elevation < -40.0  # flat: from above
+    np.testing.assert_allclose(view.centre[:2], 0.0, atol=0.02)
+
+
+class Browser:
+    """A page in a headless Chromium that draws in software, steered through DevTools in real time.
+
+    Chromium's own `--screenshot` with virtual time hangs now and then on a page that animates.
+    """
+
+    def __init__(self, page: str, profile: Path) -> None:
+        assert CHROMIUM is not None
+        options = (
+            "--headless=new",
+            "--no-sandbox",
+            "--use-angle=swiftshader",
+            "--enable-unsafe-swiftshader",
+            "--hide-scrollbars",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "--window-size=800,700",
+        )
+        null = subprocess.DEVNULL
+        self.process = subprocess.Popen([CHROMIUM, *options, page], stdout=null, stderr=null)
+        port = profile / "DevToolsActivePort"
+        wait_until(lambda: port.exists() and port.read_text().count("\n"), "Chromium listens")
+        address = f"http://127.0.0.1:{port.read_text().splitlines()[0]}/json"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            targets = json.load(answer)
+        pages = (target for target in targets if target["type"] == "page")
+        self.address, self.calls = next(pages)["webSocketDebuggerUrl"], 0
+
+    def call(self, method: str, **parameters) -> dict:
+        """Calls a method of DevTools."""
+        self.calls += 1
+        with connect(self.address, max_size=None) as socket:
+            socket.send(json.dumps({"id": self.calls, "method": method, "params": parameters}))
+            while (answer := json.loads(socket.recv(timeout=60))).get("id") != self.calls:
+                pass
+        return answer["result"]
+
+    def evaluate(self, expression: str):
+        return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
+
+    def text(self, name: str) -> str:
+        return self.evaluate(f"document.getElementById({name!r}).textContent")
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, f"a minute went by before: {what}"
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+def test_browser_shows_the_replay(tmp_path):
+    path = tmp_path / "out.html"
+    write_html(roll("ant", 30, episodes=2), path)
+    browser = Browser(f"{path.as_uri()}#episode=2&step=20", tmp_path / "profile")
+    try:
+        ready = "document.documentElement.dataset.state === 'ready'"
+        wait_until(lambda: browser.evaluate(ready), "the page is ready")
+        assert browser.evaluate("document.getElementById('notice').hidden"), "no WebGL"
+        wait_until(lambda: browser.text("step") == "20 of 30", "the step is shown")
+        reward = read_replay(path)["episodes"][1]["return"]
+        shown = browser.evaluate("document.getElementById('episode').selectedOptions[0].text")
+        assert shown == f"2 of 2: return {reward:.2f}"
+        assert browser.evaluate("document.querySelectorAll('figure canvas').length") == 2
+        image = base64.b64decode(browser.call("Page.captureScreenshot")["data"])
+        browser.press("ArrowRight")
+        wait_until(lambda: browser.text("step") == "21 of 30", "the arrow steps")
+        browser.press(" ")
+        wait_until(lambda: browser.text("step") == "30 of 30", "it plays to the end")
+        browser.press("p")
+        wait_until(lambda: browser.text("step") == "0 of 30", "the other episode is shown")
+    finally:
+        browser.close()
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
+    height, width, _ = pixels.shape
+    scene = pixels[50 : height - 50, : width - 262]
+    brown = scene[..., 0] - scene[..., 2] > 60  # the ant's 0.8 0.6 0.4 under a light
+    assert 0.02 < brown.mean() < 0.5
+    middle = np.argwhere(brown).mean(0) / scene.shape[:2]
+    assert np.abs(middle - 0.5).max() < 0.2
