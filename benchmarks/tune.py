@@ -22,7 +22,7 @@ import optuna
 
 from seedbed import presets
 from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.fused import Program
+from seedbed.runtime.program import Program
 from seedbed.types import SeedbedError
 
 RESULTS = Path(__file__).parent / "results"

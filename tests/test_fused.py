@@ -30,7 +30,7 @@ from seedbed.runtime import fused
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps, read_best
 from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.fused import Program
+from seedbed.runtime.program import Program
 from seedbed.types import (
     ActorState,
     ArraySpec,

@@ -143,13 +143,13 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
         return Trained(config.env, forms, agent, state.params, step)
-    seeds = config.runtime.seeds
-    if seeds > 1:
+    members = len(config.runtime.variations)
+    if members > 1:
         template = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), template
+            lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
-    if seeds > 1:
+    if members > 1:
         best = metadata.get("best_seed", 0)
         state = jax.tree.map(lambda x: x[best], state)
     return Trained(config.env, forms, agent, state.params, step)
@@ -223,9 +223,9 @@ def evaluate(
     trained = restore(run, warn)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
-        from seedbed.runtime import fused
+        from seedbed.runtime import program
 
-        result = fused.evaluate(
+        result = program.evaluate(
             env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
         )
     else:

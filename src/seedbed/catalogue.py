@@ -70,11 +70,11 @@ def cartpole_impala() -> TrainConfig:
     return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
 
 
-def _on_physics(env: Environment, steps: int, **options: Any) -> TrainConfig:
-    """A MuJoCo task with PPO; what most of them share, and what this one has otherwise.
+def on_device_ppo(env: Environment, steps: int = 10_000_000, **options: Any) -> TrainConfig:
+    """An on-device environment with PPO: what most of them share, and what this one has otherwise.
 
-    Searched for by `benchmarks/tune.py`: the most of a short time on two cores. Noise that does not fade
-    (`least_scale`) is what keeps these tasks from settling for standing still.
+    Found for the most of a short time on two cores. Noise that does not fade (`least_scale`) is what
+    keeps MuJoCo's tasks from settling for standing still.
     """
     from seedbed.agents.ppo import Ppo
 
@@ -100,21 +100,21 @@ def ant_ppo() -> TrainConfig:
     from seedbed.envs.locomotion.ant import Ant
 
     env = Ant(integrator="euler", include_cfrc_ext_in_observation=False)
-    return _on_physics(env, 10_000_000)
+    return on_device_ppo(env, 10_000_000)
 
 
 def half_cheetah_ppo() -> TrainConfig:
     """HalfCheetah-v5 on our own physics with PPO."""
     from seedbed.envs.locomotion.half_cheetah import HalfCheetah
 
-    return _on_physics(HalfCheetah(), 4_000_000)
+    return on_device_ppo(HalfCheetah(), 4_000_000)
 
 
 def hopper_ppo() -> TrainConfig:
     """Hopper-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.hopper import Hopper
 
-    return _on_physics(
+    return on_device_ppo(
         Hopper(integrator="euler"),
         8_000_000,
         unroll=32,
@@ -130,7 +130,7 @@ def walker2d_ppo() -> TrainConfig:
     """Walker2d-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.walker2d import Walker2d
 
-    return _on_physics(Walker2d(integrator="euler"), 8_000_000)
+    return on_device_ppo(Walker2d(integrator="euler"), 8_000_000)
 
 
 def humanoid_ppo() -> TrainConfig:
@@ -144,28 +144,28 @@ def humanoid_ppo() -> TrainConfig:
         include_qfrc_actuator_in_observation=False,
         include_cfrc_ext_in_observation=False,
     )
-    return _on_physics(env, 12_000_000)
+    return on_device_ppo(env, 12_000_000)
 
 
 def reacher_ppo() -> TrainConfig:
     """Reacher-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.reacher import Reacher
 
-    return _on_physics(Reacher(integrator="euler"), 4_000_000)
+    return on_device_ppo(Reacher(integrator="euler"), 4_000_000)
 
 
 def inverted_pendulum_ppo() -> TrainConfig:
     """InvertedPendulum-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.inverted_pendulum import InvertedPendulum
 
-    return _on_physics(InvertedPendulum(integrator="euler"), 500_000)
+    return on_device_ppo(InvertedPendulum(integrator="euler"), 500_000)
 
 
 def inverted_double_pendulum_ppo() -> TrainConfig:
     """InvertedDoublePendulum-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.inverted_double_pendulum import InvertedDoublePendulum
 
-    return _on_physics(InvertedDoublePendulum(integrator="euler"), 1_000_000)
+    return on_device_ppo(InvertedDoublePendulum(integrator="euler"), 1_000_000)
 
 
 def cartpole_ppo() -> TrainConfig:

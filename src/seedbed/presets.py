@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from seedbed.catalogue import PRESETS, TrainConfig
+from seedbed.catalogue import PRESETS, TrainConfig, on_device_ppo
 from seedbed.envs import registry
 from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.run_folder import RunFolder
@@ -52,8 +52,12 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
         return TrainConfig(base.env, load_agent_class(agent)(), base.runtime, f"{target}/{agent}")
     env = resolve_env(target)
     agent = agent or ("ppo" if is_on_device(env) else "impala")
-    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
-    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
+    name = f"{target}/{agent}"
+    if not is_on_device(env):
+        return TrainConfig(env, load_agent_class(agent)(), CentralConfig(), name)
+    if agent == "ppo":
+        return dataclasses.replace(on_device_ppo(env), name=name)
+    return TrainConfig(env, load_agent_class(agent)(), FusedConfig(), name)
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:

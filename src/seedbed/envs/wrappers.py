@@ -211,11 +211,15 @@ class _AutoReset(_Wrapper):
 
 def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> None:
     """Raises unless a state has the spec's shapes and those of the opening state."""
+    innermost = env
+    while isinstance(innermost, _Wrapper):
+        innermost = innermost.env
+    name_of_env = type(innermost).__name__
 
     def expect(part: str, given: Tree, expected: Tree) -> None:
         found = jax.tree.map(lambda leaf: ArraySpec(jnp.shape(leaf), str(leaf.dtype)), given)
         if found != expected:
-            raise SeedbedError(f"{type(env).__name__}.{call}: {part} is {found}, not {expected}")
+            raise SeedbedError(f"{name_of_env}.{call}: {part} is {found}, not {expected}")
 
     arrived = jax.tree.map(jnp.asarray, state.timestep)
     expect("the observation", arrived.observation, env.spec.observation)
@@ -226,7 +230,7 @@ def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> No
         expect(f"the metric {name!r}", jnp.asarray(value), ArraySpec((), "float32"))
     if sorted(state.metrics) != sorted(opened.metrics):
         raise SeedbedError(
-            f"{type(env).__name__}: metrics after reset are {sorted(opened.metrics)}, after step "
+            f"{name_of_env}: metrics after reset are {sorted(opened.metrics)}, after step "
             f"{sorted(state.metrics)}; give the same"
         )
     shapes = [
@@ -235,7 +239,7 @@ def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> No
     ]
     if shapes[0] != shapes[1]:
         raise SeedbedError(
-            f"{type(env).__name__}: `inner` after reset is {shapes[0]}, after step {shapes[1]}; "
+            f"{name_of_env}: `inner` after reset is {shapes[0]}, after step {shapes[1]}; "
             "give the same arrays"
         )
 

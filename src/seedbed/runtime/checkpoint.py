@@ -319,7 +319,9 @@ def _data(leaf: Any) -> Any:
 def _like(array: np.ndarray, leaf: Any) -> Any:
     if not _is_key(leaf):
         return array
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    impl: list[Any] = []  # only traced: a template may be abstract, which key_impl does not take
+    jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), leaf)
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=impl[0])
 
 
 def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:

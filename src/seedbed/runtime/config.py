@@ -65,6 +65,8 @@ class FusedConfig:
     """Seed of parameters, actions and environments."""
     seeds: int = 1
     """Independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
+    sweep: str = ""
+    """Values of a number of the agent to train at once, each with every seed: learning_rate=1e-3,2e-3."""
     devices: tuple[int, ...] = (0,)
     """Indices of the devices among which the environments are divided."""
     evaluate_every: int = 0
@@ -87,6 +89,30 @@ class FusedConfig:
         for field in ("checkpoint_every_s", "log_every_s"):
             _at_least(field, getattr(self, field), 0.1)
         _different_devices("devices", self.devices)
+        self.variations  # noqa: B018  raises
+
+    @property
+    def variations(self) -> tuple[dict[str, float], ...]:
+        """The agent's options of each member of the population, other than its seed."""
+        if not self.sweep:
+            return ({},) * self.seeds
+        name, equals, values = self.sweep.partition("=")
+        try:
+            numbers = [float(value) for value in values.split(",")]
+        except ValueError:
+            numbers = []
+        if not (equals and name.strip() and numbers):
+            raise SeedbedError(
+                f"sweep is {self.sweep!r}: write an option of the agent and its values, such as "
+                "learning_rate=1e-3,2e-3"
+            )
+        field = name.strip().replace("-", "_")
+        return tuple({field: number} for number in numbers for _ in range(self.seeds))
+
+    @property
+    def member_seeds(self) -> tuple[int, ...]:
+        """The seed of each member of the population."""
+        return tuple(self.seed + i % self.seeds for i in range(len(self.variations)))
 
 
 def _different_devices(field: str, devices: tuple[int, ...]) -> None:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from seedbed.envs.wrappers import episode_statistics, resets_itself, training
-from seedbed.runtime import rollout
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.learning import AXIS
 from seedbed.runtime.metrics import STAGES, MetricsLog, RecentEpisodes, processes_rss
+from seedbed.runtime.program import Program
 from seedbed.runtime.reporting import (
     Clock,
     Start,
     View,
-    choose_devices,
     require_finite,
     stopping_signals,
 )
 from seedbed.runtime.rollout import Carry, Iteration
 from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
-
-MOST_STEPS = 100_000
-"""Steps that an episode of evaluation may take where the environment has no limit of its own."""
+from seedbed.types import Agent, Environment, SeedbedError
 
 
 def train(
@@ -61,126 +51,6 @@ def train(
         driver = _Driver(progress, log, writer, view)
         driver.run(stop)
         return driver.finish(interrupted)
-
-
-class Program:
-    """The compiled iterations and evaluations of a run."""
-
-    def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
-        """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
-        devices = choose_devices(config.devices, "--devices")
-        batch = agent.experience.batch
-        parts = len(devices) * agent.minibatches
-        if batch % parts:
-            raise SeedbedError(
-                f"agent.batch is {batch} environments: it must divide by {len(devices)} devices x "
-                f"{agent.minibatches} minibatches, {parts}"
-            )
-        if config.seeds > 1 and len(devices) > 1:
-            raise SeedbedError(
-                f"{config.seeds} seeds on {len(devices)} devices: a population trains on one device; "
-                "name one, or one seed"
-            )
-        if resets_itself(env):
-            raise SeedbedError(
-                f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "
-                "which the runtime adds"
-            )
-        self.config, self.env = config, episode_statistics(training(env))
-        self.per_iteration = batch * agent.experience.unroll
-        self.iterations = -(-config.steps // self.per_iteration)
-        updates = self.iterations * agent.epochs * agent.minibatches
-        self.agent = bind(agent, env.spec, updates)
-        self._mesh = Mesh(np.array(devices), (AXIS,))
-        self._axis = AXIS if len(devices) > 1 else None
-        self._run: Callable[[Carry], tuple[Carry, Iteration]] | None = None
-        self._play: Callable[..., Any] | None = None
-
-    @property
-    def carry_specs(self) -> Carry:
-        """How a carry lies on the devices: environments are divided, the rest is everywhere."""
-        whole, divided = P(), P(AXIS)
-        return Carry(whole, divided, divided, whole, whole)  # type: ignore[arg-type]
-
-    def first(self) -> Carry:
-        """Makes the carry with which a new run begins."""
-        batch = self.agent.experience.batch
-
-        def one(seed: Array) -> Carry:
-            ids = jax.numpy.arange(batch, dtype=jax.numpy.uint32)
-            return rollout.first_carry(self.agent, self.env, jax.random.key(seed), ids)
-
-        if self.config.seeds == 1:
-            return jax.jit(one)(np.uint32(self.config.seed))
-        seeds = self.config.seed + np.arange(self.config.seeds, dtype=np.uint32)
-        return jax.jit(jax.vmap(one))(seeds)
-
-    def place(self, carry: Carry) -> Carry:
-        """Puts a carry onto the run's devices."""
-        shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
-        return Carry(
-            *(
-                jax.device_put(part, sharding)
-                for part, sharding in zip(carry, shardings, strict=True)
-            )
-        )
-
-    def compile(self, carry: Carry) -> None:
-        """Compiles an iteration."""
-        step = functools.partial(rollout.iterate, self.agent, self.env, self._axis)
-        if self._axis is not None:
-            specs = self.carry_specs
-            step = jax.shard_map(step, mesh=self._mesh, in_specs=(specs,), out_specs=(specs, P()))
-        if self.config.seeds > 1:
-            step = jax.vmap(step)
-        self._run = jax.jit(step, donate_argnums=0).lower(carry).compile()
-
-    def run(self, carry: Carry) -> tuple[Carry, Iteration]:
-        """Does one iteration; donates the carry. The report is on the host."""
-        assert self._run is not None, "compile comes first"
-        carry, report = self._run(carry)
-        return carry, jax.device_get(report)
-
-    def evaluate(self, carry: Carry, seed: int) -> list[dict[str, Any]]:
-        """Plays episodes with the policy of each seed; returns a summary for each."""
-        episodes = self.config.evaluate_episodes
-        if self._play is None:
-            most = self.env.episode_steps or MOST_STEPS
-            play = functools.partial(rollout.play, self.agent, self.env, episodes, most)
-            many = self.config.seeds > 1
-            self._play = jax.jit(jax.vmap(play, in_axes=(0, None)) if many else play)
-        params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
-        played = jax.device_get(self._play(params, jax.random.key(seed)))
-        rows = zip(*(np.reshape(x, (self.config.seeds, episodes)) for x in played), strict=True)
-        return [_summary(*row) for row in rows]
-
-
-def evaluate(
-    *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
-) -> dict[str, Any]:
-    """Plays an episode in each of `episodes` environments at once, and summarises raw returns.
-
-    `agent` is bound. Raises SeedbedError if one does not end.
-    """
-    env = episode_statistics(training(env))
-    play = functools.partial(rollout.play, agent, env, episodes, env.episode_steps or MOST_STEPS)
-    return _summary(*jax.device_get(jax.jit(play)(params, jax.random.key(seed))))
-
-
-def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
-    if not done.all():
-        raise SeedbedError(
-            f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
-            f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
-        )
-    return {
-        "episode_return_mean": float(returns.mean()),
-        "episode_return_std": float(returns.std()),
-        "episode_return_min": float(returns.min()),
-        "episode_return_max": float(returns.max()),
-        "episode_length_mean": float(lengths.mean()),
-        "episodes": int(done.size),
-    }
 
 
 class _Progress:
@@ -216,9 +86,15 @@ class _Progress:
         return self.iteration >= self.program.iterations
 
     def advance(self) -> None:
-        """Does one iteration; raises TrainingDiverged."""
+        """Does one iteration; raises TrainingDiverged, and SeedbedError if the environment is to blame."""
         self.carry, report = self.program.run(self.carry)
-        self.iteration += 1
+        before, self.iteration = self.env_steps, self.iteration + 1
+        if not np.all(report.finite):
+            raise SeedbedError(
+                f"{self.program.task} gave an observation or a reward that is not finite between steps "
+                f"{before:,} and {self.env_steps:,}: mend the environment, then go on from the last "
+                "checkpoint with --resume"
+            )
         require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
         self.report = report
         self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
@@ -237,7 +113,7 @@ def _begin(
     program: Program, run: RunFolder, view: View
 ) -> tuple[Carry, Start, list[RecentEpisodes]]:
     """Makes the first carry, or restores that of the newest whole checkpoint."""
-    episodes = [RecentEpisodes() for _ in range(program.config.seeds)]
+    episodes = [RecentEpisodes() for _ in range(program.members)]
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
         if (run.path / "metrics.jsonl").exists():
             view.message("the run has no checkpoint yet: starting from the beginning")
@@ -305,7 +181,11 @@ class _Driver:
         config, step = progress.program.config, progress.env_steps
         seed = (config.seed + 1_000_003 * (1 + step)) % (1 << 31)
         begun = time.monotonic()
-        results = progress.program.evaluate(progress.carry, seed)
+        try:
+            results = progress.program.evaluate(progress.carry, seed)
+        except SeedbedError:
+            self._writer.save(*progress.checkpoint())  # what was learned is not lost with it
+            raise
         spent = time.monotonic() - begun  # does not count in rates and shares
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
@@ -315,9 +195,11 @@ class _Driver:
         text = f"evaluation at {step:,} steps: return "
         if len(results) > 1:
             self._evaluated["evaluation/seeds"] = scores
+            chosen = [f"seed {config.member_seeds[best]}"]
+            chosen += [f"{name} {value:g}" for name, value in config.variations[best].items()]
             text += (
-                f"{np.median(scores):.1f} (median of {len(scores)} seeds, {min(scores):.1f} to "
-                f"{max(scores):.1f}; best: seed {config.seed + best})"
+                f"{np.median(scores):.1f} (median of {len(scores)} runs, {min(scores):.1f} to "
+                f"{max(scores):.1f}; best: {', '.join(chosen)})"
             )
         else:
             mean, deviation = scores[0], results[0]["episode_return_std"]

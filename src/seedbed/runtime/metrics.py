@@ -83,6 +83,8 @@ def plain_value(value: Any) -> Any:
     """Turns a number of any kind into one that JSON has; NaN and infinities into None."""
     if value is None or isinstance(value, str | bool):
         return value
+    if isinstance(value, list | tuple):  # one for each seed of a population
+        return [plain_value(each) for each in value]
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, int | np.integer):

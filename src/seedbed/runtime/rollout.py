@@ -6,6 +6,7 @@ learning" (Anakin), and Freeman et al. (2021), "Brax".
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -53,6 +54,7 @@ class Iteration(NamedTuple):
     episodes: Array  # int32: how many ended
     returns: Array  # sum of their returns
     lengths: Array  # sum of their lengths
+    finite: Array  # bool: whether all observations and rewards were
     busy: Busy
 
 
@@ -101,12 +103,15 @@ def iterate(
     rollout = acted[0] - begun[0]
     busy = Busy(environment, rollout - environment, learned[0] - acted[0])
     env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
+    seen = jax.tree.leaves((trajectory.timesteps.observation, trajectory.timesteps.reward))
+    finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in seen))
     if axis is not None:
         ended = jax.tree.map(lambda x: jax.lax.psum(x, axis), ended)
         env_metrics = jax.tree.map(lambda x: jax.lax.pmean(x, axis), env_metrics)
         busy = jax.tree.map(lambda x: jax.lax.pmax(x, axis), busy)
+        finite = jax.lax.pmin(finite.astype(jnp.int32), axis) > 0
     return carry._replace(learner=learner), Iteration(
-        metrics, env_metrics, ended.episodes, ended.returns, ended.lengths, busy
+        metrics, env_metrics, ended.episodes, ended.returns, ended.lengths, finite, busy
     )
 
 

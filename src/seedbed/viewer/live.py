@@ -83,7 +83,7 @@ class PlainLog:
             f"return {_number(metrics.get('episode_return_mean'))}",
             f"{_count(metrics.get('env_steps_per_s'))} steps/s",
             f"{_count(metrics.get('frames_per_s'))} frames/s",
-            f"lag {_number(metrics.get('lag_mean'))} (max {_number(metrics.get('lag_max'))})",
+            *([f"lag {_lag(metrics)}"] if "lag_mean" in metrics else []),
             " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
             f"{_number(metrics.get('rss_mb'), 0)} MB",
@@ -202,7 +202,7 @@ class LiveView:
             ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
             (
                 "lag (updates)",
-                f"{_number(value('lag_mean'))}, max {_number(value('lag_max'))}",
+                _lag(self._metrics) if "lag_mean" in self._metrics else "none",
                 "memory",
                 f"{_number(value('rss_mb'), 0)} MB",
             ),
@@ -276,6 +276,10 @@ def _known(value: Any) -> bool:
 
 def _number(value: Any, digits: int = 2) -> str:
     return f"{float(value):.{digits}f}" if _known(value) else "-"
+
+
+def _lag(metrics: dict[str, Any]) -> str:
+    return f"{_number(metrics['lag_mean'])} (max {_number(metrics.get('lag_max'))})"
 
 
 def _percent(value: Any) -> str:

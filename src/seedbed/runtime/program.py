@@ -1,0 +1,196 @@
+"""The compiled program of a fused run: its iterations and its evaluations."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.envs.wrappers import episode_statistics, resets_itself, training
+from seedbed.runtime import rollout
+from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.learning import AXIS
+from seedbed.runtime.reporting import choose_devices
+from seedbed.runtime.rollout import Carry, Iteration
+from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+
+MOST_STEPS = 100_000
+"""Steps that an episode of evaluation may take where the environment has no limit of its own."""
+
+
+class Program:
+    """The compiled iterations and evaluations of a run."""
+
+    def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
+        """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
+        devices = choose_devices(config.devices, "--devices")
+        batch = agent.experience.batch
+        parts = len(devices) * agent.minibatches
+        if batch % parts:
+            raise SeedbedError(
+                f"agent.batch is {batch} environments: it must divide by {len(devices)} devices x "
+                f"{agent.minibatches} minibatches, {parts}"
+            )
+        self.members = len(config.variations)
+        if self.members > 1 and len(devices) > 1:
+            raise SeedbedError(
+                f"{self.members} runs at once on {len(devices)} devices: a population trains on one "
+                "device; name one, or one seed"
+            )
+        _check_sweep(agent, config)
+        if resets_itself(env):
+            raise SeedbedError(
+                f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "
+                "which the runtime adds"
+            )
+        self.config, self.env = config, episode_statistics(training(env))
+        self.task = type(env).__name__
+        self.per_iteration = batch * agent.experience.unroll
+        self.iterations = -(-config.steps // self.per_iteration)
+        updates = self.iterations * agent.epochs * agent.minibatches
+        self.agent = bind(agent, env.spec, updates)
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+        self._axis = AXIS if len(devices) > 1 else None
+        self._run: Callable[[Carry], tuple[Carry, Iteration]] | None = None
+        self._play: Callable[..., Any] | None = None
+
+    @property
+    def carry_specs(self) -> Carry:
+        """How a carry lies on the devices: environments are divided, the rest is everywhere."""
+        whole, divided = P(), P(AXIS)
+        return Carry(whole, divided, divided, whole, whole)  # type: ignore[arg-type]
+
+    def first(self) -> Carry:
+        """Makes the carry with which a new run begins."""
+        batch = self.agent.experience.batch
+
+        def one(seed: Array, options: dict[str, Array]) -> Carry:
+            ids = jax.numpy.arange(batch, dtype=jax.numpy.uint32)
+            agent = _varied(self.agent, options)
+            return rollout.first_carry(agent, self.env, jax.random.key(seed), ids)
+
+        if self.members == 1:
+            return jax.jit(one)(np.uint32(self.config.seed), self._options)
+        seeds = np.array(self.config.member_seeds, np.uint32)
+        return jax.jit(jax.vmap(one))(seeds, self._options)
+
+    @property
+    def _options(self) -> dict[str, np.ndarray]:
+        """What differs between the members besides the seed: an array of the members for each option."""
+        variations = self.config.variations
+        every = {
+            name: np.array([each[name] for each in variations], np.float32)
+            for name in variations[0]
+        }
+        return every if self.members > 1 else {name: array[0] for name, array in every.items()}
+
+    def place(self, carry: Carry) -> Carry:
+        """Puts a carry onto the run's devices."""
+        shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
+        return Carry(
+            *(
+                jax.device_put(part, sharding)
+                for part, sharding in zip(carry, shardings, strict=True)
+            )
+        )
+
+    def compile(self, carry: Carry) -> None:
+        """Compiles an iteration."""
+
+        def step(carry: Carry, options: dict[str, Array]) -> tuple[Carry, Iteration]:
+            return rollout.iterate(_varied(self.agent, options), self.env, self._axis, carry)
+
+        if self._axis is not None:
+            specs = self.carry_specs
+            step = jax.shard_map(
+                step, mesh=self._mesh, in_specs=(specs, P()), out_specs=(specs, P())
+            )
+        elif self.members > 1:
+            step = jax.vmap(step)
+        try:
+            compiled = jax.jit(step, donate_argnums=0).lower(carry, self._options).compile()
+        except jax.errors.TracerBoolConversionError as error:
+            raise SeedbedError(
+                f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
+                "cannot train at once; train them one after the other"
+            ) from error
+        self._run = lambda carry: compiled(carry, self._options)
+
+    def run(self, carry: Carry) -> tuple[Carry, Iteration]:
+        """Does one iteration; donates the carry. The report is on the host."""
+        assert self._run is not None, "compile comes first"
+        carry, report = self._run(carry)
+        return carry, jax.device_get(report)
+
+    def evaluate(self, carry: Carry, seed: int) -> list[dict[str, Any]]:
+        """Plays episodes with the policy of each seed; returns a summary for each."""
+        episodes = self.config.evaluate_episodes
+        if self._play is None:
+            most = self.env.episode_steps or MOST_STEPS
+            play = functools.partial(rollout.play, self.agent, self.env, episodes, most)
+            many = self.members > 1
+            self._play = jax.jit(jax.vmap(play, in_axes=(0, None)) if many else play)
+        params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
+        played = jax.device_get(self._play(params, jax.random.key(seed)))
+        rows = zip(*(np.reshape(x, (self.members, episodes)) for x in played), strict=True)
+        return [_summary(*row) for row in rows]
+
+
+def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
+    """The agent with some of its numbers traced, which were checked before."""
+    varied = copy.copy(agent)
+    for name, value in options.items():
+        object.__setattr__(varied, name, value)
+    return varied
+
+
+def _check_sweep(agent: Agent, config: FusedConfig) -> None:
+    """Raises SeedbedError unless the option that is varied is a number of the agent, in its range."""
+    for options in config.variations if config.sweep else ():
+        for name in options:
+            known = [
+                field.name
+                for field in dataclasses.fields(agent)  # type: ignore[arg-type]
+                if isinstance(getattr(agent, field.name), float)
+            ]
+            if name not in known:
+                raise SeedbedError(
+                    f"--sweep {config.sweep}: {name} is no number of {type(agent).__name__} that can be "
+                    f"varied; these can: {', '.join(known)}"
+                )
+        dataclasses.replace(agent, **options)  # type: ignore[type-var]
+
+
+def evaluate(
+    *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
+) -> dict[str, Any]:
+    """Plays an episode in each of `episodes` environments at once, and summarises raw returns.
+
+    `agent` is bound. Raises SeedbedError if one does not end.
+    """
+    env = episode_statistics(training(env))
+    play = functools.partial(rollout.play, agent, env, episodes, env.episode_steps or MOST_STEPS)
+    return _summary(*jax.device_get(jax.jit(play)(params, jax.random.key(seed))))
+
+
+def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    if not done.all():
+        raise SeedbedError(
+            f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
+            f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
+        )
+    return {
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_std": float(returns.std()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_length_mean": float(lengths.mean()),
+        "episodes": int(done.size),
+    }
