@@ -67,7 +67,7 @@ def make(name):
     return globals()[name]() if name in globals() else gymnasium.make(presets.resolve_env(name).id)
 
 
-@pytest.mark.parametrize("name", ["cartpole", "frozenlake", "taxi", "Mixed", "Shifted"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "frozenlake", "taxi", "Mixed", "Shifted"])
 def test_a_policy_speaks_the_environments_language(name, tmp_path):
     policy = seedbed.load(write_run(tmp_path / "run", config_of(name)))
     env = make(name)

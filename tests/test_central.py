@@ -22,8 +22,9 @@ from seedbed.envs.gym import FactoryEnv
 from seedbed.runtime import central
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.inference import Inference
-from seedbed.runtime.loops import InferenceLoop, TrainingDiverged, UnrollQueue
+from seedbed.runtime.loops import InferenceLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics
+from seedbed.runtime.reporting import TrainingDiverged
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.transport.pool import ActorPool
 from seedbed.types import SeedbedError, bind

@@ -225,10 +225,10 @@ def test_a_best_that_is_pruned_while_it_is_read_gives_way_to_its_successor(tmp_p
     write(tmp_path, 1, 1.0, score=1.0)
     load = checkpoint._load
 
-    def prune_and_load(path, template):
+    def prune_and_load(path, template, part):
         if path.name == "000000000001":
             write(tmp_path, 2, 2.0, score=2.0, keep=1)
-        return load(path, template)
+        return load(path, template, part)
 
     monkeypatch.setattr(checkpoint, "_load", prune_and_load)
     warnings = []

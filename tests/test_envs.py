@@ -14,6 +14,7 @@ from gymnasium import spaces
 from counting_environment import Checker
 from seedbed.envs import registry
 from seedbed.envs.atari import AtariEnv, games
+from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.gym import FactoryEnv, GymEnv
 from seedbed.types import (
     ArraySpec,
@@ -275,7 +276,8 @@ def test_names_resolve() -> None:
     assert registry.resolve("MsPacman") == AtariEnv("ms_pacman")
     sticky = AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)
     assert registry.resolve("ALE/MsPacman-v5") == sticky
-    assert registry.resolve("cartpole") == registry.resolve("CartPole-v1") == GymEnv("CartPole-v1")
+    assert registry.resolve("CartPole-v1") == GymEnv("CartPole-v1")
+    assert registry.resolve("cartpole") == registry.resolve("CART-POLE") == CartPole()
     assert registry.resolve("pkg.module:make") == FactoryEnv("pkg.module:make")
     assert registry.resolve("pkg:Thing-v3") == GymEnv("pkg:Thing-v3")
     for name in registry.names():

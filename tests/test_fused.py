@@ -26,7 +26,6 @@ from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.gym import GymEnv
 from seedbed.envs.probes import DelayProbe, TruncationProbe
 from seedbed.presets import TrainConfig
-from seedbed.runtime import fused
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps, read_best
 from seedbed.runtime.config import FusedConfig
@@ -174,7 +173,7 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     assert begin < max(list_steps(folder)) == lines(run_folder)[-1]["env_steps"] < LONG
 
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
-    assert config.agent == TINY
+    assert (config.agent.unroll, config.agent.batch) == (8, 16)
     api.train(presets.resumed(run_folder, None, None), run=run_folder, resume=True)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
     assert summary["env_steps"] == LONG
@@ -443,7 +442,8 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
         *("--agent.hidden-sizes", "8"),
     ]
     assert cli.main(["train", *arguments]) == 1
-    assert "is nan at learner step" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert "Broken gave an observation or a reward that is not finite between steps" in text
     step, carry, metadata = saved(run_folder)
     # step 37 is in the fifth unroll of 8
     assert step in [128 * i for i in range(5)] and metadata["start"]["env_steps"] == step
@@ -452,7 +452,7 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
 
 
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
-    monkeypatch.setattr(fused, "MOST_STEPS", 20)
+    monkeypatch.setattr("seedbed.runtime.program.MOST_STEPS", 20)
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
         train(run_folder, Broken(episode_steps=0, fault="endless"))
     assert max(list_steps(run_folder / "checkpoints")) == 640
@@ -503,3 +503,34 @@ def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder)
     with pytest.raises(SeedbedError, match="is of another agent|no multiple of an iteration"):
         train(run_folder, CartPole(), wider, resume=True)
     assert json.loads((run_folder / "config.json").read_text())["agent"]["batch"] == 16
+
+
+def test_a_sweep_is_its_values_one_by_one():
+    options = {"sweep": "learning-rate=1e-3,4e-3", "seeds": 2, "seed": 3}
+    _, swept, _ = run_program(CartPole(), TINY, 2, **options)
+    config = FusedConfig(**options)
+    assert config.member_seeds == (3, 4, 3, 4)
+    for i, values in enumerate(config.variations):
+        agent = dataclasses.replace(TINY, **values)
+        _, one, _ = run_program(CartPole(), agent, 2, seed=config.member_seeds[i])
+        member = jax.tree.map(lambda x, i=i: x[i], swept.learner.params)
+        same(member, one.learner.params, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ("learning_rate", "write an option of the agent and its values"),
+        ("learning_rate=fast", "write an option of the agent and its values"),
+        ("epochs=1,2", "epochs is no number of Ppo that can be varied"),
+        ("learning_rate=1e-3,-1", "Ppo.learning_rate is -1"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(sweep, words):
+    with pytest.raises(SeedbedError, match=words):
+        Program(CartPole(), TINY, FusedConfig(sweep=sweep))
+
+
+def test_an_option_that_changes_the_program_cannot_be_swept():
+    with pytest.raises(SeedbedError, match="changes the program itself"):
+        run_program(CartPole(), TINY, 1, sweep="value_clip=0.1,0.2")

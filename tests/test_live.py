@@ -61,12 +61,12 @@ def test_live_view_fits_and_tells_all(width):
         "18%",
         "1432 MB",
         "12.50",
-        "1.50, max",
+        "1.50 (max",
         "loss/total",
         "0.7500",
     ):
         assert part in text
-    for part in ("1.50, max", "loss/total", "0.7500"):
+    for part in ("1.50 (max", "loss/total", "0.7500"):
         assert part in text
     learning = next(line for line in text.splitlines() if "<- bottleneck" in line)
     assert "learning" in learning
