@@ -151,7 +151,8 @@ def reacher_ppo() -> TrainConfig:
     """Reacher-v5 on our own physics with PPO (Euler)."""
     from seedbed.envs.locomotion.reacher import Reacher
 
-    return on_device_ppo(Reacher(integrator="euler"), 4_000_000)
+    env = Reacher(integrator="euler")
+    return on_device_ppo(env, 4_000_000, gamma=0.97, reward_scale=1.0)
 
 
 def inverted_pendulum_ppo() -> TrainConfig:
