@@ -146,17 +146,31 @@ def learn(preset: str, args: argparse.Namespace, folder: Path) -> None:
         save(args.out, preset, "learning", {**stamp(), "median": medians(runs), "runs": runs})
         curves[seed] = read_lines(run / "metrics.jsonl")
         if args.out == RESULT:
-            draw(preset, curves, commands[: seed + 1])
+            draw(preset, curves, runs)
     tell(preset, runs)
 
 
-def draw(preset: str, curves: dict[int, list[dict[str, Any]]], commands: list[list[str]]) -> None:
+def draw(preset: str, curves: dict[int, list[dict[str, Any]]], runs: list[dict[str, Any]]) -> None:
     """Writes the page of a preset into docs/results."""
-    target, commit = TARGETS[preset].score, stamp()["commit"]
-    try:
-        learning.write(preset.replace("/", "-"), curves, commands, target, commit)
-    except (ValueError, ZeroDivisionError) as error:
-        print(f"  no curve: fewer than two different points ({error})", flush=True)
+    target = TARGETS[preset].score
+    rows = [
+        f"| {run['seed']} | {run['gymnasium']['mean']:,.1f} ± {run['gymnasium']['std']:,.1f} | "
+        f"{run['ours']['mean']:,.1f} | {run['wall_s']:.1f} s | {run['env_steps']:,} | "
+        f"{run['env_steps_per_s']:,.0f} |"
+        for run in runs
+    ]
+    head = "| seed | return in Gymnasium's task | in ours | wall-clock | env steps | env steps/s |"
+    remark = (
+        f"Returns are means of {EPISODES} episodes after training, without noise; the curve is of training, "
+        "with it. Wall-clock is the whole command, from a warm cache, with its own evaluation at the end."
+    )
+    page = learning.Page(
+        [head, "|---|---|---|---|---|---|", *rows],
+        remark,
+        [run["command"] for run in runs],
+        stamp()["commit"],
+    )
+    learning.write(preset.replace("/", "-"), curves, target, page)
 
 
 def medians(runs: list[dict[str, Any]]) -> dict[str, float]:

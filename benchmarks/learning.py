@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from central import cpu_name, read_lines, split_overrides
 
@@ -92,14 +92,23 @@ def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
-def write(
-    name: str,
-    curves: dict[int, list[dict[str, Any]]],
-    commands: list[list[str]],
-    target: float,
-    commit: str,
-) -> None:
-    """Writes the points, the picture and the page."""
+REMARK = (
+    "Wall-clock counts from the start of the command but for imports; compilation and periodic evaluations "
+    "are included. Returns are raw scores of whole games."
+)
+
+
+class Page(NamedTuple):
+    """What a page says besides the curves."""
+
+    table: list[str]  # lines of Markdown
+    remark: str
+    commands: list[str]
+    commit: str
+
+
+def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, page: Page) -> None:
+    """Writes the points, the picture (if there are two points) and the page."""
     out = ROOT / "docs" / "results"
     out.mkdir(parents=True, exist_ok=True)
     fields = ("wall_s", "env_steps", "frames", "episode_return_mean", "frames_per_s", "rss_mb")
@@ -109,7 +118,22 @@ def write(
         for seed, lines in sorted(curves.items()):
             writer.writerows((seed, *(line[field] for field in fields)) for line in lines)
     title = f"{name}: mean return of the last 100 episodes"
-    (out / f"{name}.svg").write_text(curve(curves, target, title))
+    returns = {line["episode_return_mean"] for lines in curves.values() for line in lines}
+    picture = []
+    if len(returns) > 1:
+        (out / f"{name}.svg").write_text(curve(curves, target, title))
+        picture = [f"![the curve]({name}.svg)", ""]
+    cores = len(os.sched_getaffinity(0))
+    lines = [
+        *(f"# {name}", "", *picture, *page.table, "", page.remark),
+        f"Commit {page.commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
+        *("", "```sh", *page.commands, "```", ""),
+    ]
+    (out / f"{name}.md").write_text("\n".join(lines))
+
+
+def table(curves: dict[int, list[dict[str, Any]]], target: float) -> list[str]:
+    """Tells for each seed when the target was reached, and what came of it."""
     rows = []
     for seed, lines in sorted(curves.items()):
         hit, last = reached(lines, target), lines[-1]
@@ -122,26 +146,11 @@ def write(
             f"{last['evaluation/episode_return_std']:.2f} | {minutes(last['wall_s'])} | "
             f"{last['frames'] / last['wall_s']:,.0f} |"
         )
-    cores = len(os.sched_getaffinity(0))
-    page = [
-        f"# {name}",
-        "",
-        f"![the curve]({name}.svg)",
-        "",
+    return [
         f"| seed | mean return (last 100) >= {target:g} | at the end | evaluation | wall-clock | frames/s |",
         "|---|---|---|---|---|---|",
         *rows,
-        "",
-        "Wall-clock counts from the start of the command but for imports; compilation and periodic "
-        "evaluations are included. Returns are raw scores of whole games.",
-        f"Commit {commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
-        "",
-        "```sh",
-        *(" ".join(command) for command in commands),
-        "```",
-        "",
     ]
-    (out / f"{name}.md").write_text("\n".join(page))
 
 
 def head() -> str:
@@ -166,9 +175,10 @@ def main() -> None:
     commands, curves = [], {}
     for seed in args.seeds:
         run = args.runs / f"{name}-{seed}"
-        commands.append(train(args.preset, seed, run, overrides))
+        commands.append(" ".join(train(args.preset, seed, run, overrides)))
         curves[seed] = read_lines(run / "metrics.jsonl")
-        write(name, curves, commands, args.target, args.commit)
+        page = Page(table(curves, args.target), REMARK, commands, args.commit)
+        write(name, curves, args.target, page)
     print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))
 
 
