@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, Literal, NamedTuple, cast
 
@@ -33,7 +34,7 @@ class Params(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticAgent:
+class ActorCriticAgent(abc.ABC):
     """The options of the network, and what acting and learning do with it."""
 
     spec: EnvSpec | None = None
@@ -94,8 +95,9 @@ class ActorCriticAgent:
         del num_envs
         return ActorState(core=self._network().initial_core(env_ids.shape[0]), per_env=())
 
+    @abc.abstractmethod
     def _optimizer(self) -> optax.GradientTransformation:
-        raise NotImplementedError
+        """What turns gradients into changes of the weights."""
 
     def _evaluate(self, params: Params, steps: Timestep, core: Tree) -> tuple[Array, Array, Tree]:
         """Distribution parameters `[T, B, P]`, values `[T, B]` and the core after the last row."""
