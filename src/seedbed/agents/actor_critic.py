@@ -18,7 +18,15 @@ from seedbed.nets.torsos import TorsoName, is_image
 from seedbed.ops import statistics
 from seedbed.ops.distributions import parameter_size
 from seedbed.ops.statistics import Deviations, RunningStatistics
-from seedbed.types import ActorState, ArraySpec, EnvSpec, LearnerState, SeedbedError, Timestep
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    EnvSpec,
+    LearnerState,
+    OnPolicy,
+    SeedbedError,
+    Timestep,
+)
 
 Tree = Any
 
@@ -76,6 +84,11 @@ class ActorCriticAgent(abc.ABC):
                 f"{self._name}.torso is {self.torso} but the environment shows no images [H, W, C]; "
                 "choose auto or mlp"
             )
+
+    @property
+    def experience(self) -> OnPolicy:
+        """Unrolls as they come."""
+        return OnPolicy(self.unroll, self.batch)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""

@@ -21,7 +21,6 @@ from seedbed.types import (
     ActorState,
     Box,
     LearnerState,
-    OnPolicy,
     Output,
     Timestep,
     Trajectory,
@@ -85,11 +84,6 @@ class Impala(ActorCriticAgent):
     def minibatches(self) -> int:
         """One."""
         return 1
-
-    @property
-    def experience(self) -> OnPolicy:
-        """Unrolls as they come."""
-        return OnPolicy(self.unroll, self.batch)
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool

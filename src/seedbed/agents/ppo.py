@@ -28,7 +28,6 @@ from seedbed.types import (
     ActorState,
     Box,
     LearnerState,
-    OnPolicy,
     Output,
     Timestep,
     Trajectory,
@@ -127,11 +126,6 @@ class Ppo(ActorCriticAgent):
             lambda x: self.batch % x == 0,
             "minibatches",
         )
-
-    @property
-    def experience(self) -> OnPolicy:
-        """Unrolls as they come."""
-        return OnPolicy(self.unroll, self.batch)
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
