@@ -85,9 +85,9 @@ def network_costs(rows: int) -> tuple[float, float]:
     unrolls = []
 
     def act() -> None:
-        action, complete = acting.act(timestep, list(range(rows)))
+        acted, complete = acting.act(timestep, list(range(rows)))
         unrolls.extend(acting.take(group) for group in complete)
-        np.asarray(action)
+        np.asarray(acted.action)
 
     inference = cpu_per_call(act, 200) / groups.size
     while len(unrolls) * GROUP < batch:
@@ -97,7 +97,7 @@ def network_costs(rows: int) -> tuple[float, float]:
     box = [state]
 
     def learn() -> None:
-        box[0], metrics = learner.update(box[0], joined)
+        box[0], metrics, _ = learner.update(box[0], joined)
         jax.block_until_ready((box[0], metrics))
 
     return inference, cpu_per_call(learn, 25) / (unroll * joined.params_version.shape[1])

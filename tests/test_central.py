@@ -108,7 +108,7 @@ class Plane:
         for inference in self.inferences:
             inference.publish(params, 0)
             inference.compile(spec)
-        self.queue = UnrollQueue(4)
+        self.queue = UnrollQueue(4, 1)
         episodes = EpisodeStatistics(self.pool.num_groups, self.pool.group_size)
         self.loop = InferenceLoop(self.pool, self.inferences, self.queue, episodes, 0.0, 10**9)
         self.stop = threading.Event()
@@ -136,7 +136,7 @@ class Plane:
 
     def consume(self, count):
         for _ in range(count):
-            (unroll,) = self.queue.get(1) or (None,)
+            (unroll,) = self.queue.take() or (None,)
             if unroll is None:
                 raise self.failures[0]
             unroll = jax.tree.map(np.asarray, unroll)
@@ -319,7 +319,10 @@ import sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 import test_central
-test_central.train(Path({folder!r}), test_central.Printer(), resume={resume}, steps=10**9)
+{imports}
+test_central.train(
+    Path({folder!r}), test_central.Printer(), resume={resume}, steps=10**9, agent={agent}
+)
 """
 
 
@@ -333,8 +336,12 @@ class Printer(View):
         print(text, flush=True)
 
 
-def spawn(folder, resume=False):
-    script = SCRIPT.format(here=str(HERE), folder=str(folder), resume=resume)
+def spawn(folder, resume=False, agent="None"):
+    module = agent.partition(".")[0]
+    imports = f"import {module}" if module != agent else ""
+    script = SCRIPT.format(
+        here=str(HERE), folder=str(folder), resume=resume, agent=agent, imports=imports
+    )
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

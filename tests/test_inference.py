@@ -138,13 +138,13 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
         else:
             steps = [environments.next(group) for group in event]
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-            action, complete = inference.act(batch, event)
-            action = np.asarray(action)
+            acted, complete = inference.act(batch, event)
+            action = np.asarray(acted.action)
             unrolls = {group: inference.take(group) for group in complete}
             for position, group in enumerate(event):
                 reference = references[group]
                 if not reference.rows:  # the state before row 0 is whatever the last run left
-                    core = inference._store.start_state.core
+                    core = inference._store.kept.start_state.core
                     reference.count = np.asarray(core[group, 0]).astype(np.int64)
                 reference.add(steps[position], action[position], version)
                 assert (group in unrolls) == reference.complete()
@@ -189,7 +189,7 @@ def test_actions_do_not_depend_on_arrival_order():
         for groups in order:
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *(steps[g] for g in groups))
             inference.act(batch, groups)
-        draws.append(np.asarray(inference._store.extras["draw"][:, 0]))
+        draws.append(np.asarray(inference._store.kept.extras["draw"][:, 0]))
     assert np.unique(draws[0]).size == draws[0].size
     np.testing.assert_array_equal(draws[0], draws[1])
     np.testing.assert_array_equal(draws[0], draws[2])
@@ -200,8 +200,8 @@ def test_slot_memory_is_not_kept():
     inference, environments = make_inference(), Environments(1)
     step = jax.tree.map(lambda leaf: leaf[None].copy(), environments.next(0))
     kept = jax.tree.map(np.array, step)
-    action, _ = inference.act(step, [0])
-    np.asarray(action)
+    acted, _ = inference.act(step, [0])
+    np.asarray(acted.action)
     for leaf in jax.tree.leaves(step):
         leaf[...] = 1
     stored = np.asarray(inference._store.timesteps.observation[0, STACK - 1])

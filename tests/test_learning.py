@@ -51,7 +51,7 @@ def run(agent, devices, batches=4):
     metrics = {}
     for seed in range(batches):
         parts = [make_unroll(4, seed=2 * seed), make_unroll(4, seed=2 * seed + 1)]
-        state, metrics = learner.update(state, learner.assemble(parts))
+        state, metrics, _ = learner.update(state, learner.assemble(parts))
     return jax.device_get(state), jax.device_get(metrics)
 
 
@@ -85,7 +85,7 @@ def test_published_parameters_survive_the_next_update():
     published = [np.array(state.params["mean"])]
     kept = [state.params]
     for seed in range(3):
-        state, _ = learner.update(state, learner.assemble([make_unroll(8, seed=seed)]))
+        state, _, _ = learner.update(state, learner.assemble([make_unroll(8, seed=seed)]))
         kept.append(state.params)
         published.append(np.array(state.params["mean"]))
     for params, value in zip(kept, published, strict=True):
@@ -98,7 +98,7 @@ def test_lag_counts_updates_since_acting():
     learner = Learner(agent, 1, jax.devices()[:1], jax.random.key(1))
     state = learner.place(agent.init(jax.random.key(0)))
     for _ in range(3):
-        state, metrics = learner.update(state, learner.assemble([make_unroll(4)]))
+        state, metrics, _ = learner.update(state, learner.assemble([make_unroll(4)]))
     assert metrics["lag_mean"] == 2.0
     assert metrics["lag_max"] == 2
 
@@ -117,7 +117,7 @@ def test_observation_statistics_are_those_of_all_devices():
                 extras=jnp.full((5, 8), -1.9), actor_state=ActorState((), ())
             )
             opening.append(unroll.timesteps.observation[0])
-            state, _ = learner.update(state, learner.assemble([unroll]))
+            state, _, _ = learner.update(state, learner.assemble([unroll]))
         return jax.device_get(state), np.concatenate(opening)
 
     one, opening = learn(1)

@@ -93,6 +93,7 @@ def test_live_view_before_the_first_numbers():
     with view:
         view.update({"env_steps": 0, "wall_s": 0.0, "episode_return_mean": math.nan})
         view.update({"lag_mean": None})
+        view.update({"replay/items": 12345, "replay/bytes": 2.5e8})
     assert "nan" not in rendered(view)
 
 

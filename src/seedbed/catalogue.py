@@ -47,6 +47,92 @@ def pong_impala() -> TrainConfig:
     return TrainConfig(AtariEnv("pong", stickiness=0.0), _atari_impala(), central)
 
 
+def pong_ppo() -> TrainConfig:
+    """Atari Pong with PPO (Nature CNN, no sticky actions)."""
+    from seedbed.agents.ppo import Ppo
+
+    agent = Ppo(
+        unroll=32,
+        batch=32,
+        epochs=2,
+        minibatches=4,
+        normalise_observations=True,
+        entropy_cost=0.005,
+        learning_rate=5e-4,
+    )
+    central = CentralConfig(steps=2_500_000, envs_per_actor=16, evaluate_every=500_000)
+    return TrainConfig(AtariEnv("pong", stickiness=0.0), agent, central)
+
+
+def _atari_dqn(game: str, **options: Any) -> TrainConfig:
+    """A DQN for a workstation: a small network, pixels less their mean, replay that fits a laptop."""
+    from seedbed.agents.dqn import Dqn
+
+    shared: dict[str, Any] = {
+        "normalise_observations": True,
+        "torso": "small",
+        "head_size": 256,
+        "dueling": True,
+        "n_step": 3,
+        "capacity": 400_000,
+        "min_size": 20_000,
+        "ratio": 4.0,
+        "learning_rate": 2.5e-4,
+        "target_period": 1000,
+        "epsilon": 0.4,
+    }
+    agent = Dqn(**shared | options)
+    central = CentralConfig(steps=2_500_000, envs_per_actor=16, evaluate_every=250_000)
+    return TrainConfig(AtariEnv(game, stickiness=0.0), agent, central)
+
+
+def pong_dqn() -> TrainConfig:
+    """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
+    return _atari_dqn("pong")
+
+
+def pong_apex() -> TrainConfig:
+    """Atari Pong with Ape-X: DQN on prioritised replay (small CNN, no sticky actions)."""
+    return _atari_dqn("pong", priority_exponent=0.6, importance_exponent=0.4)
+
+
+def _atari_r2d2(game: str) -> TrainConfig:
+    """R2D2 for two cores: single frames, a small network and short sequences."""
+    from seedbed.agents.r2d2 import R2d2
+
+    agent = R2d2(
+        normalise_observations=True,
+        torso="small",
+        lstm_size=256,
+        head_size=256,
+        batch=16,
+        sequence=20,
+        burn_in=10,
+        capacity=40_000,
+        min_size=1_000,
+        ratio=1.0,
+        gamma=0.99,
+        learning_rate=3e-4,
+        target_period=500,
+    )
+    central = CentralConfig(steps=5_000_000, envs_per_actor=16, evaluate_every=250_000)
+    return TrainConfig(AtariEnv(game, stickiness=0.0, frame_stack=1), agent, central)
+
+
+def pong_r2d2() -> TrainConfig:
+    """Atari Pong with R2D2 (small CNN, memory instead of stacked frames, no sticky actions)."""
+    return _atari_r2d2("pong")
+
+
+def pong_r2d2_full() -> TrainConfig:
+    """Atari Pong with R2D2 as SEED RL has it (needs an accelerator)."""
+    from seedbed.agents.r2d2 import R2d2
+
+    agent = R2d2(ratio=0.75, torso="nature", max_gradient_norm=80.0)
+    central = CentralConfig(steps=100_000_000, envs_per_actor=64)
+    return TrainConfig(AtariEnv("pong", stickiness=0.0), agent, central)
+
+
 def breakout_impala() -> TrainConfig:
     """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
     central = CentralConfig(steps=20_000_000)
@@ -187,14 +273,66 @@ def cartpole_ppo() -> TrainConfig:
     return TrainConfig(CartPole(), agent, FusedConfig(steps=300_000))
 
 
+def cartpole_dqn() -> TrainConfig:
+    """CartPole on the device with double DQN."""
+    from seedbed.agents.dqn import Dqn
+    from seedbed.envs.classic.cartpole import CartPole
+
+    agent = Dqn(
+        hidden_sizes=(128, 128),
+        activation="tanh",
+        batch=256,
+        capacity=100_000,
+        min_size=1_000,
+        ratio=8.0,
+        n_step=5,
+        reward_clip=0.0,
+        error_clip=0.0,
+        target_period=250,
+        learning_rate=5e-4,
+        adam_epsilon=1e-8,
+        max_gradient_norm=100.0,
+    )
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
+
+
+def _on_device_sac(env: Environment, steps: int) -> TrainConfig:
+    """SAC with an update every other step."""
+    from seedbed.agents.sac import Sac
+
+    return TrainConfig(env, Sac(ratio=128.0), FusedConfig(steps=steps))
+
+
+def half_cheetah_sac() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with SAC."""
+    from seedbed.envs.locomotion.half_cheetah import HalfCheetah
+
+    return _on_device_sac(HalfCheetah(), 600_000)
+
+
+def hopper_sac() -> TrainConfig:
+    """Hopper-v5 on our own physics with SAC (Euler)."""
+    from seedbed.envs.locomotion.hopper import Hopper
+
+    return _on_device_sac(Hopper(integrator="euler"), 600_000)
+
+
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
+    "pong/ppo": pong_ppo,
+    "pong/dqn": pong_dqn,
+    "pong/apex": pong_apex,
+    "pong/r2d2": pong_r2d2,
+    "pong/r2d2-full": pong_r2d2_full,
     "breakout/impala": breakout_impala,
     "cartpole/impala": cartpole_impala,
     "cartpole/ppo": cartpole_ppo,
+    "cartpole/dqn": cartpole_dqn,
     "ant/ppo": ant_ppo,
     "half_cheetah/ppo": half_cheetah_ppo,
+    "half_cheetah/sac": half_cheetah_sac,
     "hopper/ppo": hopper_ppo,
+    "hopper/sac": hopper_sac,
     "humanoid/ppo": humanoid_ppo,
     "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
     "inverted_pendulum/ppo": inverted_pendulum_ppo,

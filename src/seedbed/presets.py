@@ -17,7 +17,13 @@ from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
 
-AGENTS = {"impala": "seedbed.agents.impala:Impala", "ppo": "seedbed.agents.ppo:Ppo"}
+AGENTS = {
+    "impala": "seedbed.agents.impala:Impala",
+    "ppo": "seedbed.agents.ppo:Ppo",
+    "dqn": "seedbed.agents.dqn:Dqn",
+    "r2d2": "seedbed.agents.r2d2:R2d2",
+    "sac": "seedbed.agents.sac:Sac",
+}
 BOUND = ("spec", "total_updates")
 """Agent fields that `types.bind` fills: neither options nor part of a configuration."""
 ENV_BOUND = ("model",)

@@ -57,7 +57,8 @@ class Trajectory(NamedTuple):
     action: Tree  # [T, B, ...]
     extras: Tree  # [T, B, ...] the behaviour policy's output
     actor_state: ActorState  # [B, ...] before acting on row 0
-    params_version: Array  # [T, B] int32, the learner step whose parameters chose the action
+    params_version: Tree  # [T, B] int32, the learner step whose parameters chose; () from replay
+    importance: Tree = ()  # [B] float32, by which an item's loss counts; () outside replay
 
 
 class Masks(NamedTuple):
@@ -141,12 +142,40 @@ class OnPolicy:
     batch: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Experience that is kept and drawn again: an update uses `batch` items.
+
+    An item has `burn_in + sequence` transitions of one environment; one begins every `period` steps of
+    an episode, and is cut short where the episode ends: what is missing after the end, and before the
+    beginning where memory is warmed up, are rows with `first` set, which are no transitions. With
+    `cross_episodes` items run on through auto-resets, and one begins every `period` steps of all.
+    """
+
+    batch: int
+    sequence: int  # transitions of an item that are learned from
+    period: int  # steps from the start of an item to the next
+    capacity: int  # items kept; the oldest goes first
+    min_size: int  # items before the first update
+    ratio: float  # how often an item is drawn, on average: what ties learning to acting
+    burn_in: int = 0  # transitions before these that only warm up the memory
+    priority_exponent: float = 0.0  # of drawing; 0 draws all items alike
+    importance_exponent: float = 0.0  # how far weights make up for that
+    cross_episodes: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Timesteps of an item."""
+        return self.burn_in + self.sequence + 1
+
+
 class LearnerState(NamedTuple):
     """What learning carries from update to update."""
 
     params: Tree  # all that acting needs; published, never donated
     optimizer_state: Tree
     updates: Array  # int32 scalar: applied gradients
+    auxiliary: Tree = ()  # what only learning needs, such as target networks; shares no buffers
 
 
 class Output(NamedTuple):
@@ -156,6 +185,7 @@ class Output(NamedTuple):
     weight: (
         Array  # float32 scalar: valid rows, by which devices' gradients and metrics are averaged
     )
+    priorities: Tree = ()  # [B] float32 above 0, of the items of a batch; () outside replay
 
 
 @runtime_checkable
@@ -186,7 +216,7 @@ class Agent(Protocol):
         ...
 
     @property
-    def experience(self) -> OnPolicy:
+    def experience(self) -> OnPolicy | Replay:
         """How experience reaches the learner."""
         ...
 
@@ -214,6 +244,23 @@ class Agent(Protocol):
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
         """Applies a gradient."""
+        ...
+
+
+@runtime_checkable
+class ReplayAgent(Agent, Protocol):
+    """An agent that learns from replay: one epoch and one minibatch of items an update."""
+
+    @property
+    def experience(self) -> Replay:
+        """What it keeps and draws."""
+        ...
+
+    def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
+        """Priorities `[B]`, above 0, of new items, from what acting knew; no key is consumed.
+
+        Leaves are `[T + 1, B, ...]`, T of them transitions of `burn_in + sequence`; the observation is ().
+        """
         ...
 
 

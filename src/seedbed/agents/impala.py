@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.actor_critic import ActorCriticAgent, Params, Seen
+from seedbed.agents.actor_critic import ActorCriticAgent
+from seedbed.agents.network import Params, Seen
 from seedbed.ops import losses, returns
 from seedbed.ops.distributions import distribution
 from seedbed.types import (

@@ -98,3 +98,110 @@ class TruncationProbe:
         reward = jnp.where(arrived, jnp.where(action == 1, 0.4, 0.2), -1.0)
         timestep = Timestep(jnp.ones(1), reward, arrived & (action == 1), no, no)
         return EnvState(jnp.bool_(True), timestep, {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepeatProbe:
+    """Pays 1 for naming the symbol that was shown `delay` steps before: tests memory.
+
+    It shows one of `choices` symbols, all as likely, one-hot, and draws a new one every step; an action
+    names a symbol. The first `delay` steps pay nothing. An episode terminates after `length` steps.
+
+    The best return is length - delay. With a delay of 1 or more, what is shown tells nothing of what is
+    asked for, so every policy without memory has (length - delay) / choices on average; with delay 0
+    none is needed. A policy that also sees its previous action may use that as a memory, and gain.
+    """
+
+    delay: int = 4
+    choices: int = 4
+    length: int = 20
+
+    @property
+    def episode_steps(self) -> int:
+        """None: it ends by itself."""
+        return 0
+
+    @property
+    def frame_skip(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What it shows, and its actions."""
+        return EnvSpec(ArraySpec((self.choices,), "float32"), Discrete(self.choices))
+
+    def reset(self, key: Array) -> EnvState:
+        """Opens an episode; nothing was shown yet."""
+        nothing = jnp.full(self.delay + 1, -1, jnp.int32)
+        return self._state(jnp.int32(0), key, jnp.float32(0), nothing)
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Pays for the symbol that the action names."""
+        passed, key, shown = state.inner
+        return self._state(passed + 1, key, jnp.where(action == shown[-1], 1.0, 0.0), shown)
+
+    def _state(self, passed: Array, key: Array, reward: Array, shown: Array) -> EnvState:
+        key, drawing = jax.random.split(key)
+        symbol = (self.choices * jax.random.uniform(drawing)).astype(jnp.int32)
+        shown = jnp.concatenate([symbol[None], shown[:-1]])
+        observation = (jnp.arange(self.choices) == symbol).astype(jnp.float32)
+        timestep = Timestep(
+            observation, reward, passed >= self.length, jnp.bool_(False), passed == 0
+        )
+        return EnvState((passed, key, shown), timestep, {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TMazeProbe:
+    """A corridor that ends at a junction, where a cue seen only at its start says which way pays.
+
+    It shows (the cue, 1 or -1 by a fair draw, at the start and 0 elsewhere; 1 at the junction, otherwise
+    0). Action 0 walks on, `length` times to the junction; 1 and 2 turn, which at the junction ends the
+    episode: action 1 earns 4 if the cue was 1, action 2 if it was -1, and the other costs 0.1. Whatever
+    leads nowhere, turning in the corridor or walking on at the junction, costs 0.1 too. Source: Bakker
+    (2001), "Reinforcement learning with long short-term memory", without the way back.
+
+    The best return is 4. Both cues look alike at the junction, and what moves on is always action 0; so
+    the best policy without memory turns at random there, and has 1.95 on average, also if it sees its
+    previous action and reward.
+    """
+
+    length: int = 10
+
+    @property
+    def episode_steps(self) -> int:
+        """Some more than random walking takes."""
+        return 5 * (self.length + 1)
+
+    @property
+    def frame_skip(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What it shows, and its actions."""
+        return EnvSpec(ArraySpec((2,), "float32"), Discrete(3))
+
+    def reset(self, key: Array) -> EnvState:
+        """Stands at the start, with a new cue."""
+        cue = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        return self._state(jnp.int32(0), cue, jnp.float32(0), jnp.bool_(False), jnp.bool_(True))
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        """Walks on, or turns."""
+        place, cue = state.inner
+        junction, turns = place == self.length, action > 0
+        pays = junction & turns & ((action == 1) == (cue > 0))
+        walks = ~junction & ~turns
+        reward = jnp.where(pays, 4.0, jnp.where(walks, 0.0, -0.1))
+        return self._state(place + walks, cue, reward, junction & turns, jnp.bool_(False))
+
+    def _state(
+        self, place: Array, cue: Array, reward: Array, terminated: Array, first: Array
+    ) -> EnvState:
+        shown = jnp.where(place == 0, cue, 0.0)
+        observation = jnp.stack([shown, (place == self.length).astype(jnp.float32)])
+        timestep = Timestep(observation, reward, terminated, jnp.bool_(False), first)
+        return EnvState((place, cue), timestep, {})

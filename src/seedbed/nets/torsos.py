@@ -20,7 +20,7 @@ from seedbed.nets.pooling import max_pool
 from seedbed.types import SeedbedError
 
 Tree = Any
-TorsoName = Literal["nature", "resnet", "mlp"]
+TorsoName = Literal["nature", "small", "resnet", "mlp"]
 hidden_init = nn.initializers.orthogonal(2**0.5)
 
 
@@ -78,15 +78,34 @@ class Nature(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 512]`; raises SeedbedError if the image is under 36 pixels."""
-        if min(x.shape[1:3]) < 36:
-            raise SeedbedError(
-                f"torso nature needs images of at least 36x36 pixels but got {x.shape[1:3]}; "
-                "choose torso resnet or mlp"
-            )
+        _check_size("nature", x, 36)
         x = Convolution(32, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(64, 4, stride=2, dtype=self.dtype)(x)
         x = Convolution(64, 3, stride=1, dtype=self.dtype)(x)
         return Mlp((512,), dtype=self.dtype)(x)
+
+
+class Small(nn.Module):
+    """The network of Mnih et al. (2013) over images `[B, H, W, C]`: 256 features for a third of the work."""
+
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
+        """Returns features `[B, 256]`; raises SeedbedError if the image is under 20 pixels."""
+        _check_size("small", x, 20)
+        x = Convolution(16, 8, stride=4, dtype=self.dtype)(x, scaling)
+        x = Convolution(32, 4, stride=2, dtype=self.dtype)(x)
+        return Mlp((256,), dtype=self.dtype)(x)
+
+
+def _check_size(torso: TorsoName, images: Array, least: int) -> None:
+    height, width = images.shape[1:3]
+    if min(height, width) < least:
+        raise SeedbedError(
+            f"torso {torso} needs images of at least {least}x{least} pixels but got {height}x{width}; "
+            "choose torso resnet or mlp"
+        )
 
 
 class DeepResNet(nn.Module):
@@ -157,4 +176,6 @@ class Torso(nn.Module):
             return Mlp(self.sizes, self.activation, dtype=self.dtype)
         if self.image == "nature":
             return Nature(dtype=self.dtype)
+        if self.image == "small":
+            return Small(dtype=self.dtype)
         return DeepResNet(dtype=self.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from typing import Any
@@ -17,12 +18,22 @@ from seedbed.runtime.inference import Inference
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
+from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Start, View, choose_devices, stopping_signals
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stacked_spec
 from seedbed.runtime.supervisor import Setup, Supervisor
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError, bind
+from seedbed.types import (
+    Agent,
+    HostEnvConfig,
+    LearnerState,
+    OnPolicy,
+    Replay,
+    ReplayAgent,
+    SeedbedError,
+    bind,
+)
 
 
 def train(
@@ -54,7 +65,9 @@ def train(
         if pool.wait_spec(stop.is_set) is None:
             return {"interrupted": True}
         setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        stack.callback(setup.queue.close)
+        if isinstance(setup.feed, ReplayFeed):
+            stack.callback(setup.feed.replay.close)
+        stack.callback(setup.feed.close)
         stack.callback(stop.set)
         log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))
         writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
@@ -63,22 +76,24 @@ def train(
         return supervisor.finish(interrupted)
 
 
-def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> int:
-    """Returns how many groups' unrolls make a batch; raises SeedbedError where sizes do not divide."""
-    batch, learners = agent.experience.batch, len(config.learner_devices)
-    if batch % pool.group_size:
-        raise SeedbedError(
-            f"agent.batch is {batch} unrolls: it must be a multiple of a group's {pool.group_size} "
-            "environments (half of envs_per_actor)"
-        )
-    if batch > pool.num_envs * 2:
-        raise SeedbedError(
-            f"agent.batch is {batch} unrolls, but there are only {pool.num_envs} environments: lower it, "
-            "or raise actors or envs_per_actor"
-        )
+def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> None:
+    """Raises SeedbedError where sizes do not divide."""
+    experience, learners = agent.experience, len(config.learner_devices)
+    batch = experience.batch
+    if isinstance(experience, OnPolicy):
+        if batch % pool.group_size:
+            raise SeedbedError(
+                f"agent.batch is {batch} unrolls: it must be a multiple of a group's "
+                f"{pool.group_size} environments (half of envs_per_actor)"
+            )
+        if batch > pool.num_envs * 2:
+            raise SeedbedError(
+                f"agent.batch is {batch} unrolls, but there are only {pool.num_envs} environments: "
+                "lower it, or raise actors or envs_per_actor"
+            )
     if batch % (learners * agent.minibatches):
         raise SeedbedError(
-            f"agent.batch is {batch} unrolls: it must divide by {learners} learner devices x "
+            f"agent.batch is {batch}: it must divide by {learners} learner devices x "
             f"{agent.minibatches} minibatches"
         )
     if pool.num_groups < len(config.inference_devices):
@@ -86,7 +101,16 @@ def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> int:
             f"{len(config.inference_devices)} inference devices for {pool.num_groups} actor groups: name "
             "fewer devices or start more actors"
         )
-    return batch // pool.group_size
+
+
+def _total_updates(agent: Agent, steps: int) -> int:
+    """Updates of a run of this many agent steps."""
+    experience = agent.experience
+    if isinstance(experience, Replay):
+        items = max(0, steps // experience.period - experience.min_size)
+        return math.ceil(items * experience.ratio / experience.batch)
+    batches = -(-steps // (experience.unroll * experience.batch))
+    return batches * agent.epochs * agent.minibatches
 
 
 def _set_up(
@@ -100,9 +124,8 @@ def _set_up(
     inference_devices = choose_devices(config.inference_devices, "--inference-devices")
     learner_devices = choose_devices(config.learner_devices, "--learner-devices")
     spec = pool.spec
-    unrolls = _check_sizes(agent, config, pool)
-    per_batch = agent.experience.unroll * agent.experience.batch
-    total = -(-config.steps // per_batch) * agent.epochs * agent.minibatches
+    _check_sizes(agent, config, pool)
+    total = _total_updates(agent, config.steps)
     agent = bind(agent, stacked_spec(spec, env.frame_stack), total)
     run_key = jax.random.key(config.seed)
     init_key, act_key, learn_key = jax.random.split(run_key, 3)
@@ -116,15 +139,23 @@ def _set_up(
         Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
         for device, part in zip(inference_devices, parts, strict=True)
     ]
-    queue = UnrollQueue(2 * unrolls)
+    feed: UnrollQueue | ReplayFeed
+    if isinstance(agent, ReplayAgent):
+        feed = ReplayFeed(agent, pool, env.frame_stack, config, run)
+        found = feed.restore(start.env_steps)
+        if start.env_steps:
+            view.message(found)
+    else:
+        unrolls = agent.experience.batch // pool.group_size
+        feed = UnrollQueue(2 * unrolls, unrolls)
     learner = Learner(agent, env.frame_stack, learner_devices, learn_key)
-    learning = LearnerLoop(learner, state, inferences, queue, unrolls)
+    learning = LearnerLoop(learner, state, inferences, feed)
     for inference in inferences:
         inference.compile(spec)
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
     left = config.steps - start.env_steps
-    acting = InferenceLoop(pool, inferences, queue, episodes, deadline, left)
-    return Setup(agent, env, config, pool, acting, learning, queue, start)
+    acting = InferenceLoop(pool, inferences, feed, episodes, deadline, left)
+    return Setup(agent, env, config, pool, acting, learning, feed, start)
 
 
 def _initial(

@@ -32,6 +32,8 @@ class CentralConfig:
     """Seconds between checkpoints."""
     keep_checkpoints: int = 3
     """Checkpoints to keep besides the best."""
+    save_replay: bool = True
+    """Whether replay is kept in files of the run, so that a resumed run does not fill it again."""
     log_every_s: float = 10.0
     """Seconds between lines of metrics."""
 
@@ -54,10 +56,7 @@ class CentralConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FusedConfig:
-    """How the fused runtime trains, whatever the agent and the environment.
-
-    It has as many environments as an update of the agent has unrolls.
-    """
+    """How the fused runtime trains, whatever the agent and the environment."""
 
     steps: int = 10_000_000
     """Agent steps to train for, of each seed."""
@@ -67,6 +66,10 @@ class FusedConfig:
     """Independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
     sweep: str = ""
     """Values of a number of the agent to train at once, each with every seed: learning_rate=1e-3,2e-3."""
+    envs: int = 16
+    """Environments of an agent that learns from replay; others have as many as an update has unrolls."""
+    unroll: int = 8
+    """Steps of each of these between updates; other agents say so themselves."""
     devices: tuple[int, ...] = (0,)
     """Indices of the devices among which the environments are divided."""
     evaluate_every: int = 0
@@ -82,7 +85,8 @@ class FusedConfig:
 
     def __post_init__(self) -> None:
         """Checks ranges; raises SeedbedError."""
-        for field in ("steps", "seeds", "evaluate_episodes", "keep_checkpoints"):
+        counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
+        for field in counts:
             _at_least(field, getattr(self, field), 1)
         for field in ("seed", "evaluate_every"):
             _at_least(field, getattr(self, field), 0)

@@ -78,8 +78,8 @@ class _Progress:
 
     @property
     def updates(self) -> int:
-        agent = self.program.agent
-        return self.iteration * agent.epochs * agent.minibatches
+        """Applied gradients of each seed."""
+        return int(np.ravel(self.report.updates)[0]) if self.report else self.start.updates
 
     @property
     def done(self) -> bool:
@@ -95,8 +95,8 @@ class _Progress:
                 f"{before:,} and {self.env_steps:,}: mend the environment, then go on from the last "
                 "checkpoint with --resume"
             )
-        require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
         self.report = report
+        require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
         self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
         sums = (np.ravel(x) for x in (report.episodes, report.returns, report.lengths))
         for episodes, ended in zip(self.episodes, zip(*sums, strict=True), strict=True):
@@ -217,7 +217,8 @@ class _Driver:
         passed = max(now - before, 1e-9)
         rate = (steps - steps_before) * len(progress.episodes) / passed
         report = progress.report
-        agent = {} if report is None else {k: np.mean(v) for k, v in report.metrics.items()}
+        learned = {} if report is None or not progress.updates else report.metrics
+        agent = {k: np.mean(v) for k, v in learned.items()}
         env = {} if report is None else report.env_metrics
         return {
             "wall_s": now - progress.zero,

@@ -16,11 +16,15 @@ from seedbed.types import (
     Agent,
     Array,
     EnvSpec,
+    Replay,
     Timestep,
     Trajectory,
     Tree,
     action_array,
 )
+
+ROWS = 16
+"""Steps of timesteps that are held where they go to replay: enough for their moving to be rare."""
 
 Device: TypeAlias = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -33,18 +37,33 @@ class Unroll(NamedTuple):
     action: Tree  # [T, B, ...]
     extras: Tree  # [T, B, ...]
     actor_state: ActorState  # [B, ...] before acting on row 0
-    params_version: Array  # [T, B] int32
+    params_version: Tree  # [T, B] int32; () from replay
+    importance: Tree = ()  # [B] float32 from replay
+
+
+class Acted(NamedTuple):
+    """What acting on k groups gave; of `extras` and `core` only what replay keeps, else ()."""
+
+    action: Tree  # [k, n, ...]
+    extras: Tree  # [k, n, ...]
+    core: Tree  # [k, n, ...] before acting
+
+
+class Kept(NamedTuple):
+    """What an unroll has besides its timesteps, where the learner takes it from this device."""
+
+    action: Tree  # [G, T + 1, n, ...]
+    extras: Tree  # [G, T + 1, n, ...]
+    params_version: Array  # [G, T + 1, n] int32
+    start_state: ActorState  # [G, 2, n, ...] before row 0 of this unroll, and of the next
 
 
 class Store(NamedTuple):
     """Device memory of G groups of n environments; row R of unrolls is T + 1 with S - 1 frames before."""
 
     timesteps: Timestep  # [G, S - 1 + T + 1, n, ...]
-    action: Tree  # [G, T + 1, n, ...]
-    extras: Tree  # [G, T + 1, n, ...]
-    params_version: Array  # [G, T + 1, n] int32
     actor_state: ActorState  # [G, n, ...]
-    start_state: ActorState  # [G, 2, n, ...] before row 0 of this unroll, and of the next
+    kept: Kept | tuple[()]  # () where experience goes to replay on the host
 
 
 class Calls(NamedTuple):
@@ -59,9 +78,7 @@ class Calls(NamedTuple):
 def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
     """Stacks frames and so turns an unroll into what agents learn from."""
     timesteps = stack_timesteps(unroll.timesteps, frame_stack)
-    return Trajectory(
-        timesteps, unroll.action, unroll.extras, unroll.actor_state, unroll.params_version
-    )
+    return Trajectory(timesteps, *unroll[1:])
 
 
 def environment_keys(run_key: Array, env_ids: Array, counters: Array) -> Array:
@@ -75,7 +92,7 @@ def make_store(
 ) -> Store:
     """Allocates the store for groups of environments `group_envs` `[G, n]` out of `num_envs`."""
     groups, size = group_envs.shape
-    unroll = agent.experience.unroll
+    unroll = rows_of(agent)
     params = jax.eval_shape(agent.init, jax.random.key(0)).params
     state = agent.actor_state(jnp.asarray(group_envs.reshape(-1)), num_envs)
     timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, groups * size)), frame_stack)
@@ -89,14 +106,22 @@ def make_store(
         return jnp.zeros((groups, unroll + 1, size, *leaf.shape[1:]), leaf.dtype)
 
     state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
-    return Store(
-        timesteps=zero_timesteps(spec, (groups, frame_stack + unroll, size)),
+    timesteps = zero_timesteps(spec, (groups, frame_stack + unroll, size))
+    if isinstance(agent.experience, Replay):
+        return Store(timesteps, state, ())
+    kept = Kept(
         action=jnp.zeros((groups, unroll + 1, size, *action.shape), action.dtype),
         extras=jax.tree.map(rows, extras),
         params_version=jnp.zeros((groups, unroll + 1, size), jnp.int32),
-        actor_state=state,
         start_state=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf], axis=1), state),
     )
+    return Store(timesteps, state, kept)
+
+
+def rows_of(agent: Agent) -> int:
+    """Steps between two moves of the timesteps on the device: an unroll, where experience is one."""
+    experience = agent.experience
+    return ROWS if isinstance(experience, Replay) else experience.unroll
 
 
 def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
@@ -120,14 +145,10 @@ def _act(
     store: Store,
     group_envs: Array,
     calls: Calls,
-) -> tuple[Store, Tree]:
-    """Stores the timesteps, acts on them and stores what acting produced; returns actions `[k, n]`."""
+) -> tuple[Store, Acted]:
+    """Stores the timesteps, acts on them and stores what acting produced."""
     group, row = calls.group, calls.row
-    unroll = agent.experience.unroll
     size = group_envs.shape[1]
-
-    def write(leaf: Array, rows: Array, value: Array) -> Array:
-        return leaf.at[group, rows].set(value, mode="drop")
 
     def flat(leaf: Array) -> Array:
         return leaf.reshape(-1, *leaf.shape[2:])
@@ -136,14 +157,12 @@ def _act(
         return leaf.reshape(-1, size, *leaf.shape[1:])
 
     timesteps = jax.tree.map(
-        lambda leaf, value: write(leaf, row + frame_stack - 1, value),
+        lambda leaf, value: leaf.at[group, row + frame_stack - 1].set(value, mode="drop"),
         store.timesteps,
         calls.timestep,
     )
     timestep = _newest(timesteps, group, row, frame_stack)
     state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), store.actor_state)
-    # Row 0 opens this unroll; row T is row 0 of the next. No other row is a start.
-    start = jnp.where(row == 0, 0, jnp.where(row == unroll, 1, 2))
     keys = environment_keys(
         run_key, flat(group_envs.at[group].get(mode="clip")), jnp.repeat(calls.counter, size)
     )
@@ -151,50 +170,60 @@ def _act(
         params, jax.tree.map(flat, state), timestep, keys, evaluate=False
     )
     action, extras, new_state = jax.tree.map(grouped, (action, extras, new_state))
-
-    def write_row(leaf: Array, value: Array) -> Array:
-        return write(leaf, row, value.astype(leaf.dtype))
-
-    versions = jnp.broadcast_to(version, (group.shape[0], size))
-    return Store(
-        timesteps=timesteps,
-        action=jax.tree.map(write_row, store.action, action),
-        extras=jax.tree.map(write_row, store.extras, extras),
-        params_version=write_row(store.params_version, versions),
-        actor_state=jax.tree.map(
-            lambda leaf, value: leaf.at[group].set(value, mode="drop"), store.actor_state, new_state
-        ),
-        start_state=jax.tree.map(
-            lambda leaf, value: write(leaf, start, value), store.start_state, state
-        ),
-    ), action
-
-
-def _take(frame_stack: int, store: Store, group: Array) -> tuple[Store, Unroll]:
-    """Copies a completed unroll out and moves its last row to row 0 of the next."""
-    mine = jax.tree.map(lambda leaf: leaf[group], store)
-
-    def shift(leaf: Array, own: Array, kept: int) -> Array:
-        return leaf.at[group, :kept].set(own[-kept:])
-
-    unroll = Unroll(
-        timesteps=mine.timesteps,
-        action=jax.tree.map(lambda leaf: leaf[:-1], mine.action),
-        extras=jax.tree.map(lambda leaf: leaf[:-1], mine.extras),
-        actor_state=jax.tree.map(lambda leaf: leaf[0], mine.start_state),
-        params_version=mine.params_version[:-1],
+    actor_state = jax.tree.map(
+        lambda leaf, value: leaf.at[group].set(value, mode="drop"), store.actor_state, new_state
     )
-    one = functools.partial(shift, kept=1)
-    return Store(
-        timesteps=jax.tree.map(
-            functools.partial(shift, kept=frame_stack), store.timesteps, mine.timesteps
-        ),
-        action=jax.tree.map(one, store.action, mine.action),
-        extras=jax.tree.map(one, store.extras, mine.extras),
-        params_version=one(store.params_version, mine.params_version),
-        actor_state=store.actor_state,
-        start_state=jax.tree.map(one, store.start_state, mine.start_state),
-    ), unroll
+    if not isinstance(store.kept, Kept):
+        return Store(timesteps, actor_state, ()), Acted(action, extras, state.core)
+    kept = _keep(store.kept, calls, rows_of(agent), action, extras, version, state)
+    return Store(timesteps, actor_state, kept), Acted(action, (), ())
+
+
+def _keep(
+    kept: Kept,
+    calls: Calls,
+    unroll: int,
+    action: Tree,
+    extras: Tree,
+    version: Array,
+    state: ActorState,
+) -> Kept:
+    """Writes the row of the unroll that belongs to the timestep."""
+    group, row = calls.group, calls.row
+
+    def write(leaf: Array, rows: Array, value: Array) -> Array:
+        return leaf.at[group, rows].set(value.astype(leaf.dtype), mode="drop")
+
+    # Row 0 opens this unroll; row T is row 0 of the next. No other row is a start.
+    start = jnp.where(row == 0, 0, jnp.where(row == unroll, 1, 2))
+    versions = jnp.broadcast_to(version, calls.timestep.first.shape)
+    return Kept(
+        action=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.action, action),
+        extras=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.extras, extras),
+        params_version=write(kept.params_version, row, versions),
+        start_state=jax.tree.map(lambda leaf, x: write(leaf, start, x), kept.start_state, state),
+    )
+
+
+def _take(frame_stack: int, store: Store, group: Array) -> tuple[Store, Unroll | None]:
+    """Moves a group's last row to row 0 of the next unroll; returns the completed one, if kept."""
+
+    def shift(leaf: Array, last: int) -> Array:
+        return leaf.at[group, :last].set(leaf[group, -last:])
+
+    timesteps = jax.tree.map(functools.partial(shift, last=frame_stack), store.timesteps)
+    kept = store.kept
+    if not isinstance(kept, Kept):
+        return Store(timesteps, store.actor_state, ()), None
+    unroll = Unroll(
+        timesteps=jax.tree.map(lambda leaf: leaf[group], store.timesteps),
+        action=jax.tree.map(lambda leaf: leaf[group, :-1], kept.action),
+        extras=jax.tree.map(lambda leaf: leaf[group, :-1], kept.extras),
+        actor_state=jax.tree.map(lambda leaf: leaf[group, 0], kept.start_state),
+        params_version=kept.params_version[group, :-1],
+    )
+    kept = jax.tree.map(functools.partial(shift, last=1), kept)
+    return Store(timesteps, store.actor_state, kept), unroll
 
 
 class Published(NamedTuple):
@@ -220,7 +249,7 @@ class Inference:
         """Allocates the store and stages for groups `group_envs` `[G, n]` of environment ids."""
         self.device = device
         self.num_groups, self.group_size = group_envs.shape
-        self.unroll = agent.experience.unroll
+        self.unroll = rows_of(agent)
         with jax.default_device(device):
             self._group_envs = jax.device_put(jnp.asarray(group_envs, jnp.uint32), device)
             store = make_store(agent, spec, frame_stack, group_envs, num_envs)
@@ -233,6 +262,8 @@ class Inference:
         # First unrolls begin one after the other: groups that completed theirs together would fill the
         # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
         self._hold = np.arange(self.num_groups) * self.unroll // self.num_groups
+        if isinstance(agent.experience, Replay):
+            self._hold[:] = 0
         self._counter = np.zeros(self.num_groups, np.uint32)
         self._published: Published | None = None
         self._lock = threading.Lock()
@@ -254,10 +285,10 @@ class Inference:
         self._store, _ = self._take(self._store, np.int32(0))
         jax.block_until_ready(self._store)
 
-    def act(self, timestep: Timestep, groups: list[int]) -> tuple[Tree, list[int]]:
+    def act(self, timestep: Timestep, groups: list[int]) -> tuple[Acted, list[int]]:
         """Starts acting on numpy timesteps `[k, n, ...]` of `groups` (a size of `sizes`, or fewer: padded).
 
-        Returns the actions `[k, n, ...]`, not yet waited for, and the groups whose unroll is complete.
+        Returns what acting gave, not yet waited for, and the groups whose unroll is complete.
         The arrays must stay unchanged until the actions are ready.
         """
         size = timestep.first.shape[0]
@@ -265,15 +296,15 @@ class Inference:
         group[: len(groups)] = groups
         row, counter = np.zeros(size, np.int32), np.zeros(size, np.uint32)
         row[: len(groups)], counter[: len(groups)] = self._row[groups], self._counter[groups]
-        action = self._call(Calls(timestep, group, row, counter))
+        acted = self._call(Calls(timestep, group, row, counter))
         self._counter[groups] += 1
         self._row[groups] += self._hold[groups] == 0
         self._hold[groups] = np.maximum(self._hold[groups] - 1, 0)
         complete = [g for g in groups if self._row[g] == self.unroll + 1]
-        return action, complete
+        return acted, complete
 
-    def take(self, group: int) -> Unroll:
-        """Copies the completed unroll of a group out of the store."""
+    def take(self, group: int) -> Unroll | None:
+        """Begins the next unroll of a group; returns the completed one, unless replay has its rows."""
         self._store, unroll = self._take(self._store, np.int32(group))
         self._row[group] = 1
         return unroll
@@ -282,11 +313,11 @@ class Inference:
         """Drops the half unroll of a group whose actor was restarted."""
         self._row[group] = 0
 
-    def _call(self, calls: Calls) -> Tree:
+    def _call(self, calls: Calls) -> Acted:
         with self._lock:
             published = self._published
         assert published is not None, "publish parameters before acting"
-        self._store, action = self._act(
+        self._store, acted = self._act(
             published.params,
             np.int32(published.version),
             self._run_key,
@@ -294,7 +325,7 @@ class Inference:
             self._group_envs,
             calls,
         )
-        return action
+        return acted
 
 
 def batch_sizes(num_groups: int, platform: str) -> tuple[int, ...]:

@@ -14,8 +14,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from seedbed.ops.collectives import data_axis
+from seedbed.replay import device
+from seedbed.replay.device import Record, ReplayState
 from seedbed.runtime.inference import Device, Unroll, to_trajectory
-from seedbed.types import Agent, Array, LearnerState, Output, Trajectory, Tree
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    LearnerState,
+    Output,
+    ReplayAgent,
+    Trajectory,
+    Tree,
+)
 
 AXIS = "batch"
 STRATA = 8
@@ -27,10 +38,13 @@ class _Rest(NamedTuple):
 
     optimizer_state: Tree
     updates: Array
+    auxiliary: Tree
 
 
 def lag_metrics(unroll: Unroll, updates: Array) -> dict[str, Array]:
-    """Measures how many updates old the acting parameters of a batch were."""
+    """Measures how many updates old the acting parameters of a batch were; nothing from replay."""
+    if isinstance(unroll.params_version, tuple):
+        return {}
     lag = updates - unroll.params_version
     return {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
 
@@ -69,7 +83,8 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
     def mean(leaf: Array) -> Array:
         return jax.lax.psum(leaf * share.astype(leaf.dtype), axis)
 
-    return jax.tree.map(mean, grads), Output(jax.tree.map(mean, output.metrics), total)
+    metrics = jax.tree.map(mean, output.metrics)
+    return jax.tree.map(mean, grads), Output(metrics, total, output.priorities)
 
 
 def prepare(
@@ -90,8 +105,10 @@ def update_minibatch(
     )
     local = state
     if axis is not None:  # otherwise JAX itself would sum the gradients of replicated parameters
-        varying = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), state.params)
-        local = state._replace(params=varying)
+        params, auxiliary = jax.tree.map(
+            lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), (state.params, state.auxiliary)
+        )
+        local = state._replace(params=params, auxiliary=auxiliary)
     with data_axis(axis):
         grads, output = agent.gradients(local, part, jax.random.fold_in(key, index))
     grads, output = averaged(grads, output, axis)
@@ -119,6 +136,54 @@ def learn(
     return state, jax.tree.map(jnp.mean, metrics)
 
 
+def learn_from_replay(
+    agent: ReplayAgent,
+    updates: int,
+    state: LearnerState,
+    replay: ReplayState,
+    records: Record,
+    key: Array,
+) -> tuple[LearnerState, ReplayState, dict[str, Array]]:
+    """Adds records `[T, B]` to replay and, once that holds enough, learns from `updates` batches.
+
+    Metrics are means over the updates, and 0 while there are none.
+    """
+    experience = agent.experience
+    replay = device.add(experience, replay, records, agent.initial_priorities)
+
+    def step(
+        now: tuple[LearnerState, Tree], number: Array
+    ) -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        state, sums = now
+        held = replay._replace(sums=sums)
+        draw_key, prepare_key, loss_key = jax.random.split(jax.random.fold_in(key, number), 3)
+        drawn, items = device.sample(experience, held, draw_key)
+        trajectory = Trajectory(
+            timesteps=drawn.timesteps,
+            action=drawn.action,
+            extras=drawn.extras,
+            actor_state=ActorState(drawn.core, ()),
+            params_version=(),
+            importance=drawn.importance,
+        )
+        batch = prepare(agent, state, trajectory, prepare_key, None)
+        state, output = update_minibatch(agent, state, batch, loss_key, jnp.int32(0), None)
+        held = device.update(experience, held, items, output.priorities)
+        return (state, held.sums), output.metrics
+
+    def learn() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        now, metrics = jax.lax.scan(step, (state, replay.sums), jnp.arange(updates))
+        return now, jax.tree.map(jnp.mean, metrics)
+
+    def wait() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        metrics = jax.eval_shape(learn)[1]
+        return (state, replay.sums), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+    # Only what learning changes goes through the branches: the records would be copied.
+    (state, sums), metrics = jax.lax.cond(device.ready(experience, replay), learn, wait)
+    return state, replay._replace(sums=sums), metrics
+
+
 class Learner:
     """Compiled updates on one device, or data-parallel on several; used by one thread."""
 
@@ -134,7 +199,7 @@ class Learner:
         shuffle = functools.partial(shuffled, agent, axis=axis)
         step = functools.partial(_step, agent, axis)
         whole, rows, envs = P(), P(None, AXIS), P(AXIS)
-        unroll_specs = Unroll(rows, rows, rows, envs, rows)  # type: ignore[arg-type]
+        unroll_specs = Unroll(rows, rows, rows, envs, rows, envs)  # type: ignore[arg-type]
         self._unroll_sharding = Unroll(*(NamedSharding(self.mesh, spec) for spec in unroll_specs))  # type: ignore[arg-type]
         if axis is not None:
             prepare = jax.shard_map(
@@ -145,7 +210,7 @@ class Learner:
                 step,
                 mesh=self.mesh,
                 in_specs=(whole, whole, rows, whole, whole),
-                out_specs=(whole, whole, whole),
+                out_specs=(whole, whole, Output(whole, whole, envs)),  # type: ignore[arg-type]
             )
         self._prepare = jax.jit(prepare)
         self._shuffle = jax.jit(shuffle)
@@ -159,30 +224,37 @@ class Learner:
 
     def assemble(self, unrolls: Sequence[Unroll]) -> Unroll:
         """Joins the groups' unrolls along B and spreads them over the learner's devices."""
-        home = self.devices[0]
-        joined = self._assemble([jax.device_put(unroll, home) for unroll in unrolls])
+        home = [jax.device_put(unroll, self.devices[0]) for unroll in unrolls]
+        joined = home[0] if len(home) == 1 else self._assemble(home)
         if len(self.devices) == 1:
             return joined
         return jax.device_put(joined, self._unroll_sharding)
 
-    def update(self, state: LearnerState, unroll: Unroll) -> tuple[LearnerState, dict[str, Array]]:
-        """Runs every epoch and minibatch on a batch; donates the optimizer state, not the parameters."""
+    def update(
+        self, state: LearnerState, unroll: Unroll
+    ) -> tuple[LearnerState, dict[str, Array], Tree]:
+        """Runs every epoch and minibatch on a batch; donates all of the state but the parameters.
+
+        Returns the state, metrics, and the priorities `[B]` of items from replay.
+        """
         key = jax.random.fold_in(self.key, state.updates)
         metrics = self._lag(unroll, state.updates)
         prepare_key, key = jax.random.split(key)
         batch = self._prepare(state, unroll, prepare_key)
-        outputs = []
+        outputs: list[Output] = []
         for epoch in range(self.agent.epochs):
             order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
             order = self._shuffle(batch, order_key) if self.agent.minibatches > 1 else batch
             for index in range(self.agent.minibatches):
-                rest = _Rest(state.optimizer_state, state.updates)
+                rest = _Rest(*state[1:])
                 params, rest, output = self._step(
                     state.params, rest, order, loss_key, np.int32(index)
                 )
-                state = LearnerState(params, rest.optimizer_state, rest.updates)
-                outputs.append(output.metrics)
-        return state, metrics | jax.tree.map(lambda *values: sum(values) / len(values), *outputs)
+                state = LearnerState(params, *rest)
+                outputs.append(output)
+        found = [output.metrics for output in outputs]
+        metrics |= jax.tree.map(lambda *values: sum(values) / len(values), *found)
+        return state, metrics, outputs[-1].priorities
 
 
 def _prepare(
@@ -199,9 +271,9 @@ def _prepare(
 def _step(
     agent: Agent, axis: str | None, params: Tree, rest: _Rest, batch: Tree, key: Array, index: Array
 ) -> tuple[Tree, _Rest, Output]:
-    state = LearnerState(params, rest.optimizer_state, rest.updates)
+    state = LearnerState(params, *rest)
     state, output = update_minibatch(agent, state, batch, key, index, axis)
-    return state.params, _Rest(state.optimizer_state, state.updates), output
+    return state.params, _Rest(*state[1:]), output
 
 
 def _assemble(unrolls: Sequence[Unroll]) -> Unroll:
@@ -211,15 +283,10 @@ def _assemble(unrolls: Sequence[Unroll]) -> Unroll:
     def envs(*leaves: Array) -> Array:
         return jnp.concatenate(leaves, axis=0)
 
-    first = unrolls[0]
-    return (
-        Unroll(
-            timesteps=jax.tree.map(rows, *(u.timesteps for u in unrolls)),
-            action=jax.tree.map(rows, *(u.action for u in unrolls)),
-            extras=jax.tree.map(rows, *(u.extras for u in unrolls)),
-            actor_state=jax.tree.map(envs, *(u.actor_state for u in unrolls)),
-            params_version=rows(*(u.params_version for u in unrolls)),
-        )
-        if len(unrolls) > 1
-        else first
+    return Unroll(
+        timesteps=jax.tree.map(rows, *(u.timesteps for u in unrolls)),
+        action=jax.tree.map(rows, *(u.action for u in unrolls)),
+        extras=jax.tree.map(rows, *(u.extras for u in unrolls)),
+        actor_state=jax.tree.map(envs, *(u.actor_state for u in unrolls)),
+        params_version=rows(*(u.params_version for u in unrolls)),
     )

@@ -7,11 +7,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from seedbed.runtime.inference import Inference, Unroll
+from seedbed.runtime.inference import Acted, Inference, Unroll
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.metrics import EpisodeStatistics
 from seedbed.runtime.reporting import require_finite
@@ -19,44 +20,93 @@ from seedbed.transport.pool import ActorPool
 from seedbed.types import LearnerState, Timestep, Tree
 
 
+class Feed(Protocol):
+    """Where experience goes and batches come from; closing it wakes whoever waits."""
+
+    def take(self) -> list[Unroll]:
+        """Waits for what makes a batch; returns none if the feed was closed instead."""
+        ...
+
+    def learned(self, priorities: Tree) -> None:
+        """Tells that the batch taken last was learned from, and its items' priorities `[B]`, if any."""
+        ...
+
+    def metrics(self) -> dict[str, Any]:
+        """What is to be reported of it."""
+        ...
+
+    def take_notices(self) -> list[str]:
+        """Returns, once each, what people should know."""
+        ...
+
+    def close(self) -> None:
+        """Wakes every waiter; nothing more passes."""
+        ...
+
+
+class Recorder(Protocol):
+    """Takes what a group saw and did, step by step."""
+
+    waited_s: float  # for room, so far
+
+    def restart(self, group: int) -> None:
+        """Ends the streams of a group whose actor was restarted."""
+        ...
+
+    def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
+        """Waits for room; leaves are `[n, ...]`. Returns False if it was closed instead."""
+        ...
+
+
 class UnrollQueue:
     """A bounded queue of unrolls that blocks at either end and never drops."""
 
-    def __init__(self, capacity: int) -> None:
-        """Holds at most `capacity` unrolls."""
-        self._capacity = capacity
+    def __init__(self, capacity: int, per_batch: int) -> None:
+        """Holds at most `capacity` unrolls; `per_batch` of them make a batch."""
+        self._capacity, self._per_batch = capacity, per_batch
         self._items: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
         self._closed = False
+        self.waited_s = 0.0  # for room, so far
 
     def put(self, unroll: Unroll) -> bool:
         """Waits for room; returns False if the queue was closed instead."""
         with self._condition:
+            begun = time.perf_counter()
             self._condition.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            self.waited_s += time.perf_counter() - begun
             if not self._closed:
                 self._items.append(unroll)
                 self._condition.notify_all()
             return not self._closed
 
-    def get(self, count: int) -> list[Unroll]:
-        """Waits for `count` unrolls; returns none if the queue was closed instead."""
+    def take(self) -> list[Unroll]:
+        """Waits for a batch's unrolls; returns none if the queue was closed instead."""
         with self._condition:
-            self._condition.wait_for(lambda: self._closed or len(self._items) >= count)
+            self._condition.wait_for(lambda: self._closed or len(self._items) >= self._per_batch)
             if self._closed:
                 return []
-            taken = [self._items.popleft() for _ in range(count)]
+            taken = [self._items.popleft() for _ in range(self._per_batch)]
             self._condition.notify_all()
             return taken
+
+    def learned(self, priorities: Tree) -> None:
+        """Unrolls are used once: there is nothing to note."""
+        del priorities
+
+    def metrics(self) -> dict[str, Any]:
+        """How many unrolls wait; how old those learned from were, once one was."""
+        return {"queued_unrolls": len(self._items), "lag_mean": None, "lag_max": None}
+
+    def take_notices(self) -> list[str]:
+        """None."""
+        return []
 
     def close(self) -> None:
         """Wakes every waiter; nothing more passes."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
-
-    def __len__(self) -> int:
-        """Counts the unrolls that wait."""
-        return len(self._items)
 
 
 class _Shard:
@@ -96,7 +146,8 @@ class _Call:
     """An inference call that was started."""
 
     shard: _Shard
-    action: Tree
+    timestep: Timestep  # staged, [k, n, ...]
+    acted: Acted
     groups: list[int]
     incarnations: list[int]
     unrolls: list[Unroll]
@@ -114,20 +165,20 @@ class InferenceCounters:
 
 
 class InferenceLoop:
-    """Serves actions to every actor group and hands completed unrolls to the queue."""
+    """Serves actions to every actor group, and hands on what they saw and did."""
 
     def __init__(
         self,
         pool: ActorPool,
         inferences: Sequence[Inference],
-        queue: UnrollQueue,
+        sink: UnrollQueue | Recorder,
         episodes: EpisodeStatistics,
         deadline_s: float,
         max_env_steps: int,
     ) -> None:
-        """Divides the pool's groups among the devices in order."""
+        """Divides the pool's groups among the devices in order; `sink` takes unrolls, or every step."""
         self._max_env_steps = max_env_steps
-        self._pool, self._queue, self._deadline_s = pool, queue, deadline_s
+        self._pool, self._sink, self._deadline_s = pool, sink, deadline_s
         self.episodes = episodes
         self.counters = InferenceCounters()
         self._shards: list[_Shard] = []
@@ -137,6 +188,9 @@ class InferenceLoop:
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
         self._incarnation = [-1] * pool.num_groups
+        self._recorded = [
+            -1
+        ] * pool.num_groups  # the incarnation of the step that went to replay last
         self._calls: collections.deque[_Call] = collections.deque()
 
     def run(self, stop: threading.Event) -> None:
@@ -147,15 +201,15 @@ class InferenceLoop:
             able = [s for s in self._shards if s.ready and s.in_flight < s.depth]
             self._calls.extend(self._start(shard) for shard in able)
             full = any(shard.in_flight == shard.depth for shard in self._shards)
-            unrolls = (
-                self._finish(self._calls.popleft()) if self._calls and (full or not able) else []
-            )
-            finished = time.perf_counter()
-            self.counters.busy_s += finished - gathered
-            for unroll in unrolls:
-                if not self._queue.put(unroll):
-                    return
-            self.counters.blocked_s += time.perf_counter() - finished
+            call = self._calls.popleft() if self._calls and (full or not able) else None
+            if call is not None:
+                self._finish(call)
+            waited = self._sink.waited_s
+            if call is not None and not self._hand_on(call):
+                return
+            waited = self._sink.waited_s - waited
+            self.counters.blocked_s += waited
+            self.counters.busy_s += time.perf_counter() - gathered - waited
 
     def _gather(self) -> None:
         """Waits for a group, then a deadline for others, unless a call is in flight."""
@@ -194,16 +248,18 @@ class InferenceLoop:
             self.episodes.record(group, row)
             self.counters.env_steps += row.first.size - int(np.count_nonzero(row.first))
         local = [group - shard.first for group in groups]
-        action, complete = shard.inference.act(staging, local)
-        unrolls = [shard.inference.take(group) for group in complete]
+        acted, complete = shard.inference.act(staging, local)
+        taken = [shard.inference.take(group) for group in complete]
         shard.in_flight += 1
         self.counters.calls += 1
         self.counters.rows += len(groups) * shard.inference.group_size
-        return _Call(shard, action, groups, incarnations, unrolls)
+        unrolls = [unroll for unroll in taken if unroll is not None]
+        return _Call(shard, staging, acted, groups, incarnations, unrolls)
 
-    def _finish(self, call: _Call) -> list[Unroll]:
-        """Waits for the actions and replies; returns the unrolls that the call completed."""
-        action = jax.tree.map(np.asarray, call.action)
+    def _finish(self, call: _Call) -> None:
+        """Waits for the actions and replies."""
+        call.acted = jax.tree.map(np.asarray, call.acted)
+        action = call.acted.action
         call.shard.in_flight -= 1
         for position, group in enumerate(call.groups):
             slot = self._pool.slots[group]
@@ -211,7 +267,21 @@ class InferenceLoop:
                 continue  # the actor died meanwhile; its successor has not asked yet
             jax.tree.map(lambda to, leaf, at=position: np.copyto(to, leaf[at]), slot.action, action)
             self._pool.reply(group)
-        return call.unrolls
+
+    def _hand_on(self, call: _Call) -> bool:
+        """Waits for room for what a finished call yields; returns False if the sink was closed."""
+        if isinstance(self._sink, UnrollQueue):
+            return all(self._sink.put(unroll) for unroll in call.unrolls)
+        for position, group in enumerate(call.groups):
+            if call.incarnations[position] != self._recorded[group]:
+                self._recorded[group] = call.incarnations[position]
+                self._sink.restart(group)
+            timestep, acted = jax.tree.map(
+                lambda leaf, at=position: leaf[at], (call.timestep, call.acted)
+            )
+            if not self._sink.append(group, timestep, acted):
+                return False
+        return True
 
 
 @dataclasses.dataclass
@@ -230,12 +300,10 @@ class LearnerLoop:
         learner: Learner,
         state: LearnerState,
         inferences: Sequence[Inference],
-        queue: UnrollQueue,
-        unrolls_per_batch: int,
+        feed: Feed,
     ) -> None:
         """Publishes the initial parameters at once."""
-        self._learner, self._inferences = learner, inferences
-        self._queue, self._unrolls = queue, unrolls_per_batch
+        self._learner, self._inferences, self._feed = learner, inferences, feed
         self.state = learner.place(state)
         self.updates = int(state.updates)
         self.intact = True  # false where a failure left the state half donated
@@ -246,22 +314,24 @@ class LearnerLoop:
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
-        """Learns until the queue is closed; raises TrainingDiverged before publishing bad parameters."""
+        """Learns until the feed is closed; raises TrainingDiverged before publishing bad parameters."""
         while not stop.is_set():
             start = time.perf_counter()
-            unrolls = self._queue.get(self._unrolls)
+            unrolls = self._feed.take()
             taken = time.perf_counter()
             self.counters.waiting_s += taken - start
             if not unrolls:
                 break
             self.intact = False
-            state, metrics = self._learner.update(self.state, self._learner.assemble(unrolls))
-            del unrolls
+            batch = self._learner.assemble(unrolls)
+            state, metrics, priorities = self._learner.update(self.state, batch)
+            del unrolls, batch
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             jax.block_until_ready(state)
             require_finite(values, self.updates + 1)
             self.state, self.metrics, self.updates = state, values, int(state.updates)
             self.intact = True
+            self._feed.learned(jax.device_get(priorities))
             self._publish()
             self.counters.busy_s += time.perf_counter() - taken
             if self._wanted.is_set():

@@ -18,8 +18,8 @@ from seedbed.runtime import rollout
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.learning import AXIS
 from seedbed.runtime.reporting import choose_devices
-from seedbed.runtime.rollout import Carry, Iteration
-from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+from seedbed.runtime.rollout import Carry, Iteration, Plan
+from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tree, bind
 
 MOST_STEPS = 100_000
 """Steps that an episode of evaluation may take where the environment has no limit of its own."""
@@ -31,13 +31,7 @@ class Program:
     def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
         """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
         devices = choose_devices(config.devices, "--devices")
-        batch = agent.experience.batch
-        parts = len(devices) * agent.minibatches
-        if batch % parts:
-            raise SeedbedError(
-                f"agent.batch is {batch} environments: it must divide by {len(devices)} devices x "
-                f"{agent.minibatches} minibatches, {parts}"
-            )
+        self.plan = _plan(agent, config, len(devices))
         self.members = len(config.variations)
         if self.members > 1 and len(devices) > 1:
             raise SeedbedError(
@@ -52,10 +46,9 @@ class Program:
             )
         self.config, self.env = config, episode_statistics(training(env))
         self.task = type(env).__name__
-        self.per_iteration = batch * agent.experience.unroll
+        self.per_iteration = self.plan.envs * self.plan.unroll
         self.iterations = -(-config.steps // self.per_iteration)
-        updates = self.iterations * agent.epochs * agent.minibatches
-        self.agent = bind(agent, env.spec, updates)
+        self.agent = bind(agent, env.spec, self.iterations * self.plan.updates)
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
         self._run: Callable[[Carry], tuple[Carry, Iteration]] | None = None
@@ -65,16 +58,14 @@ class Program:
     def carry_specs(self) -> Carry:
         """How a carry lies on the devices: environments are divided, the rest is everywhere."""
         whole, divided = P(), P(AXIS)
-        return Carry(whole, divided, divided, whole, whole)  # type: ignore[arg-type]
+        return Carry(whole, divided, divided, whole, whole, whole)  # type: ignore[arg-type]
 
     def first(self) -> Carry:
         """Makes the carry with which a new run begins."""
-        batch = self.agent.experience.batch
 
         def one(seed: Array, options: dict[str, Array]) -> Carry:
-            ids = jax.numpy.arange(batch, dtype=jax.numpy.uint32)
             agent = _varied(self.agent, options)
-            return rollout.first_carry(agent, self.env, jax.random.key(seed), ids)
+            return rollout.first_carry(agent, self.env, self.plan, jax.random.key(seed))
 
         if self.members == 1:
             return jax.jit(one)(np.uint32(self.config.seed), self._options)
@@ -105,7 +96,8 @@ class Program:
         """Compiles an iteration."""
 
         def step(carry: Carry, options: dict[str, Array]) -> tuple[Carry, Iteration]:
-            return rollout.iterate(_varied(self.agent, options), self.env, self._axis, carry)
+            varied = _varied(self.agent, options)
+            return rollout.iterate(varied, self.env, self.plan, self._axis, carry)
 
         if self._axis is not None:
             specs = self.carry_specs
@@ -141,6 +133,33 @@ class Program:
         played = jax.device_get(self._play(params, jax.random.key(seed)))
         rows = zip(*(np.reshape(x, (self.members, episodes)) for x in played), strict=True)
         return [_summary(*row) for row in rows]
+
+
+def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
+    """Says what an iteration consists of; raises SeedbedError where sizes do not fit."""
+    experience = agent.experience
+    batch = experience.batch
+    if isinstance(experience, OnPolicy):
+        parts = devices * agent.minibatches
+        if batch % parts:
+            raise SeedbedError(
+                f"agent.batch is {batch} environments: it must divide by {devices} devices x "
+                f"{agent.minibatches} minibatches, {parts}"
+            )
+        return Plan(batch, experience.unroll, agent.epochs * agent.minibatches)
+    if devices > 1:
+        raise SeedbedError(
+            f"{devices} devices: an agent that learns from replay trains on one device; name one"
+        )
+    items = config.envs * config.unroll / experience.period
+    updates = items * experience.ratio / batch
+    if updates < 1 or abs(updates - round(updates)) > 1e-6:
+        raise SeedbedError(
+            f"{config.envs} envs x unroll {config.unroll} make {items:g} items an iteration, and "
+            f"with agent.ratio {experience.ratio:g} and agent.batch {batch} that is {updates:g} updates: "
+            "choose them so that it is a whole number"
+        )
+    return Plan(config.envs, config.unroll, round(updates))
 
 
 def _varied(agent: Agent, options: dict[str, Array]) -> Agent:

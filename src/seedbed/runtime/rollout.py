@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import simd
+from seedbed.replay import device
+from seedbed.replay.device import ReplayState
 from seedbed.runtime.inference import environment_keys
-from seedbed.runtime.learning import learn
+from seedbed.runtime.learning import learn, learn_from_replay
 from seedbed.types import (
     ActorState,
     Agent,
@@ -22,10 +24,20 @@ from seedbed.types import (
     Environment,
     EnvState,
     LearnerState,
+    Replay,
+    ReplayAgent,
     Timestep,
     Trajectory,
     Tree,
 )
+
+
+class Plan(NamedTuple):
+    """What an iteration consists of."""
+
+    envs: int  # environments, on all devices
+    unroll: int  # steps of each
+    updates: int  # gradients
 
 
 class Carry(NamedTuple):
@@ -36,6 +48,7 @@ class Carry(NamedTuple):
     actor: ActorState  # [B, ...]
     steps: Array  # uint32 scalar: of each environment so far
     key: Array  # of the run; never consumed, only folded
+    replay: ReplayState | tuple[()] = ()  # () of an on-policy agent
 
 
 class Busy(NamedTuple):
@@ -49,6 +62,7 @@ class Busy(NamedTuple):
 class Iteration(NamedTuple):
     """What an iteration reports, besides the carry."""
 
+    updates: Array  # int32: gradients applied so far
     metrics: dict[str, Array]  # the agent's, means over its updates
     env_metrics: dict[str, Array]  # means over the environments after the last step
     episodes: Array  # int32: how many ended
@@ -66,23 +80,41 @@ class Ended(NamedTuple):
     lengths: Array
 
 
-def first_carry(agent: Agent, env: Environment, key: Array, env_ids: Array) -> Carry:
-    """Opens an episode in each of the environments `[B]` of a run; consumes the key."""
+class Rows(NamedTuple):
+    """What T steps of B environments saw and did, `[T, B, ...]`."""
+
+    timesteps: Timestep
+    action: Tree
+    extras: Tree
+    core: Tree  # before acting, where it goes to replay; else ()
+
+
+def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry:
+    """Opens an episode in each of the environments of a run; consumes the key."""
     init_key, reset_key, run_key = jax.random.split(key, 3)
+    env_ids = jnp.arange(plan.envs, dtype=jnp.uint32)
     keys = jax.vmap(lambda i: jax.random.fold_in(reset_key, i))(env_ids)
-    return Carry(
+    carry = Carry(
         learner=agent.init(init_key),
         env=simd.vectorize(env.reset)(keys),
-        actor=agent.actor_state(env_ids, agent.experience.batch),
+        actor=agent.actor_state(env_ids, plan.envs),
         steps=jnp.uint32(0),
         key=run_key,
     )
+    experience = agent.experience
+    if not isinstance(experience, Replay):
+        return carry
+    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, env, plan, None, key), carry)
+    template = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
+    )
+    return carry._replace(replay=device.initial(experience, template, plan.envs))
 
 
 def iterate(
-    agent: Agent, env: Environment, axis: str | None, carry: Carry
+    agent: Agent, env: Environment, plan: Plan, axis: str | None, carry: Carry
 ) -> tuple[Carry, Iteration]:
-    """Acts for an unroll in every environment and learns from it.
+    """Acts for an unroll in every environment and learns from it, or from replay with it added.
 
     `env` resets itself and has `episode_statistics` outermost. Over a mapped `axis` each device has its
     share of the environments.
@@ -90,35 +122,51 @@ def iterate(
     act_key, learn_key = jax.random.split(carry.key)
     first, begun = simd.stamp(carry.env.timestep.first)
     opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
-    carry, trajectory, ended, environment = unroll(
-        agent, env, axis, act_key, carry._replace(env=opened)
+    actor = carry.actor
+    carry, rows, ended, environment = unroll(
+        agent, env, plan, axis, act_key, carry._replace(env=opened)
     )
-    reward, acted = simd.stamp(trajectory.timesteps.reward)
-    trajectory = trajectory._replace(timesteps=trajectory.timesteps._replace(reward=reward))
+    reward, acted = simd.stamp(rows.timesteps.reward)
+    rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
     update_key = jax.random.fold_in(learn_key, carry.learner.updates)
-    learner, metrics = learn(agent, carry.learner, trajectory, update_key, axis)
+    if isinstance(agent, ReplayAgent) and isinstance(carry.replay, ReplayState):
+        learner, replay, metrics = learn_from_replay(
+            *(agent, plan.updates, carry.learner, carry.replay, device.Record(*rows), update_key)
+        )
+    else:
+        trajectory = _trajectory(rows, carry.env.timestep, actor, carry.learner.updates)
+        learner, metrics = learn(agent, carry.learner, trajectory, update_key, axis)
+        replay = ()
     _, learned = simd.stamp(jax.tree.leaves(learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
     rollout = acted[0] - begun[0]
     busy = Busy(environment, rollout - environment, learned[0] - acted[0])
     env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
-    seen = jax.tree.leaves((trajectory.timesteps.observation, trajectory.timesteps.reward))
+    steps = (rows.timesteps, carry.env.timestep)
+    seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
     finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in seen))
     if axis is not None:
         ended = jax.tree.map(lambda x: jax.lax.psum(x, axis), ended)
         env_metrics = jax.tree.map(lambda x: jax.lax.pmean(x, axis), env_metrics)
         busy = jax.tree.map(lambda x: jax.lax.pmax(x, axis), busy)
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis) > 0
-    return carry._replace(learner=learner), Iteration(
-        metrics, env_metrics, ended.episodes, ended.returns, ended.lengths, finite, busy
+    return carry._replace(learner=learner, replay=replay), Iteration(
+        updates=learner.updates,
+        metrics=metrics,
+        env_metrics=env_metrics,
+        episodes=ended.episodes,
+        returns=ended.returns,
+        lengths=ended.lengths,
+        finite=finite,
+        busy=busy,
     )
 
 
 def unroll(
-    agent: Agent, env: Environment, axis: str | None, key: Array, carry: Carry
-) -> tuple[Carry, Trajectory, Ended, Array]:
-    """Acts in every environment for the agent's unroll; the key is folded, not consumed.
+    agent: Agent, env: Environment, plan: Plan, axis: str | None, key: Array, carry: Carry
+) -> tuple[Carry, Rows, Ended, Array]:
+    """Acts in every environment for the plan's unroll; the key is folded, not consumed.
 
     Also returns how many microseconds the environments took, uint32.
     """
@@ -127,37 +175,43 @@ def unroll(
     env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
     move = simd.vectorize(env.step)
     params = carry.learner.params
+    replaying = isinstance(agent.experience, Replay)
 
     def step(
         now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
-    ) -> tuple[tuple[EnvState, ActorState, Array, Ended, Array], tuple[Timestep, Tree, Tree]]:
+    ) -> tuple[tuple[EnvState, ActorState, Array, Ended, Array], Rows]:
         state, actor, steps, ended, busy = now
         keys = environment_keys(key, env_ids, jnp.full(batch, steps))
+        core = actor.core if replaying else ()
         action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
         action, begun = simd.stamp(action)
         moved = move(state, action)
         reward, ready = simd.stamp(moved.timestep.reward)
         moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
         now = (moved, actor, steps + 1, _add(ended, moved), busy + ready[0] - begun[0])
-        return now, (state.timestep, action, extras)
+        return now, Rows(state.timestep, action, extras, core)
 
     nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
     if axis is not None:
         nothing, no_time = jax.tree.map(
             lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
         )
-    (state, actor, steps, ended, busy), (timesteps, actions, extras) = jax.lax.scan(
+    (state, actor, steps, ended, busy), rows = jax.lax.scan(
         step,
         (carry.env, carry.actor, carry.steps, nothing, no_time),
         None,
-        length=agent.experience.unroll,
+        length=plan.unroll,
     )
+    return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
+
+
+def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:
+    """The unroll of an on-policy agent: its rows, the timestep after them, and memories before them."""
     timesteps = jax.tree.map(
-        lambda rows, last: jnp.concatenate([rows, last[None]]), timesteps, state.timestep
+        lambda leaf, end: jnp.concatenate([leaf, end[None]]), rows.timesteps, last
     )
-    version = jnp.broadcast_to(carry.learner.updates, timesteps.first[1:].shape)
-    trajectory = Trajectory(timesteps, actions, extras, carry.actor, version)
-    return carry._replace(env=state, actor=actor, steps=steps), trajectory, ended, busy
+    version = jnp.broadcast_to(updates, rows.timesteps.first.shape)
+    return Trajectory(timesteps, rows.action, rows.extras, actor, version)
 
 
 def play(

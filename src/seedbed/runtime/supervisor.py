@@ -28,6 +28,7 @@ from seedbed.runtime.metrics import (
     processes_rss,
     usable_cores,
 )
+from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Start, View
 from seedbed.transport.pool import ActorPool
 from seedbed.types import Agent, HostEnvConfig, LearnerState
@@ -42,7 +43,7 @@ class Setup(NamedTuple):
     pool: ActorPool
     acting: InferenceLoop
     learning: LearnerLoop
-    queue: UnrollQueue
+    feed: UnrollQueue | ReplayFeed
     start: Start
     begun: float = 0.0  # the monotonic time at which training was asked for
 
@@ -136,14 +137,12 @@ class Meter:
             "frames_per_s": rate * skip,
             "learner_steps": learning.updates,
             **acting.episodes.summary(),
-            "lag_mean": None,
-            "lag_max": None,
+            **setup.feed.metrics(),
             **learning.metrics,
             **self._shares.update(self._counters()),
             "inference_rows_mean": acting.counters.rows / max(acting.counters.calls, 1),
             "inference_blocked_s": acting.counters.blocked_s,
             "learner_waiting_s": learning.counters.waiting_s,
-            "queued_unrolls": len(setup.queue),
             "actor_restarts": setup.pool.restarts,
             "rss_mb": processes_rss([os.getpid(), *setup.pool.pids(), *self._others()[0]]),
         }
@@ -188,9 +187,12 @@ class Supervisor:
     def run(self) -> None:
         """Runs until the steps are done, `stop` is set or something fails."""
         setup = self._setup
+        loops = {"inference": setup.acting.run, "learner": setup.learning.run}
+        if isinstance(setup.feed, ReplayFeed):
+            loops["replay"] = setup.feed.run
         threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
-            for name, loop in (("inference", setup.acting.run), ("learner", setup.learning.run))
+            for name, loop in loops.items()
         ]
         for thread in threads:
             thread.start()
@@ -201,7 +203,7 @@ class Supervisor:
             self._failures.append(failure)
         finally:
             self._stop.set()
-            setup.queue.close()
+            setup.feed.close()
             for thread in threads:
                 thread.join()
 
@@ -218,7 +220,7 @@ class Supervisor:
                 self._write_log()
             if show.due():
                 self._view.update(self._view_meter.read() | self._evaluated)
-            for notice in setup.pool.take_notices():
+            for notice in (*setup.pool.take_notices(), *setup.feed.take_notices()):
                 self._view.message(notice)
             if save.due():
                 self._want("save")
@@ -270,7 +272,7 @@ class Supervisor:
             self._failures.append(failure)
         finally:
             self._stop.set()
-            self._setup.queue.close()
+            self._setup.feed.close()
 
     def _write_log(self) -> None:
         self._log.write(self._log_meter.read() | self._evaluated)
@@ -294,6 +296,8 @@ class Supervisor:
         start = Start(self.env_steps, wall_s, int(state.updates))
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
+        if isinstance(setup.feed, ReplayFeed):  # first: a checkpoint is never without its replay
+            setup.feed.save(start.env_steps)
         self._writer.save(*snapshot)
         return snapshot
 

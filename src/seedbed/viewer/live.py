@@ -83,7 +83,7 @@ class PlainLog:
             f"return {_number(metrics.get('episode_return_mean'))}",
             f"{_count(metrics.get('env_steps_per_s'))} steps/s",
             f"{_count(metrics.get('frames_per_s'))} frames/s",
-            *([f"lag {_lag(metrics)}"] if "lag_mean" in metrics else []),
+            *(" ".join(part) for part in _experience(metrics)),
             " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
             f"{_number(metrics.get('rss_mb'), 0)} MB",
@@ -201,10 +201,8 @@ class LiveView:
             ),
             ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
             (
-                "lag (updates)",
-                _lag(self._metrics) if "lag_mean" in self._metrics else "none",
-                "memory",
-                f"{_number(value('rss_mb'), 0)} MB",
+                *(*_experience(self._metrics), ("lag", "none"))[0],
+                *("memory", f"{_number(value('rss_mb'), 0)} MB"),
             ),
         )
         for row in rows:
@@ -226,7 +224,7 @@ class LiveView:
             name
             for name, value in self._metrics.items()
             if name not in _RUNTIME
-            and not name.startswith(("time/", "evaluation/"))
+            and not name.startswith(("time/", "evaluation/", "replay/"))
             and isinstance(value, int | float)
         ]
         if not names:
@@ -278,8 +276,15 @@ def _number(value: Any, digits: int = 2) -> str:
     return f"{float(value):.{digits}f}" if _known(value) else "-"
 
 
-def _lag(metrics: dict[str, Any]) -> str:
-    return f"{_number(metrics['lag_mean'])} (max {_number(metrics.get('lag_max'))})"
+def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    """Says how much experience is kept, or how old it is, in updates; nothing where it is always new."""
+    if "replay/items" in metrics:
+        items, size = _count(metrics["replay/items"]), metrics["replay/bytes"] / 1e6
+        return [("replay", f"{items}, {size:,.0f} MB")]
+    if "lag_mean" in metrics:
+        oldest = _number(metrics.get("lag_max"))
+        return [("lag", f"{_number(metrics['lag_mean'])} (max {oldest})")]
+    return []
 
 
 def _percent(value: Any) -> str:

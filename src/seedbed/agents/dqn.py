@@ -1,0 +1,168 @@
+"""DQN: action values learnt from replay, with the improvements that make it Ape-X.
+
+Sources: Mnih et al. (2015), "Human-level control through deep reinforcement learning"; van Hasselt,
+Guez and Silver (2016), double Q-learning; Wang et al. (2016), dueling networks; Schaul et al. (2016),
+prioritised replay; Horgan et al. (2018), "Distributed Prioritized Experience Replay", whose many
+environments, each with an exploration rate of its own, replace the falling rate of the first.
+Ape-X is n_step 3, dueling, priority_exponent 0.6, importance_exponent 0.4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from seedbed.agents.network import Seen
+from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
+from seedbed.nets.q_network import QNetwork
+from seedbed.ops import losses, value_learning
+from seedbed.ops.value_learning import OpeningReturn
+from seedbed.types import (
+    ActorState,
+    LearnerState,
+    Output,
+    Replay,
+    Timestep,
+    Trajectory,
+    trajectory_masks,
+)
+
+Tree = Any
+
+
+class Batch(NamedTuple):
+    """The opening steps of items, leaves `[1, B, ...]`, and where their returns go on."""
+
+    observation: Tree
+    action: Array  # int32
+    rewards: Array  # discounted sum of up to n_step
+    discount: Array  # of the value of `final`
+    final: Tree  # observation after the last of these rewards
+    valid: Array  # bool
+    importance: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Dqn(QLearningAgent):
+    """Hyperparameters of DQN, and its pure functions; defaults are double DQN's on Atari, with Adam."""
+
+    double: bool = True
+    """Whether the network that learns chooses the action whose value the target network gives."""
+    dueling: bool = False
+    """Whether the network adds up a value and advantages."""
+    head_size: int = 512
+    """Units of each of these two parts."""
+    error_clip: float = 1.0
+    """Error beyond which the loss is linear (Huber); 0: it is squared everywhere."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work; raises SeedbedError."""
+        super().__post_init__()
+        self._require("at least 1", lambda x: x >= 1, "head_size")
+        self._require("0 or more", lambda x: x >= 0, "error_clip")
+
+    @property
+    def experience(self) -> Replay:
+        """An item for each step: it and those that its return adds up."""
+        return Replay(
+            batch=self.batch,
+            sequence=self.n_step,
+            period=1,
+            capacity=self.capacity,
+            min_size=self.min_size,
+            ratio=self.ratio,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+        )
+
+    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+        """Exploration rates of environments `[B]`; there is no memory."""
+        return ActorState(core=(), per_env=self._ladder(env_ids, num_envs))
+
+    def act(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
+    ) -> tuple[Array, ActingValues, ActorState]:
+        """Chooses actions `[B]`; extras are `ActingValues`. Consumes `keys` `[B]`."""
+        q = self._values(params.weights, params.seen, timestep.observation)
+        action, extras = self._choose(q, actor_state.per_env, keys, evaluate)
+        return action, extras, actor_state
+
+    def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
+        """Sizes `[B]` of the opening steps' errors, by the values of acting; no key is consumed."""
+        opening = self._opening_returns(timesteps)
+        items = jnp.arange(extras.best.shape[1])
+        best = extras.best[opening.last + 1, items]
+        error = opening.rewards + opening.discount * best - extras.chosen[0]
+        return jnp.abs(error) + LEAST_PRIORITY
+
+    def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
+        """Adds up rewards and takes the two observations that count; the key is unused."""
+        del state, key
+        steps = trajectory.timesteps
+        opening = self._opening_returns(steps)
+        items = jnp.arange(opening.last.shape[0])
+        batch = Batch(
+            observation=jax.tree.map(lambda x: x[0], steps.observation),
+            action=trajectory.action[0],
+            rewards=opening.rewards,
+            discount=opening.discount,
+            final=jax.tree.map(lambda x: x[opening.last + 1, items], steps.observation),
+            valid=~steps.first[1],
+            importance=trajectory.importance,
+        )
+        return jax.tree.map(lambda x: x[None], batch)
+
+    def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
+        """Mean over the valid items of importance times Huber loss, with a fixed target."""
+        observation, action, rewards, discount, final, valid, importance = jax.tree.map(
+            lambda x: x[0], batch
+        )
+        seen = state.params.seen
+        chosen = value_learning.chosen_values(self._values(weights, seen, observation), action)
+        final_q = self._values(state.auxiliary, seen, final)
+        selector = self._values(state.params.weights, seen, final) if self.double else final_q
+        best = value_learning.double_q_values(final_q, selector)
+        error = jnp.where(valid, rewards + discount * best - chosen, 0.0)
+        bound = self.error_clip or jnp.inf
+        loss = losses.masked_mean(importance * value_learning.huber_losses(error, bound), valid)
+        metrics = {
+            "loss/total": loss,
+            "q_mean": losses.masked_mean(chosen, valid),
+            "error_mean": losses.masked_mean(jnp.abs(error), valid),
+        }
+        priorities = jax.lax.stop_gradient(jnp.abs(error)) + LEAST_PRIORITY
+        return loss, Output(metrics, valid.sum(dtype=jnp.float32), priorities)
+
+    def _opening_returns(self, steps: Timestep) -> OpeningReturn:
+        """Returns of items' opening steps, each `[B]`, from timesteps `[n_step + 1, B]`."""
+        masks = trajectory_masks(steps, self.gamma, 1.0)
+        return jax.vmap(value_learning.opening_return, in_axes=1)(
+            self._rewards(steps), masks.discount, masks.trace
+        )
+
+    def _opening(self, batch: Batch) -> Tree:
+        return jax.tree.map(lambda x: x[0], batch.observation)
+
+    def _initial_weights(self, key: Array) -> Tree:
+        observation = jax.tree.map(
+            lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), self._env().observation
+        )
+        return self._network().init(key, observation)
+
+    def _values(self, weights: Tree, seen: Seen, observation: Tree) -> Array:
+        """Action values `[B, A]` of observations `[B, ...]`."""
+        return self._network().apply(weights, observation, self._scaling(seen))  # type: ignore[return-value]
+
+    def _network(self) -> QNetwork:
+        return QNetwork(
+            num_actions=self._num_actions(),
+            image=self._image_torso(),
+            sizes=self.hidden_sizes,
+            activation=self.activation,
+            head_size=self.head_size if self.dueling else 0,
+            dtype=jnp.dtype(self.compute_dtype),
+        )

@@ -1,0 +1,225 @@
+"""R2D2: action values of a network with a memory, learnt from replayed sequences.
+
+Source: Kapturowski et al. (2019), "Recurrent Experience Replay in Distributed Reinforcement Learning";
+defaults are its Atari settings, where it tells them, with sequences that do not overlap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from seedbed.agents.network import Seen
+from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
+from seedbed.nets.q_network import RecurrentQNetwork
+from seedbed.nets.recurrent import LSTMState, initial_lstm_state
+from seedbed.ops import losses, value_learning
+from seedbed.types import (
+    ActorState,
+    LearnerState,
+    Masks,
+    Output,
+    Replay,
+    Timestep,
+    Trajectory,
+    trajectory_masks,
+)
+
+Tree = Any
+
+
+class Memory(NamedTuple):
+    """What acting carries from step to step."""
+
+    lstm: LSTMState  # [B, H] each
+    action: Array  # [B] int32, the one taken last
+
+
+class Batch(NamedTuple):
+    """Items whose leaves all have axis 1 for the items; T is burn_in + sequence."""
+
+    timesteps: Timestep  # [T + 1, B, ...]
+    action: Array  # [T, B]
+    memory: Memory  # [1, B, ...] before row 0
+    importance: Array  # [1, B]
+
+
+@dataclasses.dataclass(frozen=True)
+class R2d2(QLearningAgent):
+    """Hyperparameters of R2D2, and its pure functions."""
+
+    gamma: float = 0.997
+    batch: int = 64
+    capacity: int = 100_000
+    min_size: int = 5_000
+    ratio: float = 1.5
+    priority_exponent: float = 0.9
+    importance_exponent: float = 0.6
+    n_step: int = 5
+    reward_clip: float = 0.0
+    target_period: int = 2_500
+    adam_epsilon: float = 1e-3
+    max_gradient_norm: float = 40.0
+    """Bound of the gradient's norm, summed over the rows of a sequence as in the paper."""
+
+    sequence: int = 80
+    """Steps of an item that are learned from; the next item begins after them."""
+    burn_in: int = 40
+    """Steps before these, which only warm up the memory."""
+    lstm_size: int = 512
+    """Units of the memory."""
+    head_size: int = 512
+    """Units of each of the two parts, value and advantages, that are added up."""
+    largest_share: float = 0.9
+    """Share of the largest error in an item's priority; the rest is their mean."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work; raises SeedbedError."""
+        super().__post_init__()
+        self._require("at least 1", lambda x: x >= 1, "sequence", "lstm_size", "head_size")
+        self._require("0 or more", lambda x: x >= 0, "burn_in")
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "largest_share")
+
+    @property
+    def experience(self) -> Replay:
+        """Sequences one after the other, each with what came before."""
+        return Replay(
+            batch=self.batch,
+            sequence=self.sequence,
+            period=self.sequence,
+            capacity=self.capacity,
+            min_size=self.min_size,
+            ratio=self.ratio,
+            burn_in=self.burn_in,
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+        )
+
+    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+        """Empty memories and exploration rates of environments `[B]`."""
+        return ActorState(
+            core=self._initial_memory(env_ids.shape[0]), per_env=self._ladder(env_ids, num_envs)
+        )
+
+    def act(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
+    ) -> tuple[Array, ActingValues, ActorState]:
+        """Chooses actions `[B]`; extras are `ActingValues`. Consumes `keys` `[B]`."""
+        row = jax.tree.map(lambda x: x[None], timestep)
+        memory: Memory = actor_state.core
+        q, lstm = self._values(params.weights, params.seen, row, memory.action[None], memory.lstm)
+        action, extras = self._choose(q[0], actor_state.per_env, keys, evaluate)
+        return action, extras, actor_state._replace(core=Memory(lstm, action))
+
+    def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
+        """Priorities `[B]` by the values of acting, one network for both; no key is consumed."""
+        learned = jax.tree.map(lambda x: x[self.burn_in :], timesteps)
+        masks = self._masks(learned)
+        best, chosen = extras.best[self.burn_in + 1 :], extras.chosen[self.burn_in : -1]
+        error = self._targets(best, learned, masks) - chosen
+        return self._priorities(error, masks.valid)
+
+    def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
+        """Takes what the loss needs, with the items on axis 1; the key is unused."""
+        del state, key
+        memory, importance = jax.tree.map(
+            lambda x: x[None], (trajectory.actor_state.core, trajectory.importance)
+        )
+        return Batch(trajectory.timesteps, trajectory.action, memory, importance)
+
+    def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
+        """Mean over the valid learned rows of importance times half the squared error."""
+        learned = jax.tree.map(lambda x: x[self.burn_in :], batch.timesteps)
+        masks = self._masks(learned)
+        q = self._sequence_values(weights, state.params.seen, batch)
+        target_q = self._sequence_values(state.auxiliary, state.params.seen, batch)
+        best = value_learning.double_q_values(target_q[1:], q[1:])
+        chosen = value_learning.chosen_values(q[:-1], batch.action[self.burn_in :])
+        error = self._targets(best, learned, masks) - chosen
+        loss = losses.masked_mean(batch.importance * 0.5 * jnp.square(error), masks.valid)
+        metrics = {
+            "loss/total": loss,
+            "q_mean": losses.masked_mean(chosen, masks.valid),
+            "error_mean": losses.masked_mean(jnp.abs(error), masks.valid),
+        }
+        weight = masks.valid.sum(dtype=jnp.float32)
+        return loss, Output(metrics, weight, self._priorities(error, masks.valid))
+
+    def _sequence_values(self, weights: Tree, seen: Seen, batch: Batch) -> Array:
+        """Values `[sequence + 1, B, A]` of the learned rows, from a memory that was warmed up.
+
+        No gradient goes into the rows before them.
+        """
+        memory = jax.tree.map(lambda x: x[0], batch.memory)
+        previous = jnp.concatenate([memory.action[None], batch.action])
+
+        def rows(part: slice) -> tuple[Timestep, Array]:
+            return jax.tree.map(lambda x: x[part], (batch.timesteps, previous))
+
+        lstm = memory.lstm
+        if self.burn_in:
+            steps, action = rows(slice(0, self.burn_in))
+            _, lstm = self._values(lax.stop_gradient(weights), seen, steps, action, lstm)
+        steps, action = rows(slice(self.burn_in, None))
+        return self._values(weights, seen, steps, action, lstm)[0]
+
+    def _targets(self, best: Array, learned: Timestep, masks: Masks) -> Array:
+        """Rescaled n-step returns `[sequence, B]` from bootstrap values of that shape."""
+        returns = partial(value_learning.rescaled_n_step_returns, n=self.n_step)
+        return jax.vmap(returns, in_axes=1, out_axes=1)(
+            best, self._rewards(learned), masks.discount, masks.trace
+        )
+
+    def _priorities(self, error: Array, valid: Array) -> Array:
+        mixed = partial(value_learning.mixed_priority, largest_share=self.largest_share)
+        return jax.vmap(mixed, in_axes=1)(error, valid) + LEAST_PRIORITY
+
+    def _masks(self, steps: Timestep) -> Masks:
+        return trajectory_masks(steps, self.gamma, 1.0)
+
+    @property
+    def _gradient_scale(self) -> float:
+        # The paper sums the loss over the rows: Adam's epsilon and the bound of the norm are for that.
+        return float(self.sequence)
+
+    def _opening(self, batch: Batch) -> Tree:
+        # Rows before it may be padding.
+        return jax.tree.map(lambda x: x[self.burn_in], batch.timesteps.observation)
+
+    def _initial_memory(self, batch: int) -> Memory:
+        return Memory(initial_lstm_state(batch, self.lstm_size), jnp.zeros(batch, jnp.int32))
+
+    def _initial_weights(self, key: Array) -> Tree:
+        observation = jax.tree.map(
+            lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
+        )
+        memory, row = self._initial_memory(1), jnp.zeros((1, 1))
+        return self._network().init(
+            key, observation, memory.action[None], row, row > 0, memory.lstm
+        )
+
+    def _values(
+        self, weights: Tree, seen: Seen, steps: Timestep, previous_action: Array, lstm: LSTMState
+    ) -> tuple[Array, LSTMState]:
+        """Action values `[T, B, A]` of timesteps `[T, B]`, and the state after the last row."""
+        return self._network().apply(  # type: ignore[return-value]
+            weights,
+            *(steps.observation, previous_action, steps.reward, steps.first, lstm),
+            self._scaling(seen),
+        )
+
+    def _network(self) -> RecurrentQNetwork:
+        return RecurrentQNetwork(
+            num_actions=self._num_actions(),
+            image=self._image_torso(),
+            sizes=self.hidden_sizes,
+            activation=self.activation,
+            head_size=self.head_size,
+            lstm_size=self.lstm_size,
+            dtype=jnp.dtype(self.compute_dtype),
+        )

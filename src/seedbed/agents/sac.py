@@ -1,0 +1,320 @@
+"""SAC: twin critics, and a random policy that follows them as far as its entropy allows.
+
+Source: Haarnoja et al. (2018), "Soft Actor-Critic Algorithms and Applications".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+
+from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
+from seedbed.nets.policy import ActivationName
+from seedbed.ops import losses
+from seedbed.ops.distributions import check_bounds, parameter_size, squash
+from seedbed.types import (
+    ActorState,
+    Box,
+    EnvSpec,
+    LearnerState,
+    Output,
+    Replay,
+    SeedbedError,
+    Timestep,
+    Trajectory,
+    trajectory_masks,
+)
+
+Tree = Any
+_LOG_SCALES = (-20.0, 2.0)
+
+
+class Learned(NamedTuple):
+    """What gradients are taken of; also the shape of a gradient."""
+
+    policy: Tree
+    critics: Tree  # leaves [2, ...]
+    log_temperature: Array  # float32 scalar
+
+
+class Auxiliary(NamedTuple):
+    """What only learning needs."""
+
+    critics: Tree  # leaves [2, ...]
+    targets: Tree  # the critics, averaged over the past
+    log_temperature: Array  # float32 scalar
+
+
+class Batch(NamedTuple):
+    """Transitions; all leaves have the items on axis 1."""
+
+    inputs_tm1: Array  # [T, B, D] observations as vectors
+    inputs_t: Array  # [T, B, D]
+    action_tm1: Array  # [T, B, A] where the bounds are -1 and 1
+    reward_t: Array  # [T, B]
+    discount_t: Array  # [T, B]
+    valid: Array  # [T, B]
+    importance: Array  # [T, B] by which a row counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Sac:
+    """Hyperparameters of SAC, and its pure functions."""
+
+    spec: EnvSpec | None = None
+    total_updates: int = 0
+
+    batch: int = 256
+    """Transitions of an update."""
+    capacity: int = 1_000_000
+    """Transitions kept; the oldest goes first."""
+    min_size: int = 10_000
+    """Transitions before the first update."""
+    ratio: float = 256.0
+    """How often a transition is drawn on average; `batch` is one update a step."""
+    gamma: float = 0.99
+    """Discount of a step."""
+    reward_scale: float = 1.0
+    """What rewards are multiplied by before anything is learned from them."""
+
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Layers of the policy, and of each critic."""
+    activation: ActivationName = "relu"
+    """What follows a layer."""
+
+    learning_rate: float = 3e-4
+    """Step size of Adam, for policy, critics and temperature."""
+    tau: float = 0.005
+    """Share of the critics in their targets after an update."""
+    initial_temperature: float = 1.0
+    """Worth of a nat of entropy at the start, in scaled rewards."""
+    target_entropy: float = -1.0
+    """Entropy that the temperature aims at, in nats for each number of an action between -1 and 1."""
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work; raises SeedbedError."""
+        self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
+        self._require("0 or more", lambda x: x >= 0, "total_updates")
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
+        self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
+        positive = ("ratio", "reward_scale", "learning_rate", "initial_temperature")
+        self._require("more than 0", lambda x: x > 0, *positive)
+        self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
+        at_most = f"at most capacity, {self.capacity}"
+        self._require(at_most, lambda x: x <= self.capacity, "min_size")
+        if self.spec is not None:
+            self._box()
+
+    @property
+    def epochs(self) -> int:
+        """One: the batch of an update is drawn for it."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def experience(self) -> Replay:
+        """Single transitions, all drawn alike."""
+        return Replay(
+            batch=self.batch,
+            sequence=1,
+            period=1,
+            capacity=self.capacity,
+            min_size=self.min_size,
+            ratio=self.ratio,
+        )
+
+    def init(self, key: Array) -> LearnerState:
+        """Makes the initial learner state; consumes the key."""
+        policy_key, critics_key = jax.random.split(key)
+        observation = jax.tree.map(
+            lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), self._env().observation
+        )
+        inputs = vectors(observation, 1)
+        action = jnp.zeros((1, math.prod(self._box().shape)))
+        learned = Learned(
+            policy=self._policy().init(policy_key, inputs),
+            critics=self._critics().init(critics_key, inputs, action),
+            log_temperature=jnp.log(jnp.float32(self.initial_temperature)),
+        )
+        targets = jax.tree.map(jnp.copy, learned.critics)
+        return LearnerState(
+            params=learned.policy,
+            optimizer_state=self._optimizer().init(learned),
+            updates=jnp.zeros((), jnp.int32),
+            auxiliary=Auxiliary(learned.critics, targets, learned.log_temperature),
+        )
+
+    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+        """Nothing: the policy has no memory."""
+        del env_ids, num_envs
+        return ActorState(core=(), per_env=())
+
+    def act(
+        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
+    ) -> tuple[Array, tuple[()], ActorState]:
+        """Chooses actions `[B, ...]`, to evaluate the middle ones. Consumes `keys` `[B]`."""
+        draw, scale = self._normal(params, vectors(timestep.observation, 1))
+        if not evaluate:
+            noise = jax.vmap(lambda key: jax.random.normal(key, draw.shape[1:]))(keys)
+            draw = draw + scale * noise
+        return squash(self._box(), draw, "tanh"), (), actor_state
+
+    def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
+        """Ones `[B]`: all items are drawn alike."""
+        del extras
+        return jnp.ones(timesteps.first.shape[1:])
+
+    def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
+        """Takes what the losses need, with the items on axis 1; the key is unused."""
+        del state, key
+        steps = trajectory.timesteps
+        inputs = vectors(steps.observation, 2)
+        masks = trajectory_masks(steps, self.gamma, 0.0)
+        importance = trajectory.importance
+        return Batch(
+            inputs_tm1=inputs[:-1],
+            inputs_t=inputs[1:],
+            action_tm1=self._centred(trajectory.action),
+            reward_t=self.reward_scale * steps.reward[1:],
+            discount_t=masks.discount,
+            valid=masks.valid,
+            importance=jnp.broadcast_to(importance[None], masks.valid.shape),
+        )
+
+    def gradients(
+        self, state: LearnerState, minibatch: Batch, key: Array
+    ) -> tuple[Learned, Output]:
+        """Computes the gradients of three mean losses over the valid rows; consumes the key."""
+        learned, targets = _learned(state), state.auxiliary.targets
+        return jax.grad(self._loss, has_aux=True)(learned, targets, minibatch, key)
+
+    def apply(self, state: LearnerState, grads: Learned, output: Output) -> LearnerState:
+        """Applies a gradient, then moves the targets after the critics."""
+        del output
+        changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
+        learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
+        targets = optax.incremental_update(learned.critics, state.auxiliary.targets, self.tau)
+        auxiliary = Auxiliary(learned.critics, targets, learned.log_temperature)
+        return LearnerState(learned.policy, optimizer_state, state.updates + 1, auxiliary)
+
+    def _loss(
+        self, learned: Learned, targets: Tree, batch: Batch, key: Array
+    ) -> tuple[Array, Output]:
+        """Sum of the losses of critics, policy and temperature: equations 5, 7 and 18.
+
+        No parameter is in two of them, so one gradient serves all three: each is taken where the
+        update began, while the paper's policy already sees the critics' step.
+        """
+        fixed = lax.stop_gradient(learned)
+        temperature = jnp.exp(fixed.log_temperature)
+        policy_key, target_key = jax.random.split(key)
+
+        def mean(rows: Array) -> Array:
+            return losses.masked_mean(batch.importance * rows, batch.valid)
+
+        action_t, log_prob_t = self._sample(fixed.policy, batch.inputs_t, target_key)
+        q_t = self._values(targets, batch.inputs_t, action_t).min(0)
+        target = batch.reward_t + batch.discount_t * (q_t - temperature * log_prob_t)
+        q_tm1 = self._values(learned.critics, batch.inputs_tm1, batch.action_tm1)
+        critic_loss = mean(losses.value_losses(q_tm1, target[None]).sum(0))
+
+        action, log_prob = self._sample(learned.policy, batch.inputs_tm1, policy_key)
+        q = self._values(fixed.critics, batch.inputs_tm1, action).min(0)
+        policy_loss = mean(temperature * log_prob - q)
+
+        aim = self.target_entropy * action.shape[-1]
+        temperature_loss = learned.log_temperature * mean(-lax.stop_gradient(log_prob) - aim)
+        metrics = {
+            "loss/critic": critic_loss,
+            "loss/policy": policy_loss,
+            "entropy": losses.masked_mean(-log_prob, batch.valid),
+            "temperature": temperature,
+            "q": losses.masked_mean(q_tm1.mean(0), batch.valid),
+        }
+        weight = batch.valid.sum(dtype=jnp.float32)
+        output = Output(metrics, weight, jnp.ones(batch.valid.shape[1:]))
+        return critic_loss + policy_loss + temperature_loss, output
+
+    def _normal(self, policy: Tree, inputs: Array) -> tuple[Array, Array]:
+        """Mean and deviation, each `[N, A]`, of what is squashed to an action."""
+        parameters: Any = self._policy().apply(policy, inputs)
+        mean, log_scale = jnp.split(parameters, 2, axis=-1)
+        return mean, jnp.exp(jnp.clip(log_scale, *_LOG_SCALES))
+
+    def _sample(self, policy: Tree, inputs: Array, key: Array) -> tuple[Array, Array]:
+        """Draws actions `[T, B, A]`, with log-densities `[T, B]` where the bounds are -1 and 1.
+
+        Both follow from the noise, so that neither needs the inverse of the tanh, and both have
+        gradients. Consumes the key.
+        """
+        mean, scale = self._normal(policy, inputs.reshape(-1, inputs.shape[-1]))
+        noise = jax.random.normal(key, mean.shape)
+        draw = mean + scale * noise
+        normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
+        # log(1 - tanh(x)^2) without cancellation
+        slope = 2.0 * (math.log(2.0) - draw - jax.nn.softplus(-2.0 * draw))
+        rows = inputs.shape[:-1]
+        return jnp.tanh(draw).reshape(*rows, -1), (normal - slope).sum(-1).reshape(rows)
+
+    def _values(self, critics: Tree, inputs: Array, action: Array) -> Array:
+        """Values `[2, T, B]` of actions `[T, B, A]` between -1 and 1."""
+        rows = inputs.shape[:-1]
+        folded = (x.reshape(-1, x.shape[-1]) for x in (inputs, action))
+        values: Any = self._critics().apply(critics, *folded)
+        return values.reshape(2, *rows)
+
+    def _centred(self, action: Array) -> Array:
+        """Actions `[T, B, ...]` of the environment as `[T, B, A]` between -1 and 1."""
+        box = self._box()
+        low, high = (np.asarray(bound, np.float32)[None, None] for bound in (box.low, box.high))
+        return (action.reshape(*action.shape[:2], -1) - (high + low) / 2) / ((high - low) / 2)
+
+    def _policy(self) -> VectorPolicy:
+        return VectorPolicy(parameter_size(self._box()), self.hidden_sizes, self.activation)
+
+    def _critics(self) -> TwinCritics:
+        return TwinCritics(self.hidden_sizes, self.activation)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    def _box(self) -> Box:
+        """The actions; raises SeedbedError unless each number of them has two bounds."""
+        action = self._env().action
+        if not isinstance(action, Box):
+            raise SeedbedError(
+                f"Sac needs actions that are real vectors but the environment takes {action}; "
+                "choose agent dqn or ppo"
+            )
+        if not np.isfinite([*action.low, *action.high]).all():
+            raise SeedbedError(
+                f"Sac needs bounded actions but the environment's have low={action.low}, "
+                f"high={action.high}; choose agent ppo, or bound them"
+            )
+        check_bounds(action)
+        return action
+
+    def _env(self) -> EnvSpec:
+        if self.spec is None:
+            raise SeedbedError("Sac.spec is None; bind the agent to an environment's spec first")
+        return self.spec
+
+    def _require(self, rule: str, allowed: Any, *names: str) -> None:
+        for name in names:
+            if not allowed(getattr(self, name)):
+                raise SeedbedError(f"Sac.{name} is {getattr(self, name)}; give {rule}")
+
+
+def _learned(state: LearnerState) -> Learned:
+    return Learned(state.params, state.auxiliary.critics, state.auxiliary.log_temperature)

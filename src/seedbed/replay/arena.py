@@ -1,0 +1,165 @@
+"""Memory in segments that can lie in files: one range of addresses, whatever is mapped where.
+
+A segment is the unit that is made and given back. In a folder each is a file of its own, mapped where the
+segment lies; what was written into it is never changed afterwards, so an index that names the file stays
+true, and a segment that is opened again is a new file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+SUFFIX = ".segment"
+
+
+class Files:
+    """A folder in which segments lie; `notices` says when it is full. For one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.notices: deque[str] = deque()
+        self._full = False
+        present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
+        self._serial = max((int(serial) + 1 for _, serial in present), default=0)
+
+    def create(self, kind: str, size: int) -> str:
+        """Makes a file of `size` bytes, all allocated: a full disk is an OSError here, not a signal later."""
+        file = f"{kind}-{self._serial:08d}{SUFFIX}"
+        path = self.folder / file
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            path.unlink()
+            if not self._full:
+                self.notices.append(
+                    f"{self.folder}: {error.strerror}: the replay keeps what comes in memory only; it "
+                    "cannot be saved until there is room again"
+                )
+            self._full = True
+            raise
+        finally:
+            os.close(descriptor)
+        self._full = False
+        self._serial += 1
+        return file
+
+
+class Arena:
+    """`num_segments` segments, each of several parts of `part_bytes` (whole pages).
+
+    `views` has for each part a uint8 array over that part of all segments in order, and of one segment
+    more, which is never opened or saved: for constants. Without a folder, memory of a segment stays when
+    it is closed, for the next. For one thread at a time.
+    """
+
+    def __init__(
+        self, kind: str, num_segments: int, part_bytes: Sequence[int], files: Files | None
+    ) -> None:
+        assert not any(size % mmap.PAGESIZE for size in part_bytes), part_bytes
+        self._kind, self._files = kind, files
+        self.part_bytes = tuple(part_bytes)
+        self._memory = [
+            mmap.mmap(-1, size * (num_segments + 1), flags=_PRIVATE) for size in part_bytes
+        ]
+        if files is None:
+            for memory in self._memory:
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self.views = [np.frombuffer(memory, np.uint8) for memory in self._memory]
+        self.files: list[str | None] = [None] * num_segments
+        self._mapped = np.zeros(num_segments, bool)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of a segment."""
+        return sum(self.part_bytes)
+
+    def open(self, segment: int) -> None:
+        """Gives a closed segment memory: a new file, or where the disk is full plain memory."""
+        if self._files is not None:
+            with contextlib.suppress(OSError):  # which was told
+                self._map(segment, self.create())
+
+    def create(self) -> str:
+        """Makes a file of a segment's size, for `write`; raises OSError where there is no room."""
+        assert self._files is not None
+        return self._files.create(self._kind, self.segment_bytes)
+
+    def attach(self, segment: int, file: str) -> None:
+        """Maps a file of before at a closed segment; raises OSError where it is missing or cut short."""
+        assert self._files is not None
+        size = (self._files.folder / file).stat().st_size
+        if size != self.segment_bytes:
+            raise OSError(errno.EINVAL, f"{file} has {size} bytes, not {self.segment_bytes}")
+        self._map(segment, file)
+
+    def close(self, segment: int, kept: frozenset[str]) -> None:
+        """Takes a segment's memory back, and unlinks its file unless it is among the `kept`."""
+        file = self.files[segment]
+        if self._mapped[segment]:
+            for part in range(len(self.part_bytes)):
+                self._place(segment, part, _PRIVATE, -1, 0)
+            self._mapped[segment] = False
+        if file is not None and file not in kept and self._files is not None:
+            (self._files.folder / file).unlink(missing_ok=True)
+        self.files[segment] = None
+
+    def write(self, segment: int, file: str) -> None:
+        """Copies a segment, as it is, into a file from `create`; raises OSError. For any thread."""
+        assert self._files is not None
+        with (self._files.folder / file).open("r+b") as opened:
+            for view, size in zip(self.views, self.part_bytes, strict=True):
+                opened.write(view[segment * size : (segment + 1) * size].data)
+
+    def _map(self, segment: int, file: str) -> None:
+        assert self._files is not None
+        descriptor = os.open(self._files.folder / file, os.O_RDWR)
+        try:
+            offset = 0
+            for part, size in enumerate(self.part_bytes):
+                self._place(segment, part, mmap.MAP_SHARED, descriptor, offset)
+                offset += size
+        finally:
+            os.close(descriptor)
+        self.files[segment], self._mapped[segment] = file, True
+
+    def _place(self, segment: int, part: int, flags: int, descriptor: int, offset: int) -> None:
+        """Maps over one part of a segment, at the address that it has."""
+        size = self.part_bytes[part]
+        address = self.views[part].ctypes.data + segment * size
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _LIBC.mmap(address, size, protection, flags | _MAP_FIXED, descriptor, offset)
+        if found != address:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def sync_file(path: Path) -> None:
+    """Returns when the file, or the names in the folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,176 @@
+"""What a replay keeps, and how large its parts are."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from seedbed import trees
+from seedbed.types import EnvSpec, Replay, SeedbedError, Timestep, Tree, action_array
+
+CHUNK = 8  # rows of one environment that are compressed together
+SEGMENT_BYTES = 64 << 20
+MIN_IMAGE_BYTES = 1024  # smaller observations are not worth a call of the compressor
+_PAGE_ROWS = 4096  # with this many rows, leaves of any size fill whole pages
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of a record, of one environment."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    compressed: bool = False
+
+    @functools.cached_property
+    def num_bytes(self) -> int:
+        """Size in a row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    def zeros(self, *leading: int) -> np.ndarray:
+        """Makes an array `[*leading, *shape]` of zeros."""
+        return np.zeros((*leading, *self.shape), self.dtype)
+
+
+def _leaves(name: str, tree: Tree) -> list[Leaf]:
+    flat = trees.leaves(tree)
+    names = [name] if len(flat) == 1 else [f"{name}[{i}]" for i in range(len(flat))]
+    return [Leaf(n, tuple(a.shape), str(a.dtype)) for n, a in zip(names, flat, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """The shape of a replay: `num_groups` groups of `group_size` environments, and what of them is kept.
+
+    `spec` is of single frames. `extras` and `core` are what acting gives for one environment, as arrays
+    without a batch axis (their values do not matter). With `compress`, images are kept compressed.
+    """
+
+    experience: Replay
+    spec: EnvSpec
+    extras: Tree
+    core: Tree
+    num_groups: int
+    group_size: int
+    frame_stack: int = 1
+    compress: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses what could never be learned from."""
+        experience = self.experience
+        for name in ("batch", "sequence", "period", "capacity"):
+            if getattr(experience, name) < 1:
+                raise SeedbedError(
+                    f"a replay of {name} {getattr(experience, name)} does not work; take 1 or more"
+                )
+        if experience.min_size > experience.capacity:
+            raise SeedbedError(
+                f"learning would wait for {experience.min_size} items (min_size) in a replay of "
+                f"{experience.capacity} (capacity); take a smaller min_size"
+            )
+
+    @functools.cached_property
+    def timestep(self) -> Timestep:
+        """The structure of a timestep, with leaves of numbers."""
+        observation = trees.map(lambda _: 0, self.spec.observation)
+        return Timestep(observation, 0, 0, 0, 0)
+
+    @functools.cached_property
+    def observation_leaves(self) -> list[Leaf]:
+        """Leaves of the observation."""
+
+        def packed(leaf: Leaf) -> Leaf:
+            image = leaf.dtype == "uint8" and leaf.num_bytes >= MIN_IMAGE_BYTES
+            return dataclasses.replace(leaf, compressed=self.compress and image)
+
+        return [packed(leaf) for leaf in _leaves("observation", self.spec.observation)]
+
+    @functools.cached_property
+    def timestep_leaves(self) -> list[Leaf]:
+        """Leaves of a timestep, in the order of `trees.leaves`."""
+        flags = [Leaf(name, (), "bool") for name in ("terminated", "truncated", "first")]
+        return [*self.observation_leaves, Leaf("reward", (), "float32"), *flags]
+
+    @functools.cached_property
+    def leaves(self) -> list[Leaf]:
+        """Leaves of a record: a timestep, an action, and extras."""
+        action = _leaves("action", action_array(self.spec.action))
+        return [*self.timestep_leaves, *action, *_leaves("extras", self.extras)]
+
+    @functools.cached_property
+    def core_leaves(self) -> list[Leaf]:
+        """Leaves of the memory that is kept where an item begins."""
+        return _leaves("core", self.core)
+
+    @property
+    def context(self) -> int:
+        """Rows of an item before its learned part: for stacking and for warming up."""
+        return self.frame_stack - 1 + self.experience.burn_in
+
+    @property
+    def item_rows(self) -> int:
+        """Rows of an item, `S - 1 + steps`."""
+        return self.context + self.experience.sequence + 1
+
+    @property
+    def item_chunks(self) -> int:
+        """Chunks in which an item can lie."""
+        return -(-(self.item_rows - 1) // CHUNK) + 1
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of all groups."""
+        return self.num_groups * self.group_size
+
+    @functools.cached_property
+    def segment_rows(self) -> int:
+        """Rows of a segment: about `SEGMENT_BYTES`, and an eighth of the whole at most."""
+        bytes_ = sum(leaf.num_bytes for leaf in self.leaves if not leaf.compressed)
+        wanted = min(SEGMENT_BYTES // bytes_, self._needed_rows // 8) // _PAGE_ROWS
+        fewest = -(-2 * self.group_size * CHUNK // _PAGE_ROWS)
+        return max(wanted, fewest) * _PAGE_ROWS
+
+    @functools.cached_property
+    def num_segments(self) -> int:
+        """Segments of rows: enough for all items, half items, and segments partly used at either end."""
+        usable = self.segment_rows - self.group_size * CHUNK
+        return -(-self._needed_rows // usable) + 2
+
+    @property
+    def _needed_rows(self) -> int:
+        # An episode of L transitions has L + 1 rows and at least L / period items.
+        per_item = self.experience.period + (not self.experience.cross_episodes)
+        half = self.num_envs * CHUNK * (self.item_chunks + 4)
+        return self.experience.capacity * per_item + half
+
+    @functools.cached_property
+    def core_rows(self) -> int:
+        """Rows of a segment of core states."""
+        bytes_ = max(1, sum(leaf.num_bytes for leaf in self.core_leaves))
+        wanted = min(SEGMENT_BYTES // bytes_, self.experience.capacity // 8) // _PAGE_ROWS
+        return max(wanted, 1) * _PAGE_ROWS
+
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes of a segment of compressed chunks: room for two sets of any leaf's, not compressed."""
+        sizes = [leaf.num_bytes for leaf in self.leaves if leaf.compressed] or [0]
+        wanted = min(SEGMENT_BYTES, self._needed_rows * sum(sizes) // 64)
+        wanted = max(wanted, 2 * self.group_size * CHUNK * max(sizes), 1)
+        return -(-wanted // _PAGE_ROWS) * _PAGE_ROWS
+
+    def describe(self) -> dict[str, Any]:
+        """Says, in values that JSON keeps, what must be equal for one replay to go on with another's data."""
+        kept = ("capacity", "sequence", "period", "burn_in", "cross_episodes", "priority_exponent")
+        words = {leaf.name: f"{leaf.dtype} {leaf.shape}" for leaf in self.leaves + self.core_leaves}
+        return {
+            **words,
+            **{name.replace("_", " "): getattr(self.experience, name) for name in kept},
+            "frame stack": self.frame_stack,
+            "compressed leaves": [leaf.name for leaf in self.leaves if leaf.compressed],
+            "groups": f"{self.num_groups} of {self.group_size} environments",
+            "segments": [self.num_segments, self.segment_rows, self.core_rows, self.blob_bytes],
+        }

@@ -1,0 +1,267 @@
+"""Saves of a replay: an index says which files hold its data, and has everything that is not in these.
+
+The files are only added to where no index looks, so writing an index (aside, synced, renamed) is all that
+makes a save, and a process that is killed leaves the earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seedbed.replay.arena import SUFFIX, Files, sync_file
+from seedbed.replay.layout import Layout
+from seedbed.replay.segments import Segments
+from seedbed.replay.storage import Storage
+from seedbed.types import SeedbedError
+
+_MAGIC = b"seedbed replay 1"
+_LENGTHS = struct.Struct("<QI")  # bytes of the header; checksum of all that follows this
+_INDEX = re.compile(r"(\d{8})\.(.+)\.index")
+_KEEP = 2
+
+
+class _Part(NamedTuple):
+    """A segment as a save sees it."""
+
+    kind: str
+    segment: int
+    file: str
+    allocated: int
+    settled: bool  # nothing is written to it any more
+    absent: bool  # it is in memory only, and the file is to be written
+
+
+class Snapshot(NamedTuple):
+    """What a save consists of."""
+
+    name: str
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    parts: list[_Part]
+
+
+class Keeper:
+    """Saves and restores a storage in its folder; keeps the newest two saves."""
+
+    def __init__(self, storage: Storage, files: Files) -> None:
+        self._storage, self._folder = storage, files.folder
+        self._synced: set[str] = set()
+        self._notices = files.notices
+
+    @property
+    def _segments(self) -> dict[str, Segments]:
+        return self._storage.segments
+
+    def snapshot(self, name: str, state: dict[str, Any]) -> Snapshot:
+        """Lists the files, which are kept from now on, and copies the weights; under the storage's lock.
+
+        `tables` are to be added while nothing is published. Segments that are in memory only are pinned
+        until `write`; raises SeedbedError where they find no room on the disk.
+        """
+        parts: list[_Part] = []
+        try:
+            for kind, segments in self._segments.items():
+                used = np.flatnonzero(segments.references > 0)
+                for segment in used[np.argsort(segments.opened[used])].tolist():
+                    file = segments.arena.files[segment]
+                    settled = segment != segments.current and not segments.holds[segment]
+                    allocated = int(segments.allocated[segment])
+                    made = file or segments.arena.create()
+                    segments.pins[segment] += file is None
+                    parts.append(_Part(kind, segment, made, allocated, settled, file is None))
+        except OSError as error:
+            self._unpin(parts)
+            self._discard(parts)
+            raise self._failure(name, error) from error
+        for segments in self._segments.values():
+            segments.kept |= {part.file for part in parts}
+        items = self._storage.items
+        header = {
+            "layout": self._storage.layout.describe(),
+            "inserted": items.inserted,
+            "largest": items.largest,
+            "state": state,
+            "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
+        }
+        return Snapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
+
+    def tables(self) -> dict[str, np.ndarray]:
+        """Copies what changes only where items are published, or rows that no item has are forgotten."""
+        items, frames = self._storage.items, self._storage.frames
+        arrays = {**items.windows._asdict(), "generation": items.generation}
+        arrays |= {"image_offset": frames.offset, "image_size": frames.size}
+        return {key: leaf.copy() for key, leaf in arrays.items()}
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Writes a snapshot to the disk, and removes what no index names; raises SeedbedError."""
+        parts = snapshot.parts
+        try:
+            for part in parts:
+                if part.absent:
+                    self._segments[part.kind].arena.write(part.segment, part.file)
+            for part in parts:
+                if part.file not in self._synced:
+                    sync_file(self._folder / part.file)
+            _write_index(self._folder, snapshot)
+        except OSError as error:
+            self._discard(parts)
+            raise self._failure(snapshot.name, error) from error
+        finally:
+            with self._storage.lock:
+                self._unpin(parts)
+        with self._storage.lock:
+            for part in parts:
+                # What is settled need not be copied again, though it stays in memory.
+                if part.absent and part.settled:
+                    self._segments[part.kind].arena.files[part.segment] = part.file
+        self._synced |= {part.file for part in parts if part.settled}
+        self._prune(_list_indexes(self._folder)[:_KEEP])
+
+    def _unpin(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            self._segments[part.kind].pins[part.segment] -= part.absent
+        self._storage.lock.notify_all()
+
+    def _discard(self, parts: Sequence[_Part]) -> None:
+        """Removes the copies that a failed save made: the disk may be full."""
+        for part in parts:
+            if part.absent:
+                (self._folder / part.file).unlink(missing_ok=True)
+
+    def _failure(self, name: str, error: OSError) -> SeedbedError:
+        full = "disk full" if error.errno == errno.ENOSPC else error.strerror
+        return SeedbedError(
+            f"the replay could not be saved as {name} to {self._folder}: {full}; the earlier index is "
+            "whole. Make room there"
+        )
+
+    def _prune(self, indexes: Sequence[Path]) -> None:
+        """Removes indexes but these, and files that neither these nor the storage needs."""
+        present = list(self._folder.iterdir())
+        named: set[str] = set()
+        for path in indexes:
+            with contextlib.suppress(OSError, ValueError):  # a damaged one keeps nothing
+                named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
+        with self._storage.lock:
+            live = {file for s in self._segments.values() for file in s.arena.files}
+            for segments in self._segments.values():
+                segments.kept = frozenset(named)
+        # Indexes go first: one that is left never names a file that is gone.
+        for path in sorted(present, key=lambda path: path.name.endswith(SUFFIX)):
+            index = path.name.endswith((".index", ".index.part")) and path not in indexes
+            data = path.name.endswith(SUFFIX) and path.name not in named | live
+            if index or data:
+                path.unlink(missing_ok=True)
+                self._synced.discard(path.name)
+
+    def restore(self, names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+        """Loads the newest usable save of these names; returns its name, and the state it was given."""
+        for path in _list_indexes(self._folder):
+            name = _name_of(path)
+            if name not in names:
+                continue
+            try:
+                header, arrays = _read_index(path)
+                _require_same(header["layout"], self._storage.layout, self._folder)
+                self._attach(header["files"])
+            except (OSError, ValueError) as error:
+                self._notices.append(f"the replay saved as {name} is damaged: {error}")
+                continue
+            with self._storage.lock:
+                self._load(header, arrays)
+            self._prune([path])
+            return name, header["state"]
+        return None
+
+    def _attach(self, files: Sequence[tuple[str, int, str, int]]) -> None:
+        attached: list[tuple[Segments, int]] = []
+        everything = frozenset(file for _, _, file, _ in files)
+        try:
+            for kind, segment, file, allocated in files:
+                self._segments[kind].attach(segment, file, allocated)
+                attached.append((self._segments[kind], segment))
+        except OSError:
+            for segments, segment in attached:
+                segments.detach(segment, everything)
+            raise
+
+    def _load(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        items, frames = self._storage.items, self._storage.frames
+        for key, leaf in items.windows._asdict().items():
+            leaf[:] = arrays[key]
+        items.generation[:] = arrays["generation"]
+        items.tree.set(np.arange(items.capacity), arrays["weights"])
+        items.inserted, items.largest = header["inserted"], header["largest"]
+        items.refer_anew()
+        frames.load(arrays["image_offset"], arrays["image_size"], self._storage.rows)
+
+
+def _list_indexes(folder: Path) -> list[Path]:
+    """Lists indexes, newest first."""
+    return sorted((p for p in folder.iterdir() if _INDEX.fullmatch(p.name)), reverse=True)
+
+
+def _name_of(path: Path) -> str:
+    return path.name.split(".", 1)[1].removesuffix(".index")
+
+
+def _write_index(folder: Path, snapshot: Snapshot) -> None:
+    newest = _list_indexes(folder)
+    serial = int(newest[0].name[:8]) + 1 if newest else 0
+    path = folder / f"{serial:08d}.{snapshot.name}.index"
+    arrays = snapshot.arrays
+    described = [[key, str(leaf.dtype), leaf.shape] for key, leaf in arrays.items()]
+    header = json.dumps({**snapshot.header, "arrays": described}).encode()
+    checksum = zlib.crc32(header)
+    for leaf in arrays.values():
+        checksum = zlib.crc32(leaf.data, checksum)
+    aside = path.with_name(path.name + ".part")
+    with aside.open("wb") as file:
+        file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
+        for leaf in arrays.values():
+            file.write(leaf.data)
+    sync_file(aside)
+    aside.rename(path)
+    sync_file(folder)
+
+
+def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads an index; raises OSError or ValueError where it is damaged."""
+    data = path.read_bytes()
+    start = len(_MAGIC) + _LENGTHS.size
+    if len(data) < start or not data.startswith(_MAGIC):
+        raise ValueError(f"{path.name} is no index of a replay")
+    length, checksum = _LENGTHS.unpack_from(data, len(_MAGIC))
+    if zlib.crc32(memoryview(data)[start:]) != checksum:
+        raise ValueError(f"{path.name} does not have its checksum")
+    header = json.loads(data[start : start + length])
+    start += length
+    arrays: dict[str, np.ndarray] = {}
+    for key, dtype, shape in header["arrays"]:
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[key] = np.frombuffer(data, dtype, count, start).reshape(shape)
+        start += arrays[key].nbytes
+    return header, arrays
+
+
+def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:
+    """Raises SeedbedError, with the first thing that differs, where a save was of another shape."""
+    now = layout.describe()
+    # Sizes of segments follow from the rest, which says more.
+    for key in sorted({**now, **was}, key=lambda key: key == "segments"):
+        before, here = was.get(key, "nothing"), now.get(key, "nothing")
+        if before != here:
+            raise SeedbedError(
+                f"the replay was of {key} {before}, this one is of {here}; resume with the settings of "
+                f"before, or remove {folder} to begin with an empty replay"
+            )

@@ -1,0 +1,102 @@
+"""All that a replay holds, behind one lock."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from seedbed.replay.arena import Arena, Files
+from seedbed.replay.items import Items, Windows
+from seedbed.replay.layout import CHUNK, Layout
+from seedbed.replay.records import Records
+from seedbed.replay.segments import Segments
+
+
+class Storage:
+    """Rows, the memory kept with items, and items; `lock` guards it for moments, never while data is copied.
+
+    Rows that are being copied are pinned, those of half items and being written held; see `Segments`.
+    """
+
+    def __init__(self, layout: Layout, folder: Path | None) -> None:
+        self.layout = layout
+        self.files = None if folder is None else Files(folder)
+        self.lock = threading.Condition()
+        self.records = Records(layout, self.files, self.lock)
+        self.rows, self.frames = self.records.segments, self.records.frames
+        self.cores: Segments | None = None
+        self._core_views: list[np.ndarray] = []
+        if layout.core_leaves:
+            count = -(-layout.experience.capacity // layout.core_rows) + 2
+            sizes = [layout.core_rows * leaf.num_bytes for leaf in layout.core_leaves]
+            self.cores = Segments(Arena("cores", count, sizes, self.files), layout.core_rows)
+            for leaf, view in zip(layout.core_leaves, self.cores.arena.views, strict=True):
+                self._core_views.append(view.view(leaf.dtype).reshape(-1, *leaf.shape))
+        self.items = Items(layout, self.rows, self.cores)
+
+    @property
+    def segments(self) -> dict[str, Segments]:
+        """Everything that lies in segments, by name."""
+        named = {"rows": self.rows, "images": self.frames.segments}
+        return named if self.cores is None else {**named, "cores": self.cores}
+
+    def publish(
+        self, windows: Windows, cores: list[np.ndarray], priorities: np.ndarray | None
+    ) -> None:
+        """Adds items with their memory, leaves `[I, ...]`; from then on they can be drawn."""
+        with self.lock:
+            if self.cores is not None:
+                for item in range(len(windows.env)):
+                    windows.core[item] = self._allocate_core(self.cores)
+                for view, core in zip(self._core_views, cores, strict=True):
+                    view[windows.core] = core
+            self.items.add(windows, priorities)
+            if self.cores is not None:
+                np.subtract.at(self.cores.holds, windows.core // self.cores.units, 1)
+            self.lock.notify_all()
+
+    def _allocate_core(self, cores: Segments) -> int:
+        while (row := cores.allocate(1)) is None:
+            oldest = cores.oldest()
+            self.items.evict_cores_of(oldest)
+            self.lock.wait_for(lambda pins=cores.pins, oldest=oldest: not pins[oldest])
+        cores.holds[row // cores.units] += 1
+        return row
+
+    def read_cores(self, windows: Windows, batch: list[np.ndarray]) -> None:
+        """Copies the memory of items `[B]` to `batch`, `[B, ...]` for each leaf; call it under the lock."""
+        for view, out in zip(self._core_views, batch, strict=True):
+            np.take(view, windows.core, axis=0, out=out, mode="clip")
+
+    def stats(self) -> dict[str, float]:
+        """Reports items, bytes and how well images are compressed."""
+        with self.lock:
+            rows = self.rows.units_held * CHUNK
+            images = self.frames.segments.units_held
+            compression = self.frames.compression()
+            cores = 0 if self.cores is None else self.cores.units_held
+            items, inserted = self.items.count, self.items.inserted
+        raw = sum(leaf.num_bytes for leaf in self.layout.leaves if not leaf.compressed)
+        core = sum(leaf.num_bytes for leaf in self.layout.core_leaves)
+        bytes_ = rows * raw + images + cores * core + self.items.num_bytes
+        return {
+            "items": items,
+            "inserted": inserted,
+            "bytes": bytes_,
+            "bytes_per_frame": bytes_ / max(1, rows),
+            "compression": compression,
+        }
+
+    def check_valid(self) -> None:
+        """Raises AssertionError where an invariant is broken."""
+        with self.lock:
+            self.items.check_valid()
+            self.frames.check_valid()
+            for name, segments in self.segments.items():
+                assert (segments.references >= 0).all(), f"{name}: negative references"
+                assert (segments.holds >= 0).all(), f"{name}: negative holds"
+                assert (segments.pins >= 0).all(), f"{name}: negative pins"
+                used = (segments.references > 0) | (segments.holds > 0) | (segments.pins > 0)
+                assert (segments.opened[used] >= 0).all(), f"{name}: a used segment is closed"

@@ -1,0 +1,187 @@
+"""The replay of a central run: steps go in as they are acted on, batches are drawn ahead of the learner."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.replay.layout import Layout
+from seedbed.replay.replay import Replay, Sample
+from seedbed.runtime.checkpoint_writer import name_of
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.inference import Acted, Unroll
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
+from seedbed.transport.pool import ActorPool
+from seedbed.types import ActorState, EnvSpec, ReplayAgent, SeedbedError, Timestep, Tree
+
+_BUFFERS = 2  # one is learned from while the other is filled
+_WAKE_S = 0.1
+
+
+class ReplayFeed:
+    """Replay between three threads: one that acts appends, one learns, and `run` seals and draws.
+
+    Acting and learning wait for one another so that an item is drawn as often as the agent's ratio says.
+    """
+
+    def __init__(
+        self,
+        agent: ReplayAgent,
+        pool: ActorPool,
+        frame_stack: int,
+        config: CentralConfig,
+        run: RunFolder,
+    ) -> None:
+        """Allocates memory for a bound agent; in the run's folder if replay is to be saved."""
+        self._batch = agent.experience.batch
+        extras, core = _templates(agent, pool.spec, frame_stack)
+        layout = Layout(
+            agent.experience,
+            pool.spec,
+            extras,
+            core,
+            pool.num_groups,
+            pool.group_size,
+            frame_stack,
+        )
+        priorities = jax.jit(agent.initial_priorities)
+        folder = run.path / "replay" if config.save_replay else None
+        self.replay = Replay(
+            layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
+        )
+        self.waited_s = 0.0  # for the learner to catch up, so far
+        self._drawing_s = 0.0
+        self._saves = config.save_replay
+        self._closed = threading.Event()
+        self._work = threading.Condition()  # guards what follows
+        self._free: list[Sample] = [self.replay.make_sample(self._batch) for _ in range(_BUFFERS)]
+        self._ready: collections.deque[Sample] = collections.deque()
+        self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
+        self._taken: Sample | None = None
+        self._notices: collections.deque[str] = collections.deque()
+
+    def restart(self, group: int) -> None:
+        """Ends the streams of a group whose actor was restarted."""
+        self.replay.restart(group)
+
+    def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
+        """Adds a step of a group, leaves `[n, ...]`; waits for the learner, and returns False if closed."""
+        replay = self.replay
+        if not replay.can_insert():
+            begun = time.perf_counter()
+            replay.wait_until(replay.can_insert, self._closed.is_set)
+            self.waited_s += time.perf_counter() - begun
+        if self._closed.is_set():
+            return False
+        replay.append(group, timestep, acted.action, acted.extras, acted.core)
+        if replay.pending:
+            with self._work:
+                self._work.notify_all()
+        return True
+
+    def run(self, stop: threading.Event) -> None:
+        """Seals, notes priorities and draws ahead, until it is closed."""
+        while not (stop.is_set() or self._closed.is_set()):
+            if not self._attend():
+                with self._work:
+                    self._work.wait_for(self._has_work, _WAKE_S)
+
+    def _has_work(self) -> bool:
+        drawable = bool(self._free) and self.replay.can_sample(self._batch)
+        return bool(self._closed.is_set() or self.replay.pending or self._learned or drawable)
+
+    def _attend(self) -> bool:
+        """Does what there is to do; returns whether that was anything."""
+        replay, begun = self.replay, time.perf_counter()
+        worked = bool(replay.pending or self._learned)
+        replay.seal_pending()
+        while self._learned:
+            sample, priorities = self._learned.popleft()
+            if not isinstance(priorities, tuple):
+                replay.update_priorities(sample.slots, sample.generations, priorities)
+            with self._work:
+                self._free.append(sample)
+        if self._free and replay.can_sample(self._batch):
+            with self._work:
+                buffers = self._free.pop()
+            sample = replay.sample(self._batch, out=buffers)
+            with self._work:
+                self._ready.append(sample)
+                self._work.notify_all()
+            worked = True
+        if worked:
+            self._drawing_s += time.perf_counter() - begun
+        return worked
+
+    def take(self) -> list[Unroll]:
+        """Waits for a batch; returns none if the feed was closed instead. It is valid until `learned`."""
+        with self._work:
+            self._work.wait_for(lambda: self._closed.is_set() or bool(self._ready))
+            if self._closed.is_set():
+                return []
+            self._taken = sample = self._ready.popleft()
+            self._work.notify_all()
+        action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
+        memory = ActorState(sample.core, ())
+        return [Unroll(sample.timesteps, action, extras, memory, (), sample.importance)]
+
+    def learned(self, priorities: Tree) -> None:
+        """Gives the items of the batch taken last their priorities `[B]`, and its buffers back."""
+        assert self._taken is not None, "take comes first"
+        with self._work:
+            self._learned.append((self._taken, priorities))
+            self._taken = None
+            self._work.notify_all()
+
+    def save(self, step: int) -> None:
+        """Saves what is kept under a checkpoint's name; where that fails people are told, no more."""
+        if not self._saves:
+            return
+        try:
+            self.replay.save(name_of(step))
+        except SeedbedError as error:
+            self._notices.append(f"{error}; training goes on")
+
+    def restore(self, step: int) -> str:
+        """Goes on with what was saved at a checkpoint; says how that went."""
+        if not self._saves or self.replay.restore([name_of(step)]) is None:
+            return "the run's replay was not saved: filling it again"
+        return f"replay goes on with {self.replay.items:,} items"
+
+    def metrics(self) -> dict[str, Any]:
+        """What is kept, how much memory it takes, and seconds spent on drawing and sealing."""
+        return {
+            **{f"replay/{name}": value for name, value in self.replay.stats().items()},
+            "replay/busy_s": self._drawing_s,
+        }
+
+    def take_notices(self) -> list[str]:
+        """Returns, once each, what people should know."""
+        own = [self._notices.popleft() for _ in range(len(self._notices))]
+        return [*own, *self.replay.take_notices()]
+
+    def close(self) -> None:
+        """Wakes every waiter; nothing more passes."""
+        self._closed.set()
+        with self._work:
+            self._work.notify_all()
+
+
+def _templates(agent: ReplayAgent, spec: EnvSpec, frame_stack: int) -> tuple[Tree, Tree]:
+    """Extras and core of one environment, as arrays."""
+    timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, 1)), frame_stack)
+    timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
+    state = agent.actor_state(jnp.zeros(1, jnp.uint32), 1)
+    keys = jax.random.split(jax.random.key(0), 1)
+    params = jax.eval_shape(agent.init, jax.random.key(0)).params
+    _, extras, _ = jax.eval_shape(
+        lambda *inputs: agent.act(*inputs, evaluate=False), params, state, timestep, keys
+    )
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (extras, state.core))

@@ -1,0 +1,158 @@
+"""Agents that learn from replay in the fused runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from seedbed import api
+from seedbed.agents.dqn import Dqn
+from seedbed.agents.r2d2 import R2d2
+from seedbed.agents.sac import Sac
+from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.classic.pendulum import Pendulum
+from seedbed.envs.probes import RepeatProbe, TMazeProbe
+from seedbed.presets import TrainConfig
+from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.program import Program
+from seedbed.types import SeedbedError
+from test_fused import same, saved
+
+TINY = Dqn(
+    batch=32, ratio=2.0, capacity=1000, min_size=200, hidden_sizes=(8,), target_period=7, n_step=2,
+    priority_exponent=0.6, importance_exponent=0.4,
+)  # fmt: skip
+SIZES = {"envs": 4, "unroll": 8}
+"""32 items an iteration: two updates."""
+LEARNS = {"learning_rate": 1e-3, "adam_epsilon": 1e-8, "target_period": 100, "gamma": 0.95}
+REMEMBERS = R2d2(
+    sequence=8, burn_in=4, lstm_size=32, head_size=32, hidden_sizes=(32,), batch=32, ratio=4.0,
+    capacity=5000, min_size=200, n_step=3, priority_exponent=0.6, **LEARNS,
+)  # fmt: skip
+FORGETS = Dqn(
+    hidden_sizes=(32,), batch=32, ratio=0.5, capacity=40_000, min_size=1600, n_step=3,
+    reward_clip=0.0, **LEARNS,
+)  # fmt: skip
+
+
+def run_program(env, agent, iterations, **options):
+    """Runs iterations with nothing around them; returns the program, the carry and the reports."""
+    options = SIZES | options
+    steps = iterations * options["envs"] * options["unroll"]
+    program = Program(env, agent, FusedConfig(steps=steps, **options))
+    carry, reports = program.place(program.first()), []
+    program.compile(carry)
+    for _ in range(iterations):
+        carry, report = program.run(carry)
+        reports.append(report)
+    return program, carry, reports
+
+
+def train(folder, env, agent=TINY, resume=False, **options):
+    options = {"steps": 640, "evaluate_episodes": 4, "log_every_s": 0.1} | SIZES | options
+    config = TrainConfig(env, agent, FusedConfig(**options), "test/dqn")
+    return api.train(config, run=folder, resume=resume)
+
+
+@pytest.mark.parametrize(
+    ("probe", "without"),
+    [(RepeatProbe(delay=2), 18 / 4), (TMazeProbe(length=5), 1.95)],
+    ids=["repeat", "t-maze"],
+)
+def test_memory_decides_what_is_learned(probe, without):
+    """A recurrent agent nears the best return; one without memory cannot pass its bound."""
+    sizes = {"envs": 32, "unroll": 16, "evaluate_episodes": 256}
+    best = 18.0 if isinstance(probe, RepeatProbe) else 4.0
+    program, carry, _ = run_program(probe, REMEMBERS, 390, **sizes)
+    assert program.evaluate(carry, 1)[0]["episode_return_mean"] > 0.9 * best
+    program, carry, _ = run_program(probe, FORGETS, 390, **sizes)
+    result = program.evaluate(carry, 1)[0]
+    doubt = 4.0 * result["episode_return_std"] / np.sqrt(result["episodes"])
+    assert result["episode_return_mean"] < without + doubt + 0.05
+
+
+def test_it_waits_for_enough_and_then_learns_at_the_ratio():
+    _, carry, reports = run_program(CartPole(), TINY, 12)
+    updates = [int(report.updates) for report in reports]
+    # 32 items an iteration but for the first, whose last two steps complete none yet.
+    waits = -(-(200 + 2 * 4) // 32) - 1
+    assert updates[:waits] == [0] * waits
+    assert np.diff(updates[waits - 1 :]).tolist() == [2] * (12 - waits)
+    assert int(carry.learner.updates) == updates[-1]
+    assert reports[0].metrics["loss/total"] == 0 and reports[-1].metrics["loss/total"] > 0
+
+
+def test_replay_holds_what_happened():
+    """CartPole is deterministic: each row and its action must lead to the next row."""
+    env = CartPole()
+    _, carry, _ = run_program(env, TINY, 20)
+    records = carry.replay.records
+    states = jax.vmap(jax.vmap(env.reset))(
+        jax.random.split(jax.random.key(0), records.timestep.first.shape)
+    )
+    timestep = records.timestep
+    states = states._replace(
+        inner=jax.tree.map(lambda _, x: x, states.inner, timestep.observation), timestep=timestep
+    )
+    after = jax.vmap(jax.vmap(env.step))(states, records.action).timestep
+    rows = slice(0, int(carry.replay.position) - 1 or None)
+    goes_on = ~np.asarray(timestep.first)[1:][rows]
+    for got, made in ((timestep.observation, after.observation), (timestep.reward, after.reward)):
+        moved = np.asarray(got)[1:][rows][goes_on[: len(np.asarray(got)[1:][rows])]]
+        np.testing.assert_allclose(
+            moved, np.asarray(made)[:-1][rows][goes_on], rtol=1e-5, atol=1e-6
+        )
+    assert goes_on.sum() > 300 and not goes_on.all()
+
+
+@pytest.mark.parametrize(
+    ("env", "agent"),
+    [
+        (CartPole(), TINY),
+        (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
+        (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
+    ],
+    ids=["dqn", "sac", "r2d2"],
+)
+def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, env, agent):
+    train(tmp_path / "whole", env, agent)
+    train(tmp_path / "parts", env, agent, steps=320)
+    train(tmp_path / "parts", env, agent, resume=True)
+    whole, parts = (saved(tmp_path / name) for name in ("whole", "parts"))
+    assert whole[0] == parts[0] == 640 and int(whole[1].learner.updates) > 0
+    same(parts[1], whole[1])
+
+
+def test_a_population_is_its_seeds_one_by_one():
+    _, both, _ = run_program(CartPole(), TINY, 10, seeds=2, seed=5)
+    for index in range(2):
+        _, one, _ = run_program(CartPole(), TINY, 10, seed=5 + index)
+        mine = jax.tree.map(lambda x, i=index: x[i], both)
+        same(jax.device_get(mine), jax.device_get(one), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "words"),
+    [
+        (TINY, {"envs": 3}, "24 items an iteration, .* that is 1.5 updates"),
+        (TINY, {"unroll": 1}, "4 items an iteration, .* that is 0.25 updates"),
+        (TINY, {"devices": (0, 1)}, "trains on one device"),
+        (TINY, {"envs": 0}, "envs is 0: it must be 1 or more"),
+        (dataclasses.replace(TINY, capacity=200), {"unroll": 64}, "raise the capacity"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, agent, options, words):
+    with pytest.raises(SeedbedError, match=words):
+        train(tmp_path / "run", CartPole(), agent, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_agent_of_other_actions_is_refused(tmp_path):
+    with pytest.raises(SeedbedError, match="choose ppo, or sac for a Box"):
+        train(tmp_path / "run", Pendulum(), TINY)
+    with pytest.raises(SeedbedError, match="choose"):
+        train(tmp_path / "run", CartPole(), Sac(batch=16, ratio=1.0))

@@ -1,0 +1,295 @@
+"""Saves of the host's replay: what comes back, and what a kill or a full disk leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay_streams import SPEC, Recorder, experience, layout, read_all, require_whole
+from seedbed.replay.arena import Arena, Files
+from seedbed.replay.layout import Layout
+from seedbed.replay.replay import Replay
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
+
+KEEPS = experience(
+    sequence=6, period=4, burn_in=5, capacity=150, priority_exponent=0.7, importance_exponent=0.5
+)
+LONGEST = 17
+
+
+def make(folder: Path, **changes) -> Replay:
+    return Replay(layout(KEEPS, **changes), folder, seed=3)
+
+
+def filled(folder: Path, rows: int = 200) -> tuple[Replay, Recorder]:
+    replay = make(folder)
+    recorder = Recorder(replay, LONGEST)
+    for i in range(rows):
+        recorder.append(i % 2)
+    replay.seal_pending()
+    return replay, recorder
+
+
+def require_equal(one: Replay, other: Replay) -> None:
+    for mine, yours in zip(read_all(one), read_all(other), strict=True):
+        np.testing.assert_equal(mine, yours)
+
+
+def disk(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.undo()
+    if full:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+
+def test_a_restored_replay_goes_on_as_the_other(tmp_path):
+    replay, _ = filled(tmp_path)
+    sample = replay.sample(20)
+    replay.update_priorities(sample.slots, sample.generations, np.linspace(0.1, 4, 20))
+    replay.save("7")
+    restored = make(tmp_path)
+    assert restored.restore(["7"]) == "7"
+    restored.check_valid()
+    require_equal(replay, restored)
+    for _ in range(5):
+        np.testing.assert_equal(replay.sample(9), restored.sample(9))
+    assert (restored.inserted, restored.sampled) == (replay.inserted, replay.sampled)
+
+
+def test_what_comes_after_a_save_changes_nothing_of_it(tmp_path):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    contents = read_all(replay)
+    for i in range(3000):  # the segments of the save are closed and their files kept
+        recorder.append(i % 2)
+    replay.seal_pending()
+    restored = make(tmp_path)
+    assert restored.restore(["1"]) == "1"
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def test_the_newest_two_saves_are_kept_and_only_their_files(tmp_path):
+    replay, recorder = filled(tmp_path)
+    for name in range(6):
+        for i in range(500):
+            recorder.append(i % 2)
+        replay.save(str(name))
+    assert sorted(p.name.split(".")[1] for p in tmp_path.glob("*.index")) == ["4", "5"]
+    before = len(list(tmp_path.iterdir()))
+    assert make(tmp_path).restore(["0", "1", "2", "3"]) is None
+    restored = make(tmp_path)
+    assert restored.restore([str(name) for name in range(6)]) == "5"
+    assert len(list(tmp_path.glob("*.index"))) == 1
+    assert len(list(tmp_path.iterdir())) < before
+    restored.check_valid()
+    require_equal(replay, restored)
+
+
+def test_a_damaged_index_gives_way_to_the_one_before(tmp_path):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    contents = read_all(replay)
+    recorder.append(0)
+    replay.save("2")
+    (newest,) = tmp_path.glob("*.2.index")
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    restored = make(tmp_path)
+    assert restored.restore(["1", "2"]) == "1"
+    assert restored.take_notices()[0].startswith("the replay saved as 2 is damaged")
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def test_a_missing_segment_is_damage(tmp_path):
+    replay, _ = filled(tmp_path)
+    replay.save("1")
+    next(tmp_path.glob("images-*")).unlink()
+    restored = make(tmp_path)
+    assert restored.restore(["1"]) is None
+    assert "damaged" in restored.take_notices()[0]
+    restored.check_valid()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {
+                "spec": EnvSpec(
+                    {**SPEC.observation, "image": ArraySpec((84, 84), "uint8")}, Discrete(9)
+                )
+            },
+            r"observation\[0\] uint8 \(32, 32\), this one is of uint8 \(84, 84\)",
+        ),
+        ({"experience": dataclasses.replace(KEEPS, capacity=151)}, "capacity 150, .* 151"),
+        ({"experience": dataclasses.replace(KEEPS, sequence=7)}, "sequence 6, .* 7"),
+        (
+            {"experience": dataclasses.replace(KEEPS, priority_exponent=0.6)},
+            "priority exponent 0.7",
+        ),
+        ({"frame_stack": 4}, "frame stack 1, .* 4"),
+        ({"core": ()}, r"core\[0\] float32 \(3,\), .* nothing"),
+        ({"num_groups": 3}, "groups 2 of 3 environments"),
+    ],
+)
+def test_a_replay_of_another_shape_is_refused_by_name(tmp_path, changes, words):
+    replay, _ = filled(tmp_path)
+    replay.save("1")
+    other = Replay(dataclasses.replace(layout(KEEPS), **changes), tmp_path)
+    with pytest.raises(SeedbedError, match=words):
+        other.restore(["1"])
+
+
+def test_what_only_learning_reads_may_change(tmp_path):
+    replay, _ = filled(tmp_path)
+    replay.save("1")
+    keeps = dataclasses.replace(KEEPS, batch=9, ratio=3.0, min_size=20, importance_exponent=1.0)
+    assert Replay(layout(keeps), tmp_path).restore(["1"]) == "1"
+
+
+def test_a_replay_in_memory_cannot_be_saved():
+    with pytest.raises(SeedbedError, match="in memory only"):
+        Replay(layout(KEEPS)).save("1")
+
+
+def test_a_full_disk_stops_saving_and_nothing_else(tmp_path, monkeypatch):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    contents = read_all(replay)
+    disk(monkeypatch, full=True)
+    for i in range(3000):
+        recorder.append(i % 2)
+        if i % 100 == 0:
+            replay.seal_pending()
+            require_whole(replay, replay.sample(8), LONGEST)
+    notices = replay.take_notices()
+    assert len(notices) == 1 and "memory only" in notices[0]
+    with pytest.raises(SeedbedError, match="disk full; the earlier index is whole"):
+        replay.save("2")
+    replay.check_valid()
+    restored = make(tmp_path)
+    assert restored.restore(["1", "2"]) == "1"
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def test_saving_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
+    disk(monkeypatch, full=True)
+    replay, recorder = filled(tmp_path)
+    with pytest.raises(SeedbedError, match="disk full"):
+        replay.save("1")
+    disk(monkeypatch, full=False)
+    for name in ("2", "3"):
+        replay.save(name)
+        contents = read_all(replay)
+        for i in range(400):
+            recorder.append(i % 2)
+        replay.seal_pending()
+        replay.check_valid()
+    for i in range(3000):
+        recorder.append(i % 2)
+    replay.save("4")
+    restored = make(tmp_path)
+    restored.restore(["4"])
+    require_equal(replay, restored)
+    del contents
+    restored.check_valid()
+
+
+def test_a_save_that_fails_while_writing_leaves_the_one_before(tmp_path, monkeypatch):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    recorder.append(0)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(SeedbedError, match="could not be saved as 2"):
+        replay.save("2")
+    monkeypatch.undo()
+    assert make(tmp_path).restore(["1", "2"]) == "1"
+
+
+def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):
+    """Appends, seals and draws from within the synchronisation of files."""
+    replay, recorder = filled(tmp_path)
+    contents, real = read_all(replay), os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        for i in range(300):
+            recorder.append(i % 2)
+        replay.seal_pending()
+        require_whole(replay, replay.sample(8), LONGEST)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    replay.save("1")
+    monkeypatch.undo()
+    assert replay.inserted > contents[0].generations[-1] + 300
+    restored = make(tmp_path)
+    restored.restore(["1"])
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def test_a_closed_segment_gives_its_memory_back(tmp_path):
+    arena = Arena("x", 2, [4096, 8192], Files(tmp_path))
+    arena.open(0)
+    arena.views[1][:8192] = 7
+    arena.close(0, frozenset())
+    assert not arena.views[1].any() and not list(tmp_path.iterdir())
+
+
+SAVER = """
+import sys
+from pathlib import Path
+from test_replay_persistence import filled
+replay, recorder = filled(Path(sys.argv[1]))
+name = int(sys.argv[2])
+while True:
+    for i in range(120):
+        recorder.append(i % 2)
+    replay.save(str(name))
+    print(name, flush=True)
+    name += 1
+"""
+
+
+def test_a_kill_while_saving_leaves_the_save_before(tmp_path):
+    random = np.random.default_rng(0)
+    for attempt in range(4):
+        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(tmp_path), str(attempt * 10_000)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(float(random.uniform(0, 0.15)))
+        child.send_signal(signal.SIGKILL)
+        done = attempt * 10_000 + len(child.stdout.read().splitlines())
+        child.wait()
+        replay = make(tmp_path)
+        names = [str(done), str(done + 1)]  # its own end may not have been told
+        assert replay.restore(names) in names
+        replay.check_valid()
+        assert replay.take_notices() == []
+        require_whole(replay, read_all(replay)[0], LONGEST)
+        assert replay.items == 150
+
+
+def test_the_layout_counts_enough_rows():
+    shape = Layout(KEEPS, SPEC, (), (), 2, 3)
+    assert shape.num_segments * shape.segment_rows > 150 * 5
