@@ -58,6 +58,8 @@ TARGETS = {
     "inverted_pendulum/ppo": Target(1000, 20),
     "inverted_double_pendulum/ppo": Target(9000, 20),
     "cartpole/ppo": Target(500, 8),
+    "cartpole/dqn": Target(475, 90),
+    "half_cheetah/sac": Target(4000, 1800),
 }
 
 

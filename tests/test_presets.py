@@ -55,6 +55,16 @@ def test_presets(name):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
+@pytest.mark.parametrize("agent", ["impala", "ppo", "dqn", "r2d2"])
+@pytest.mark.parametrize("game", ["breakout", "seaquest", "ALE/Qbert-v5"])
+def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
+    config, pong = resolve(game, agent), resolve("pong", agent)
+    assert config.agent == pong.agent and config.name == f"{game}/{agent}"
+    assert config.env.frame_stack == pong.env.frame_stack
+    assert config.env.game == game.rpartition("/")[2].partition("-")[0].lower()
+    assert config.env.stickiness == (0.25 if game.startswith("ALE/") else 0.0)
+
+
 def test_preset_free_environments():
     config = resolve("ALE/MsPacman-v5", "impala")
     assert config.env == AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)

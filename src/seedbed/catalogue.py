@@ -26,11 +26,11 @@ class TrainConfig:
     name: str = ""  # what the user asked for, such as pong/impala
 
 
-def _atari_impala() -> Agent:
+def atari_impala(env: AtariEnv) -> TrainConfig:
     """IMPALA for a workstation: small batches, and pixels less their mean, which Pong learns by."""
     from seedbed.agents.impala import Impala
 
-    return Impala(
+    agent = Impala(
         batch=16,
         trace_decay=0.95,
         entropy_cost=0.002,
@@ -39,16 +39,11 @@ def _atari_impala() -> Agent:
         learning_rate=3e-4,
         max_gradient_norm=160.0,
     )
+    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
 
 
-def pong_impala() -> TrainConfig:
-    """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
-    central = CentralConfig(steps=2_500_000, evaluate_every=500_000)
-    return TrainConfig(AtariEnv("pong", stickiness=0.0), _atari_impala(), central)
-
-
-def pong_ppo() -> TrainConfig:
-    """Atari Pong with PPO (Nature CNN, no sticky actions)."""
+def atari_ppo(env: AtariEnv) -> TrainConfig:
+    """PPO for a workstation."""
     from seedbed.agents.ppo import Ppo
 
     agent = Ppo(
@@ -60,12 +55,11 @@ def pong_ppo() -> TrainConfig:
         entropy_cost=0.005,
         learning_rate=5e-4,
     )
-    central = CentralConfig(steps=2_500_000, envs_per_actor=16, evaluate_every=500_000)
-    return TrainConfig(AtariEnv("pong", stickiness=0.0), agent, central)
+    return TrainConfig(env, agent, CentralConfig(steps=20_000_000, envs_per_actor=16))
 
 
-def _atari_dqn(game: str, **options: Any) -> TrainConfig:
-    """A DQN for a workstation: a small network, pixels less their mean, replay that fits a laptop."""
+def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
+    """Double dueling DQN for a workstation: a small network, and replay that fits a laptop."""
     from seedbed.agents.dqn import Dqn
 
     shared: dict[str, Any] = {
@@ -79,24 +73,12 @@ def _atari_dqn(game: str, **options: Any) -> TrainConfig:
         "ratio": 4.0,
         "learning_rate": 2.5e-4,
         "target_period": 1000,
-        "epsilon": 0.4,
     }
-    agent = Dqn(**shared | options)
-    central = CentralConfig(steps=2_500_000, envs_per_actor=16, evaluate_every=250_000)
-    return TrainConfig(AtariEnv(game, stickiness=0.0), agent, central)
+    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
+    return TrainConfig(env, Dqn(**shared | options), central)
 
 
-def pong_dqn() -> TrainConfig:
-    """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
-    return _atari_dqn("pong")
-
-
-def pong_apex() -> TrainConfig:
-    """Atari Pong with Ape-X: DQN on prioritised replay (small CNN, no sticky actions)."""
-    return _atari_dqn("pong", priority_exponent=0.6, importance_exponent=0.4)
-
-
-def _atari_r2d2(game: str) -> TrainConfig:
+def atari_r2d2(env: AtariEnv) -> TrainConfig:
     """R2D2 for two cores: single frames, a small network and short sequences."""
     from seedbed.agents.r2d2 import R2d2
 
@@ -110,18 +92,54 @@ def _atari_r2d2(game: str) -> TrainConfig:
         burn_in=10,
         capacity=40_000,
         min_size=1_000,
-        ratio=1.0,
+        ratio=4.0,
         gamma=0.99,
         learning_rate=3e-4,
         target_period=500,
     )
-    central = CentralConfig(steps=5_000_000, envs_per_actor=16, evaluate_every=250_000)
-    return TrainConfig(AtariEnv(game, stickiness=0.0, frame_stack=1), agent, central)
+    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
+    return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
+
+
+ATARI: dict[str, Callable[[AtariEnv], TrainConfig]] = {
+    "impala": atari_impala,
+    "ppo": atari_ppo,
+    "dqn": atari_dqn,
+    "r2d2": atari_r2d2,
+}
+"""Agents for any Atari game, on a workstation."""
+
+
+def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> TrainConfig:
+    config = maker(AtariEnv("pong", stickiness=0.0), **options)
+    return dataclasses.replace(
+        config, runtime=dataclasses.replace(config.runtime, steps=steps, evaluate_every=500_000)
+    )
+
+
+def pong_impala() -> TrainConfig:
+    """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
+    return _pong(atari_impala, 2_500_000)
+
+
+def pong_ppo() -> TrainConfig:
+    """Atari Pong with PPO (Nature CNN, no sticky actions)."""
+    return _pong(atari_ppo, 1_500_000)
+
+
+def pong_dqn() -> TrainConfig:
+    """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
+    return _pong(atari_dqn, 2_500_000)
+
+
+def pong_apex() -> TrainConfig:
+    """Atari Pong with Ape-X: DQN on prioritised replay (small CNN, no sticky actions)."""
+    return _pong(atari_dqn, 2_500_000, priority_exponent=0.6, importance_exponent=0.4)
 
 
 def pong_r2d2() -> TrainConfig:
     """Atari Pong with R2D2 (small CNN, memory instead of stacked frames, no sticky actions)."""
-    return _atari_r2d2("pong")
+    return _pong(atari_r2d2, 5_000_000)
 
 
 def pong_r2d2_full() -> TrainConfig:
@@ -135,8 +153,7 @@ def pong_r2d2_full() -> TrainConfig:
 
 def breakout_impala() -> TrainConfig:
     """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
-    central = CentralConfig(steps=20_000_000)
-    return TrainConfig(AtariEnv("breakout", stickiness=0.0), _atari_impala(), central)
+    return atari_impala(AtariEnv("breakout", stickiness=0.0))
 
 
 def cartpole_impala() -> TrainConfig:

@@ -11,8 +11,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from seedbed.catalogue import PRESETS, TrainConfig, on_device_ppo
+from seedbed.catalogue import ATARI, PRESETS, TrainConfig, on_device_ppo
 from seedbed.envs import registry
+from seedbed.envs.atari import AtariEnv
 from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
@@ -55,10 +56,14 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
         return dataclasses.replace(PRESETS[name](), name=name)
     if agent is not None and same_env:
         base = PRESETS[same_env[0]]()
+        if isinstance(base.env, AtariEnv) and agent in ATARI:
+            return dataclasses.replace(ATARI[agent](base.env), name=f"{target}/{agent}")
         return TrainConfig(base.env, load_agent_class(agent)(), base.runtime, f"{target}/{agent}")
     env = resolve_env(target)
     agent = agent or ("ppo" if is_on_device(env) else "impala")
     name = f"{target}/{agent}"
+    if isinstance(env, AtariEnv) and agent in ATARI:
+        return dataclasses.replace(ATARI[agent](env), name=name)
     if not is_on_device(env):
         return TrainConfig(env, load_agent_class(agent)(), CentralConfig(), name)
     if agent == "ppo":

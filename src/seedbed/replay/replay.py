@@ -239,5 +239,6 @@ class Replay:
         return {**self._storage.stats(), "sampled": self._sampled}
 
     def check_valid(self) -> None:
-        """Raises AssertionError where an invariant is broken."""
-        self._storage.check_valid()
+        """Raises AssertionError where an invariant is broken; while nobody appends."""
+        with self._writer.sealing:
+            self._storage.check_valid(self._writer.held())

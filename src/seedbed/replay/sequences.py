@@ -95,7 +95,7 @@ class CoreStates:
     def __init__(self, layout: Layout) -> None:
         self._leaves = layout.core_leaves
         self._burn_in, self._period = layout.experience.burn_in, layout.experience.period
-        self._kept = (self._burn_in + layout.experience.sequence) // self._period + 2
+        self._kept = (self._burn_in + layout.experience.sequence) // self._period + 1
         self._ring = [leaf.zeros(layout.group_size, self._kept) for leaf in self._leaves]
 
     def collect(self, steps: np.ndarray, cores: list[np.ndarray], found: Found) -> list[np.ndarray]:

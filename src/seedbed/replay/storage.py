@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,14 +90,18 @@ class Storage:
             "compression": compression,
         }
 
-    def check_valid(self) -> None:
-        """Raises AssertionError where an invariant is broken."""
+    def check_valid(self, sets: Sequence[int]) -> None:
+        """Raises AssertionError where an invariant is broken; `sets` are the chunks whose rows are held."""
         with self.lock:
             self.items.check_valid()
             self.frames.check_valid()
+            held = np.bincount(
+                np.array(sets, np.int64) // self.rows.units, minlength=len(self.rows.holds)
+            )
+            assert (held == self.rows.holds).all(), "holds of rows are miscounted"
+            assert self.cores is None or not self.cores.holds.any(), "memory is held for nobody"
             for name, segments in self.segments.items():
                 assert (segments.references >= 0).all(), f"{name}: negative references"
-                assert (segments.holds >= 0).all(), f"{name}: negative holds"
                 assert (segments.pins >= 0).all(), f"{name}: negative pins"
                 used = (segments.references > 0) | (segments.holds > 0) | (segments.pins > 0)
                 assert (segments.opened[used] >= 0).all(), f"{name}: a used segment is closed"

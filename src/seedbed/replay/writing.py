@@ -139,6 +139,13 @@ class Writer:
         for first in sets:
             self._rows.holds[first // self._rows.units] -= 1
 
+    def held(self) -> list[int]:
+        """Lists the first chunks of the sets that are written or part of half items; while nobody appends."""
+        held = [chunk.first for chunk in self._pending]
+        for stream in self._streams:
+            held += stream.sets if stream.open is None else [*stream.sets, stream.open.first]
+        return held
+
     @property
     def pending(self) -> int:
         """Sets of chunks that wait to be sealed."""
@@ -181,7 +188,7 @@ class Writer:
             self._core_buffers.append(chunk.cores)
 
     def _windows(self, chunk: _Set, found: Found, oldest: int) -> Windows:
-        """Says where the items are that a set completed; `oldest` numbers the first set that is known."""
+        """Says where the items that a set completed are; `oldest` numbers the first set that is known."""
         sets = self._streams[chunk.group].sets
         place = found.begin // CHUNK - oldest
         every = np.minimum(place[:, None] + np.arange(self._layout.item_chunks), len(sets) - 1)
