@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 import seedbed.types, seedbed.trees, seedbed.envs.gym, seedbed.envs.atari, seedbed.envs.registry
 import seedbed.transport.slots, seedbed.transport.actor, seedbed.transport.process
-import seedbed.transport.pool
+import seedbed.transport.pool, seedbed.replay.replay
 seedbed.envs.registry.resolve("pong").make(1, 0).close()
 heavy = {"jax", "jaxlib", "flax", "torch", "tensorflow", "scipy", "matplotlib", "cv2"}
 print(sorted(heavy & set(sys.modules)))

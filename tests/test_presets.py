@@ -69,7 +69,7 @@ def test_preset_free_environments():
     config = resolve("ALE/MsPacman-v5", "impala")
     assert config.env == AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)
     assert config.name == "ALE/MsPacman-v5/impala"
-    assert config.runtime == CentralConfig()
+    assert config.agent == resolve("pong").agent
     assert isinstance(resolve("Acrobot-v1").env, GymEnv)
     assert resolve("my_pkg:make_env").env == FactoryEnv("my_pkg:make_env")
 
