@@ -75,6 +75,20 @@ def test_atari_terminates_then_opens_the_next_episode() -> None:
     assert (bricks[rows + 1, envs] == bricks[0, 0]).all()
 
 
+def test_a_lost_life_ends_an_episode_but_not_the_game() -> None:
+    config = AtariEnv("breakout", life_loss=True)
+    t = stack(rollout(config.make(4, 3), 400))
+    check_next_step(t)
+    bricks = t.observation[:, :, 25:40]
+    rows, envs = np.nonzero(t.terminated[:-1])
+    whole = (bricks[rows + 1, envs] == bricks[0, 0]).all((-1, -2))
+    hit = (bricks[rows, envs] != bricks[0, 0]).any((-1, -2))
+    assert (hit & ~whole).any(), "bricks stay missing in the next life"
+    again = stack(rollout(config.for_evaluation().make(4, 3), 400))
+    assert again.terminated.sum() < t.terminated.sum() / 3
+    assert config.for_evaluation() == AtariEnv("breakout")
+
+
 def test_atari_truncates_after_max_frames() -> None:
     t = stack(rollout(AtariEnv("pong", max_frames=80).make(2, 0), 50))
     check_next_step(t)

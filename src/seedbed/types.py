@@ -285,6 +285,10 @@ class HostEnvConfig(Protocol):
         """Simulator frames of one step, by which reported frames are counted."""
         ...
 
+    def for_evaluation(self) -> HostEnvConfig:
+        """The same environments with whole episodes, by which policies are judged."""
+        ...
+
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments in lock-step; without a seed they take the system's entropy."""
         ...

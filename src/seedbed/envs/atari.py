@@ -29,11 +29,16 @@ class AtariEnv:
     fire_reset: bool = True  # press fire at the opening, in games that have the button
     max_frames: int = 108_000  # emulated frames until an episode is truncated (30 minutes)
     full_action_space: bool = False  # all 18 actions instead of those the game uses
+    life_loss: bool = False  # a lost life ends an episode; the game, and an evaluation, goes on
 
     @property
     def frame_skip(self) -> int:
         """Emulated frames of a step."""
         return FRAME_SKIP
+
+    def for_evaluation(self) -> AtariEnv:
+        """Whole games."""
+        return dataclasses.replace(self, life_loss=False)
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` emulators, each with a seed of its own."""
@@ -94,7 +99,7 @@ class _AtariHost:
             maxpool=True,
             noop_max=config.noop_max,
             episodic_life=False,
-            life_loss_info=False,
+            life_loss_info=config.life_loss,
             reward_clipping=False,
             use_fire_reset=config.fire_reset,
         )
@@ -124,7 +129,9 @@ class _AtariHost:
             raise SeedbedError(f"Atari actions {action} are not all in 0..{self._num_actions - 1}")
         frames, reward, terminated, truncated, _ = self._vector.step(action)
         self._ended = terminated | truncated
-        return Timestep(frames[:, 0], reward.astype(np.float32), terminated, truncated, first)
+        # After a lost life the game goes on, with an action that nobody will learn from.
+        reward = np.where(first, np.float32(0), reward.astype(np.float32))
+        return Timestep(frames[:, 0], reward, terminated, truncated, first)
 
     def close(self) -> None:
         """Joins ALE's thread."""

@@ -49,6 +49,10 @@ class GymEnv:
         """One: what the environment repeats within a step is its own affair."""
         return 1
 
+    def for_evaluation(self) -> GymEnv:
+        """The same: episodes are as they are."""
+        return self
+
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with a seed of its own."""
         require_id(self.id)
@@ -71,6 +75,10 @@ class FactoryEnv:
     def frame_skip(self) -> int:
         """One: what the environment repeats within a step is its own affair."""
         return 1
+
+    def for_evaluation(self) -> FactoryEnv:
+        """The same: episodes are as they are."""
+        return self
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with a seed of its own."""

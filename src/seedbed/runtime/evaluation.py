@@ -92,7 +92,8 @@ def evaluate(
     of episodes. Raises SeedbedError if none ends.
     """
     envs = evaluation_envs(episodes)
-    with ActorPool(env, actors=1, envs_per_actor=envs, seed=seed, groups=1) as pool:
+    whole = env.for_evaluation()
+    with ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1) as pool:
         carry = empty_carry(agent, pool.spec, env.frame_stack, envs)
         player = Player(compile_play(agent, env.frame_stack), params, carry, seed)
         result = play_episodes(pool, player, episodes, threading.Event())

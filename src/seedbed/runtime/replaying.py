@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from typing import Any
@@ -23,6 +24,25 @@ from seedbed.types import ActorState, EnvSpec, ReplayAgent, SeedbedError, Timest
 
 _BUFFERS = 2  # one is learned from while the other is filled
 _WAKE_S = 0.1
+
+
+class _Stopwatch:
+    """Adds up stretches of time."""
+
+    def __init__(self) -> None:
+        self._total_s, self._since = 0.0, math.inf
+
+    def start(self) -> None:
+        """Begins a stretch."""
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Ends it, if it has not ended yet."""
+        self._total_s, self._since = self.read(), math.inf
+
+    def read(self) -> float:
+        """Returns seconds so far."""
+        return self._total_s + max(0.0, time.perf_counter() - self._since)
 
 
 class ReplayFeed:
@@ -65,6 +85,8 @@ class ReplayFeed:
         self._ready: collections.deque[Sample] = collections.deque()
         self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
         self._taken: Sample | None = None
+        self._idle = _Stopwatch()  # runs while `run` has nothing to do but wait for steps
+        self._short_s = 0.0
         self._notices: collections.deque[str] = collections.deque()
 
     def restart(self, group: int) -> None:
@@ -83,6 +105,7 @@ class ReplayFeed:
         replay.append(group, timestep, acted.action, acted.extras, acted.core)
         if replay.pending:
             with self._work:
+                self._idle.stop()
                 self._work.notify_all()
         return True
 
@@ -91,7 +114,9 @@ class ReplayFeed:
         while not (stop.is_set() or self._closed.is_set()):
             if not self._attend():
                 with self._work:
+                    self._idle.start()
                     self._work.wait_for(self._has_work, _WAKE_S)
+                    self._idle.stop()
 
     def _has_work(self) -> bool:
         drawable = bool(self._free) and self.replay.can_sample(self._batch)
@@ -123,7 +148,9 @@ class ReplayFeed:
     def take(self) -> list[Unroll]:
         """Waits for a batch; returns none if the feed was closed instead. It is valid until `learned`."""
         with self._work:
+            idle_s = self._idle.read()
             self._work.wait_for(lambda: self._closed.is_set() or bool(self._ready))
+            self._short_s += self._idle.read() - idle_s
             if self._closed.is_set():
                 return []
             self._taken = sample = self._ready.popleft()
@@ -138,6 +165,7 @@ class ReplayFeed:
         with self._work:
             self._learned.append((self._taken, priorities))
             self._taken = None
+            self._idle.stop()
             self._work.notify_all()
 
     def save(self, step: int) -> None:
@@ -156,10 +184,15 @@ class ReplayFeed:
         return f"replay goes on with {self.replay.items:,} items"
 
     def metrics(self) -> dict[str, Any]:
-        """What is kept, how much memory it takes, and seconds spent on drawing and sealing."""
+        """What is kept and the memory it takes; seconds of drawing and sealing, and of waiting for steps.
+
+        `replay/short_s` is the part of the learner's waiting in which replay had nothing to do: acting had
+        not yet brought the steps that `min_size` and `ratio` ask for.
+        """
         return {
             **{f"replay/{name}": value for name, value in self.replay.stats().items()},
             "replay/busy_s": self._drawing_s,
+            "replay/short_s": self._short_s,
         }
 
     def take_notices(self) -> list[str]:

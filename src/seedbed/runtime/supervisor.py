@@ -75,7 +75,8 @@ class Evaluation:
         seed = (setup.config.seed + 1_000_003 * (1 + self.snapshot.step)) % (1 << 31)
         envs = evaluation_envs(episodes)
         try:
-            pool = ActorPool(setup.env, actors=1, envs_per_actor=envs, seed=seed, groups=1)
+            env = setup.env.for_evaluation()
+            pool = ActorPool(env, actors=1, envs_per_actor=envs, seed=seed, groups=1)
             self._pool = pool
             with pool:
                 spec = pool.wait_spec(self._cancel.is_set)

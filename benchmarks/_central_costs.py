@@ -1,0 +1,267 @@
+"""What the parts of central training cost, each measured alone; benchmarks/central.py starts it.
+
+    python benchmarks/_central_costs.py RUN GROUPS
+
+It takes all sizes from the run in that folder, acts on so many groups at once, and prints JSON: CPU and wall
+milliseconds of each part for one env step, and the updates of an env step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from seedbed import presets
+from seedbed.replay.layout import CHUNK
+from seedbed.replay.replay import Replay as HostReplay
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.inference import Acted, Inference, Unroll
+from seedbed.runtime.learning import Learner
+from seedbed.runtime.loops import LearnerLoop
+from seedbed.runtime.replaying import ReplayFeed
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.runtime.stacking import stacked_spec
+from seedbed.transport.pool import ActorPool
+from seedbed.types import (
+    Agent,
+    Discrete,
+    HostEnv,
+    OnPolicy,
+    Replay,
+    ReplayAgent,
+    Timestep,
+    Tree,
+    bind,
+    is_on_device,
+)
+
+FRAMES = 1000  # of each environment, that are played over and over
+APART = 61  # steps by which groups are apart in them
+BLOCK = 20  # steps
+ACTING, LEARNING, DRAWING = 200, 25, 200  # calls
+WARM, FEWEST = 10, 40  # rounds of filling that do not count, and that there must be
+
+
+class Costs(NamedTuple):
+    """Of each part for one env step, `[2]`: CPU seconds of all threads, and wall seconds."""
+
+    parts: dict[str, np.ndarray]
+    updates: float  # of an env step
+
+
+def clocks() -> np.ndarray:
+    """Reads the CPU time of this process, and the time."""
+    return np.array([time.process_time(), time.perf_counter()])
+
+
+def median_cost(call: Callable[[], Any], repeats: int) -> np.ndarray:
+    """Returns the median cost of a call, after one that does not count."""
+    call()
+    spent = []
+    for _ in range(repeats):
+        start = clocks()
+        call()
+        spent.append(clocks() - start)
+    return np.median(spent, axis=0)
+
+
+class Played:
+    """Steps of a group of environments under random actions."""
+
+    def __init__(self, host: HostEnv, actions: int, size: int) -> None:
+        """Plays, and measures what a step of one environment costs."""
+        rng, blocks = np.random.default_rng(0), []
+        host.reset()
+        self.steps: list[Timestep] = []
+        for _ in range(FRAMES // BLOCK):
+            spent = np.zeros(2)
+            for _ in range(BLOCK):
+                action = rng.integers(0, actions, size).astype(np.int32)
+                start = clocks()
+                timestep = host.step(action)
+                spent += clocks() - start
+                self.steps.append(Timestep(*(np.array(leaf) for leaf in timestep)))
+            blocks.append(spent)
+        self.cost = np.median(blocks, axis=0) / (BLOCK * size)
+
+    def at(self, step: int, group: int) -> Timestep:
+        """Returns a step of a group, leaves `[n, ...]`."""
+        return self.steps[(step + APART * group) % FRAMES]
+
+
+class Again:
+    """A feed that gives the same batch again and again, and reads the clocks before each."""
+
+    def __init__(self, unrolls: list[Unroll]) -> None:
+        self._unrolls, self._read = unrolls, []
+        self.priorities: Tree = ()
+
+    def cost(self) -> np.ndarray:
+        """Returns the median cost of an update, but for the first: it compiles."""
+        return np.median(np.diff(self._read[1:], axis=0), axis=0)
+
+    def take(self) -> list[Unroll]:
+        self._read.append(clocks())
+        return self._unrolls if len(self._read) < LEARNING + 2 else []
+
+    def learned(self, priorities: Tree) -> None:
+        self.priorities = priorities
+
+    def metrics(self) -> dict[str, Any]:
+        return {}
+
+    def take_notices(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class Actor:
+    """Acting for all groups of a run, on what was played."""
+
+    def __init__(self, agent: Agent, pool: ActorPool, frame_stack: int, played: Played) -> None:
+        device, groups = jax.devices()[0], np.arange(pool.num_envs)
+        groups = groups.reshape(pool.num_groups, pool.group_size)
+        key = jax.random.key(0)
+        spec, self._played, self._calls = pool.spec, played, 0
+        self.inference = Inference(
+            agent, spec, frame_stack, device, groups, pool.num_envs, jax.random.key(0)
+        )
+        self.inference.publish(agent.init(key).params, 0)
+        self.inference.compile(spec)
+
+    def act(self, groups: int) -> tuple[Acted, list[Unroll]]:
+        """Acts once for the first groups; returns numpy `[k, n, ...]`, and unrolls that were completed."""
+        rows = [self._played.at(self._calls, group) for group in range(groups)]
+        timestep = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+        acted, complete = self.inference.act(timestep, list(range(groups)))
+        taken = [self.inference.take(group) for group in complete]
+        self._calls += 1
+        return jax.tree.map(np.asarray, acted), [unroll for unroll in taken if unroll is not None]
+
+    def unrolls(self, count: int) -> list[Unroll]:
+        """Acts until there are so many."""
+        found: list[Unroll] = []
+        while len(found) < count:
+            found += self.act(self.inference.num_groups)[1]
+        return found[:count]
+
+
+def fill(feed: ReplayFeed, pool: ActorPool, played: Played, acted: Acted, least: int) -> Tree:
+    """Appends and seals in turns until there are `least` items; returns the cost of each, of an env step."""
+    rows = [jax.tree.map(lambda leaf, at=g: leaf[at], acted) for g in range(pool.num_groups)]
+    spent: list[np.ndarray] = []
+    while feed.replay.items < least:
+        start, step = clocks(), CHUNK * len(spent)
+        for later in range(CHUNK):
+            for group, row in enumerate(rows):
+                feed.append(group, played.at(step + later, group), row)
+        appended = clocks()
+        feed.replay.seal_pending()
+        spent.append(np.array([appended - start, clocks() - appended]))
+    if len(spent) < FEWEST:
+        raise SystemExit(f"the replay was full enough after {len(spent)} rounds: raise min_size")
+    # The mean: items are completed in some rounds and not in others.
+    return np.mean(spent[WARM:], axis=0) / (CHUNK * pool.num_envs)
+
+
+def drawn(feed: ReplayFeed) -> list[Unroll]:
+    """Lets the feed's own thread draw a batch, which is not given back."""
+    stop = threading.Event()
+    thread = threading.Thread(target=feed.run, args=(stop,))
+    thread.start()
+    unrolls = feed.take()
+    stop.set()
+    thread.join()
+    return unrolls
+
+
+def learning_cost(agent: Agent, actor: Actor, frame_stack: int, again: Again) -> np.ndarray:
+    """Returns what an update costs in the run's own loop, from taking a batch to publishing parameters."""
+    learner = Learner(agent, frame_stack, [actor.inference.device], jax.random.key(1))
+    state = agent.init(jax.random.key(0))
+    LearnerLoop(learner, state, [actor.inference], again).run(threading.Event())
+    return again.cost()
+
+
+def drawing_cost(replay: HostReplay, batch: int, priorities: Tree) -> np.ndarray:
+    """Returns what drawing a batch and giving its items their priorities cost."""
+    buffers = replay.make_sample(batch)
+
+    def draw() -> None:
+        sample = replay.sample(batch, out=buffers)
+        if not isinstance(priorities, tuple):
+            replay.update_priorities(sample.slots, sample.generations, priorities)
+
+    return median_cost(draw, DRAWING)
+
+
+def updates_per_step(experience: OnPolicy | Replay) -> float:
+    """Returns the batches that are learned from for each env step."""
+    if isinstance(experience, Replay):
+        return experience.ratio / (experience.period * experience.batch)
+    return 1.0 / (experience.unroll * experience.batch)
+
+
+def measure(run: Path, groups: int, folder: Path) -> Costs:
+    """Measures every part in the sizes of a run; what replay keeps in files goes to `folder`."""
+    config = presets.from_json(RunFolder.read(run).read_config())
+    env, central = config.env, config.runtime
+    assert isinstance(central, CentralConfig) and not is_on_device(env)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does
+    with ActorPool(
+        env, actors=central.num_actors, envs_per_actor=central.envs_per_actor, seed=0
+    ) as pool:
+        pool.wait_spec(lambda: False)
+        agent = bind(config.agent, stacked_spec(pool.spec, env.frame_stack), 1000)
+        host = env.make(pool.group_size, 0)
+        assert isinstance(pool.spec.action, Discrete)
+        played = Played(host, pool.spec.action.n, pool.group_size)
+        host.close()
+        actor = Actor(agent, pool, env.frame_stack, played)
+        acting = median_cost(lambda: actor.act(groups), ACTING) / (groups * pool.group_size)
+        parts = {"environment": played.cost, "inference": acting}
+        updates = updates_per_step(agent.experience)
+        if not isinstance(agent, ReplayAgent):
+            again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
+            parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
+            return Costs(parts, updates)
+        feed, experience = (
+            ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder)),
+            agent.experience,
+        )
+        acted, _ = actor.act(pool.num_groups)
+        filled = fill(feed, pool, played, acted, experience.min_size)
+        again = Again(drawn(feed))
+        learning = learning_cost(agent, actor, env.frame_stack, again)
+        drawing = drawing_cost(feed.replay, experience.batch, again.priorities)
+        feed.replay.close()
+        parts |= {"appending": filled[0], "sealing": filled[1]}
+        parts |= {"drawing": updates * drawing, "learning": updates * learning}
+        return Costs(parts, updates)
+
+
+def main() -> None:
+    """Measures and prints."""
+    run, groups = sys.argv[1:]
+    with tempfile.TemporaryDirectory(dir=run) as folder:
+        costs = measure(Path(run), int(groups), Path(folder))
+    parts = {
+        name: dict(zip(("cpu_ms", "wall_ms"), (1e3 * spent).tolist(), strict=True))
+        for name, spent in costs.parts.items()
+    }
+    print(json.dumps({"parts": parts, "updates_per_env_step": costs.updates}))
+
+
+if __name__ == "__main__":
+    main()
