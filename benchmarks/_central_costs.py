@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from seedbed import presets
+from seedbed.launch.memory import set_up_malloc
 from seedbed.replay.layout import CHUNK
 from seedbed.replay.replay import Replay as HostReplay
 from seedbed.runtime.config import CentralConfig
@@ -236,15 +237,12 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
             again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)
-        feed, experience = (
-            ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder)),
-            agent.experience,
-        )
+        feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder))
         acted, _ = actor.act(pool.num_groups)
-        filled = fill(feed, pool, played, acted, experience.min_size)
+        filled = fill(feed, pool, played, acted, agent.experience.min_size)
         again = Again(drawn(feed))
         learning = learning_cost(agent, actor, env.frame_stack, again)
-        drawing = drawing_cost(feed.replay, experience.batch, again.priorities)
+        drawing = drawing_cost(feed.replay, agent.experience.batch, again.priorities)
         feed.replay.close()
         parts |= {"appending": filled[0], "sealing": filled[1]}
         parts |= {"drawing": updates * drawing, "learning": updates * learning}
@@ -253,6 +251,7 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
 
 def main() -> None:
     """Measures and prints."""
+    set_up_malloc()  # as a run does
     run, groups = sys.argv[1:]
     with tempfile.TemporaryDirectory(dir=run) as folder:
         costs = measure(Path(run), int(groups), Path(folder))

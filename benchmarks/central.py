@@ -1,8 +1,14 @@
-"""Trains Pong by central inference and compares its speed with a computed bound and with a peer.
+"""Trains presets by central inference and compares their speed with a computed bound and with a peer.
 
-The bound is cores / (CPU-seconds per agent step), the sum of what an environment step, acting on it and
-learning from it cost when each is measured alone. With --peer the same network is trained by Sample
-Factory's APPO in the same run, turn about. What follows -- goes to `seedbed train`. Make its environment with
+    python benchmarks/central.py                          # pong/impala
+    python benchmarks/central.py pong/r2d2 pong/dqn -- --agent.ratio 2
+    python benchmarks/central.py pong/impala --peer
+
+Every part (an environment's step, acting on it, appending it to replay and sealing it there, drawing from
+replay, learning) is measured alone (_central_costs.py), for one env step. No run can be faster than the
+machine's cores allow for the sum of CPU times, nor than any one thread for the sum of its parts; the lower is
+the bound. With --peer the network of pong/impala is trained by Sample Factory's APPO in the same run, turn
+about. What follows -- goes to `seedbed train`. Make the peer's environment with
 benchmarks/peers/sample_factory_setup.sh.
 """
 
@@ -21,94 +27,45 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 HERE = Path(__file__).parent
 PEER_PYTHON = Path("~/.cache/seedbed/peers/sample-factory/bin/python").expanduser()
-SETTLE_S = 20.0
-GROUP = 16
+PEER_OF = "pong/impala"
+SETTLE_S = 20.0  # after the first update
+BUSY = 0.7  # load of the machine, before, above which something else takes a share of it
+NEAR, PROMPT = 0.9, 0.05  # of the bound, at least; of the learner's time waiting for replay, less
+THREADS = {
+    "acting": ("inference", "appending"),
+    "replay": ("sealing", "drawing"),
+    "learner": ("learning",),
+}
+"""Which parts one thread of a run does one after the other."""
 
 
-def cpu_per_call(call, repeats: int) -> float:
-    """Returns the median CPU-seconds of a call, all threads counted."""
-    call()
-    costs = []
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        costs.append(time.process_time() - start)
-    return statistics.median(costs)
+def costs_alone(run: Path, groups: int) -> dict[str, Any]:
+    """Measures the parts of a run alone, acting on so many groups at once."""
+    command = [sys.executable, HERE / "_central_costs.py", run, str(groups)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def environment_cost() -> float:
-    """CPU-seconds of one Pong step."""
-    from seedbed.envs.atari import AtariEnv
-
-    host, rng = AtariEnv("pong").make(GROUP, 0), np.random.default_rng(0)
-    host.reset()
-
-    def steps() -> None:
-        for _ in range(20):
-            host.step(rng.integers(0, 6, GROUP).astype(np.int32))
-
-    cost = cpu_per_call(steps, 25) / (20 * GROUP)
-    host.close()
-    return cost
+def bounds(parts: dict[str, dict[str, float]], cores: int) -> dict[str, float]:
+    """Env steps a second that the cores allow, and each thread that a run has."""
+    found = {"cores": 1e3 * cores / sum(part["cpu_ms"] for part in parts.values())}
+    for thread, names in THREADS.items():
+        wall = sum(parts[name]["wall_ms"] for name in names if name in parts)
+        if wall:
+            found[thread] = 1e3 / wall
+    return found
 
 
-def network_costs(rows: int) -> tuple[float, float]:
-    """CPU-seconds per step of acting in batches of `rows` groups, and of learning."""
-    import jax
-    import jax.numpy as jnp
-
-    from seedbed import presets
-    from seedbed.runtime.inference import Inference
-    from seedbed.runtime.learning import Learner
-    from seedbed.runtime.stacking import stacked_spec
-    from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep, bind
-
-    config = presets.resolve("pong/impala")
-    spec = EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
-    agent = bind(config.agent, stacked_spec(spec, 4), 1000)
-    unroll, batch = agent.experience.unroll, agent.experience.batch
-    device = jax.devices()[0]
-    groups = np.arange(rows * GROUP).reshape(rows, GROUP)
-    acting = Inference(agent, spec, 4, device, groups, groups.size, jax.random.key(0))
-    learner = Learner(agent, 4, [device], jax.random.key(0))
-    state = learner.place(agent.init(jax.random.key(0)))
-    acting.publish(state.params, 0)
-    acting.compile(spec)
-    frames = np.random.default_rng(0).integers(0, 255, (rows, GROUP, 84, 84)).astype(np.uint8)
-    flag = np.zeros((rows, GROUP), bool)
-    timestep = Timestep(frames, np.zeros((rows, GROUP), np.float32), flag, flag, flag)
-    unrolls = []
-
-    def act() -> None:
-        acted, complete = acting.act(timestep, list(range(rows)))
-        unrolls.extend(acting.take(group) for group in complete)
-        np.asarray(acted.action)
-
-    inference = cpu_per_call(act, 200) / groups.size
-    while len(unrolls) * GROUP < batch:
-        act()
-    joined = learner.assemble(unrolls[: max(batch // GROUP, 1)])
-    joined = jax.tree.map(jnp.copy, joined)
-    box = [state]
-
-    def learn() -> None:
-        box[0], metrics, _ = learner.update(box[0], joined)
-        jax.block_until_ready((box[0], metrics))
-
-    return inference, cpu_per_call(learn, 25) / (unroll * joined.params_version.shape[1])
-
-
-def train_ours(seconds: float, overrides: list[str]) -> dict[str, float]:
-    """Runs the command for some time, interrupts it, and reads its metrics."""
+def train_ours(preset: str, seconds: float, overrides: list[str]) -> dict[str, Any]:
+    """Runs the command for some time, interrupts it, reads its metrics, and measures its parts."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [
-            sys.executable, "-m", "seedbed", "train", "pong/impala", "--run", str(run),
+            sys.executable, "-m", "seedbed", "train", preset, "--run", str(run),
             "--steps", "1000000000", "--central.evaluate-every", "0", "--central.log-every-s", "2",
             *overrides,
         ]  # fmt: skip
@@ -120,25 +77,64 @@ def train_ours(seconds: float, overrides: list[str]) -> dict[str, float]:
             time.sleep(0.5)
             if process.poll() is not None:
                 raise SystemExit(f"training failed:\n{process.stderr.read().decode()}")  # type: ignore[union-attr]
-            lines = read_lines(run / "metrics.jsonl")
+            lines = learned_lines(run)
             begun = begun or (time.monotonic() if lines else None)
             if lines:
                 cpu.append((lines[-1]["wall_s"], tree_cpu(process.pid)))
         process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
-    window = [line for line in lines if line["wall_s"] >= lines[0]["wall_s"] + SETTLE_S]
+        window = [line for line in lines if line["wall_s"] >= lines[0]["wall_s"] + SETTLE_S]
+        first, last = window[0]["wall_s"], window[-1]["wall_s"]
+        used = cpu[-1][1] - next(spent for wall, spent in cpu if wall >= first)
+        found = summary(window) | {"cpu_ms_per_step": 1e3 * used / steps_of(window)}
+        actors = json.loads((run / "config.json").read_text())["central"]
+        size = actors["envs_per_actor"] // 2
+        alone = costs_alone(run, max(1, round(found["inference_rows_mean"] / size)))
+    limits = bounds(alone["parts"], len(os.sched_getaffinity(0)))
+    cpu_ms = sum(part["cpu_ms"] for part in alone["parts"].values())
+    return found | {
+        "window_s": last - first,
+        "alone": alone,
+        "alone_cpu_ms_per_step": cpu_ms,
+        "bounds_env_steps_per_s": limits,
+        "ratio_to_bound": found["env_steps_per_s"] / min(limits.values()),
+        "ratio_of_cpu": cpu_ms / found["cpu_ms_per_step"],
+    }
+
+
+def learned_lines(run: Path) -> list[dict[str, Any]]:
+    """Reads the metrics of a run since it began to learn."""
+    return [line for line in read_lines(run / "metrics.jsonl") if line["learner_steps"]]
+
+
+def steps_of(window: list[dict[str, Any]]) -> int:
+    return window[-1]["env_steps"] - window[0]["env_steps"]
+
+
+def summary(window: list[dict[str, Any]]) -> dict[str, float]:
+    """Rates and shares of a run between the first line and the last."""
     first, last = window[0], window[-1]
-    wall = last["wall_s"] - first["wall_s"]
-    steps = last["env_steps"] - first["env_steps"]
-    used = cpu[-1][1] - next(c for t, c in cpu if t >= first["wall_s"])
-    return {
-        "env_steps_per_s": steps / wall,
-        "frames_per_s": (last["frames"] - first["frames"]) / wall,
-        "window_s": wall,
-        "cpu_seconds_per_step": used / steps,
-        "lag_mean": statistics.fmean(line["lag_mean"] or 0.0 for line in window),
+
+    def share(name: str) -> float:
+        return (last[name] - first[name]) / (last["wall_s"] - first["wall_s"])
+
+    found = {
+        "env_steps_per_s": share("env_steps"),
+        "frames_per_s": share("frames"),
+        "updates_per_env_step": share("learner_steps") / share("env_steps"),
+        "learner_waiting": share("learner_waiting_s"),
+        "acting_blocked": share("inference_blocked_s"),
         "inference_rows_mean": last["inference_rows_mean"],
         "rss_mb": max(line["rss_mb"] for line in window),
+    }
+    if "lag_mean" in last:
+        return found | {"lag_mean": statistics.fmean(line["lag_mean"] or 0.0 for line in window)}
+    short = share("replay/short_s")
+    return found | {
+        "learner_waiting_for_steps": short,
+        "learner_waiting_for_replay": found["learner_waiting"] - short,
+        "replay_busy": share("replay/busy_s"),
+        "bytes_per_frame": last["replay/bytes_per_frame"],
     }
 
 
@@ -183,64 +179,96 @@ def split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def median(rows: list[dict[str, float]], name: str) -> float:
+def median(rows: list[dict[str, Any]], name: str) -> float:
     return statistics.median(row[name] for row in rows)
 
 
+def met(yes: bool) -> str:
+    return "met" if yes else "MISSED"
+
+
+def tell(preset: str, row: dict[str, Any]) -> None:
+    """Prints what a training of a preset took, beside its bound."""
+    limits, parts = row["bounds_env_steps_per_s"], row["alone"]["parts"]
+    least = min(limits, key=limits.__getitem__)
+    print(
+        f"{preset}: {row['env_steps_per_s']:,.0f} env steps/s, {row['frames_per_s']:,.0f} frames/s, "
+        f"{row['updates_per_env_step']:.4f} updates a step, {row['rss_mb']:,.0f} MB\n"
+        "  alone, ms a step, CPU (wall): "
+        + ", ".join(f"{n} {c['cpu_ms']:.3f} ({c['wall_ms']:.3f})" for n, c in parts.items())
+        + "\n  bounds, env steps/s: "
+        + ", ".join(f"{name} {limit:,.0f}" for name, limit in limits.items())
+        + f"\n  {row['ratio_to_bound']:.3f} of the bound ({least}); target {NEAR:g}: "
+        f"{met(row['ratio_to_bound'] >= NEAR)}\n"
+        f"  {row['alone_cpu_ms_per_step']:.3f} CPU ms a step alone, {row['cpu_ms_per_step']:.3f} in "
+        f"training: {row['ratio_of_cpu']:.3f}"
+    )
+    if "replay_busy" in row:
+        waiting = row["learner_waiting_for_replay"]
+        print(
+            f"  the learner waits {waiting:.1%} of its time for replay (target less than {PROMPT:.0%}: "
+            f"{met(waiting < PROMPT)}), {row['learner_waiting_for_steps']:.1%} for steps; acting waits "
+            f"{row['acting_blocked']:.1%} for the learner; replay's thread is busy {row['replay_busy']:.1%}"
+        )
+    sys.stdout.flush()
+
+
+def compare(preset: str, args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Trains a preset, turn about with the peer if there is one; prints and returns the figures."""
+    ours, peer = [], []
+    for _ in range(args.repeats):
+        ours.append(train_ours(preset, args.seconds, overrides))
+        tell(preset, ours[-1])
+        if args.peer and preset == PEER_OF:
+            peer.append(train_peer(args.seconds, args.peer_python))
+            print(f"  Sample Factory APPO: {peer[-1]['frames_per_s']:,.0f} frames/s", flush=True)
+    result: dict[str, Any] = {
+        "overrides": overrides,
+        "ratio_to_bound": median(ours, "ratio_to_bound"),
+        "ratio_of_cpu": median(ours, "ratio_of_cpu"),
+        "seedbed": ours,
+    }
+    if peer:
+        ratio = median(ours, "frames_per_s") / median(peer, "frames_per_s")
+        result |= {"peer": peer, "ratio_to_peer": ratio}
+        print(f"  ratio to the peer: {ratio:.2f}")
+    return result
+
+
 def main() -> None:
-    """Measures, prints and saves."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    """Measures, prints and saves each preset's figures beside those that were saved of others."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("presets", nargs="*", default=[PEER_OF], help="what to train, in turn")
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="of training that count, each time"
     )
     parser.add_argument("--repeats", type=int, default=1, help="times that each system trains")
-    parser.add_argument("--peer", action="store_true", help="train Sample Factory too")
+    parser.add_argument(
+        "--peer", action="store_true", help=f"train {PEER_OF} by Sample Factory too"
+    )
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "central.json")
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
-    cores = len(os.sched_getaffinity(0))
-    environment = environment_cost()
-    ours: list[dict[str, float]] = []
-    peer: list[dict[str, float]] = []
-    for repeat in range(args.repeats):
-        ours.append(train_ours(args.seconds, overrides))
-        print(f"seedbed {repeat}: {ours[-1]['frames_per_s']:,.0f} frames/s", flush=True)
-        if args.peer:
-            peer.append(train_peer(args.seconds, args.peer_python))
-            print(f"peer {repeat}: {peer[-1]['frames_per_s']:,.0f} frames/s", flush=True)
-    rows = max(1, round(median(ours, "inference_rows_mean") / GROUP))
-    inference, learning = network_costs(rows)
-    cost = environment + inference + learning
-    result = {
-        "machine": {"cpu": cpu_name(), "cores": cores, "python": platform.python_version()},
-        "cost_ms": {
-            "environment": environment * 1e3, "inference": inference * 1e3, "learning": learning * 1e3,
-        },
-        "bound_env_steps_per_s": cores / cost,
-        "seedbed": ours,
-        "peer": peer,
-        "ratio_to_bound": median(ours, "env_steps_per_s") / (cores / cost),
-    }  # fmt: skip
-    if peer:
-        result["ratio_to_peer"] = median(ours, "frames_per_s") / median(peer, "frames_per_s")
-    print(
-        f"CPU ms per step: environment {environment * 1e3:.3f}, inference {inference * 1e3:.3f} "
-        f"(batches of {rows * GROUP}), learning {learning * 1e3:.3f}\n"
-        f"bound on {cores} cores: {cores / cost:,.0f} env steps/s\n"
-        f"seedbed: {median(ours, 'env_steps_per_s'):,.0f} env steps/s, "
-        f"{median(ours, 'frames_per_s'):,.0f} frames/s, "
-        f"{median(ours, 'cpu_seconds_per_step') * 1e3:.3f} CPU ms per step, "
-        f"{median(ours, 'rss_mb'):,.0f} MB\n"
-        f"ratio to the bound: {result['ratio_to_bound']:.3f}"
-    )
-    if peer:
+    if args.peer and PEER_OF not in args.presets:
+        parser.error(f"--peer goes with {PEER_OF}, not with {', '.join(args.presets)} alone")
+    machine = {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+    if machine["load_before"] > BUSY:
         print(
-            f"Sample Factory APPO: {median(peer, 'frames_per_s'):,.0f} frames/s\n"
-            f"ratio to the peer: {result['ratio_to_peer']:.2f}"
+            f"load {machine['load_before']:.1f}: others use the machine, so this measures them too"
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    for preset in args.presets:
+        result = {"machine": machine} | compare(preset, args, overrides)
+        saved = json.loads(args.out.read_text()) if args.out.exists() else {}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(saved | {preset: result}, indent=2) + "\n")
 
 
 def cpu_name() -> str:

@@ -94,8 +94,8 @@ def atari_r2d2(env: AtariEnv) -> TrainConfig:
         min_size=1_000,
         ratio=4.0,
         gamma=0.99,
-        learning_rate=3e-4,
-        target_period=500,
+        learning_rate=5e-4,
+        target_period=100,
     )
     central = CentralConfig(steps=20_000_000, envs_per_actor=16)
     return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
