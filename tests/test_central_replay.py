@@ -14,8 +14,9 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingAgent
+from seedbed.runtime.checkpoint import CheckpointWriter
 from seedbed.runtime.replaying import ReplayFeed
-from seedbed.types import Replay
+from seedbed.types import Replay, SeedbedError
 from test_central import (  # noqa: F401  a fixture
     View,
     counting_env,
@@ -142,6 +143,33 @@ def test_a_killed_run_goes_on_with_its_replay(run_folder):
     (message,) = (text for text in view.messages if "replay goes on" in text)
     assert int(message.split()[-2].replace(",", "")) >= 20
     assert summary["learner_steps"] > lines(run_folder)[0]["learner_steps"]
+
+
+def test_it_saves_before_it_learns(run_folder):
+    """While replay fills there is a checkpoint too, and what was filled is not lost."""
+    agent = CountingReplayAgent(min_size=140)
+    replay_train(run_folder, agent=agent, steps=500, checkpoint_every_s=0.1)
+    assert len(test_central.checkpoints(run_folder)) >= 2
+    view = View()
+    summary = replay_train(run_folder, view, agent=agent, resume=True, steps=2500)
+    (message,) = (text for text in view.messages if "replay goes on" in text)
+    assert 0 < int(message.split()[-2]) < 140 and summary["learner_steps"] > 0
+
+
+def test_a_checkpoint_without_room_does_not_end_training(run_folder, monkeypatch):
+    save, failed = CheckpointWriter.save, []
+
+    def full(self, *arguments, **options):
+        if not failed:
+            failed.append(arguments)
+            raise SeedbedError("the checkpoint of step 1 could not be written")
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(CheckpointWriter, "save", full)
+    view = View()
+    summary = replay_train(run_folder, view)
+    assert summary["env_steps"] >= 3000
+    assert any("could not be written; training goes on" in text for text in view.messages)
 
 
 def test_replay_that_is_not_saved_is_filled_again(run_folder):

@@ -17,6 +17,7 @@ from seedbed.envs.classic.pendulum import Pendulum
 from seedbed.envs.probes import RepeatProbe, TMazeProbe
 from seedbed.presets import TrainConfig
 from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.evaluation import Policy
 from seedbed.runtime.program import Program
 from seedbed.types import SeedbedError
 from test_fused import same, saved
@@ -66,9 +67,9 @@ def test_memory_decides_what_is_learned(probe, without):
     """A recurrent agent nears the best return; one without memory cannot pass its bound."""
     sizes = {"envs": 32, "unroll": 16, "evaluate_episodes": 256}
     best = 18.0 if isinstance(probe, RepeatProbe) else 4.0
-    program, carry, _ = run_program(probe, REMEMBERS, 390, **sizes)
+    program, carry, _ = run_program(probe, REMEMBERS, 250, **sizes)
     assert program.evaluate(carry, 1)[0]["episode_return_mean"] > 0.9 * best
-    program, carry, _ = run_program(probe, FORGETS, 390, **sizes)
+    program, carry, _ = run_program(probe, FORGETS, 150, **sizes)
     result = program.evaluate(carry, 1)[0]
     doubt = 4.0 * result["episode_return_std"] / np.sqrt(result["episodes"])
     assert result["episode_return_mean"] < without + doubt + 0.05
@@ -149,6 +150,36 @@ def test_what_does_not_fit_is_refused_and_leaves_no_folder(tmp_path, agent, opti
     with pytest.raises(SeedbedError, match=words):
         train(tmp_path / "run", CartPole(), agent, **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_of_how_experience_is_kept_is_refused():
+    for sweep in ("ratio=1,2", "priority_exponent=0.3,0.6"):
+        with pytest.raises(SeedbedError, match="changes how experience is kept"):
+            Program(CartPole(), TINY, FusedConfig(sweep=sweep, **SIZES))
+
+
+def test_sizes_that_do_not_fit_are_answered_with_some_that_do(tmp_path):
+    with pytest.raises(SeedbedError, match="as with --unroll 640") as refusal:
+        train(tmp_path / "run", RepeatProbe(), R2d2(lstm_size=8), envs=16, unroll=8)
+    assert "0.0375 updates" in str(refusal.value)
+    with pytest.raises(SeedbedError, match="needs|choose ppo"):  # the environment comes first
+        train(tmp_path / "run", Pendulum(), R2d2(lstm_size=8))
+
+
+def test_a_loaded_memory_takes_the_reward_in():
+    program, carry, _ = run_program(RepeatProbe(), REMEMBERS, 2, envs=32, unroll=16)
+    agent, spec = program.agent, RepeatProbe().spec
+    observation = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]]
+
+    def memory(**reward):
+        policy = Policy(agent, spec, 1, carry.learner.params)
+        policy.act(observation)
+        policy.act(observation, **reward)
+        return policy._player._carry.actor_state.core.lstm.hidden
+
+    same(memory(), memory(reward=np.zeros(4)))
+    assert not np.allclose(memory(), memory(reward=np.array([1.0, 0, 0, 0])))
+    np.testing.assert_array_equal(memory()[1:], memory(reward=np.array([1.0, 0, 0, 0]))[1:])
 
 
 def test_an_agent_of_other_actions_is_refused(tmp_path):

@@ -191,13 +191,14 @@ class Policy:
         """Forgets the past: the next observation opens an episode."""
         self._policy.reset()
 
-    def act(self, observation: Any, first: Array | None = None) -> Any:
+    def act(self, observation: Any, first: Array | None = None, reward: Array | None = None) -> Any:
         """Chooses the action for one observation, or actions for a batch as vector environments give it.
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode; without it only the one
-        after construction or `reset` does.
+        after construction or `reset` does. An agent with a memory wants the `reward` (a number, or `[B]`)
+        of the last action too.
         """
-        return self._forms.decode(self._policy.act(self._forms.encode(observation), first))
+        return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
 
 
 def load(run: str | Path, seed: int = 0) -> Policy:

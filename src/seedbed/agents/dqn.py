@@ -97,7 +97,7 @@ class Dqn(QLearningAgent):
         items = jnp.arange(extras.best.shape[1])
         best = extras.best[opening.last + 1, items]
         error = opening.rewards + opening.discount * best - extras.chosen[0]
-        return jnp.abs(error) + LEAST_PRIORITY
+        return jnp.where(timesteps.first[1], 0.0, jnp.abs(error)) + LEAST_PRIORITY
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Adds up rewards and takes the two observations that count; the key is unused."""

@@ -175,11 +175,15 @@ class Policy:
         """Forgets the past: the next observation opens an episode."""
         self._first = True
 
-    def act(self, observation: Tree, first: Array | None = None) -> Tree:
+    def act(
+        self, observation: Tree, first: Array | None = None, reward: Array | None = None
+    ) -> Tree:
         """Chooses the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode; without it only the one
-        after construction or `reset` does. Raises ValueError if the shape fits neither one nor a batch.
+        after construction or `reset` does. `reward` (a number, or `[B]`) is what the last action earned:
+        an agent with a memory takes it in, and others pass it over. Raises ValueError if the shape fits
+        neither one nor a batch.
         """
         batch = self._batch_size(observation)
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
@@ -193,9 +197,10 @@ class Policy:
         dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)
         observation = jax.tree.map(lambda leaf, d: np.asarray(lead(leaf), d), observation, dtypes)
         flag = np.zeros(num_envs, bool)
-        timestep = Timestep(
-            observation, np.zeros(num_envs, np.float32), flag, flag, np.array(opening)
-        )
+        earned = np.zeros(num_envs, np.float32)
+        if reward is not None:
+            earned = np.where(opening, earned, np.asarray(reward, np.float32))
+        timestep = Timestep(observation, earned, flag, flag, np.array(opening))
         action = self._player.act(timestep)
         return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
 

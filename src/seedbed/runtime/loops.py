@@ -310,6 +310,7 @@ class LearnerLoop:
         self.counters = LearnerCounters()
         self.metrics: dict[str, float] = {}
         self._wanted, self._snapshot = threading.Event(), threading.Event()
+        self._updating = threading.Lock()
         self._copy: LearnerState | None = None
         self._publish()
 
@@ -322,26 +323,39 @@ class LearnerLoop:
             self.counters.waiting_s += taken - start
             if not unrolls:
                 break
-            self.intact = False
-            batch = self._learner.assemble(unrolls)
-            state, metrics, priorities = self._learner.update(self.state, batch)
-            del unrolls, batch
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-            jax.block_until_ready(state)
-            require_finite(values, self.updates + 1)
-            self.state, self.metrics, self.updates = state, values, int(state.updates)
-            self.intact = True
-            self._feed.learned(jax.device_get(priorities))
-            self._publish()
+            with self._updating:
+                self._update(unrolls)
             self.counters.busy_s += time.perf_counter() - taken
             if self._wanted.is_set():
                 self._wanted.clear()
-                self._copy = jax.device_get(self.state)
-                self._snapshot.set()
+                self._offer_snapshot()
+
+    def _update(self, unrolls: list[Unroll]) -> None:
+        self.intact = False
+        batch = self._learner.assemble(unrolls)
+        state, metrics, priorities = self._learner.update(self.state, batch)
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        jax.block_until_ready(state)
+        require_finite(values, self.updates + 1)
+        self.state, self.metrics, self.updates = state, values, int(state.updates)
+        self.intact = True
+        self._feed.learned(jax.device_get(priorities))
+        self._publish()
 
     def request_snapshot(self) -> None:
-        """Asks for a copy of the state after the next update."""
-        self._wanted.set()
+        """Asks for a copy of the state: now, if the learner waits, else after its update."""
+        if not self._updating.acquire(blocking=False):
+            self._wanted.set()
+            return
+        try:
+            if self.intact:
+                self._offer_snapshot()
+        finally:
+            self._updating.release()
+
+    def _offer_snapshot(self) -> None:
+        self._copy = jax.device_get(self.state)
+        self._snapshot.set()
 
     def take_snapshot(self) -> LearnerState | None:
         """Returns the copy on the host, once, when it is there."""

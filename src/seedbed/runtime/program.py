@@ -31,6 +31,7 @@ class Program:
     def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
         """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
         devices = choose_devices(config.devices, "--devices")
+        bind(agent, env.spec, 0)  # refuses an environment that is not for it, before sizes matter
         self.plan = _plan(agent, config, len(devices))
         self.members = len(config.variations)
         if self.members > 1 and len(devices) > 1:
@@ -154,10 +155,13 @@ def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
     items = config.envs * config.unroll / experience.period
     updates = items * experience.ratio / batch
     if updates < 1 or abs(updates - round(updates)) > 1e-6:
+        steps = experience.period * batch / (config.envs * experience.ratio)
+        least = next((n for n in range(1, 9) if abs(n * steps - round(n * steps)) < 1e-6), None)
+        hint = f", as with --unroll {round(least * steps)}" if least else ""
         raise SeedbedError(
             f"{config.envs} envs x unroll {config.unroll} make {items:g} items an iteration, and "
             f"with agent.ratio {experience.ratio:g} and agent.batch {batch} that is {updates:g} updates: "
-            "choose them so that it is a whole number"
+            f"choose them so that it is a whole number{hint}"
         )
     return Plan(config.envs, config.unroll, round(updates))
 
@@ -184,7 +188,12 @@ def _check_sweep(agent: Agent, config: FusedConfig) -> None:
                     f"--sweep {config.sweep}: {name} is no number of {type(agent).__name__} that can be "
                     f"varied; these can: {', '.join(known)}"
                 )
-        dataclasses.replace(agent, **options)  # type: ignore[type-var]
+        varied = dataclasses.replace(agent, **options)  # type: ignore[type-var]
+        if varied.experience != agent.experience:
+            raise SeedbedError(
+                f"--sweep {config.sweep}: this option changes how experience is kept, so its values cannot "
+                "train at once; train them one after the other"
+            )
 
 
 def evaluate(

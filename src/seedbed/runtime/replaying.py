@@ -72,7 +72,7 @@ class ReplayFeed:
             frame_stack,
         )
         priorities = jax.jit(agent.initial_priorities)
-        folder = run.path / "replay" if config.save_replay else None
+        folder = run.replay if config.save_replay else None
         self.replay = Replay(
             layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
         )

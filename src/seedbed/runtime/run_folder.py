@@ -1,4 +1,4 @@
-"""A run's folder: `config.json`, `metrics.jsonl`, TensorBoard events and `checkpoints/`."""
+"""A run's folder: `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and `replay/`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def replay(self) -> Path:
+        """The folder of what is kept to learn from again."""
+        return self.path / "replay"
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Writes the run's resolved configuration, atomically."""
@@ -130,13 +136,14 @@ class RunFolder:
             metrics = self.path / "metrics.jsonl"
             trained = metrics.exists() and metrics.stat().st_size > 0
             entries = list(self.path.iterdir())
-            own = (CONFIG, LOCK, metrics.name, self.checkpoints.name)
+            own = (CONFIG, LOCK, metrics.name, self.checkpoints.name, self.replay.name)
             if trained or any(
                 entry.name not in own and ".tfevents." not in entry.name for entry in entries
             ):
                 return
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()  # refuses where there is a checkpoint
+            shutil.rmtree(self.replay, ignore_errors=True)
             for entry in self.path.iterdir():
                 entry.unlink()
             self.path.rmdir()

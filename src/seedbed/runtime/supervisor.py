@@ -31,7 +31,7 @@ from seedbed.runtime.metrics import (
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Start, View
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState
+from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError
 
 
 class Setup(NamedTuple):
@@ -299,7 +299,11 @@ class Supervisor:
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):  # first: a checkpoint is never without its replay
             setup.feed.save(start.env_steps)
-        self._writer.save(*snapshot)
+        try:
+            self._writer.save(*snapshot)
+        except SeedbedError as error:  # of the one before; at the end it stops the run
+            self._view.message(f"{error}; training goes on")
+            self._writer.save(*snapshot)
         return snapshot
 
     def _collect_evaluation(self) -> None:
