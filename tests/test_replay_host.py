@@ -299,6 +299,9 @@ class Machine(RuleBasedStateMachine):
         for generation in range(max(self.priorities, default=-1) + 1, inserted):
             self.priorities[generation] = self.largest
 
+    def counts(self) -> tuple[float, ...]:
+        return self.replay.inserted, self.replay.sampled, self.replay._storage.items.owed
+
     @rule(rows=st.integers(1, 60), group=st.integers(0, 1))
     def append(self, rows, group):
         for _ in range(rows):
@@ -343,7 +346,7 @@ class Machine(RuleBasedStateMachine):
             "largest": self.largest,
             "slots": tree.sample(random.random(8)) if self.replay.items else None,
             "contents": read_all(self.replay),
-            "counts": (self.replay.inserted, self.replay.sampled),
+            "counts": self.counts(),
         }
         self.saved.append((name, state))
 
@@ -357,7 +360,7 @@ class Machine(RuleBasedStateMachine):
         assert self.replay.restore([name]) == name
         self.saved = [(name, state)]
         self.priorities, self.largest = dict(state["priorities"]), state["largest"]
-        assert (self.replay.inserted, self.replay.sampled) == state["counts"]
+        assert self.counts() == state["counts"]
         (sample, weights), (expected, expected_weights) = read_all(self.replay), state["contents"]
         np.testing.assert_array_equal(weights, expected_weights)
         np.testing.assert_array_equal(sample.generations, expected.generations)

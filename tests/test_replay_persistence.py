@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from replay_streams import SPEC, Recorder, experience, layout, read_all, require_whole
+from seedbed.replay import persistence
 from seedbed.replay.arena import Arena, Files
-from seedbed.replay.layout import Layout
+from seedbed.replay.layout import CHUNK, Layout
 from seedbed.replay.replay import Replay
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 
@@ -220,6 +224,154 @@ def test_a_save_that_fails_while_writing_leaves_the_one_before(tmp_path, monkeyp
         replay.save("2")
     monkeypatch.undo()
     assert make(tmp_path).restore(["1", "2"]) == "1"
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, renamed):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    saved = {path.name for path in tmp_path.iterdir()}
+    disk(monkeypatch, full=True)
+    for i in range(3000):  # segments that are in memory only: a save copies them out
+        recorder.append(i % 2)
+    disk(monkeypatch, full=False)
+    before, real = {path.name for path in tmp_path.iterdir()}, persistence.sync_file
+
+    def refuse(path: Path) -> None:
+        if path == tmp_path or (path.suffix == ".part" and not renamed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path)
+
+    monkeypatch.setattr(persistence, "sync_file", refuse)
+    with pytest.raises(SeedbedError, match="disk full"):
+        replay.save("2")
+    assert {path.name for path in tmp_path.iterdir()} == before
+    for _ in range(3):  # segments in files are closed between saves that fail
+        for i in range(3000):
+            recorder.append(i % 2)
+        with pytest.raises(SeedbedError, match="disk full"):
+            replay.save("2")
+    live = {file for s in replay._storage.segments.values() for file in s.arena.files}
+    assert {path.name for path in tmp_path.iterdir()} == saved | live - {None}
+    assert make(tmp_path).restore(["1", "2"]) == "1"
+
+
+def test_a_segment_that_is_used_again_when_its_save_ends_keeps_its_own_file(tmp_path, monkeypatch):
+    disk(monkeypatch, full=True)
+    replay, recorder = filled(tmp_path, 2000)
+    disk(monkeypatch, full=False)
+
+    class Storage:
+        """Hands the lock to who appends as soon as the save's pins are gone."""
+
+        def __init__(self, storage: Any, then: Callable[[], None]) -> None:
+            self._storage, self._then, self.lock = storage, then, self
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._storage, name)
+
+        def __enter__(self) -> None:
+            self._storage.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._storage.lock.release()
+            then, self._then = self._then, lambda: None
+            then()
+
+        def notify_all(self) -> None:
+            self._storage.lock.notify_all()
+
+    def append() -> None:
+        for i in range(1000):
+            recorder.append(i % 2)
+        replay.seal_pending()
+
+    keeper, storage = replay._keeper, replay._storage
+    monkeypatch.setattr(keeper, "_storage", Storage(storage, append))
+    opened = storage.rows.opened.copy()
+    replay.save("1")
+    assert ((storage.rows.opened != opened) & (opened >= 0)).any(), "no segment was used again"
+    replay.save("2")
+    restored = make(tmp_path)
+    assert restored.restore(["2"]) == "2"
+    require_equal(replay, restored)
+
+
+def test_a_folder_that_is_gone_is_told_and_stops_nothing(tmp_path):
+    folder = tmp_path / "replay"
+    replay, recorder = filled(folder)
+    shutil.rmtree(folder)
+    for i in range(3000):
+        recorder.append(i % 2)
+    replay.seal_pending()
+    require_whole(replay, replay.sample(8), LONGEST)
+    (notice,) = replay.take_notices()
+    assert "No such file or directory: the replay keeps what comes in memory only" in notice
+    with pytest.raises(SeedbedError, match="could not be saved as 1"):
+        replay.save("1")
+    folder.mkdir()
+    for i in range(3000):  # until the segments whose files went with it are closed
+        recorder.append(i % 2)
+    replay.save("2")
+    restored = make(folder)
+    restored.restore(["2"])
+    require_equal(replay, restored)
+
+
+def test_an_index_is_as_large_as_what_is_there(tmp_path):
+    shape = layout(dataclasses.replace(KEEPS, capacity=100_000))
+    replay = Replay(shape, tmp_path)
+    recorder = Recorder(replay, LONGEST)
+    sizes = []
+    for name in ("0", "1"):
+        replay.save(name)
+        sizes += [path.stat().st_size for path in tmp_path.glob(f"*.{name}.index")]
+        for i in range(200):
+            recorder.append(i % 2)
+    chunks = shape.segment_rows // CHUNK  # a segment's, of 12 bytes
+    assert sizes[0] < 4000 and sizes[1] < 4000 + 12 * chunks + 60 * replay.items
+    empty = Replay(shape, tmp_path)
+    assert empty.restore(["0"]) == "0" and empty.items == 0
+    empty.check_valid()
+
+
+def drive(replay: Replay, recorder: Recorder, items: int) -> int:
+    """Draws as early as may be until so many items more were published; returns how many it drew."""
+    goal, before = replay.inserted + items, replay.sampled
+    while replay.inserted < goal:
+        drew = replay.sampled
+        while replay.can_sample(4):
+            replay.sample(4)
+        assert replay.can_insert() or replay.sampled > drew, "neither may go on"
+        if replay.can_insert():
+            recorder.append(0)
+            replay.seal_pending()
+    return replay.sampled - before
+
+
+@pytest.mark.parametrize(
+    ("ratio", "missing"), [(2.0, 0), (0.5, 0), (6.0, 0), (2.0, 100), (0.5, 100), (6.0, 100)]
+)
+def test_a_resumed_replay_goes_on_at_once_at_another_ratio(tmp_path, ratio, missing):
+    def start(**changes) -> tuple[Replay, Recorder]:
+        keeps = dataclasses.replace(KEEPS, capacity=2000, **changes)
+        replay = Replay(layout(keeps), tmp_path, seed=3)
+        return replay, Recorder(replay, LONGEST)
+
+    slack, published = 4 * 4, 3 * CHUNK  # items at once
+    replay, recorder = start(ratio=2.0, min_size=50)
+    assert abs(drive(replay, recorder, 600) - 2.0 * 550) <= slack + 2 * published
+    replay.save("1")
+    resumed, recorder = start(ratio=ratio, min_size=replay.items + missing)
+    assert resumed.restore(["1"]) == "1"
+    assert resumed._storage.items.owed == replay._storage.items.owed
+    if missing:
+        drive(resumed, recorder, missing - published)
+        assert resumed.sampled == replay.sampled
+        drive(resumed, recorder, published)
+    before = resumed.sampled
+    assert abs(drive(resumed, recorder, 300) - 300 * ratio) <= slack + published * ratio
+    assert before - replay.sampled <= slack + published * ratio
 
 
 def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):

@@ -34,13 +34,13 @@ SUFFIX = ".segment"
 
 
 class Files:
-    """A folder in which segments lie; `notices` says when it is full. For one thread at a time."""
+    """A folder in which segments lie; `notices` says when none can be made. For one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.notices: deque[str] = deque()
-        self._full = False
+        self._failed = False
         present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
         self._serial = max((int(serial) + 1 for _, serial in present), default=0)
 
@@ -48,21 +48,17 @@ class Files:
         """Makes a file of `size` bytes, all allocated: a full disk is an OSError here, not a signal later."""
         file = f"{kind}-{self._serial:08d}{SUFFIX}"
         path = self.folder / file
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            _allocate_file(path, size)
         except OSError as error:
-            path.unlink()
-            if not self._full:
+            if not self._failed:
                 self.notices.append(
                     f"{self.folder}: {error.strerror}: the replay keeps what comes in memory only; it "
-                    "cannot be saved until there is room again"
+                    "cannot be saved until files can be made there again"
                 )
-            self._full = True
+            self._failed = True
             raise
-        finally:
-            os.close(descriptor)
-        self._full = False
+        self._failed = False
         self._serial += 1
         return file
 
@@ -97,13 +93,13 @@ class Arena:
         return sum(self.part_bytes)
 
     def open(self, segment: int) -> None:
-        """Gives a closed segment memory: a new file, or where the disk is full plain memory."""
+        """Gives a closed segment memory: a new file, or where none can be made plain memory."""
         if self._files is not None:
             with contextlib.suppress(OSError):  # which was told
                 self._map(segment, self.create())
 
     def create(self) -> str:
-        """Makes a file of a segment's size, for `write`; raises OSError where there is no room."""
+        """Makes a file of a segment's size, for `write`; raises OSError where it cannot."""
         assert self._files is not None
         return self._files.create(self._kind, self.segment_bytes)
 
@@ -154,6 +150,17 @@ class Arena:
         if found != address:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def _allocate_file(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def sync_file(path: Path) -> None:

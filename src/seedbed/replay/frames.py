@@ -79,11 +79,9 @@ class Frames:
         np.subtract.at(self.segments.references, chunks[chunks >= 0] // self.segments.units, 1)
         chunks[:] = -1
 
-    def load(self, offset: np.ndarray, size: np.ndarray, rows: Segments) -> None:
-        """Takes over the table of a save, of the chunks whose rows were opened again."""
-        there = np.repeat(rows.opened >= 0, rows.units)
-        self.offset[:] = np.where(there, offset, -1)
-        self.size[:] = size
+    def load(self, chunks: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
+        """Takes over the table of a save: these `chunks` `[k]`, `[L, k]` for L compressed leaves."""
+        self.offset[:, chunks], self.size[:, chunks] = offset, size
         stored = self.offset[self.offset >= 0] // self.segments.units
         self.segments.references[:] = np.bincount(stored, minlength=len(self.segments.references))
 

@@ -29,8 +29,7 @@ class Items:
     """
 
     def __init__(self, layout: Layout, rows: Segments, cores: Segments | None) -> None:
-        capacity = layout.experience.capacity
-        self._exponent = layout.experience.priority_exponent
+        self._experience, capacity = layout.experience, layout.experience.capacity
         self._rows, self._cores = rows, cores
         self.capacity = capacity
         self.tree = SumTree(capacity)
@@ -42,6 +41,7 @@ class Items:
         self.count = 0
         self.inserted = 0  # items so far, the generation of the next
         self.largest = 1.0  # priority so far
+        self.owed = 0.0  # draws that the ratio asked for as items came, less those that were made
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +49,12 @@ class Items:
         return sum(leaf.nbytes for leaf in self.windows) + 24 * self.capacity
 
     def add(self, windows: Windows, priorities: np.ndarray | None) -> None:
-        """Adds items with these priorities, or the largest so far; the oldest make room for them."""
+        """Adds items with these priorities, or the largest so far; the oldest make room for them.
+
+        Draws are owed for those that come when `min_size` items are there.
+        """
+        missing = max(0, self._experience.min_size - self.count)
+        self.owed += max(0, len(windows.env) - missing) * self._experience.ratio
         for start in range(0, len(windows.env), self.capacity):
             part = slice(start, start + self.capacity)
             added = Windows(*(leaf[part] for leaf in windows))
@@ -97,7 +102,9 @@ class Items:
 
     def _weigh(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         self.largest = max(self.largest, float(priorities.max()))
-        self.tree.set(slots, np.asarray(priorities, np.float64) ** self._exponent)
+        self.tree.set(
+            slots, np.asarray(priorities, np.float64) ** self._experience.priority_exponent
+        )
 
     def _refer(self, slots: np.ndarray, change: int) -> None:
         segments = self.windows.chunks[slots] // self._rows.units
@@ -105,14 +112,15 @@ class Items:
         if self._cores is not None:
             np.add.at(self._cores.references, self.windows.core[slots] // self._cores.units, change)
 
-    def refer_anew(self) -> None:
-        """Counts references to segments from the table, after it was replaced."""
-        for segments in (self._rows, self._cores):
-            if segments is not None:
-                segments.references[:] = 0
-        live = np.flatnonzero(self.tree.weights > 0)
-        self.count = len(live)
-        self._refer(live, 1)
+    def load(self, windows: Windows, generation: np.ndarray, weights: np.ndarray) -> None:
+        """Takes over the items of a save, leaves `[count, ...]`, where there are none yet."""
+        slots = generation % self.capacity
+        for mine, leaf in zip(self.windows, windows, strict=True):
+            mine[slots] = leaf
+        self.generation[slots] = generation
+        self.tree.set(slots, weights)
+        self.count = len(slots)
+        self._refer(slots, 1)
 
     def check_valid(self) -> None:
         """Raises AssertionError where an invariant is broken."""

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed.replay.arena import SUFFIX, Files, sync_file
+from seedbed.replay.items import Windows
 from seedbed.replay.layout import Layout
 from seedbed.replay.segments import Segments
 from seedbed.replay.storage import Storage
 from seedbed.types import SeedbedError
 
-_MAGIC = b"seedbed replay 1"
+_MAGIC = b"seedbed replay 2"
 _LENGTHS = struct.Struct("<QI")  # bytes of the header; checksum of all that follows this
 _INDEX = re.compile(r"(\d{8})\.(.+)\.index")
 _KEEP = 2
@@ -56,6 +57,7 @@ class Keeper:
     def __init__(self, storage: Storage, files: Files) -> None:
         self._storage, self._folder = storage, files.folder
         self._synced: set[str] = set()
+        self._named: frozenset[str] = frozenset()  # files that indexes name
         self._notices = files.notices
 
     @property
@@ -90,21 +92,40 @@ class Keeper:
             "layout": self._storage.layout.describe(),
             "inserted": items.inserted,
             "largest": items.largest,
+            "owed": items.owed,
             "state": state,
             "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
         }
         return Snapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
 
-    def tables(self) -> dict[str, np.ndarray]:
-        """Copies what changes only where items are published, or rows that no item has are forgotten."""
+    def tables(self, snapshot: Snapshot) -> dict[str, np.ndarray]:
+        """Copies what changes only where items are published, or rows that no item has are forgotten.
+
+        That is of the items in the snapshot, by generation, and of the chunks in its segments.
+        """
         items, frames = self._storage.items, self._storage.frames
-        arrays = {**items.windows._asdict(), "generation": items.generation}
-        arrays |= {"image_offset": frames.offset, "image_size": frames.size}
-        return {key: leaf.copy() for key, leaf in arrays.items()}
+        weights = snapshot.arrays["weights"]
+        live = np.flatnonzero(weights > 0)
+        live = live[np.argsort(items.generation[live])]
+        windows = {key: leaf[live] for key, leaf in items.windows._asdict().items()}
+        chunks = self._chunks([part.segment for part in snapshot.parts if part.kind == "rows"])
+        return {
+            **windows,
+            "generation": items.generation[live],
+            "weights": weights[live],
+            "image_offset": frames.offset.take(chunks, axis=1),
+            "image_size": frames.size.take(chunks, axis=1),
+        }
+
+    def _chunks(self, segments: Sequence[int]) -> np.ndarray:
+        """Lists the chunks in segments of rows."""
+        units = self._storage.rows.units
+        firsts = np.array(segments, np.int64) * units
+        return (firsts[:, None] + np.arange(units)).reshape(-1)
 
     def write(self, snapshot: Snapshot) -> None:
         """Writes a snapshot to the disk, and removes what no index names; raises SeedbedError."""
-        parts = snapshot.parts
+        parts, whole = snapshot.parts, False
         try:
             for part in parts:
                 if part.absent:
@@ -113,17 +134,18 @@ class Keeper:
                 if part.file not in self._synced:
                     sync_file(self._folder / part.file)
             _write_index(self._folder, snapshot)
+            whole = True
         except OSError as error:
             self._discard(parts)
             raise self._failure(snapshot.name, error) from error
         finally:
             with self._storage.lock:
+                for part in parts:
+                    # What is settled need not be copied again, though it stays in memory; without its
+                    # pin the segment may become another.
+                    if whole and part.absent and part.settled:
+                        self._segments[part.kind].arena.files[part.segment] = part.file
                 self._unpin(parts)
-        with self._storage.lock:
-            for part in parts:
-                # What is settled need not be copied again, though it stays in memory.
-                if part.absent and part.settled:
-                    self._segments[part.kind].arena.files[part.segment] = part.file
         self._synced |= {part.file for part in parts if part.settled}
         self._prune(_list_indexes(self._folder)[:_KEEP])
 
@@ -133,16 +155,23 @@ class Keeper:
         self._storage.lock.notify_all()
 
     def _discard(self, parts: Sequence[_Part]) -> None:
-        """Removes the copies that a failed save made: the disk may be full."""
-        for part in parts:
-            if part.absent:
-                (self._folder / part.file).unlink(missing_ok=True)
+        """Removes the files that only a failed save needed: the disk may be full."""
+        with self._storage.lock:
+            needed = self._live() | self._named
+            for segments in self._segments.values():
+                segments.kept = self._named
+        for file in {part.file for part in parts} - needed:
+            with contextlib.suppress(OSError):  # why the save failed is what is told
+                (self._folder / file).unlink(missing_ok=True)
+
+    def _live(self) -> set[str | None]:
+        return {file for s in self._segments.values() for file in s.arena.files}
 
     def _failure(self, name: str, error: OSError) -> SeedbedError:
         full = "disk full" if error.errno == errno.ENOSPC else error.strerror
         return SeedbedError(
             f"the replay could not be saved as {name} to {self._folder}: {full}; the earlier index is "
-            "whole. Make room there"
+            "whole. Make room there, or mend the folder"
         )
 
     def _prune(self, indexes: Sequence[Path]) -> None:
@@ -153,9 +182,9 @@ class Keeper:
             with contextlib.suppress(OSError, ValueError):  # a damaged one keeps nothing
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
-            live = {file for s in self._segments.values() for file in s.arena.files}
+            live, self._named = self._live(), frozenset(named)
             for segments in self._segments.values():
-                segments.kept = frozenset(named)
+                segments.kept = self._named
         # Indexes go first: one that is left never names a file that is gone.
         for path in sorted(present, key=lambda path: path.name.endswith(SUFFIX)):
             index = path.name.endswith((".index", ".index.part")) and path not in indexes
@@ -197,13 +226,14 @@ class Keeper:
 
     def _load(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         items, frames = self._storage.items, self._storage.frames
-        for key, leaf in items.windows._asdict().items():
-            leaf[:] = arrays[key]
-        items.generation[:] = arrays["generation"]
-        items.tree.set(np.arange(items.capacity), arrays["weights"])
+        windows = Windows(*(arrays[key] for key in Windows._fields))
+        items.load(windows, arrays["generation"], arrays["weights"])
         items.inserted, items.largest = header["inserted"], header["largest"]
-        items.refer_anew()
-        frames.load(arrays["image_offset"], arrays["image_size"], self._storage.rows)
+        items.owed = header["owed"]
+        chunks = self._chunks(
+            [segment for kind, segment, _, _ in header["files"] if kind == "rows"]
+        )
+        frames.load(chunks, arrays["image_offset"], arrays["image_size"])
 
 
 def _list_indexes(folder: Path) -> list[Path]:
@@ -226,13 +256,18 @@ def _write_index(folder: Path, snapshot: Snapshot) -> None:
     for leaf in arrays.values():
         checksum = zlib.crc32(leaf.data, checksum)
     aside = path.with_name(path.name + ".part")
-    with aside.open("wb") as file:
-        file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
-        for leaf in arrays.values():
-            file.write(leaf.data)
-    sync_file(aside)
-    aside.rename(path)
-    sync_file(folder)
+    try:
+        with aside.open("wb") as file:
+            file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
+            for leaf in arrays.values():
+                file.write(leaf.data)
+        sync_file(aside)
+        aside.rename(path)
+        sync_file(folder)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

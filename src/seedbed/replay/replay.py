@@ -112,12 +112,12 @@ class Replay:
     def can_sample(self, batch: int) -> bool:
         """Whether there are `min_size` items, and drawing a batch keeps to `ratio`."""
         enough = self._items.count >= max(1, self.layout.experience.min_size)
-        return enough and self._owed() >= batch - self._slack
+        return enough and self._items.owed >= batch - self._slack
 
     def can_insert(self) -> bool:
         """Whether acting may go on: drawing is not far behind `ratio`."""
         few = self._items.count < self.layout.experience.min_size
-        return few or self._owed() < self._slack
+        return few or self._items.owed < self._slack
 
     def wait_until(self, ready: Callable[[], bool], stop: Callable[[], bool]) -> bool:
         """Waits until `ready`, a question about this replay; returns False if `stop` came first."""
@@ -129,11 +129,6 @@ class Replay:
     @property
     def _slack(self) -> float:
         return _SLACK_BATCHES * self.layout.experience.batch
-
-    def _owed(self) -> float:
-        """Draws that `ratio` asks for since there were `min_size` items, less those that were made."""
-        experience = self.layout.experience
-        return (self._items.inserted - experience.min_size) * experience.ratio - self._sampled
 
     def make_sample(self, batch: int) -> Sample:
         """Allocates buffers for a batch of items."""
@@ -172,6 +167,7 @@ class Replay:
             out.slots[:], out.generations[:] = slots, items.generation[slots]
             count = items.count
             self._sampled += batch
+            items.owed -= batch
             self._lock.notify_all()
         try:
             self._storage.records.gather(
@@ -207,7 +203,7 @@ class Replay:
                 with self._lock:
                     state = {"sampled": self._sampled, "random": self._random.bit_generator.state}
                     snapshot = keeper.snapshot(name, state)
-                snapshot.arrays.update(keeper.tables())
+                snapshot.arrays.update(keeper.tables(snapshot))
             keeper.write(snapshot)
 
     def restore(self, names: Sequence[str]) -> str | None:
