@@ -251,7 +251,7 @@ class Recorder:
         return (draw % 5).astype(jnp.int32), extras, actor_state._replace(core=core + 1)
 
     def prepare(self, state, trajectory, key):
-        steps, action, extras, _, version = trajectory
+        steps, action, extras, _, version, _ = trajectory
         return steps, action, extras, version
 
     def gradients(self, state, minibatch, key):

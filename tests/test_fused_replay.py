@@ -67,7 +67,7 @@ def test_memory_decides_what_is_learned(probe, without):
     """A recurrent agent nears the best return; one without memory cannot pass its bound."""
     sizes = {"envs": 32, "unroll": 16, "evaluate_episodes": 256}
     best = 18.0 if isinstance(probe, RepeatProbe) else 4.0
-    program, carry, _ = run_program(probe, REMEMBERS, 250, **sizes)
+    program, carry, _ = run_program(probe, REMEMBERS, 320, **sizes)
     assert program.evaluate(carry, 1)[0]["episode_return_mean"] > 0.9 * best
     program, carry, _ = run_program(probe, FORGETS, 150, **sizes)
     result = program.evaluate(carry, 1)[0]
