@@ -324,14 +324,14 @@ def half_cheetah_sac() -> TrainConfig:
     """HalfCheetah-v5 on our own physics with SAC."""
     from seedbed.envs.locomotion.half_cheetah import HalfCheetah
 
-    return _on_device_sac(HalfCheetah(), 600_000)
+    return _on_device_sac(HalfCheetah(), 250_000)
 
 
 def hopper_sac() -> TrainConfig:
     """Hopper-v5 on our own physics with SAC (Euler)."""
     from seedbed.envs.locomotion.hopper import Hopper
 
-    return _on_device_sac(Hopper(integrator="euler"), 600_000)
+    return _on_device_sac(Hopper(integrator="euler"), 400_000)
 
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
