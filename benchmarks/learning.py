@@ -96,6 +96,7 @@ REMARK = (
     "Wall-clock counts from the start of the command but for imports; compilation and periodic evaluations "
     "are included. Returns are raw scores of whole games."
 )
+EXPLORES = " Training explores: its environments act at random at rates from 40 % down to 0.07 %, evaluations at 0.1 %."
 
 
 class Page(NamedTuple):
@@ -172,12 +173,13 @@ def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
     name = args.preset.replace("/", "-")
+    remark = REMARK + (EXPLORES if args.preset.endswith(("dqn", "apex", "r2d2")) else "")
     commands, curves = [], {}
     for seed in args.seeds:
         run = args.runs / f"{name}-{seed}"
         commands.append(" ".join(train(args.preset, seed, run, overrides)))
         curves[seed] = read_lines(run / "metrics.jsonl")
-        page = Page(table(curves, args.target), REMARK, commands, args.commit)
+        page = Page(table(curves, args.target), remark, commands, args.commit)
         write(name, curves, args.target, page)
     print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))
 
