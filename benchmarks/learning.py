@@ -96,7 +96,10 @@ REMARK = (
     "Wall-clock counts from the start of the command but for imports; compilation and periodic evaluations "
     "are included. Returns are raw scores of whole games."
 )
-EXPLORES = " Training explores: its environments act at random at rates from 40 % down to 0.07 %, evaluations at 0.1 %."
+EXPLORES = (
+    " Training explores: its environments act at random at rates from 40 % down to 0.07 %, "
+    "evaluations at 0.1 %."
+)
 
 
 class Page(NamedTuple):
