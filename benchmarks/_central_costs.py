@@ -243,7 +243,6 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         again = Again(drawn(feed))
         learning = learning_cost(agent, actor, env.frame_stack, again)
         drawing = drawing_cost(feed.replay, agent.experience.batch, again.priorities)
-        feed.replay.close()
         parts |= {"appending": filled[0], "sealing": filled[1]}
         parts |= {"drawing": updates * drawing, "learning": updates * learning}
         return Costs(parts, updates)

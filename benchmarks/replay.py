@@ -178,7 +178,6 @@ def frame_bytes(game: str, effort: Effort) -> dict[str, float]:
         kept.append(0, timestep, action, extras, core)
         kept.seal_pending()
     frame = kept.stats()["bytes_per_frame"]
-    kept.close()
     gigabytes = frame * SEED_ITEMS * NEW_FRAMES / 1e9
     print(
         f"{game}: {frame:,.0f} bytes a frame, {SIZE * SIZE / frame:.1f} times smaller; "
@@ -230,7 +229,6 @@ def draw_many(draws: int) -> tuple[np.ndarray, np.ndarray]:
         kept.update_priorities(drawn.slots, drawn.generations, given)
         priority[drawn.generations] = given
         largest = max(largest, given.max())
-    kept.close()
     return seen[:inserted], expected[:inserted]
 
 

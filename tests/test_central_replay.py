@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import counting_environment as counting
 import test_central
 from counting_agent import CountingAgent
 from seedbed.runtime.checkpoint import CheckpointWriter
+from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.types import Replay, SeedbedError
 from test_central import (  # noqa: F401  a fixture
@@ -143,6 +145,27 @@ def test_a_killed_run_goes_on_with_its_replay(run_folder):
     (message,) = (text for text in view.messages if "replay goes on" in text)
     assert int(message.split()[-2].replace(",", "")) >= 20
     assert summary["learner_steps"] > lines(run_folder)[0]["learner_steps"]
+
+
+def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch):
+    """Wherever a run is killed: the replay of the newest checkpoint that is whole is there."""
+    write, save, seen = CheckpointWriter._write, ReplayFeed.save, []
+
+    def slow(self, request):
+        time.sleep(0.3)
+        return write(self, request)
+
+    def checked(self, step):
+        save(self, step)
+        if whole := list_steps(run_folder / "checkpoints"):
+            newest = name_of(max(whole))
+            seen.append(any(newest in path.name for path in run_folder.glob("replay/*.index")))
+
+    monkeypatch.setattr(CheckpointWriter, "_write", slow)
+    monkeypatch.setattr(ReplayFeed, "save", checked)
+    env = counting_env(sleep_s=0.002)
+    replay_train(run_folder, env=env, steps=8000, checkpoint_every_s=0.1)
+    assert len(seen) >= 3 and all(seen)
 
 
 def test_it_saves_before_it_learns(run_folder):

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees"},
+    {"types", "trees", "llvm"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "transport"},

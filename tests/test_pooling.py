@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from seedbed.llvm import VectorUnit
 from seedbed.nets import pooling
 from seedbed.nets.pooling import max_pool
-from seedbed.simd.llvm import VectorUnit
 
 
 def _reference(x, *, window=3, stride=2, padding=1):

@@ -198,7 +198,6 @@ def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_pat
     if kept:
         live = {file for s in replay._storage.segments.values() for file in s.arena.files}
         assert {path.name for path in tmp_path.iterdir()} == live - {None}
-    replay.close()
 
 
 def test_a_group_that_stalls_gives_way_and_comes_back():
@@ -221,7 +220,6 @@ def test_a_group_that_stalls_gives_way_and_comes_back():
     require_whole(replay, sample, 10)
     where = sample.timesteps.observation["where"][replay.layout.context]
     assert (where[:, 0] < 8).any() and where[where[:, 0] < 8, 1].min() > 2
-    replay.close()
 
 
 def test_one_thread_appends_while_another_draws():
@@ -248,7 +246,6 @@ def test_one_thread_appends_while_another_draws():
     thread.join()
     replay.check_valid()
     assert replay.items == 600
-    replay.close()
 
 
 def test_statistics():
@@ -263,7 +260,6 @@ def test_statistics():
     assert stats["items"] == replay.items == stats["inserted"] > 0
     assert stats["compression"] > 10
     assert 0 < stats["bytes_per_frame"] * 128 == stats["bytes"]
-    replay.close()
 
 
 class Machine(RuleBasedStateMachine):
@@ -355,7 +351,6 @@ class Machine(RuleBasedStateMachine):
     def restore(self, back):
         del self.saved[:-2]
         name, state = self.saved[-1 - min(back, len(self.saved) - 1)]
-        self.replay.close()
         self.start()
         assert self.replay.restore([name]) == name
         self.saved = [(name, state)]
@@ -383,7 +378,6 @@ class Machine(RuleBasedStateMachine):
         np.testing.assert_allclose(items.tree.weights[live], expected, rtol=1e-12)
 
     def teardown(self):
-        self.replay.close()
         shutil.rmtree(self.folder)
 
 

@@ -57,7 +57,6 @@ def test_items_are_those_of_the_slow_account(
     )
     if not cross:
         require_whole(replay, sample, longest)
-    replay.close()
 
 
 def test_an_items_core_is_that_of_its_first_row_also_across_episodes():
@@ -71,7 +70,6 @@ def test_an_items_core_is_that_of_its_first_row_also_across_episodes():
     whole = ~(sample.timesteps.first[0] & (where == 0).all(1))
     assert whole.sum() > 30
     np.testing.assert_array_equal(sample.core[0][whole, 0], code[whole])
-    replay.close()
 
 
 def test_rows_into_padding_are_no_transitions():
@@ -85,7 +83,6 @@ def test_rows_into_padding_are_no_transitions():
     follows = where[1:, :, 2] == where[:-1, :, 2] + 1
     np.testing.assert_array_equal(masks.valid, same & follows)
     assert masks.valid.any() and not masks.valid.all()
-    replay.close()
 
 
 @pytest.mark.parametrize("size", [1, 600])
@@ -97,7 +94,6 @@ def test_groups_of_any_size(size):
     sample, _ = read_all(replay)
     assert len(sample.slots) == min(3000, len(recorder.expected))
     require_whole(replay, sample, 20)
-    replay.close()
 
 
 def test_initial_priorities_see_the_items_in_batches_of_one_size():
@@ -118,4 +114,3 @@ def test_initial_priorities_see_the_items_in_batches_of_one_size():
     expected = 1 + (sample.extras["q"][:-1, :, 0] * valid).sum(axis=0)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     assert len(sizes) == 1
-    replay.close()

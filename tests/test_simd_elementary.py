@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 from scipy import special
 
+from seedbed.llvm import host_vector_unit
 from seedbed.simd import build, vectorize
-from seedbed.simd.llvm import host_vector_unit
 from seedbed.simd.reference import evaluate
 from seedbed.simd.trace import trace
 from seedbed.simd.trigonometry import LARGEST_ANGLE

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
 from seedbed.simd import ffi
 from seedbed.simd.kernel import Port, kernel_ir
-from seedbed.simd.llvm import compile_object, host_vector_unit, load_object, toolchain
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 DTYPES = ("float32", "int32", "uint32", "bool")

@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from seedbed.llvm import host_vector_unit
 from seedbed.simd import build, inspect, primitive, vectorize
-from seedbed.simd.llvm import host_vector_unit
 from seedbed.types import SeedbedError
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]

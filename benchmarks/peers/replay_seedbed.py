@@ -61,7 +61,7 @@ def together(
 
     def insert() -> None:
         for timestep, action in itertools.cycle(stream):
-            if not replay.wait_until(replay.can_insert, over.is_set):
+            if not (replay.can_insert() or replay.wait_until(replay.can_insert, over.is_set)):
                 return
             replay.append(0, timestep, action, (), ())
 
@@ -126,7 +126,6 @@ def main() -> None:
     drawn = replay.sample(common.BATCH)
     common.check(items, drawn.timesteps.observation.swapaxes(0, 1), drawn.action.T)
     replay.check_valid()
-    replay.close()
     common.finish(figures, {name: version(name) for name in ("seedbed", "numpy", "lz4")})
 
 

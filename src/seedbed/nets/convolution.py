@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from seedbed.llvm import host_vector_unit
 from seedbed.simd import convolution as kernels
 from seedbed.simd.call import batched, call_kernel, count_chunks, same_axes
 from seedbed.simd.convolution import Convolution
 from seedbed.simd.ffi import register_kernel
-from seedbed.simd.llvm import host_vector_unit
 
 CLIP = 5.0
 """Scaled numbers are clipped to plus and minus this many (usually) standard deviations."""

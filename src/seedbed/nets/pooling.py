@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from seedbed.llvm import host_vector_unit
 from seedbed.simd import pooling as kernels
 from seedbed.simd.call import batched, call_kernel, count_chunks
 from seedbed.simd.ffi import register_kernel
-from seedbed.simd.llvm import host_vector_unit
 from seedbed.simd.pooling import Pooling
 
 

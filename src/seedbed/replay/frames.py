@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import lz4.block
 import numpy as np
 
+from seedbed.replay import kernels
 from seedbed.replay.arena import Arena, Files
+from seedbed.replay.kernels import Pieces
 from seedbed.replay.layout import CHUNK, Layout
 from seedbed.replay.segments import Segments
 
@@ -30,8 +31,7 @@ class Frames:
     """The compressed leaves of all chunks.
 
     `store` is for one thread at a time and `read` for another, as long as the chunks that are read are
-    pinned; `lock` guards the segments. Compression is divided between the caller and a thread of our own;
-    lz4 leaves the interpreter to others meanwhile.
+    pinned; `lock` guards the segments.
     """
 
     def __init__(
@@ -46,32 +46,30 @@ class Frames:
         self.segments = Segments(
             Arena("images", count, [layout.blob_bytes], files), layout.blob_bytes
         )
-        self._bytes = self.segments.arena.views[0].data
+        self._bytes = self.segments.arena.views[0]
         self._lock = lock
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="replay-frames")
+        self._scratch = np.empty(0, np.uint8)
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._pool.shutdown()
-
-    def store(self, first: int, staged: list[np.ndarray]) -> None:
-        """Keeps chunks `[first, first + n)`; `staged` has `[n, CHUNK, ...]` for each leaf."""
-        for index, rows in enumerate(staged):
-            flat = rows.reshape(len(rows), -1)
-            half = (len(flat) + 1) // 2
-            later = self._pool.submit(_compress, flat[half:])
-            blobs = _compress(flat[:half])
-            blobs += later.result()
-            sizes = np.array([len(blob) for blob in blobs])
-            data = b"".join(blobs)
-            with self._lock:
-                start = self.segments.allocate(len(data))
-                assert start is not None, "twice the chunks' bytes is enough"
-                self.segments.references[start // self.segments.units] += len(blobs)
-            self._bytes[start : start + len(data)] = data
-            chunks = slice(first, first + len(flat))
-            self.offset[index, chunks] = start + np.cumsum(sizes) - sizes
-            self.size[index, chunks] = sizes
+    def store(self, firsts: Sequence[int], staged: Sequence[list[np.ndarray]]) -> None:
+        """Keeps sets of chunks `[first, first + n)`; `staged` has the leaves `[n, CHUNK, ...]` of each."""
+        for index, leaf in enumerate(self._leaves):
+            whole = CHUNK * leaf.num_bytes
+            sets = [leaves[index].reshape(-1, whole) for leaves in staged]
+            room = sum(chunks.size for chunks in sets)
+            if len(self._scratch) < room:
+                self._scratch = np.empty(room, np.uint8)
+            found, end = kernels.compress(sets, int(_WORTH * whole), self._scratch), 0
+            for first, sizes in zip(firsts, found, strict=True):
+                total = int(sizes.sum())
+                with self._lock:
+                    start = self.segments.allocate(total)
+                    assert start is not None, "twice the chunks' bytes is enough"
+                    self.segments.references[start // self.segments.units] += len(sizes)
+                self._bytes[start : start + total] = self._scratch[end : end + total]
+                end += total
+                chunks = slice(first, first + len(sizes))
+                self.offset[index, chunks] = start + np.cumsum(sizes) - sizes
+                self.size[index, chunks] = sizes
 
     def forget(self, first: int, count: int) -> None:
         """Gives back what chunks `[first, first + count)` take; call it under the lock."""
@@ -88,14 +86,16 @@ class Frames:
     def read(self, spans: Spans, batch: list[np.ndarray]) -> None:
         """Writes rows of chunks to `batch`, `[T, B, ...]` for each leaf."""
         for index, out in enumerate(batch):
-            leaf = self._leaves[index]
-            offset, size = self.offset[index, spans.chunk], self.size[index, spans.chunk]
-            work = list(zip(offset.tolist(), size.tolist(), *_lists(spans), strict=True))
-            half = (len(work) + 1) // 2
-            shape = (CHUNK, *leaf.shape)
-            later = self._pool.submit(_decompress, self._bytes, shape, work[half:], out)
-            _decompress(self._bytes, shape, work[:half], out)
-            later.result()
+            pieces = Pieces(
+                offset=self.offset[index, spans.chunk],
+                size=self.size[index, spans.chunk],
+                start=spans.start,
+                rows=spans.rows,
+                place=spans.row * out.shape[1] + spans.column,
+            )
+            whole = CHUNK * self._leaves[index].num_bytes
+            flat = out.reshape(*out.shape[:2], -1).view(np.uint8)
+            kernels.decompress(self._bytes, pieces, whole, flat)
 
     def check_valid(self) -> None:
         """Raises AssertionError where an invariant is broken."""
@@ -110,29 +110,3 @@ class Frames:
         there = self.offset >= 0
         whole = np.array([CHUNK * leaf.num_bytes for leaf in self._leaves]) @ there.sum(axis=1)
         return float(whole / max(1, self.size[there].sum())) if there.any() else 1.0
-
-
-def _lists(spans: Spans) -> list[list[int]]:
-    return [array.tolist() for array in spans[1:]]
-
-
-def _compress(chunks: np.ndarray) -> list[bytes]:
-    """Compresses each of `chunks` `[n, bytes]`."""
-    blobs = []
-    for chunk in chunks:
-        blob = lz4.block.compress(chunk, store_size=False)
-        blobs.append(blob if len(blob) < _WORTH * chunk.nbytes else chunk.tobytes())
-    return blobs
-
-
-def _decompress(
-    memory: memoryview, shape: tuple[int, ...], work: list[tuple[int, ...]], out: np.ndarray
-) -> None:
-    """Writes rows of chunks of `shape` into `out`; `work` names offset and size in memory, and the span."""
-    whole = int(np.prod(shape))
-    for offset, size, column, row, start, count in work:
-        data = memory[offset : offset + size]
-        if size != whole:
-            data = lz4.block.decompress(data, uncompressed_size=whole)
-        rows = np.frombuffer(data, np.uint8).reshape(shape)
-        out[row : row + count, column] = rows[start : start + count]

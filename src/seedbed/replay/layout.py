@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from seedbed import trees
+from seedbed.replay.kernel_ir import CHUNK, LEAST_BYTES
 from seedbed.types import EnvSpec, Replay, SeedbedError, Timestep, Tree, action_array
 
-CHUNK = 8  # rows of one environment that are compressed together
 SEGMENT_BYTES = 64 << 20
-MIN_IMAGE_BYTES = 1024  # smaller observations are not worth a call of the compressor
 _PAGE_ROWS = 4096  # with this many rows, leaves of any size fill whole pages
 
 
@@ -30,6 +29,11 @@ class Leaf:
     def num_bytes(self) -> int:
         """Size in a row."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def large(self) -> bool:
+        """Whether its rows are worth a call of a kernel or the compressor."""
+        return self.num_bytes >= LEAST_BYTES
 
     def zeros(self, *leading: int) -> np.ndarray:
         """Makes an array `[*leading, *shape]` of zeros."""
@@ -84,7 +88,7 @@ class Layout:
         """Leaves of the observation."""
 
         def packed(leaf: Leaf) -> Leaf:
-            image = leaf.dtype == "uint8" and leaf.num_bytes >= MIN_IMAGE_BYTES
+            image = leaf.dtype == "uint8" and leaf.large
             return dataclasses.replace(leaf, compressed=self.compress and image)
 
         return [packed(leaf) for leaf in _leaves("observation", self.spec.observation)]

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from seedbed.replay import kernels
 from seedbed.replay.arena import Arena, Files
 from seedbed.replay.frames import Frames, Spans
 from seedbed.replay.items import Windows
+from seedbed.replay.kernels import Place
 from seedbed.replay.layout import CHUNK, Layout
 from seedbed.replay.segments import Segments
+from seedbed.types import Array
 
 
 class Records:
@@ -31,6 +34,8 @@ class Records:
         self._packed = [i for i, leaf in enumerate(layout.leaves) if leaf.compressed]
         self._unpacked = [i for i, leaf in enumerate(layout.leaves) if not leaf.compressed]
         self._waiting = self._packed if files is None else list(range(len(layout.leaves)))
+        every = range(len(layout.leaves))
+        self._ways = [leaf.large for leaf in layout.leaves], [i in self._waiting for i in every]
         sizes = [layout.segment_rows * leaf.num_bytes for leaf in raw]
         self._arena = Arena("rows", layout.num_segments, sizes, files)
         self.segments = Segments(self._arena, self._chunks, self._forget)
@@ -56,13 +61,23 @@ class Records:
         views.update(zip(self._waiting, buffers, strict=True))
         return [views[index] for index in range(len(views))]
 
-    def seal(self, first: int, views: list[np.ndarray]) -> None:
-        """Brings what was written to `views`, which came from `open`, to its place, and takes them back."""
-        self.frames.store(first, [views[index] for index in self._packed])
-        for index, place in zip(self._unpacked, self._places(first), strict=True):
-            if index in self._waiting:
-                place[:] = views[index]
-        self.drop(views)
+    def write(self, views: list[np.ndarray], row: int, leaves: Sequence[Array]) -> None:
+        """Copies a row of each chunk, leaves `[n, ...]`, to `views`, which came from `open`."""
+        for view, leaf, large, waits in zip(views, leaves, *self._ways, strict=True):
+            if large:
+                kernels.scatter(leaf, view, row, waits)
+            else:
+                view[:, row] = leaf
+
+    def seal(self, firsts: Sequence[int], written: Sequence[list[np.ndarray]]) -> None:
+        """Brings what was written to views from `open`, a list a set, to its place, and takes them back."""
+        images = [[views[index] for index in self._packed] for views in written]
+        self.frames.store(firsts, images)
+        for first, views in zip(firsts, written, strict=True):
+            for index, place in zip(self._unpacked, self._places(first), strict=True):
+                if index in self._waiting:
+                    place[:] = views[index]
+            self.drop(views)
 
     def drop(self, views: list[np.ndarray]) -> None:
         """Takes back what `open` gave."""
@@ -79,18 +94,19 @@ class Records:
 
         T are the last rows of `item_rows`; what an item lacks is padding. The chunks must be pinned.
         """
-        rows = self._rows(windows)
         raw = iter(self._bytes)
         images: list[np.ndarray] = []
+        leaves: list[tuple[np.ndarray, np.ndarray]] = []
         for leaf, out in zip(self._layout.leaves, batch, strict=True):
             source = None if leaf.compressed else next(raw)
             if out is None:
                 continue
             if source is None:
                 images.append(out)
-                continue
-            flat = out.reshape(-1).view(np.uint8).reshape(-1, leaf.num_bytes)
-            np.take(source, rows[-len(out) :].reshape(-1), axis=0, out=flat, mode="clip")
+            else:
+                leaves.append((source, out.reshape(-1).view(np.uint8).reshape(-1, leaf.num_bytes)))
+        where = Place(*windows[:4], self._layout.item_rows)
+        kernels.gather(where, self._padding, leaves)
         if images:
             for item, (front, length) in enumerate(zip(windows.front, windows.length, strict=True)):
                 for out in images:
@@ -101,14 +117,6 @@ class Records:
     def _places(self, first: int) -> list[np.ndarray]:
         chunks = slice(first, first + self._layout.group_size)
         return [view[chunks] for view in self._typed]
-
-    def _rows(self, windows: Windows) -> np.ndarray:
-        """Returns where the rows of items are, `[item_rows, B]`."""
-        place = np.arange(self._layout.item_rows)[:, None] - windows.front
-        there = (place >= 0) & (place < windows.length)
-        place = np.where(there, place + windows.offset, 0)
-        chunk = windows.chunks[np.arange(len(windows.env)), place // CHUNK]
-        return np.where(there, chunk * CHUNK + place % CHUNK, self._padding)
 
     def _spans(self, windows: Windows) -> Spans:
         """Divides items among their chunks."""

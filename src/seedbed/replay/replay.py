@@ -67,10 +67,6 @@ class Replay:
         self._random = np.random.default_rng(seed)
         self._sampled = 0
 
-    def close(self) -> None:
-        """Ends the thread that compresses; nothing more is kept or drawn."""
-        self._storage.frames.close()
-
     def append(
         self, group: int, timestep: Timestep, action: Tree, extras: Tree, core: Tree
     ) -> None:

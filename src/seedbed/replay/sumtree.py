@@ -1,8 +1,10 @@
-"""A sum tree over numpy: weights of slots, set and drawn in proportion many at a time."""
+"""A sum tree: weights of slots, set and drawn in proportion many at a time."""
 
 from __future__ import annotations
 
 import numpy as np
+
+from seedbed.replay import kernels
 
 
 class SumTree:
@@ -14,10 +16,7 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._depth = max(capacity - 1, 0).bit_length()
-        self._first = (
-            1 << self._depth
-        )  # node of slot 0; node 1 is the root, node k has 2k and 2k + 1
+        self._first = 1 << max(capacity - 1, 0).bit_length()  # node of slot 0
         self._nodes = np.zeros(2 * self._first, np.float64)
         self.weights = self._nodes[self._first : self._first + capacity]
         self.weights.flags.writeable = False
@@ -29,27 +28,15 @@ class SumTree:
 
     def set(self, slots: np.ndarray, weights: np.ndarray) -> None:
         """Sets the weights `[k]` of slots `[k]`; of a slot that is named twice the last counts."""
-        nodes = slots.astype(np.int64) + self._first
-        self._nodes[nodes] = weights
-        for _ in range(self._depth):
-            nodes >>= 1
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+        slots, weights = (np.ascontiguousarray(*x) for x in ((slots, np.int64), (weights, float)))
+        kernels.weigh(self._nodes, slots, weights)
 
     def sample(self, uniforms: np.ndarray) -> np.ndarray:
         """Returns slots `[k]` int64 for `uniforms` `[k]` in [0, 1); never one of weight 0.
 
         The total must be above 0.
         """
-        nodes = np.ones(uniforms.shape, np.int64)
-        left_over = uniforms * self._nodes[1]
-        for _ in range(self._depth):
-            nodes <<= 1
-            left = self._nodes[nodes]
-            # Rounding may leave as much as a node holds: an empty right child is never entered.
-            right = (left_over >= left) & (self._nodes[nodes + 1] > 0)
-            left_over -= np.where(right, left, 0.0)
-            nodes += right
-        return nodes - self._first
+        return kernels.draw(self._nodes, uniforms)
 
     def check_valid(self) -> None:
         """Raises AssertionError where an inner node is not the sum of its children."""

@@ -18,7 +18,7 @@ from seedbed.replay.storage import Storage
 from seedbed.types import SeedbedError, Timestep, Tree
 
 Priorities: TypeAlias = Callable[[Timestep, Tree], np.ndarray]
-_PENDING_PER_GROUP = 2  # sets of chunks; who appends more seals them itself
+_PENDING_PER_GROUP = 4  # sets of chunks; who appends more seals them itself
 
 
 @dataclasses.dataclass(eq=False)
@@ -69,8 +69,7 @@ class Writer:
         row = chunk.rows
         leaves = [*trees.leaves(timestep.observation), *timestep[1:]]
         leaves += [*trees.leaves(action), *trees.leaves(extras)]
-        for view, leaf in zip(chunk.views, leaves, strict=True):
-            view[:, row] = leaf
+        self._records.write(chunk.views, row, leaves)
         for view, leaf in zip(chunk.cores, trees.leaves(core), strict=True):
             view[:, row] = leaf
         chunk.rows = row + 1
@@ -160,17 +159,20 @@ class Writer:
         """Does so; who calls it holds `sealing`."""
         while self._pending:
             with self._lock:
-                chunk = self._pending.popleft()
-            self._seal(chunk)
+                sets = list(self._pending)
+                self._pending.clear()
+            self._records.seal([chunk.first for chunk in sets], [chunk.views for chunk in sets])
+            for chunk in sets:
+                self._publish(chunk)
 
-    def _seal(self, chunk: _Set) -> None:
+    def _publish(self, chunk: _Set) -> None:
+        """Finds the items that a set, which is in its place, completes."""
         stream = self._streams[chunk.group]
         if chunk.opens:
             with self._lock:
                 self._release(stream.sets)
             stream.sets.clear()
             stream.sequencer.restart()
-        self._records.seal(chunk.first, chunk.views)
         stream.sets.append(chunk.first)
         opening, ended = self._records.ends(chunk.first, chunk.rows)
         sequencer, oldest = stream.sequencer, stream.sequencer.rows // CHUNK + 1 - len(stream.sets)

@@ -65,8 +65,6 @@ def train(
         if pool.wait_spec(stop.is_set) is None:
             return {"interrupted": True}
         setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        if isinstance(setup.feed, ReplayFeed):
-            stack.callback(setup.feed.replay.close)
         stack.callback(setup.feed.close)
         stack.callback(stop.set)
         log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))

@@ -297,14 +297,27 @@ class Supervisor:
         start = Start(self.env_steps, wall_s, int(state.updates))
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
-        if isinstance(setup.feed, ReplayFeed):  # first: a checkpoint is never without its replay
+        if isinstance(setup.feed, ReplayFeed):
+            # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
+            # is whole, as the replays of two are kept.
+            try:
+                self._writer.wait()
+            except SeedbedError as error:
+                self._tell(error)
             setup.feed.save(start.env_steps)
-        try:
-            self._writer.save(*snapshot)
-        except SeedbedError as error:  # of the one before; at the end it stops the run
-            self._view.message(f"{error}; training goes on")
-            self._writer.save(*snapshot)
+        self._write(snapshot)
         return snapshot
+
+    def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
+        try:
+            self._writer.save(*snapshot, score=score)
+        except SeedbedError as error:  # of the one before
+            self._tell(error)
+            self._writer.save(*snapshot, score=score)
+
+    def _tell(self, error: SeedbedError) -> None:
+        """Tells of a checkpoint that could not be written: the next may be; at the end it stops the run."""
+        self._view.message(f"{error}; training goes on")
 
     def _collect_evaluation(self) -> None:
         evaluation = self._evaluation
@@ -326,4 +339,4 @@ class Supervisor:
             f"evaluation at {snapshot.step:,} steps: return {mean:.2f} +- {deviation:.2f} "
             f"({result['episodes']} episodes)"
         )
-        self._writer.save(*snapshot, score=mean)  # where the arrays are there, only the score
+        self._write(snapshot, score=mean)  # where the arrays are there, only the score

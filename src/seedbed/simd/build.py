@@ -19,18 +19,19 @@ from typing import NamedTuple
 import jax
 from jax.extend import core
 
-from seedbed.simd import cache
-from seedbed.simd.codegen import emit
-from seedbed.simd.digest import Indescribable, digest
-from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
-from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
-from seedbed.simd.llvm import (
+from seedbed import llvm
+from seedbed.llvm import (
     architecture,
     compile_object,
     fused_multiply_add,
     host_vector_unit,
     toolchain,
 )
+from seedbed.simd import cache
+from seedbed.simd.codegen import emit
+from seedbed.simd.digest import Indescribable, digest
+from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
+from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
 from seedbed.simd.plan import Live
 from seedbed.simd.trace import Program, Unsupported, trace
@@ -167,6 +168,6 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 def _compiler() -> str:
     """Hash of this compiler's own source."""
     total = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in (Path(llvm.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
         total.update(path.name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()

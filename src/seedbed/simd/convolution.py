@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seedbed.simd.llvm import Function, VectorUnit
+from seedbed.llvm import Function, VectorUnit
 from seedbed.simd.tile import (
     Grid,
     Reduction,

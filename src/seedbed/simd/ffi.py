@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 
-from seedbed.simd.llvm import compile_object, host_vector_unit, load_object
+from seedbed.llvm import compile_object, host_vector_unit, load_object
 
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, str] = {}  # module text -> target name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from seedbed.simd.llvm import Function, architecture
+from seedbed.llvm import Function, architecture
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 _TILE = "internal void @tile(ptr %from, ptr %to, ptr %shared)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seedbed.llvm import Function, VectorUnit
 from seedbed.simd.convolution import Rows, buffers, copy_rows, share
-from seedbed.simd.llvm import Function, VectorUnit
 from seedbed.simd.tile import declarations, load, store
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from seedbed.simd.llvm import Function, VectorUnit
+from seedbed.llvm import Function, VectorUnit
 
 
 class Reduction(NamedTuple):

@@ -203,8 +203,8 @@ class Function:
         return self.at(base, self.op(f"mul i64 {index}, {stride}"), kind)
 
     @contextmanager
-    def repeat(self, count: int, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Carry]:
-        """Loop `count` >= 1 times; `carried` gives (type, initial value) of each carry."""
+    def repeat(self, count: int | str, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Carry]:
+        """Loop `count` >= 1 times, perhaps a value; `carried` gives (type, initial value) of each carry."""
         body, before = self.fresh("body"), self._block
         names = [f"%{self.fresh()}" for _ in range(len(carried) + 1)]
         carry = Carry(names[0], names[1:])

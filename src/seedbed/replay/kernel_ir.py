@@ -1,0 +1,271 @@
+"""LLVM IR of the kernels of `kernels.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from seedbed.llvm import Function
+
+CHUNK = 8
+"""Rows of one environment that are compressed together."""
+LEAST_BYTES = 1024
+"""Of a row that is large: worth a call, and a compressor."""
+_LINE = 64  # bytes of a cache line, and of a vector here
+_LINES = 4  # copied in a turn of the loop
+_ACCELERATION = 1  # of lz4: its best compression, and on images hardly slower than more
+_DECLARATIONS = """
+declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
+!0 = !{i32 1}
+"""
+
+
+def module() -> str:
+    """Writes the text of all kernels; `kernels.py` says what each does."""
+    functions = [_copy(streamed=False), _copy(streamed=True)]
+    functions += [_scatter("scatter", "copy"), _scatter("stream", "copy_past_caches")]
+    functions += [_gather(), _compress(), _decompress(), _weigh(), _draw()]
+    return _DECLARATIONS + "\n".join(functions)
+
+
+def _copy(streamed: bool) -> str:
+    """A row from %s to %d, while what is at %next_s (and %next_d, unless streamed) is fetched."""
+    name = "copy_past_caches" if streamed else "copy"
+    f = Function(f"internal void @{name}(ptr %d, ptr %s, i64 %size, ptr %next_d, ptr %next_s)")
+    d, s, size = "%d", "%s", "%size"
+    if streamed:  # such stores need whole lines
+        odd = f.op(f"and i64 {f.op('ptrtoint ptr %d to i64')}, {_LINE - 1}")
+        head = f.op(f"and i64 {f.op(f'sub i64 {_LINE}, {odd}')}, {_LINE - 1}")
+        f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr %d, ptr %s, i64 {head}, i1 false)")
+        d, s, size = f.at(d, head, "i8"), f.at(s, head, "i8"), f.op(f"sub i64 %size, {head}")
+    turn = _LINE * _LINES
+    turns = f.op(f"udiv i64 {size}, {turn}")
+    with f.repeat(turns) as carry:
+        first = f.op(f"mul i64 {carry.index}, {turn}")
+        for line in range(_LINES):
+            at = f.op(f"add i64 {first}, {line * _LINE}")
+            _fetch(f, f.at("%next_s", at, "i8"), to_write=False)
+            if not streamed:
+                _fetch(f, f.at("%next_d", at, "i8"), to_write=True)
+            value = f.op(f"load <{_LINE} x i8>, ptr {f.at(s, at, 'i8')}, align 1")
+            how = f"align {_LINE}, !nontemporal !0" if streamed else "align 1"
+            f.line(f"store <{_LINE} x i8> {value}, ptr {f.at(d, at, 'i8')}, {how}")
+    done = f.op(f"mul i64 {turns}, {turn}")
+    rest = f.op(f"sub i64 {size}, {done}")
+    f.line(
+        f"call void @llvm.memcpy.p0.p0.i64(ptr {f.at(d, done, 'i8')}, ptr {f.at(s, done, 'i8')}, "
+        f"i64 {rest}, i1 false)"
+    )
+    return f.text()
+
+
+def _fetch(f: Function, address: str, to_write: bool) -> None:
+    f.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 {int(to_write)}, i32 3, i32 1)")
+
+
+def _call_copy(
+    f: Function, copy: str, d: str, s: str, size: str, following: tuple[str, str]
+) -> None:
+    f.line(
+        f"call void @{copy}(ptr {d}, ptr {s}, i64 {size}, ptr {following[0]}, ptr {following[1]})"
+    )
+
+
+def _scatter(name: str, copy: str) -> str:
+    """%n rows of %size bytes from %s to every %stride bytes of %d."""
+    f = Function(f"i64 @{name}(ptr %d, i64 %stride, ptr %s, i64 %size, i64 %n)")
+    with f.between("0", "%n") as index:
+        d = f.at("%d", f.op(f"mul i64 {index}, %stride"), "i8")
+        s = f.at("%s", f.op(f"mul i64 {index}, %size"), "i8")
+        # Behind the last row nothing is read: to fetch what is not there does nothing.
+        _call_copy(f, copy, d, s, "%size", (f.at(d, "%stride", "i8"), f.at(s, "%size", "i8")))
+    f.line("fence seq_cst")  # stores past the caches are seen when others are told of them
+    return f.text("i64 0")
+
+
+def _gather() -> str:
+    """%count items: their rows are found, then copied for each leaf of the table."""
+    f = Function(
+        "i64 @gather(ptr %chunks, ptr %offset, ptr %front, ptr %length, i64 %most, i64 %steps, "
+        "i64 %count, i64 %padding, ptr %rows, ptr %table, i64 %leaves)"
+    )
+    _find_rows(f)
+    every = f.op("mul i64 %steps, %count")
+    with f.between("0", "%leaves") as leaf:
+        line = f.scaled("%table", leaf, 4, "i64")
+        result, source = (f.op(f"inttoptr i64 {_load(f, line, str(i))} to ptr") for i in (0, 1))
+        size, skipped = _load(f, line, "2"), _load(f, line, "3")
+        for small in (1, 4):
+            with _when(f, f"icmp eq i64 {size}, {small}"), f.between(skipped, every) as index:
+                d, s = _row_pair(f, (result, source), (index, skipped), size)
+                kind = f"i{8 * small}"
+                f.line(f"store {kind} {f.op(f'load {kind}, ptr {s}, align 1')}, ptr {d}, align 1")
+        with _when(f, f"icmp sge i64 {size}, {LEAST_BYTES}"):
+            last = f.op(f"sub i64 {every}, 1")
+            with f.between(skipped, every) as index:
+                d, s = _row_pair(f, (result, source), (index, skipped), size)
+                more = f.op(f"icmp slt i64 {index}, {last}")
+                after = f.op(f"select i1 {more}, i64 {f.op(f'add i64 {index}, 1')}, i64 {last}")
+                following = _row_pair(f, (result, source), (after, skipped), size)
+                _call_copy(f, "copy", d, s, size, following)
+        other = f.op(f"icmp slt i64 {size}, {LEAST_BYTES}")
+        for small in (1, 4):
+            other = f.op(f"and i1 {other}, {f.op(f'icmp ne i64 {size}, {small}')}")
+        with _when(f, f"and i1 {other}, true"), f.between(skipped, every) as index:
+            d, s = _row_pair(f, (result, source), (index, skipped), size)
+            f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {d}, ptr {s}, i64 {size}, i1 false)")
+    return f.text("i64 0")
+
+
+def _find_rows(f: Function) -> None:
+    """Writes the numbers of the rows of items, [steps, count], to %rows."""
+    with f.between("0", "%steps") as step, f.between("0", "%count") as item:
+        at = f.op(f"sub i64 {step}, {_load(f, '%front', item)}")
+        # Before the item, and behind it: as unsigned numbers both are too large.
+        there = f.op(f"icmp ult i64 {at}, {_load(f, '%length', item)}")
+        behind = f.op(f"add i64 {at}, {_load(f, '%offset', item)}")
+        at = f.op(f"select i1 {there}, i64 {behind}, i64 0")
+        mine = f.op(f"mul i64 {item}, %most")
+        chunk = _load(f, "%chunks", f.op(f"add i64 {mine}, {f.op(f'udiv i64 {at}, {CHUNK}')}"))
+        row = f.op(
+            f"add i64 {f.op(f'mul i64 {chunk}, {CHUNK}')}, {f.op(f'urem i64 {at}, {CHUNK}')}"
+        )
+        row = f.op(f"select i1 {there}, i64 {row}, i64 %padding")
+        index = f.op(f"add i64 {f.op(f'mul i64 {step}, %count')}, {item}")
+        f.line(f"store i64 {row}, ptr {f.at('%rows', index, 'i64')}, align 8")
+
+
+def _row_pair(
+    f: Function, bases: tuple[str, str], index: tuple[str, str], size: str
+) -> tuple[str, str]:
+    """Addresses of row `index` in the result, which begins at the second of `index`, and in the source."""
+    result, source = bases
+    at, skipped = index
+    d = f.at(result, f.op(f"mul i64 {f.op(f'sub i64 {at}, {skipped}')}, {size}"), "i8")
+    return d, f.at(source, f.op(f"mul i64 {_load(f, '%rows', at)}, {size}"), "i8")
+
+
+@contextmanager
+def _when(f: Function, condition: str) -> Iterator[None]:
+    """What is written inside happens if the condition, an instruction, is true."""
+    yes, on = f.fresh("yes"), f.fresh("on")
+    f.line(f"br i1 {f.op(condition)}, label %{yes}, label %{on}")
+    f.open(yes)
+    yield
+    f.label(on)
+
+
+def _load(f: Function, base: str, index: str) -> str:
+    return f.op(f"load i64, ptr {f.at(base, index, 'i64')}, align 8")
+
+
+def _compress() -> str:
+    """%n chunks of %size bytes, whose addresses are at %s, one behind the other to %d; sizes to %sizes."""
+    f = Function(
+        "i64 @compress(ptr %s, i64 %size, i64 %n, ptr %d, i64 %most, ptr %sizes, ptr %lz4)"
+    )
+    size, most = f.op("trunc i64 %size to i32"), f.op("trunc i64 %most to i32")
+    end = f.op("alloca i64, align 8")
+    f.line(f"store i64 0, ptr {end}, align 8")
+    with f.between("0", "%n") as index:
+        begun = f.op(f"load i64, ptr {end}, align 8")
+        d, s = f.at("%d", begun, "i8"), f.op(f"inttoptr i64 {_load(f, '%s', index)} to ptr")
+        room = f"i32 {size}, i32 {most}, i32 {_ACCELERATION}"
+        found = f.op(f"call i32 %lz4(ptr {s}, ptr {d}, {room})")
+        failed = f.op(f"icmp sle i32 {found}, 0")
+        copied = f.op(f"select i1 {failed}, i64 %size, i64 0")
+        f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {d}, ptr {s}, i64 {copied}, i1 false)")
+        taken = f.op(f"select i1 {failed}, i64 %size, i64 {f.op(f'sext i32 {found} to i64')}")
+        f.line(f"store i64 {taken}, ptr {f.at('%sizes', index, 'i64')}, align 8")
+        f.line(f"store i64 {f.op(f'add i64 {begun}, {taken}')}, ptr {end}, align 8")
+    return f.text("i64 0")
+
+
+def _decompress() -> str:
+    """%n pieces of `Pieces`, whose leaves are one behind the other at %work; returns how many failed."""
+    f = Function(
+        "i64 @decompress(ptr %memory, ptr %work, i64 %n, ptr %d, i64 %size, i64 %stride, "
+        "ptr %scratch, i64 %whole, ptr %lz4)"
+    )
+    columns = [f.at("%work", f.op(f"mul i64 %n, {column}"), "i64") for column in range(5)]
+    whole = f.op("trunc i64 %whole to i32")
+    failures = f.op("alloca i64, align 8")
+    f.line(f"store i64 0, ptr {failures}, align 8")
+    with f.between("0", "%n") as index:
+        offset, bytes_, start, rows, place = (_load(f, column, index) for column in columns)
+        blob = f.at("%memory", offset, "i8")
+        packed = f.op(f"icmp ne i64 {bytes_}, %whole")
+        yes, no, out = f.fresh("packed"), f.fresh("plain"), f.fresh("rows")
+        f.line(f"br i1 {packed}, label %{yes}, label %{no}")
+        f.open(no)
+        f.line(f"br label %{out}")
+        f.open(yes)
+        few = f.op(f"trunc i64 {bytes_} to i32")
+        found = f.op(f"call i32 %lz4(ptr {blob}, ptr %scratch, i32 {few}, i32 {whole})")
+        wrong = f.op(f"zext i1 {f.op(f'icmp ne i32 {found}, {whole}')} to i64")
+        total = f.op(f"add i64 {f.op(f'load i64, ptr {failures}, align 8')}, {wrong}")
+        f.line(f"store i64 {total}, ptr {failures}, align 8")
+        f.label(out)
+        chunk = f.op(f"phi ptr [%scratch, %{yes}], [{blob}, %{no}]")
+        first = f.at(chunk, f.op(f"mul i64 {start}, %size"), "i8")
+        goal = f.at("%d", f.op(f"mul i64 {place}, %size"), "i8")
+        with f.between("0", rows) as row:
+            d = f.at(goal, f.op(f"mul i64 {row}, %stride"), "i8")
+            s = f.at(first, f.op(f"mul i64 {row}, %size"), "i8")
+            _call_copy(f, "copy", d, s, "%size", (f.at(d, "%stride", "i8"), s))
+    failed = f.op(f"load i64, ptr {failures}, align 8")
+    return f.text(f"i64 {failed}")
+
+
+def _weigh() -> str:
+    """Leaf %first + slot of the tree %nodes becomes a weight, and its %depth ancestors the sums of theirs."""
+    f = Function("i64 @weigh(ptr %nodes, i64 %depth, i64 %first, ptr %slots, ptr %weights, i64 %n)")
+    with f.between("0", "%n") as index:
+        leaf = f.op(f"add i64 %first, {_load(f, '%slots', index)}")
+        weight = f.op(f"load double, ptr {f.at('%weights', index, 'double')}, align 8")
+        f.line(f"store double {weight}, ptr {f.at('%nodes', leaf, 'double')}, align 8")
+        with f.between("0", "%depth") as level:
+            up = f.op(f"lshr i64 {leaf}, {level}")
+            parent = f.op(f"lshr i64 {up}, 1")
+            left, right = _children(f, f.op(f"shl i64 {parent}, 1"))
+            sum_ = f.op(f"fadd double {left}, {right}")
+            f.line(f"store double {sum_}, ptr {f.at('%nodes', parent, 'double')}, align 8")
+    return f.text("i64 0")
+
+
+def _draw() -> str:
+    """From the root of %nodes down %depth levels, to the leaf whose share a uniform number is in."""
+    f = Function("i64 @draw(ptr %nodes, i64 %depth, i64 %first, ptr %uniforms, ptr %slots, i64 %n)")
+    node, over = (f.op(f"alloca {kind}, align 8") for kind in ("i64", "double"))
+    total = f.op(f"load double, ptr {f.at('%nodes', '1', 'double')}, align 8")
+    with f.between("0", "%n") as index:
+        uniform = f.op(f"load double, ptr {f.at('%uniforms', index, 'double')}, align 8")
+        f.line(f"store i64 1, ptr {node}, align 8")
+        f.line(f"store double {f.op(f'fmul double {uniform}, {total}')}, ptr {over}, align 8")
+        with f.between("0", "%depth"):
+            child = f.op(f"shl i64 {f.op(f'load i64, ptr {node}, align 8')}, 1")
+            left, right = _children(f, child)
+            left_over = f.op(f"load double, ptr {over}, align 8")
+            beyond = f.op(f"fcmp oge double {left_over}, {left}")
+            # Rounding may leave as much as a node holds: an empty right child is never entered.
+            goes = f.op(f"and i1 {beyond}, {f.op(f'fcmp ogt double {right}, 0.0')}")
+            rest = f.op(f"fsub double {left_over}, {left}")
+            f.line(
+                f"store double {f.op(f'select i1 {goes}, double {rest}, double {left_over}')}, "
+                f"ptr {over}, align 8"
+            )
+            below = f.op(f"or i64 {child}, {f.op(f'zext i1 {goes} to i64')}")
+            f.line(f"store i64 {below}, ptr {node}, align 8")
+        leaf = f.op(f"load i64, ptr {node}, align 8")
+        f.line(
+            f"store i64 {f.op(f'sub i64 {leaf}, %first')}, ptr {f.at('%slots', index, 'i64')}, align 8"
+        )
+    return f.text("i64 0")
+
+
+def _children(f: Function, left: str) -> tuple[str, str]:
+    """What the left child, a node of an even number, holds, and the right one."""
+    pair = f.at("%nodes", left, "double")
+    values = [f.op(f"load double, ptr {f.at(pair, i, 'double')}, align 8") for i in (0, 1)]
+    return values[0], values[1]
