@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from scipy import stats
 
 import learning
@@ -59,11 +60,14 @@ class Effort(NamedTuple):
     seconds: float  # of a side's turn
     blocks: int  # of 32 items that go round
     game_steps: int  # of 32 environments, for what a frame takes
+    seed_items: int  # in the replay whose memory is measured
     draws: int
 
 
-FULL = Effort(rounds=3, seconds=5.0, blocks=12, game_steps=1600, draws=1_000_000)
-QUICK = Effort(rounds=1, seconds=0.5, blocks=2, game_steps=250, draws=50_000)
+FULL = Effort(
+    rounds=3, seconds=5.0, blocks=12, game_steps=1600, seed_items=SEED_ITEMS, draws=1_000_000
+)
+QUICK = Effort(rounds=1, seconds=0.5, blocks=2, game_steps=250, seed_items=200, draws=50_000)
 
 
 def play(game: str, steps: int) -> Iterator[tuple[Timestep, np.ndarray]]:
@@ -156,16 +160,17 @@ def tell_speed(
 
 
 def frame_bytes(game: str, effort: Effort) -> dict[str, float]:
-    """Fills a compressed replay of SEED's R2D2 with a game; prints and returns what a frame takes.
+    """Fills a compressed replay as large as SEED's with R2D2's items; prints and returns what that takes.
 
-    Memory (512 units), action values of acting and everything else that is kept with the frames counts.
+    The same games go round until it is full. Memory (512 units), action values of acting and everything else
+    that is kept with the frames counts.
     """
     experience = Replay(
         batch=64,
         sequence=NEW_FRAMES,
         period=NEW_FRAMES,
         burn_in=40,
-        capacity=common.BATCH * effort.game_steps // NEW_FRAMES,
+        capacity=effort.seed_items,
         min_size=64,
         ratio=1.0,
     )
@@ -173,19 +178,27 @@ def frame_bytes(game: str, effort: Effort) -> dict[str, float]:
     extras = (np.zeros(common.BATCH, np.float32),) * 2
     core = (*(np.zeros((common.BATCH, 512), np.float32),) * 2, np.zeros(common.BATCH, np.int32))
     extra, memory = (tuple(x[0] for x in tree) for tree in (extras, core))
+    steps = [
+        (Timestep(*(np.array(leaf) for leaf in timestep)), action)
+        for timestep, action in play(game, effort.game_steps)
+    ]
+    before = psutil.Process().memory_info().rss
     kept = replay.Replay(Layout(experience, spec, extra, memory, 1, common.BATCH, frame_stack=4))
-    for timestep, action in play(game, effort.game_steps):
-        kept.append(0, timestep, action, extras, core)
-        kept.seal_pending()
-    frame = kept.stats()["bytes_per_frame"]
-    gigabytes = frame * SEED_ITEMS * NEW_FRAMES / 1e9
+    while kept.inserted < effort.seed_items:
+        for timestep, action in steps:
+            kept.append(0, timestep, action, extras, core)
+            kept.seal_pending()
+        kept.restart(0)
+    found, resident = kept.stats(), psutil.Process().memory_info().rss - before
+    frame, gigabytes = found["bytes_per_frame"], resident / 1e9
+    target = f"; target {SEED_GB:g} GB: {met(gigabytes <= SEED_GB)}"
     print(
-        f"{game}: {frame:,.0f} bytes a frame, {SIZE * SIZE / frame:.1f} times smaller; "
-        f"{SEED_ITEMS:,} sequences of {NEW_FRAMES} new frames: {gigabytes:.2f} GB; target "
-        f"{SEED_GB:g} GB: {met(gigabytes <= SEED_GB)}",
+        f"{game}: {frame:,.0f} bytes a frame, images {found['compression']:.0f} times smaller; "
+        f"{found['items']:,} items of {NEW_FRAMES} new frames: {gigabytes:.2f} GB resident"
+        f"{target if effort.seed_items == SEED_ITEMS else ''}",
         flush=True,
     )
-    return {"bytes_per_frame": frame, "gb": gigabytes}
+    return {"bytes_per_frame": frame, "items": found["items"], "resident_gb": gigabytes}
 
 
 def draw_many(draws: int) -> tuple[np.ndarray, np.ndarray]:
