@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 
-# Before anything imports JAX. The user's own flags stay.
-_DEVICES = "--xla_force_host_platform_device_count"
-if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
+# Before anything imports JAX. The user's own flags stay. What tests compile runs for moments, so LLVM's
+# full effort would cost more than it saves.
+for _flag, _value in (
+    ("--xla_force_host_platform_device_count", "8"),
+    ("--xla_backend_optimization_level", "0"),
+):
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Strict dtype promotion is not practical: optax's Adam mixes a Python float with an int32 count.
