@@ -92,3 +92,21 @@ def test_small_spread_on_a_large_offset_survives_many_batches():
         state = UPDATE(state, jnp.asarray(rows), jnp.ones(ROWS))
     np.testing.assert_allclose(state.mean, x.mean(dtype=float), rtol=1e-6)
     np.testing.assert_allclose(state.variance, x.var(dtype=float), rtol=1e-2)
+
+
+def test_deviations_are_sums_about_the_mean():
+    rng = np.random.default_rng(0)
+    x = {
+        "pixels": rng.integers(0, 256, (5, 3, 2), np.uint8),
+        "number": rng.normal(size=5).astype(np.float32),
+    }
+    mean = {
+        "pixels": rng.uniform(0, 255, (3, 2)).astype(np.float32),
+        "number": np.float32(0.5),
+    }
+    seen = statistics.RunningStatistics(jnp.float32(9), mean, mean)
+    found = jax.jit(statistics.deviations)(seen, x)
+    for name, leaf in x.items():
+        apart = leaf.astype(np.float64) - mean[name]
+        np.testing.assert_allclose(found.first[name], apart.sum(0), rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(found.second[name], (apart**2).sum(0), rtol=1e-5)
