@@ -202,6 +202,40 @@ def test_lstm_equals_the_equations():
     np.testing.assert_allclose(y[0], sigmoid(o) * np.tanh(cell), atol=1e-5)
 
 
+def test_lstm_gradients_are_those_of_the_equations_row_by_row():
+    rng = np.random.default_rng(0)
+    x, first = rng.normal(size=(6, 3, 5)).astype(np.float32), rng.random((6, 3)) < 0.3
+    state = LSTMState(*rng.normal(size=(2, 3, 4)).astype(np.float32))
+    weight = rng.normal(size=(6, 3, 4)).astype(np.float32)
+    assert first[0].any() and not first[0].all() and first[1:].any()
+    module = LSTM(4)
+    _, params = build(module, x, first, state)
+
+    def slowly(params, x, first, state):
+        weights, (hidden, cell), outputs = params["params"], state, []
+        for t in range(len(x)):
+            hidden, cell = (jnp.where(first[t][:, None], 0.0, s) for s in (hidden, cell))
+            gates = x[t] @ weights["input"] + hidden @ weights["recurrent"] + weights["bias"][None]
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            outputs.append(hidden)
+        return jnp.stack(outputs), LSTMState(hidden, cell)
+
+    def gradients(form):
+        def total(params, x, state):
+            outputs, end = form(params, x, first, state)
+            return (weight * outputs).sum() + jnp.square(end.cell).sum() + end.hidden.sum()
+
+        return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(params, x, state)
+
+    mine, expected = gradients(module.apply), gradients(slowly)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), mine, expected
+    )
+    assert all((np.abs(leaf) > 1e-3).any() for leaf in jax.tree.leaves(expected))
+
+
 def test_heads():
     x = np.random.default_rng(0).normal(size=(3, 2, 64)).astype(np.float32)
     parameters, _ = build(PolicyHead(6), x)

@@ -43,17 +43,47 @@ class LSTM(nn.Module):
         # One product for all rows; only what depends on the previous row stays in the loop.
         projected = x @ input_kernel + bias[None, None]
 
-        def step(state: LSTMState, row: tuple[Array, Array]) -> tuple[LSTMState, Array]:
-            projected, first = row
-            hidden, cell = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
-            gates = projected + hidden @ recurrent_kernel
-            input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, axis=-1)
-            cell = nn.sigmoid(forget_gate) * cell + nn.sigmoid(input_gate) * jnp.tanh(candidate)
-            hidden = nn.sigmoid(output_gate) * jnp.tanh(cell)
-            return LSTMState(hidden, cell), hidden
+        return _recur(projected, recurrent_kernel, first, state)
 
-        state, hidden = jax.lax.scan(step, state, (projected, first))
-        return hidden, state
+
+def _scan(
+    projected: Array, kernel: Array, first: Array, state: LSTMState
+) -> tuple[Array, LSTMState]:
+    """Outputs `[T, B, H]` and the state after the last row, from projected inputs `[T, B, 4 H]`."""
+
+    def step(state: LSTMState, row: tuple[Array, Array]) -> tuple[LSTMState, Array]:
+        projected, first = row
+        hidden, cell = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
+        gates = projected + hidden @ kernel
+        input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, axis=-1)
+        cell = nn.sigmoid(forget_gate) * cell + nn.sigmoid(input_gate) * jnp.tanh(candidate)
+        hidden = nn.sigmoid(output_gate) * jnp.tanh(cell)
+        return LSTMState(hidden, cell), hidden
+
+    state, hidden = jax.lax.scan(step, state, (projected, first))
+    return hidden, state
+
+
+# Differentiated as it stands, the loop would add up the kernel's gradient row by row: a product for
+# each, and a pass over the whole kernel. All rows together are one product.
+_recur = jax.custom_vjp(_scan)
+
+
+def _recur_fwd(
+    projected: Array, kernel: Array, first: Array, state: LSTMState
+) -> tuple[tuple[Array, LSTMState], tuple]:
+    outputs, pull = jax.vjp(lambda p, s: _scan(p, kernel, first, s), projected, state)
+    before = jnp.concatenate([state.hidden[None], outputs[0][:-1]])
+    return outputs, (pull, jnp.where(first[..., None], 0.0, before))
+
+
+def _recur_bwd(saved: tuple, changes: tuple[Array, LSTMState]) -> tuple:
+    pull, before = saved
+    projected, state = pull(changes)
+    return projected, jnp.einsum("tbh,tbg->hg", before, projected), None, state
+
+
+_recur.defvjp(_recur_fwd, _recur_bwd)
 
 
 def _recurrent_init(key: Array, shape: tuple[int, int]) -> Array:
