@@ -93,6 +93,18 @@ def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
         assert pool.restarts == 0
 
 
+def test_actors_step_back_for_others_also_when_they_are_replaced() -> None:
+    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0, niceness=3) as pool:
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 10)
+        mine = psutil.Process().nice()
+        assert psutil.Process(pool.pids()[0]).nice() == mine + 3
+        psutil.Process(pool.pids()[0]).kill()
+        learner.run(lambda: pool.restarts == 1 and all(pool.pids()))
+        learner.run(lambda: min(learner.steps) >= 20)
+        assert psutil.Process(pool.pids()[0]).nice() == mine + 3
+
+
 def test_a_group_is_not_stepped_before_its_answer() -> None:
     with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
         assert pool.spec

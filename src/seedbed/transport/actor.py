@@ -84,6 +84,7 @@ def _serve(connection: socket.socket) -> None:
     if not request:
         return
     job = json.loads(request)
+    os.nice(job["niceness"])
     groups = _Groups(job)
     try:
         groups.build()

@@ -31,11 +31,18 @@ class ActorPool:
 
     For one thread, but for `take_notices`. An actor that dies is started again as its next incarnation,
     with new memory and new seeds; its groups yield nothing until then, and their slot objects are
-    replaced.
+    replaced. `niceness` is how far processes step back for others, as nice(1) has it.
     """
 
     def __init__(
-        self, env: HostEnvConfig, *, actors: int, envs_per_actor: int, seed: int, groups: int = 2
+        self,
+        env: HostEnvConfig,
+        *,
+        actors: int,
+        envs_per_actor: int,
+        seed: int,
+        groups: int = 2,
+        niceness: int = 0,
     ) -> None:
         if actors < 1 or groups < 1 or envs_per_actor < groups or envs_per_actor % groups:
             raise SeedbedError(
@@ -53,6 +60,7 @@ class ActorPool:
             "num_envs": self.group_size,
             "groups": groups,
             "seed": seed,
+            "niceness": niceness,
         }
         self._layout: Layout | None = None
         self._failure: str | None = None
