@@ -109,6 +109,9 @@ def main() -> None:
     parser.add_argument(
         "--note", default="", help="a sentence for the page, such as what ran beside"
     )
+    parser.add_argument(
+        "--commit", default=learning.head(), help="that trained runs which are there already"
+    )
     args = parser.parse_args()
     name, out = f"atari-{args.agent}", learning.ROOT / "docs" / "results"
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -137,7 +140,7 @@ def main() -> None:
         *("|---|---|---|---|---|---|---|", *rows, ""),
         f"{learning.REMARK}{learning.EXPLORES} Random play and evaluations are of {EPISODES} games, mean and "
         f"standard deviation; no sticky actions. {args.note}".rstrip(),
-        f"Commit {learning.head()}; {len(os.sched_getaffinity(0))} cores of {cpu_name()}; points in "
+        f"Commit {args.commit}; {len(os.sched_getaffinity(0))} cores of {cpu_name()}; points in "
         f"[{name}.csv]({name}.csv). Interrupted after their time; commands:",
         *("", "```sh", *commands, "```", "", *pictures, ""),
     ]
