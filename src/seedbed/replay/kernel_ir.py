@@ -97,11 +97,12 @@ def _gather() -> str:
         result, source = (f.op(f"inttoptr i64 {_load(f, line, str(i))} to ptr") for i in (0, 1))
         size, skipped = _load(f, line, "2"), _load(f, line, "3")
         for small in (1, 4):
-            with _when(f, f"icmp eq i64 {size}, {small}"), f.between(skipped, every) as index:
+            is_it = f.op(f"icmp eq i64 {size}, {small}")
+            with _when(f, is_it), f.between(skipped, every) as index:
                 d, s = _row_pair(f, (result, source), (index, skipped), size)
                 kind = f"i{8 * small}"
                 f.line(f"store {kind} {f.op(f'load {kind}, ptr {s}, align 1')}, ptr {d}, align 1")
-        with _when(f, f"icmp sge i64 {size}, {LEAST_BYTES}"):
+        with _when(f, f.op(f"icmp sge i64 {size}, {LEAST_BYTES}")):
             last = f.op(f"sub i64 {every}, 1")
             with f.between(skipped, every) as index:
                 d, s = _row_pair(f, (result, source), (index, skipped), size)
@@ -112,7 +113,7 @@ def _gather() -> str:
         other = f.op(f"icmp slt i64 {size}, {LEAST_BYTES}")
         for small in (1, 4):
             other = f.op(f"and i1 {other}, {f.op(f'icmp ne i64 {size}, {small}')}")
-        with _when(f, f"and i1 {other}, true"), f.between(skipped, every) as index:
+        with _when(f, other), f.between(skipped, every) as index:
             d, s = _row_pair(f, (result, source), (index, skipped), size)
             f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {d}, ptr {s}, i64 {size}, i1 false)")
     return f.text("i64 0")
@@ -148,9 +149,9 @@ def _row_pair(
 
 @contextmanager
 def _when(f: Function, condition: str) -> Iterator[None]:
-    """What is written inside happens if the condition, an instruction, is true."""
+    """What is written inside happens if the condition, an i1, is true."""
     yes, on = f.fresh("yes"), f.fresh("on")
-    f.line(f"br i1 {f.op(condition)}, label %{yes}, label %{on}")
+    f.line(f"br i1 {condition}, label %{yes}, label %{on}")
     f.open(yes)
     yield
     f.label(on)

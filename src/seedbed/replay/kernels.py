@@ -69,8 +69,11 @@ def gather(place: Place, padding: int, leaves: Sequence[tuple[np.ndarray, np.nda
     T are the last rows of `place.rows`; row `padding` stands for what an item lacks.
     """
     count, chunks = place.chunks.shape
+    assert all(x.dtype == np.int64 and x.flags.c_contiguous for x in place[:4])
     table = np.empty((len(leaves), 4), np.int64)
     for line, (source, result) in zip(table, leaves, strict=True):
+        assert source.flags.c_contiguous and result.flags.c_contiguous
+        assert source.shape[1] == result.shape[1] and not len(result) % count
         skipped = place.rows * count - len(result)
         line[:] = _address(result), _address(source), source.shape[1], skipped
     rows = np.empty(place.rows * count, np.int64)
