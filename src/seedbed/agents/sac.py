@@ -18,7 +18,7 @@ from jax import Array, lax
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.ops import losses
-from seedbed.ops.distributions import check_bounds, parameter_size, squash
+from seedbed.ops.distributions import action_vector, check_bounds, parameter_size, squash
 from seedbed.types import (
     ActorState,
     Box,
@@ -185,7 +185,7 @@ class Sac:
         return Batch(
             inputs_tm1=inputs[:-1],
             inputs_t=inputs[1:],
-            action_tm1=self._centred(trajectory.action),
+            action_tm1=action_vector(self._box(), trajectory.action),
             reward_t=self.reward_scale * steps.reward[1:],
             discount_t=masks.discount,
             valid=masks.valid,
@@ -273,12 +273,6 @@ class Sac:
         folded = (x.reshape(-1, x.shape[-1]) for x in (inputs, action))
         values: Any = self._critics().apply(critics, *folded)
         return values.reshape(2, *rows)
-
-    def _centred(self, action: Array) -> Array:
-        """Actions `[T, B, ...]` of the environment as `[T, B, A]` between -1 and 1."""
-        box = self._box()
-        low, high = (np.asarray(bound, np.float32)[None, None] for bound in (box.low, box.high))
-        return (action.reshape(*action.shape[:2], -1) - (high + low) / 2) / ((high - low) / 2)
 
     def _policy(self) -> VectorPolicy:
         return VectorPolicy(parameter_size(self._box()), self.hidden_sizes, self.activation)
