@@ -54,7 +54,7 @@ class Behaviour(NamedTuple):
     draw: Tree  # the action, or of a Box the vector that became it by squashing
 
 
-class Auxiliary(NamedTuple):
+class LearningStatistics(NamedTuple):
     """What learning carries besides the network; () in place of what is not normalised."""
 
     returns: RunningStatistics | tuple[()]  # of value targets
@@ -113,7 +113,9 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
             params=Params(weights, seen),
             optimizer_state=self._optimizer().init(weights),
             updates=jnp.zeros((), jnp.int32),
-            auxiliary=Auxiliary(returns, _no_sums(seen, returns), jnp.zeros((), jnp.int32)),
+            auxiliary=LearningStatistics(
+                returns=returns, sums=_zero_sums(seen, returns), parts=jnp.zeros((), jnp.int32)
+            ),
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
@@ -153,9 +155,9 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     def _evaluate(
         self, params: Params, steps: Timestep, previous: Tree, core: Tree
     ) -> tuple[Array, Array, Tree]:
-        """Distribution parameters `[T, B, P]`, the value's outputs `[T, B]`, the core after the last row.
+        """Returns distribution parameters `[T, B, P]`, the value's outputs `[T, B]` and the last core.
 
-        `previous` and the core before row 0 come from `_memory`.
+        `previous` and the core before row 0 come from `_memory`. A `ReturnScale` turns outputs into values.
         """
         outputs = self._network().apply(
             params.weights,
@@ -169,9 +171,10 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         return cast(tuple[Array, Array, Tree], outputs)
 
     def _memory(self, core: Tree, action: Array | None = None) -> tuple[Tree, Tree]:
-        """What a memory is fed of previous actions, `[T + 1, B, A]`, and the network's core; () without.
+        """Returns what a memory is fed of previous actions, `[T + 1, B, A]`, and the network's core.
 
-        `core` is the actor state's before row 0, `action` `[T, B, ...]` what was done in the rows from 0 on.
+        `core` is the actor state's before row 0, `action` `[T, B, ...]` holds the actions from row 0 on. Both
+        results are () without a memory.
         """
         if not self.recurrent:
             return (), ()
@@ -181,10 +184,10 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         return action_vector(self._env().action, taken), core.lstm
 
     def _policy(self, parameters: Array) -> Distribution:
-        """The distribution of draws.
+        """Returns the distribution of draws, for `[..., P]` from the network.
 
-        Squashing is the same for all policies: it leaves ratios of probabilities and their gradients alone,
-        so no draw has to be recovered from its action.
+        Squashing is the same for all policies, so it cancels from ratios of probabilities and from their
+        gradients, and no draw has to be recovered from its action.
         """
         scales = Scales(self.initial_scale, self.least_scale)
         return distribution(self._env().action, parameters, scales)
@@ -195,9 +198,9 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     def _gradient(
         self, state: LearnerState, weights: Tree, observation: Tree, targets: Array, valid: Array
     ) -> Gradient:
-        """Adds to a gradient of the weights what a minibatch adds to the statistics.
+        """Joins a gradient of the weights with what its minibatch adds to the statistics.
 
-        Observations are `[T, B, ...]`, of which the opening rows count, targets and valid `[T, B]`.
+        Observations are `[T, B, ...]`, of which the opening rows count; targets and valid are `[T, B]`.
         """
         opening = jax.tree.map(lambda x: x[0], observation)
         weight = valid.sum(dtype=jnp.float32)
@@ -207,39 +210,39 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         )
         return Gradient(weights, sums)
 
-    def _stepped(
+    def _finish_minibatch(
         self, state: LearnerState, weights: Tree, grads: Gradient, output: Output
     ) -> LearnerState:
-        """Counts a minibatch whose step led to `weights`.
+        """Returns the state after a minibatch whose step led to `weights`.
 
-        Statistics take the batch in with its last minibatch, so that all its minibatches, advantages and
-        targets have the same as the policy that acted. The first epoch shows every row once. Values stay
-        what they are: the network's last layer is rescaled for the new scale.
+        Statistics absorb a batch after its last minibatch: until then its minibatches, advantages and targets
+        use those of the policy that acted. Only the first epoch is summed, as it shows every row once. When
+        the scale of returns moves, the value's last layer is rescaled so that values stay what they are.
         """
-        held: Auxiliary = state.auxiliary
+        held: LearningStatistics = state.auxiliary
         passes = cast(Agent, self)  # a subclass is one: it has epochs and minibatches
         factor = jnp.where(held.parts < passes.minibatches, output.weight, 0.0)
         sums = Sums(
-            observations=_added(held.sums.observations, grads.sums.observations, factor),
-            returns=_added(held.sums.returns, grads.sums.returns, factor),
+            observations=_add_sums(held.sums.observations, grads.sums.observations, factor),
+            returns=_add_sums(held.sums.returns, grads.sums.returns, factor),
         )
         over = held.parts + 1 == passes.epochs * passes.minibatches
 
-        def chosen(new: Tree, old: Tree) -> Tree:
+        def select(new: Tree, old: Tree) -> Tree:
             return jax.tree.map(lambda a, b: jnp.where(over, a, b), new, old)
 
         one = jnp.float32(1.0)
-        seen = chosen(absorb(state.params.seen, sums.observations, one), state.params.seen)
-        returns = chosen(return_scale.absorb(held.returns, sums.returns), held.returns)
+        seen = select(absorb(state.params.seen, sums.observations, one), state.params.seen)
+        returns = select(return_scale.absorb(held.returns, sums.returns), held.returns)
         if self.normalise_returns:
             change = self._return_scale(state).change(return_scale.scale_of(returns))
             weights = rescale_values(weights, *change)
         return state._replace(
             params=Params(weights, seen),
             updates=state.updates + 1,
-            auxiliary=Auxiliary(
+            auxiliary=LearningStatistics(
                 returns=returns,
-                sums=chosen(_no_sums(seen, returns), sums),
+                sums=select(_zero_sums(seen, returns), sums),
                 parts=jnp.where(over, 0, held.parts + 1),
             ),
         )
@@ -256,8 +259,8 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         )
 
 
-def _no_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
-    """Sums of no rows, for statistics of observations and of returns."""
+def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
+    """Makes sums of no rows, for statistics of observations and of returns."""
 
     def none(of: RunningStatistics | tuple[()]) -> Deviations | tuple[()]:
         return statistics.no_deviations(of) if isinstance(of, RunningStatistics) else ()
@@ -265,7 +268,7 @@ def _no_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | t
     return Sums(observations=none(seen), returns=none(returns))
 
 
-def _added(
+def _add_sums(
     held: Deviations | tuple[()], new: Deviations | tuple[()], factor: Array
 ) -> Deviations | tuple[()]:
     """Adds `factor` times new sums, where there are any."""

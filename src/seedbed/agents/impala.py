@@ -108,7 +108,7 @@ class Impala(ActorCriticAgent):
         )
         weights = optax.apply_updates(state.params.weights, changes)
         state = state._replace(optimizer_state=optimizer_state)
-        return self._stepped(state, weights, grads, output)
+        return self._finish_minibatch(state, weights, grads, output)
 
     def _loss(
         self, weights: Tree, state: LearnerState, batch: Batch

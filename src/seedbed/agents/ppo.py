@@ -153,7 +153,7 @@ class Ppo(ActorCriticAgent):
             )
         weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
         state = state._replace(optimizer_state=Optimizer(moments, rate))
-        return self._stepped(state, weights, grads, output)
+        return self._finish_minibatch(state, weights, grads, output)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""

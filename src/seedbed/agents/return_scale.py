@@ -34,21 +34,21 @@ class ReturnScale(NamedTuple):
         return self.deviation > 0
 
     def values(self, output: Array) -> Array:
-        """Values of the network's outputs, of any shape."""
+        """Returns the values that outputs of the network stand for, of any shape."""
         return output * self.deviation + self.mean
 
     def outputs(self, value: Array) -> Array:
-        """What the network is to say of values, of any shape; 0 while nothing is known."""
+        """Returns the outputs that stand for values, of any shape; 0 while nothing is known."""
         return self.scaled(value - self.mean)
 
     def scaled(self, difference: Array) -> Array:
-        """Differences of values in deviations, of any shape; 0 while nothing is known."""
+        """Returns differences of values in deviations, of any shape; 0 while nothing is known."""
         return jnp.where(self.known, difference / jnp.where(self.known, self.deviation, 1.0), 0.0)
 
     def change(self, to: ReturnScale) -> tuple[Array, Array]:
-        """Factor and offset by which outputs stand for the same values in another scale.
+        """Returns the factor and offset that let outputs stand for the same values in another scale.
 
-        From nothing, outputs stay as they are: values then begin near the mean return.
+        Where either scale is unknown, outputs stay as they are: values then begin near the mean return.
         """
         both = self.known & to.known
         divisor = jnp.where(both, to.deviation, 1.0)
@@ -62,7 +62,7 @@ def initial() -> RunningStatistics:
 
 
 def scale_of(seen: RunningStatistics | tuple[()]) -> ReturnScale:
-    """Reads the scale off statistics of returns; values are what the network says without any."""
+    """Reads the scale off statistics of returns; without any, values are the network's outputs."""
     if not isinstance(seen, RunningStatistics):
         return ReturnScale(jnp.float32(0.0), jnp.float32(1.0))
     # Returns that hardly differ are not blown up beyond a hundredth of their size.
@@ -74,7 +74,7 @@ def scale_of(seen: RunningStatistics | tuple[()]) -> ReturnScale:
 def return_sums(
     seen: RunningStatistics | tuple[()], returns: Array, valid: Array
 ) -> Deviations | tuple[()]:
-    """Sums what the returns `[T, B]` of the valid rows add to the statistics, for each valid row."""
+    """Sums what the returns `[T, B]` of the valid rows add to the statistics, divided by their number."""
     if not isinstance(seen, RunningStatistics):
         return ()
     count = valid.sum(dtype=jnp.float32)
@@ -87,7 +87,7 @@ def return_sums(
 def absorb(
     seen: RunningStatistics | tuple[()], sums: Deviations | tuple[()]
 ) -> RunningStatistics | tuple[()]:
-    """Adds a batch's sums, where there are any, and forgets some of what came before.
+    """Adds a batch's sums, where there are any, and forgets a share of what came before.
 
     Returns grow while an agent learns, so their mean and deviation must follow.
     """

@@ -15,8 +15,10 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from seedbed import trees
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
+from seedbed.nets.torsos import is_image
 from seedbed.ops import losses
 from seedbed.ops.distributions import action_vector, check_bounds, parameter_size, squash
 from seedbed.types import (
@@ -111,6 +113,7 @@ class Sac:
         self._require(at_most, lambda x: x <= self.capacity, "min_size")
         if self.spec is not None:
             self._box()
+            _refuse_images(self.spec)
 
     @property
     def epochs(self) -> int:
@@ -308,6 +311,16 @@ class Sac:
         for name in names:
             if not allowed(getattr(self, name)):
                 raise SeedbedError(f"Sac.{name} is {getattr(self, name)}; give {rule}")
+
+
+def _refuse_images(spec: EnvSpec) -> None:
+    """Raises SeedbedError if the environment shows an image: the networks take vectors only."""
+    for leaf in trees.leaves(spec.observation):
+        if is_image(leaf.shape):
+            raise SeedbedError(
+                f"Sac sees vectors but the environment shows an image of shape {leaf.shape}; choose agent "
+                "ppo or impala"
+            )
 
 
 def _learned(state: LearnerState) -> Learned:

@@ -64,17 +64,21 @@ class ActorCritic(nn.Module):
             inputs = memory_inputs(seen, previous_action, jnp.clip(reward, -1.0, 1.0), first)
             return LSTM(self.lstm_size)(inputs, first, core)
 
-        policy_features, policy_core = features(self.sizes, core[0] if self._two else core)
+        policy_core, value_core = core if self._two and self.lstm_size else (core, core)
+        policy_features, policy_core = features(self.sizes, policy_core)
         parameters = PolicyHead(self.parameter_size)(policy_features)
         if not self._two:
             return parameters, ValueHead()(policy_features), policy_core
-        value_features, value_core = features(self.value_sizes, core[1])
-        return parameters, ValueHead()(value_features), (policy_core, value_core)
+        value_features, value_core = features(self.value_sizes, value_core)
+        core = (policy_core, value_core) if self.lstm_size else ()
+        return parameters, ValueHead()(value_features), core
 
     @nn.nowrap
     def initial_core(self, batch: int) -> Tree:
         """Recurrent state of `batch` environments before their first row; () without memory."""
-        core = initial_lstm_state(batch, self.lstm_size) if self.lstm_size else ()
+        if not self.lstm_size:
+            return ()
+        core = initial_lstm_state(batch, self.lstm_size)
         return (core, core) if self._two else core
 
     @property

@@ -30,9 +30,9 @@ from seedbed.types import (
     LearnerState,
     OnPolicy,
     Replay,
-    ReplayAgent,
     SeedbedError,
     bind,
+    learns_from_replay,
 )
 
 _MODEST = 10
@@ -61,7 +61,7 @@ def train(
                 actors=config.num_actors,
                 envs_per_actor=config.envs_per_actor,
                 seed=config.seed + sum(past),
-                niceness=_MODEST if isinstance(agent, ReplayAgent) else 0,
+                niceness=_MODEST if learns_from_replay(agent) else 0,
             )
         )
         view.message(
@@ -143,7 +143,7 @@ def _set_up(
         for device, part in zip(inference_devices, parts, strict=True)
     ]
     feed: UnrollQueue | ReplayFeed
-    if isinstance(agent, ReplayAgent):
+    if learns_from_replay(agent):
         feed = ReplayFeed(agent, pool, env.frame_stack, config, run)
         found = feed.restore(start.env_steps)
         if start.env_steps:

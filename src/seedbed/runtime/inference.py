@@ -16,11 +16,12 @@ from seedbed.types import (
     Agent,
     Array,
     EnvSpec,
-    Replay,
+    OnPolicy,
     Timestep,
     Trajectory,
     Tree,
     action_array,
+    learns_from_replay,
 )
 
 ROWS = 16
@@ -107,7 +108,7 @@ def make_store(
 
     state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
     timesteps = zero_timesteps(spec, (groups, frame_stack + unroll, size))
-    if isinstance(agent.experience, Replay):
+    if learns_from_replay(agent):
         return Store(timesteps, state, ())
     kept = Kept(
         action=jnp.zeros((groups, unroll + 1, size, *action.shape), action.dtype),
@@ -121,7 +122,7 @@ def make_store(
 def rows_of(agent: Agent) -> int:
     """Steps between two moves of the timesteps on the device: an unroll, where experience is one."""
     experience = agent.experience
-    return ROWS if isinstance(experience, Replay) else experience.unroll
+    return experience.unroll if isinstance(experience, OnPolicy) else ROWS
 
 
 def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
@@ -262,7 +263,7 @@ class Inference:
         # First unrolls begin one after the other: groups that completed theirs together would fill the
         # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
         self._hold = np.arange(self.num_groups) * self.unroll // self.num_groups
-        if isinstance(agent.experience, Replay):
+        if learns_from_replay(agent):
             self._hold[:] = 0
         self._counter = np.zeros(self.num_groups, np.uint32)
         self._published: Published | None = None

@@ -24,11 +24,10 @@ from seedbed.types import (
     Environment,
     EnvState,
     LearnerState,
-    Replay,
-    ReplayAgent,
     Timestep,
     Trajectory,
     Tree,
+    learns_from_replay,
 )
 
 
@@ -101,14 +100,13 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
         steps=jnp.uint32(0),
         key=run_key,
     )
-    experience = agent.experience
-    if not isinstance(experience, Replay):
+    if not learns_from_replay(agent):
         return carry
     _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, env, plan, None, key), carry)
     template = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
     )
-    return carry._replace(replay=device.initial(experience, template, plan.envs))
+    return carry._replace(replay=device.initial(agent.experience, template, plan.envs))
 
 
 def iterate(
@@ -129,7 +127,7 @@ def iterate(
     reward, acted = simd.stamp(rows.timesteps.reward)
     rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
     update_key = jax.random.fold_in(learn_key, carry.learner.updates)
-    if isinstance(agent, ReplayAgent) and isinstance(carry.replay, ReplayState):
+    if learns_from_replay(agent) and isinstance(carry.replay, ReplayState):
         learner, replay, metrics = learn_from_replay(
             *(agent, plan.updates, carry.learner, carry.replay, device.Record(*rows), update_key)
         )
@@ -175,7 +173,7 @@ def unroll(
     env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
     move = simd.vectorize(env.step)
     params = carry.learner.params
-    replaying = isinstance(agent.experience, Replay)
+    replaying = learns_from_replay(agent)
 
     def step(
         now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
