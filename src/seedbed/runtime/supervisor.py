@@ -304,8 +304,14 @@ class Supervisor:
                 self._writer.wait()
             except SeedbedError as error:
                 self._tell(error)
-            setup.feed.save(start.env_steps)
-        self._write(snapshot)
+            try:
+                setup.feed.save(start.env_steps)
+            finally:  # also where a priority cannot be, which ends the run
+                self._write(snapshot)
+            for notice in setup.feed.take_notices():
+                self._view.message(notice)
+        else:
+            self._write(snapshot)
         return snapshot
 
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
