@@ -16,6 +16,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from seedbed import api, cli, presets
@@ -153,11 +154,18 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process = spawn(*COMMAND, "--run", str(run_folder))
     wait_for(lambda: len(list_steps(folder)) > 1 if folder.exists() else False, process)
     time.sleep(random.uniform(0, 0.3))
+    (helper,) = psutil.Process(process.pid).children()
+    helper.suspend()
     process.kill()
     process.communicate()
     assert max(list_steps(folder)) < LONG
 
     process = spawn("--resume", "--run", str(run_folder))
+    first = process.stdout.readline()
+    assert first.startswith(f"waiting until the checkpoint that {run_folder} was killed over"), (
+        first
+    )
+    helper.resume()
     # A new file of events means that lines past the checkpoint, which the kill left, are gone.
     wait_for(lambda: len(list(run_folder.glob("events.*"))) == 2, process)
     count = len(lines(run_folder))
@@ -165,7 +173,6 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    # The helper that writes may have finished a checkpoint after the kill.
     begin = int(re.search(r"going on from step ([\d,]+)", output)[1].replace(",", ""))
     assert begin > 0
     assert "SIGINT: stopping and saving" in output
@@ -174,7 +181,8 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
 
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
-    api.train(presets.resumed(run_folder, None, None), run=run_folder, resume=True)
+    last = presets.resumed(run_folder, None, None)
+    api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
     assert summary["env_steps"] == LONG
     step, carry, metadata = saved(run_folder)
