@@ -6,13 +6,17 @@ import contextlib
 import functools
 import os
 import resource
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from seedbed.runtime.checkpoint_writer import list_steps
 
 _LIMITED = "SEEDBED_TESTS_LIMIT_FILES"
 
@@ -87,3 +91,48 @@ def on_small_disk(test: Callable[[SmallDisk], None]) -> Callable[..., None]:
 
     del run.__wrapped__  # pytest would take its arguments for fixtures
     return run
+
+
+class Outage:
+    """A view under which a run's disk is full twice: until all that fails is told, and at the end.
+
+    In between, from step `empty_from`, there is room until all is saved again. `at_once` has the messages
+    of the first outage.
+    """
+
+    report_every_s = 0.05
+
+    def __init__(self, disk: SmallDisk, told: Sequence[str]) -> None:
+        """Waits in the first outage for messages with each of the words `told`."""
+        self._disk, self._told = disk, told
+        self._stages = self._play()
+        self.messages: list[str] = []
+        self.at_once: list[str] = []
+        self.empty_from = 0
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        self._steps = metrics["env_steps"]
+        next(self._stages, None)
+
+    def _play(self) -> Iterator[None]:
+        while not self._saved(past=0):
+            yield
+        self._disk.fill()
+        while not all(any(words in each for each in self.messages) for words in self._told):
+            yield
+        self.at_once = self.messages[:]
+        self.empty_from, lines = self._steps, self._lines()
+        self._disk.empty()
+        while self._lines() < lines + 2 or not self._saved(self.empty_from):
+            yield
+        self._disk.fill()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def _saved(self, past: int) -> bool:
+        return any(step > past for step in list_steps(self._disk.path / "checkpoints"))
+
+    def _lines(self) -> int:
+        return (self._disk.path / "metrics.jsonl").read_bytes().count(b"\n")

@@ -28,6 +28,7 @@ from seedbed.runtime.reporting import TrainingDiverged
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.transport.pool import ActorPool
 from seedbed.types import SeedbedError, bind
+from test_checkpoint import stopped
 
 HERE = Path(__file__).parent
 
@@ -399,18 +400,19 @@ def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     before = set(Path("/dev/shm").iterdir())
     process = spawn(run_folder)
     wait_for(lambda: len(checkpoints(run_folder)) >= 2, process)
-    helper = helper_of(process)
-    helper.suspend()
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
-    assert gone([child.pid for child in children if child != helper])
-    assert set(Path("/dev/shm").iterdir()) <= before
-    newest = max(int(p.name) for p in checkpoints(run_folder))
-    view = Waker(helper)
-    summary = train(run_folder, view, resume=True, steps=newest + 3000)
+    with stopped(helper := helper_of(process)):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert gone([child.pid for child in children if child != helper])
+        assert set(Path("/dev/shm").iterdir()) <= before
+        newest = max(int(p.name) for p in checkpoints(run_folder))
+        view = Waker(helper)
+        summary = train(run_folder, view, resume=True, steps=newest + 10_000)
     assert view.messages[0].startswith("waiting until") and gone([helper.pid])
-    assert newest + 3000 <= summary["env_steps"] <= newest + 3100
+    (begun,) = [text for text in view.messages if text.startswith("going on from step")]
+    assert int(begun.split()[4].replace(",", "")) >= newest
+    assert newest + 10_000 <= summary["env_steps"] <= newest + 10_100
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert steps == sorted(steps)
 

@@ -29,9 +29,11 @@ from seedbed.types import (
     EnvSpec,
     Replay,
     SeedbedError,
+    StorageError,
     Timestep,
     bind,
 )
+from small_disk import Outage, on_small_disk
 from test_central import (  # noqa: F401  a fixture
     View,
     counting_env,
@@ -39,6 +41,7 @@ from test_central import (  # noqa: F401  a fixture
     lines,
     train,
 )
+from test_metrics import curve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,21 +220,21 @@ def test_replay_that_is_not_saved_is_filled_again(run_folder):
     assert any("filling it again" in text for text in view.messages)
 
 
-def test_a_full_disk_stops_saving_and_not_training(run_folder, monkeypatch):
-    allocate, used = os.posix_fallocate, []
-
-    def full(descriptor, offset, size):
-        if used:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        used.append(allocate(descriptor, offset, size))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    view = View()
-    summary = replay_train(run_folder, view)
-    assert summary["env_steps"] >= 3000 and summary["learner_steps"] > 10
-    assert any("No space left on device" in text for text in view.messages)
+@on_small_disk
+def test_a_full_disk_stops_saving_and_not_training(disk):
+    told = ["metrics cannot be written", "the checkpoint of step", "the replay could not be saved"]
+    view = Outage(disk, told)
+    with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
+        replay_train(disk.path, view, steps=10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+    disk.empty()
+    assert sum(told[0] in text for text in view.at_once) == 1
     assert any("training goes on" in text for text in view.messages)
-    assert test_central.checkpoints(run_folder)
+    steps = [line["env_steps"] for line in lines(disk.path)]
+    assert steps == sorted(steps) and steps[-1] > view.empty_from
+    events = curve(disk.path)
+    assert events == sorted(events) and events[-1] > view.empty_from
+    newest = max(list_steps(disk.path / "checkpoints"))
+    assert has_replay(disk.path, newest)
 
 
 def has_replay(folder, step):

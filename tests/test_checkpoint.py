@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -61,6 +62,17 @@ def write(folder, step, value=0.0, **options):
 
 
 TEMPLATE = {"w": np.zeros((4,), np.float32)}
+
+
+@contextlib.contextmanager
+def stopped(process):
+    """Stops a process, which must not be left so where a test fails."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def test_round_trip_is_exact(tmp_path):

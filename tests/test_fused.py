@@ -27,10 +27,12 @@ from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.gym import GymEnv
 from seedbed.envs.probes import DelayProbe, TruncationProbe
 from seedbed.presets import TrainConfig
+from seedbed.runtime import fused
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps, read_best
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.program import Program
+from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -41,8 +43,12 @@ from seedbed.types import (
     OnPolicy,
     Output,
     SeedbedError,
+    StorageError,
     Timestep,
 )
+from small_disk import Outage, on_small_disk
+from test_checkpoint import stopped
+from test_metrics import curve
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
@@ -155,17 +161,14 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     wait_for(lambda: len(list_steps(folder)) > 1 if folder.exists() else False, process)
     time.sleep(random.uniform(0, 0.3))
     (helper,) = psutil.Process(process.pid).children()
-    helper.suspend()
-    process.kill()
-    process.communicate()
-    assert max(list_steps(folder)) < LONG
+    with stopped(helper):
+        process.kill()
+        process.communicate()
+        assert max(list_steps(folder)) < LONG
 
-    process = spawn("--resume", "--run", str(run_folder))
-    first = process.stdout.readline()
-    assert first.startswith(f"waiting until the checkpoint that {run_folder} was killed over"), (
-        first
-    )
-    helper.resume()
+        process = spawn("--resume", "--run", str(run_folder))
+        first = process.stdout.readline()
+        assert first.startswith(f"waiting until the checkpoint that {run_folder} was killed over")
     # A new file of events means that lines past the checkpoint, which the kill left, are gone.
     wait_for(lambda: len(list(run_folder.glob("events.*"))) == 2, process)
     count = len(lines(run_folder))
@@ -193,6 +196,23 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     wall = [line["wall_s"] for line in lines(run_folder)]
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert wall == sorted(wall) and steps == sorted(steps)
+
+
+@on_small_disk
+def test_a_full_disk_stops_saving_and_not_training(disk):
+    told = ["metrics cannot be written", "could not be written"]
+    view, config = Outage(disk, told), FusedConfig(10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+    run = RunFolder.create(disk.path)
+    with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
+        fused.train(env=CartPole(), agent=TINY, config=config, run=run, view=view)
+    run.close()
+    disk.empty()
+    assert sum(told[0] in text for text in view.at_once) == 1
+    assert any("training goes on" in text for text in view.messages)
+    steps = [line["env_steps"] for line in lines(disk.path)]
+    assert steps == sorted(steps) and steps[-1] > view.empty_from
+    events = curve(disk.path)
+    assert events == sorted(events) and events[-1] > view.empty_from
 
 
 # -- what the learner sees --------------------------------------------------------------------------

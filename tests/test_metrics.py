@@ -92,7 +92,7 @@ def test_an_unwritable_log_is_reported(tmp_path):
         MetricsLog(tmp_path)
 
 
-def scalars(folder, tag="env_steps"):
+def curve(folder, tag="env_steps"):
     """Steps of a curve as TensorBoard shows it."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -110,13 +110,13 @@ def test_resuming_drops_events_that_are_trained_again(tmp_path):
     with events.open("ab") as file:  # a record that a kill left half-written
         file.write(events.read_bytes()[:20])
     resumed = MetricsLog(tmp_path, resume_at=20)
-    assert scalars(tmp_path) == [0, 10, 20]
-    assert scalars(tmp_path, "before") == [0, 10, 20]
+    assert curve(tmp_path) == [0, 10, 20]
+    assert curve(tmp_path, "before") == [0, 10, 20]
     for step in (24, 30):
         resumed.write({"env_steps": step})
     resumed.close()
-    assert scalars(tmp_path) == [line["env_steps"] for line in read_lines(tmp_path)]
-    assert scalars(tmp_path) == [0, 10, 20, 24, 30]
+    assert curve(tmp_path) == [line["env_steps"] for line in read_lines(tmp_path)]
+    assert curve(tmp_path) == [0, 10, 20, 24, 30]
 
 
 @on_small_disk
@@ -137,7 +137,7 @@ def test_a_full_disk_is_told_once_and_leaves_no_half_line(disk):
         assert f"metrics cannot be written to {disk.path}" in told[-1]
         disk.empty()
     log.close()
-    assert scalars(disk.path) == written
+    assert curve(disk.path) == written
 
 
 def timestep(rewards, terminated=(), truncated=(), first=()):

@@ -4,7 +4,6 @@ import datetime
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ from seedbed.runtime.checkpoint import restore
 from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.run_folder import RunFolder, default_path
 from seedbed.types import SeedbedError
-from test_checkpoint import TEMPLATE, write
+from test_checkpoint import TEMPLATE, stopped, write
 
 
 def test_default_path():
@@ -141,17 +140,18 @@ def test_a_run_is_not_resumed_while_the_helper_of_a_killed_one_writes(run_folder
     trainer.wait()
     monkeypatch.setattr(run_folder_module, "PATIENCE_S", 0.3)
     told = []
-    with pytest.raises(SeedbedError, match="still writes a checkpoint .*checkpoint_writer"):
-        RunFolder.resume(run_folder, told.append)
-    assert len(told) == 1 and "waiting" in told[0]
-    assert list_steps(run_folder / "checkpoints") == [1] and helper.is_running()
 
     def go_on(text: str) -> None:
         told.append(text)
-        helper.send_signal(signal.SIGCONT)
+        helper.resume()
 
-    monkeypatch.setattr(run_folder_module, "PATIENCE_S", 60.0)
-    run = RunFolder.resume(run_folder, go_on)
+    with stopped(helper):
+        with pytest.raises(SeedbedError, match="still writes a checkpoint .*checkpoint_writer"):
+            RunFolder.resume(run_folder, told.append)
+        assert len(told) == 1 and told[0].startswith("waiting until")
+        assert list_steps(run_folder / "checkpoints") == [1] and helper.is_running()
+        monkeypatch.setattr(run_folder_module, "PATIENCE_S", 60.0)
+        run = RunFolder.resume(run_folder, go_on)
     assert len(told) == 2
     assert list_steps(run.checkpoints) == [1, 2], "the helper ended what it had begun"
     assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
