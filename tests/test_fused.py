@@ -16,6 +16,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from seedbed import api, cli, presets
@@ -26,10 +27,12 @@ from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.gym import GymEnv
 from seedbed.envs.probes import DelayProbe, TruncationProbe
 from seedbed.presets import TrainConfig
+from seedbed.runtime import fused
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps, read_best
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.program import Program
+from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -40,8 +43,12 @@ from seedbed.types import (
     OnPolicy,
     Output,
     SeedbedError,
+    StorageError,
     Timestep,
 )
+from small_disk import Outage, on_small_disk
+from test_checkpoint import stopped
+from test_metrics import curve
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
@@ -153,11 +160,15 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process = spawn(*COMMAND, "--run", str(run_folder))
     wait_for(lambda: len(list_steps(folder)) > 1 if folder.exists() else False, process)
     time.sleep(random.uniform(0, 0.3))
-    process.kill()
-    process.communicate()
-    assert max(list_steps(folder)) < LONG
+    (helper,) = psutil.Process(process.pid).children()
+    with stopped(helper):
+        process.kill()
+        process.communicate()
+        assert max(list_steps(folder)) < LONG
 
-    process = spawn("--resume", "--run", str(run_folder))
+        process = spawn("--resume", "--run", str(run_folder))
+        first = process.stdout.readline()
+        assert first.startswith(f"waiting until the checkpoint that {run_folder} was killed over")
     # A new file of events means that lines past the checkpoint, which the kill left, are gone.
     wait_for(lambda: len(list(run_folder.glob("events.*"))) == 2, process)
     count = len(lines(run_folder))
@@ -165,7 +176,6 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    # The helper that writes may have finished a checkpoint after the kill.
     begin = int(re.search(r"going on from step ([\d,]+)", output)[1].replace(",", ""))
     assert begin > 0
     assert "SIGINT: stopping and saving" in output
@@ -174,7 +184,8 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
 
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
-    api.train(presets.resumed(run_folder, None, None), run=run_folder, resume=True)
+    last = presets.resumed(run_folder, None, None)
+    api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
     assert summary["env_steps"] == LONG
     step, carry, metadata = saved(run_folder)
@@ -185,6 +196,23 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     wall = [line["wall_s"] for line in lines(run_folder)]
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert wall == sorted(wall) and steps == sorted(steps)
+
+
+@on_small_disk
+def test_a_full_disk_stops_saving_and_not_training(disk):
+    told = ["metrics cannot be written", "could not be written"]
+    view, config = Outage(disk, told), FusedConfig(10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+    run = RunFolder.create(disk.path)
+    with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
+        fused.train(env=CartPole(), agent=TINY, config=config, run=run, view=view)
+    run.close()
+    disk.empty()
+    assert sum(told[0] in text for text in view.at_once) == 1
+    assert any("training goes on" in text for text in view.messages)
+    steps = [line["env_steps"] for line in lines(disk.path)]
+    assert steps == sorted(steps) and steps[-1] > view.empty_from
+    events = curve(disk.path)
+    assert events == sorted(events) and events[-1] > view.empty_from
 
 
 # -- what the learner sees --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,10 +67,15 @@ def train(
     config = dataclasses.replace(config, runtime=options)
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
-    folder = RunFolder.resume(path) if resume else RunFolder.create(path)
+    folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     with folder.training(encoded), make_view(options.steps, config.name, str(path)) as view:
         summary = _train(config, folder, view)
     return {**summary, "run": str(path)}
+
+
+def _tell(text: str) -> None:
+    """Prints what people should know before there is a view."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:

@@ -366,3 +366,7 @@ def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
 
 class SeedbedError(Exception):
     """A failure that the user can mend; its text names the thing, its value and the remedy."""
+
+
+class StorageError(SeedbedError):
+    """A disk that did not take what was to be saved: nothing else is wrong, and training can go on."""

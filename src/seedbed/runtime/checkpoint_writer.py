@@ -37,12 +37,16 @@ def list_steps(folder: Path) -> list[int]:
 def write_json(path: Path, value: Any) -> None:
     """Replaces a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 
@@ -125,17 +129,24 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
             ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
         write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
         _sync_tree(temporary)
-        doomed = _rename_away(final)
+        former = _rename_away(final)
         temporary.rename(final)
         _sync_folder(final.parent)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_leftovers(final.parent)
         raise
-    shutil.rmtree(doomed, ignore_errors=True)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what an earlier writer was killed over."""
+    """Removes what a writer failed or was killed over; no other may write into the folder meanwhile.
+
+    A whole checkpoint that made room for a successor which did not come is put back.
+    """
+    for former in folder.glob(".removing-*"):
+        final = folder / former.name.removeprefix(".removing-")
+        if not final.exists() and defect(former) is None:
+            former.rename(final)
     for pattern in (".writing-*", ".removing-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

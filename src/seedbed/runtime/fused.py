@@ -25,7 +25,7 @@ from seedbed.runtime.reporting import (
 )
 from seedbed.runtime.rollout import Carry, Iteration
 from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Agent, Environment, SeedbedError
+from seedbed.types import Agent, Environment, SeedbedError, StorageError
 
 
 def train(
@@ -43,8 +43,10 @@ def train(
         interrupted = stack.enter_context(stopping_signals(stop, view))
         program = Program(env, agent, config)
         carry, start, episodes = _begin(program, run, view)
-        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, start.env_steps)))
-        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        log = MetricsLog(run.path, start.env_steps, view.message)
+        stack.callback(log.close)
+        writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
+        stack.enter_context(writer)
         view.message("compiling")
         program.compile(carry)
         progress = _Progress(program, carry, start, episodes, begun - start.wall_s)
@@ -149,7 +151,7 @@ class _Driver:
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
-        self._writer.save(*progress.checkpoint())  # at once: there is always one to go back to
+        self._save(*progress.checkpoint())  # at once: there is always one to go back to
         every = config.evaluate_every or config.steps + 1
         next_evaluation = (progress.env_steps // every + 1) * every
         while not progress.done and not stop.is_set():
@@ -162,12 +164,12 @@ class _Driver:
                 next_evaluation = (progress.env_steps // every + 1) * every
                 self._evaluate()
             elif save.due():
-                self._writer.save(*progress.checkpoint())
+                self._save(*progress.checkpoint())
 
     def finish(self, interrupted: threading.Event) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary."""
         if interrupted.is_set():
-            self._writer.save(*self._progress.checkpoint())
+            self._save(*self._progress.checkpoint())
         else:
             self._evaluate()
         metrics = self._metrics("log")
@@ -184,7 +186,7 @@ class _Driver:
         try:
             results = progress.program.evaluate(progress.carry, seed)
         except SeedbedError:
-            self._writer.save(*progress.checkpoint())  # what was learned is not lost with it
+            self._save(*progress.checkpoint())  # what was learned is not lost with it
             raise
         spent = time.monotonic() - begun  # does not count in rates and shares
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
@@ -206,7 +208,16 @@ class _Driver:
             text += f"{mean:.2f} +- {deviation:.2f} ({results[0]['episodes']} episodes)"
         self._view.message(text)
         at, carry, metadata = progress.checkpoint()
-        self._writer.save(at, carry, metadata | {"best_seed": best}, score=scores[best])
+        self._save(at, carry, metadata | {"best_seed": best}, scores[best])
+
+    def _save(
+        self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Saves a checkpoint, and tells of one before that could not be written."""
+        try:
+            self._writer.save(step, carry, metadata, score)
+        except StorageError as error:
+            self._view.message(f"{error}; training goes on")
 
     def _metrics(self, purpose: str) -> dict[str, Any]:
         """One line of metrics; rates are since the last for this purpose."""
