@@ -277,7 +277,7 @@ class HostEnvConfig(Protocol):
 
     @property
     def frame_stack(self) -> int:
-        """Frames that the runtime stacks along the last axis of image observations."""
+        """Observations that the runtime stacks along the last axis of each of their arrays."""
         ...
 
     @property
