@@ -59,23 +59,27 @@ def train(preset: str, options: dict[str, Any], budget: float, trial: optuna.Tri
     """Trains for `budget` CPU seconds and returns the mean return; raises TrialPruned."""
     base = presets.resolve(preset)
     agent = dataclasses.replace(base.agent, **options)
-    config = FusedConfig(steps=1, evaluate_episodes=EPISODES)
+    config = dataclasses.replace(base.runtime, steps=1, evaluate_episodes=EPISODES)
+    assert isinstance(config, FusedConfig), f"{preset} is not of the fused runtime"
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
-    for _ in range(2):
-        carry, _ = program.run(carry)
-    begun = time.process_time()
-    for _ in range(3):
-        carry, _ = program.run(carry)
-    iterations = round(3 * budget / (time.process_time() - begun))
+    cost = 0.0
+    for share, done in ((config.euler_share, [0]), (1.0 - config.euler_share, [1])):
+        for _ in range(2):
+            carry, _ = program.run(carry, done)
+        begun = time.process_time()
+        for _ in range(3):
+            carry, _ = program.run(carry, done)
+        cost += share * (time.process_time() - begun) / 3
+    iterations = round(budget / cost)
     config = dataclasses.replace(config, steps=iterations * program.per_iteration)
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
     score = 0.0
     for i in range(iterations):
-        carry, _ = program.run(carry)
+        carry, _ = program.run(carry, [i * program.per_iteration])
         if (i + 1) * LOOKS // iterations > i * LOOKS // iterations:
             look = (i + 1) * LOOKS // iterations
             score = program.evaluate(carry, seed=look)[0]["episode_return_mean"]

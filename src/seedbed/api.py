@@ -137,6 +137,7 @@ class Trained:
     agent: Agent  # bound
     params: Tree
     step: int  # of the checkpoint: agent steps
+    member: str = ""  # of a population, the best, such as `seed 3`
 
 
 def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
@@ -155,10 +156,12 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
             lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
-    if members > 1:
-        best = metadata.get("best_seed", 0)
-        state = jax.tree.map(lambda x: x[best], state)
-    return Trained(config.env, forms, agent, state.params, step)
+    if members == 1:
+        return Trained(config.env, forms, agent, state.params, step)
+    best = metadata.get("best_seed", 0)  # no evaluation has chosen yet
+    member = config.runtime.member_names[best]
+    params = jax.tree.map(lambda x: x[best], state.params)
+    return Trained(config.env, forms, agent, params, step, member)
 
 
 def make_gymnasium(
@@ -222,6 +225,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, in its own or another environment of its shape.
 
+    Of a population it plays the member that its evaluation found best, and names it in `member`.
+
     An on-device environment's Gymnasium task, such as Ant-v5, is made with the observation options that
     the policy was trained with; all else is Gymnasium's default, and so is the return.
     """
@@ -239,7 +244,8 @@ def evaluate(
         result = evaluation.evaluate(
             env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
         )
-    return {**result, "env_steps": trained.step}
+    played = {"member": trained.member} if trained.member else {}
+    return {**result, "env_steps": trained.step, **played}
 
 
 def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvConfig | Environment:

@@ -113,6 +113,8 @@ def _train(arguments: list[str]) -> int:
         return 130
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
+    if "evaluation/best_member" in summary:
+        end += f" (median; best: {summary['evaluation/best_return']:.2f})"
     _print(f"trained{end}; play it with: seedbed evaluate {run}")
     return 0
 
@@ -168,6 +170,7 @@ def _evaluate(arguments: list[str]) -> int:
         _print(
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
             f"over {result['episodes']} episodes"
+            + (f" (the best of the population: {result['member']})" if "member" in result else "")
         )
     if given.video is not None or given.html is not None:
         from seedbed.viewer.record import SHOWN, show

@@ -89,7 +89,8 @@ class _Progress:
 
     def advance(self) -> None:
         """Does one iteration; raises TrainingDiverged, and SeedbedError if the environment is to blame."""
-        self.carry, report = self.program.run(self.carry)
+        done = [self.env_steps] * len(self.episodes)
+        self.carry, report = self.program.run(self.carry, done)
         before, self.iteration = self.env_steps, self.iteration + 1
         if not np.all(report.finite):
             raise SeedbedError(
@@ -192,21 +193,10 @@ class _Driver:
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
         best = int(np.argmax(scores))
-        self._evaluated = {f"evaluation/{name}": value for name, value in results[best].items()}
+        name = config.member_names[best]
+        self._evaluated, text = _evaluated(results, scores, name)
         self._evaluated["evaluation/env_steps"] = step
-        text = f"evaluation at {step:,} steps: return "
-        if len(results) > 1:
-            self._evaluated["evaluation/seeds"] = scores
-            chosen = [f"seed {config.member_seeds[best]}"]
-            chosen += [f"{name} {value:g}" for name, value in config.variations[best].items()]
-            text += (
-                f"{np.median(scores):.1f} (median of {len(scores)} runs, {min(scores):.1f} to "
-                f"{max(scores):.1f}; best: {', '.join(chosen)})"
-            )
-        else:
-            mean, deviation = scores[0], results[0]["episode_return_std"]
-            text += f"{mean:.2f} +- {deviation:.2f} ({results[0]['episodes']} episodes)"
-        self._view.message(text)
+        self._view.message(f"evaluation at {step:,} steps: return {text}")
         at, carry, metadata = progress.checkpoint()
         self._save(at, carry, metadata | {"best_seed": best}, scores[best])
 
@@ -245,6 +235,28 @@ class _Driver:
             **_shares((progress.busy_s - busy_before) / passed),
             **self._evaluated,
         }
+
+
+def _evaluated(
+    results: list[dict[str, Any]], scores: list[float], best: str
+) -> tuple[dict[str, Any], str]:
+    """Returns the metrics of an evaluation of every member, and the same in words.
+
+    The result of several members is the median of each figure. `best` names the member with the largest of
+    the `scores`, which are the mean returns.
+    """
+    medians = {name: np.median([result[name] for result in results]) for name in results[0]}
+    medians["episodes"] = results[0]["episodes"]  # the same for all, and a whole number
+    metrics = {f"evaluation/{name}": value for name, value in medians.items()}
+    mean, deviation = medians["episode_return_mean"], medians["episode_return_std"]
+    if len(results) == 1:
+        return metrics, f"{mean:.2f} +- {deviation:.2f} ({medians['episodes']} episodes)"
+    metrics["evaluation/seeds"] = scores
+    metrics["evaluation/best_return"], metrics["evaluation/best_member"] = max(scores), best
+    return metrics, (
+        f"{mean:.2f} (median of {len(scores)} members, from {min(scores):.2f} to {max(scores):.2f}; the "
+        f"best, {best}, is what seedbed evaluate plays)"
+    )
 
 
 def _shares(busy: np.ndarray) -> dict[str, Any]:
