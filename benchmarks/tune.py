@@ -64,20 +64,22 @@ def train(preset: str, options: dict[str, Any], budget: float, trial: optuna.Tri
     carry = program.place(program.first())
     program.compile(carry)
     for _ in range(2):
-        carry, _ = program.run(carry)
-    begun = time.process_time()
+        carry, _ = program.run(carry, [0])
+    begun, made = time.process_time(), 0
     for _ in range(3):
-        carry, _ = program.run(carry)
-    iterations = round(3 * budget / (time.process_time() - begun))
-    config = dataclasses.replace(config, steps=iterations * program.per_iteration)
+        carry, report = program.run(carry, [0])
+        made += int(report.transitions)
+    config = dataclasses.replace(config, steps=round(made * budget / (time.process_time() - begun)))
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
-    score = 0.0
-    for i in range(iterations):
-        carry, _ = program.run(carry)
-        if (i + 1) * LOOKS // iterations > i * LOOKS // iterations:
-            look = (i + 1) * LOOKS // iterations
+    score, done, looked = 0.0, 0, 0
+    while done < config.steps:
+        carry, report = program.run(carry, [done])
+        done += int(report.transitions)
+        look = min(LOOKS, done * LOOKS // config.steps)
+        if look > looked:
+            looked = look
             score = program.evaluate(carry, seed=look)[0]["episode_return_mean"]
             if trial is not None:
                 trial.report(score, look)

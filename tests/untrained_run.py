@@ -20,7 +20,7 @@ def write_run(path: Path, config: presets.TrainConfig) -> Path:
     run.close()
     host = config.env.make(1, 0)
     host.close()
-    state = bind(config.agent, host.spec, 1).init(jax.random.key(0))
+    state = bind(config.agent, host.spec).init(jax.random.key(0))
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
