@@ -97,7 +97,7 @@ class Plane:
     def __init__(self, actors, seed=0, **options):
         self.pool = ActorPool(counting_env(**options), actors=actors, envs_per_actor=4, seed=seed)
         spec = self.pool.spec
-        self.agent = bind(CountingAgent(unroll=6, actions=counting.NUM_ACTIONS), spec, 1)
+        self.agent = bind(CountingAgent(unroll=6, actions=counting.NUM_ACTIONS), spec)
         ids = np.arange(self.pool.num_envs).reshape(self.pool.num_groups, self.pool.group_size)
         half = len(ids) // 2
         devices = jax.devices()[:2]

@@ -255,7 +255,7 @@ def feed(run_folder, priorities):
     run = RunFolder(run_folder)
     spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
     pool = types.SimpleNamespace(spec=spec, num_groups=1, group_size=2)
-    agent = bind(CountingReplayAgent(), spec, 1)
+    agent = bind(CountingReplayAgent(), spec)
     made = ReplayFeed(agent, pool, 1, CentralConfig(), run)
     made.replay._writer._priorities = priorities
     for row in range(24):

@@ -309,7 +309,7 @@ def test_help_of_a_preset(capsys):
     text = capsys.readouterr().out
     for option in ("--steps", "--seed", "--env.stickiness", "--agent.learning-rate", "--run DIR"):
         assert option in text
-    assert "total-updates" not in text and "--env.game" not in text
+    assert "agent.spec" not in text and "--env.game" not in text
     assert cli.main(["train", "--help"]) == 0
     assert "PRESET_OR_ENV" in capsys.readouterr().out
 
@@ -319,7 +319,6 @@ class Custom:
     """An agent that knows nothing of tyro."""
 
     spec: object = None
-    total_updates: int = 0
     flag: bool = False
     rate: float = 0.5
     sizes: tuple[int, ...] = (1, 2)
@@ -332,7 +331,7 @@ def test_options_of_an_agent_of_ones_own(capsys):
     assert type(changed.agent) is Custom
     with pytest.raises(SystemExit):
         options.override(config, [], True)
-    assert "total-updates" not in capsys.readouterr().out
+    assert "agent.spec" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -138,17 +138,16 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
         else:
             steps = [environments.next(group) for group in event]
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-            acted, complete = inference.act(batch, event)
-            action = np.asarray(acted.action)
-            unrolls = {group: inference.take(group) for group in complete}
+            unrolls = {g: inference.arrive(g, step) for g, step in zip(event, steps, strict=True)}
+            action = np.asarray(inference.act(batch, event).action)
             for position, group in enumerate(event):
                 reference = references[group]
                 if not reference.rows:  # the state before row 0 is whatever the last run left
                     core = inference._store.kept.start_state.core
-                    reference.count = np.asarray(core[group, 0]).astype(np.int64)
+                    reference.count = np.asarray(core[group]).astype(np.int64)
                 reference.add(steps[position], action[position], version)
-                assert (group in unrolls) == reference.complete()
-                if group in unrolls:
+                assert (unrolls[group] is not None) == reference.complete()
+                if unrolls[group] is not None:
                     reference.check(unrolls[group])
 
 
@@ -160,11 +159,10 @@ def test_first_unrolls_complete_one_after_the_other():
     completed = []
     for _ in range(14):
         steps = [environments.next(group) for group in range(GROUPS)]
+        taken = [inference.arrive(group, step) for group, step in enumerate(steps)]
+        completed.append([group for group, unroll in enumerate(taken) if unroll is not None])
         batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-        _, complete = inference.act(batch, list(range(GROUPS)))
-        for group in complete:
-            inference.take(group)
-        completed.append(complete)
+        inference.act(batch, list(range(GROUPS)))
     assert completed == [[], [], [], [], [], [], [0], [], [1], [], [2], [], [0], []]
 
 
@@ -200,7 +198,7 @@ def test_slot_memory_is_not_kept():
     inference, environments = make_inference(), Environments(1)
     step = jax.tree.map(lambda leaf: leaf[None].copy(), environments.next(0))
     kept = jax.tree.map(np.array, step)
-    acted, _ = inference.act(step, [0])
+    acted = inference.act(step, [0])
     np.asarray(acted.action)
     for leaf in jax.tree.leaves(step):
         leaf[...] = 1

@@ -35,7 +35,7 @@ PROBE = Sac(batch=64, hidden_sizes=(32, 32), learning_rate=3e-3, gamma=0.9, targ
 
 
 def bound(agent=SMALL, action=BOX, size=4):
-    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action), 100)
+    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action))
 
 
 @functools.partial(jax.jit, static_argnums=0)

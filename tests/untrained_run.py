@@ -22,7 +22,7 @@ def write_run(path: Path, config: presets.TrainConfig) -> Path:
     host = config.env.make(1, 0)
     host.close()
     spec = stacked_spec(host.spec, config.env.frame_stack)
-    state = bind(config.agent, spec, 1).init(jax.random.key(0))
+    state = bind(config.agent, spec).init(jax.random.key(0))
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)

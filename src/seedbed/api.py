@@ -20,7 +20,7 @@ from seedbed.launch.programs import keep_programs
 from seedbed.presets import TrainConfig
 from seedbed.runtime import evaluation
 from seedbed.runtime.checkpoint import restore_best
-from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.reporting import View
 from seedbed.runtime.run_folder import RunFolder, default_path
 from seedbed.runtime.stacking import stacked_spec
@@ -64,6 +64,8 @@ def train(
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
     options = dataclasses.replace(config.runtime, **runtime_options)
+    if isinstance(options, CentralConfig):
+        options = options.resolved(config.agent)
     config = dataclasses.replace(config, runtime=options)
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
@@ -136,7 +138,7 @@ class Trained:
     forms: Forms
     agent: Agent  # bound
     params: Tree
-    step: int  # of the checkpoint: agent steps
+    step: int  # of the checkpoint: transitions
     member: str = ""  # of a population, the best, such as `seed 3`
 
 
@@ -145,7 +147,7 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     folder = RunFolder.read(Path(run))
     config = presets.from_json(folder.read_config())
     forms = _forms(config.env)
-    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)), 1)
+    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)

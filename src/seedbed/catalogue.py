@@ -55,7 +55,7 @@ def atari_ppo(env: AtariEnv) -> TrainConfig:
         entropy_cost=0.005,
         learning_rate=5e-4,
     )
-    return TrainConfig(env, agent, CentralConfig(steps=20_000_000, envs_per_actor=16))
+    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
 
 
 def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:

@@ -25,7 +25,7 @@ AGENTS = {
     "r2d2": "seedbed.agents.r2d2:R2d2",
     "sac": "seedbed.agents.sac:Sac",
 }
-BOUND = ("spec", "total_updates")
+BOUND = ("spec",)
 """Agent fields that `types.bind` fills: neither options nor part of a configuration."""
 ENV_BOUND = ("model",)
 """The same of an on-device environment: what wrappers fill."""

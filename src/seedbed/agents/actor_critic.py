@@ -60,7 +60,12 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         core = network.initial_core(1)
         weights = network.init(key, observation, jnp.zeros((1, 1)), flags, core)
         params = Params(weights, self._initial_seen())
-        return LearnerState(params, self._optimizer().init(weights), jnp.zeros((), jnp.int32))
+        return LearnerState(
+            params=params,
+            optimizer_state=self._optimizer().init(weights),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
+        )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
         """Makes empty memories for environments `[B]`; they do not differ from one another."""

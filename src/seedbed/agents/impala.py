@@ -62,7 +62,7 @@ class Impala(ActorCriticAgent):
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
     learning_rate_decay: bool = True
-    """Whether the step size falls linearly to 0 over the training."""
+    """Whether the step size falls linearly to 0 with the steps that are left of the training."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Which optimizer."""
     max_gradient_norm: float = 40.0
@@ -125,12 +125,16 @@ class Impala(ActorCriticAgent):
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output."""
-        changes, optimizer_state = self._optimizer().update(
-            grads.weights, state.optimizer_state, state.params.weights
-        )
-        weights = optax.apply_updates(state.params.weights, changes)
+        changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
+        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
+        rate = jnp.float32(self.learning_rate) * left
+        weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
         seen = self._absorb(state.params.seen, grads.seen, output.weight, self.batch)
-        return LearnerState(Params(weights, seen), optimizer_state, state.updates + 1)
+        return state._replace(
+            params=Params(weights, seen),
+            optimizer_state=optimizer_state,
+            updates=state.updates + 1,
+        )
 
     def _loss(self, weights: Tree, seen: Seen, batch: Batch) -> tuple[Array, Output]:
         """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""
@@ -169,13 +173,11 @@ class Impala(ActorCriticAgent):
         return loss, Output(metrics, masks.valid.sum(dtype=jnp.float32))
 
     def _optimizer(self) -> optax.GradientTransformation:
-        rate: optax.ScalarOrSchedule = self.learning_rate
-        if self.learning_rate_decay and self.total_updates:
-            rate = optax.linear_schedule(self.learning_rate, 0.0, self.total_updates)
+        """What turns gradients into changes of the weights, for a step size of 1."""
         if self.optimizer == "adam":
-            step = optax.adam(rate)
+            step = optax.scale_by_adam()
         else:
-            step = optax.rmsprop(rate, decay=0.99, eps=0.01)
+            step = optax.scale_by_rms(decay=0.99, eps=0.01)
         # The paper sums the loss over the rows: with a mean, its bound of the norm would never be
         # reached and its epsilon of .01 would swamp the squared gradient.
         return optax.chain(

@@ -35,7 +35,6 @@ class NetworkAgent:
     """The options of the torsos, and what every agent does with what they see."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     gamma: float = 0.99
     """Discount of a step."""
@@ -54,7 +53,6 @@ class NetworkAgent:
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         needs_images = self.torso not in ("auto", "mlp")

@@ -69,7 +69,6 @@ class Sac:
     """Hyperparameters of SAC, and its pure functions."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     batch: int = 256
     """Transitions of an update."""
@@ -101,7 +100,6 @@ class Sac:
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
         self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
         positive = ("ratio", "reward_scale", "learning_rate", "initial_temperature")
@@ -151,7 +149,8 @@ class Sac:
         return LearnerState(
             params=learned.policy,
             optimizer_state=self._optimizer().init(learned),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=Auxiliary(learned.critics, targets, learned.log_temperature),
         )
 
@@ -206,7 +205,12 @@ class Sac:
         learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
         targets = optax.incremental_update(learned.critics, state.auxiliary.targets, self.tau)
         auxiliary = Auxiliary(learned.critics, targets, learned.log_temperature)
-        return LearnerState(learned.policy, optimizer_state, state.updates + 1, auxiliary)
+        return state._replace(
+            params=learned.policy,
+            optimizer_state=optimizer_state,
+            updates=state.updates + 1,
+            auxiliary=auxiliary,
+        )
 
     def _loss(
         self, learned: Learned, targets: Tree, batch: Batch, key: Array

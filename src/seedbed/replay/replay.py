@@ -27,7 +27,7 @@ from seedbed.replay.storage import Storage
 from seedbed.replay.writing import Priorities, Writer, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
-_SLACK_BATCHES = 4  # by which drawing may run ahead of `ratio`, or behind
+_SLACK_BATCHES = 8  # by which drawing may be behind `ratio`
 _STOP_POLL_S = 0.1
 
 
@@ -106,9 +106,9 @@ class Replay:
         return self._sampled
 
     def can_sample(self, batch: int) -> bool:
-        """Whether there are `min_size` items, and drawing a batch keeps to `ratio`."""
+        """Whether there are `min_size` items, and `ratio` asks for a batch."""
         enough = self._items.count >= max(1, self.layout.experience.min_size)
-        return enough and self._items.owed >= batch - self._slack
+        return enough and self._items.owed >= batch
 
     def can_insert(self) -> bool:
         """Whether acting may go on: drawing is not far behind `ratio`."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from seedbed.ops.counts import derived_seed
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.runtime.config import FusedConfig
@@ -31,7 +32,7 @@ from seedbed.types import Agent, Environment, SeedbedError, StorageError
 def train(
     *, env: Environment, agent: Agent, config: FusedConfig, run: RunFolder, view: View
 ) -> dict[str, Any]:
-    """Trains until `config.steps` agent steps are done, and returns a summary of the run.
+    """Trains until every member made `config.steps` transitions, and returns a summary of the run.
 
     A folder that holds checkpoints is gone on with, bit for bit. SIGINT and SIGTERM stop training and
     save; a second one gives up at once. Raises SeedbedError on what the user can mend.
@@ -42,14 +43,14 @@ def train(
     with contextlib.ExitStack() as stack:
         interrupted = stack.enter_context(stopping_signals(stop, view))
         program = Program(env, agent, config)
-        carry, start, episodes = _begin(program, run, view)
+        carry, start, transitions, episodes = _begin(program, run, view)
         log = MetricsLog(run.path, start.env_steps, view.message)
         stack.callback(log.close)
         writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
         stack.enter_context(writer)
         view.message("compiling")
         program.compile(carry)
-        progress = _Progress(program, carry, start, episodes, begun - start.wall_s)
+        progress = _Progress(program, carry, start, transitions, episodes, begun - start.wall_s)
         driver = _Driver(progress, log, writer, view)
         driver.run(stop)
         return driver.finish(interrupted)
@@ -63,20 +64,21 @@ class _Progress:
         program: Program,
         carry: Carry,
         start: Start,
+        transitions: list[int],
         episodes: list[RecentEpisodes],
         zero: float,
     ) -> None:
         """Takes the compiled program and where it begins; `zero` is when the run began."""
         self.program, self.carry, self.start, self.episodes = program, carry, start, episodes
+        self.transitions = transitions  # of each seed so far
         self.zero = zero
-        self.iteration = start.env_steps // program.per_iteration
         self.report: Iteration | None = None
         self.busy_s = np.zeros(3)  # of the stages, in their order
 
     @property
     def env_steps(self) -> int:
-        """Agent steps of each seed."""
-        return self.iteration * self.program.per_iteration
+        """Transitions of the seed that has the fewest."""
+        return min(self.transitions)
 
     @property
     def updates(self) -> int:
@@ -85,13 +87,13 @@ class _Progress:
 
     @property
     def done(self) -> bool:
-        return self.iteration >= self.program.iterations
+        return self.env_steps >= self.program.config.steps
 
     def advance(self) -> None:
         """Does one iteration; raises TrainingDiverged, and SeedbedError if the environment is to blame."""
-        done = [self.env_steps] * len(self.episodes)
-        self.carry, report = self.program.run(self.carry, done)
-        before, self.iteration = self.env_steps, self.iteration + 1
+        self.carry, report = self.program.run(self.carry, self.transitions)
+        before, made = self.env_steps, np.ravel(report.transitions).tolist()
+        self.transitions = [sum(each) for each in zip(self.transitions, made, strict=True)]
         if not np.all(report.finite):
             raise SeedbedError(
                 f"{self.program.task} gave an observation or a reward that is not finite between steps "
@@ -108,30 +110,29 @@ class _Progress:
     def checkpoint(self) -> tuple[int, Carry, dict[str, Any]]:
         """What a checkpoint holds: step, arrays and metadata."""
         start = Start(self.env_steps, time.monotonic() - self.zero, self.updates)
-        episodes = [each.state() for each in self.episodes]
-        return self.env_steps, self.carry, {"start": start._asdict(), "episodes": episodes}
+        metadata = {
+            "start": start._asdict(),
+            "transitions": self.transitions,
+            "episodes": [each.state() for each in self.episodes],
+        }
+        return self.env_steps, self.carry, metadata
 
 
 def _begin(
     program: Program, run: RunFolder, view: View
-) -> tuple[Carry, Start, list[RecentEpisodes]]:
-    """Makes the first carry, or restores that of the newest whole checkpoint."""
+) -> tuple[Carry, Start, list[int], list[RecentEpisodes]]:
+    """Makes the first carry and counts, or restores those of the newest whole checkpoint."""
     episodes = [RecentEpisodes() for _ in range(program.members)]
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
         if (run.path / "metrics.jsonl").exists():
             view.message("the run has no checkpoint yet: starting from the beginning")
-        return program.place(program.first()), Start(), episodes
+        return program.place(program.first()), Start(), [0] * program.members, episodes
     step, carry, metadata = restore(run.checkpoints, jax.eval_shape(program.first), view.message)
     start = Start(**metadata["start"])
     for each, state in zip(episodes, metadata["episodes"], strict=True):
         each.load(state)
-    if step % program.per_iteration:
-        raise SeedbedError(
-            f"the run's checkpoint is of step {step:,}, which is no multiple of an iteration's "
-            f"{program.per_iteration:,}: go on with the batch and unroll that the run had"
-        )
     view.message(f"going on from step {step:,} ({start.updates:,} learner steps)")
-    return program.place(carry), start, episodes
+    return program.place(carry), start, metadata["transitions"], episodes
 
 
 class _Driver:
@@ -142,7 +143,7 @@ class _Driver:
     ) -> None:
         self._progress, self._log, self._writer, self._view = progress, log, writer, view
         self._evaluated: dict[str, Any] = {}
-        begun = (time.monotonic(), progress.env_steps, np.zeros(3))
+        begun = (time.monotonic(), sum(progress.transitions), np.zeros(3))
         self._last = {"log": begun, "view": begun}
 
     def run(self, stop: threading.Event) -> None:
@@ -182,7 +183,7 @@ class _Driver:
     def _evaluate(self) -> None:
         progress = self._progress
         config, step = progress.program.config, progress.env_steps
-        seed = (config.seed + 1_000_003 * (1 + step)) % (1 << 31)
+        seed = derived_seed(config.seed, step)
         begun = time.monotonic()
         try:
             results = progress.program.evaluate(progress.carry, seed)
@@ -212,19 +213,19 @@ class _Driver:
     def _metrics(self, purpose: str) -> dict[str, Any]:
         """One line of metrics; rates are since the last for this purpose."""
         progress, skip = self._progress, self._progress.program.env.frame_skip
-        now, steps = time.monotonic(), progress.env_steps
-        before, steps_before, busy_before = self._last[purpose]
-        self._last[purpose] = (now, steps, progress.busy_s)
+        now, every = time.monotonic(), sum(progress.transitions)
+        before, every_before, busy_before = self._last[purpose]
+        self._last[purpose] = (now, every, progress.busy_s)
         passed = max(now - before, 1e-9)
-        rate = (steps - steps_before) * len(progress.episodes) / passed
+        rate = (every - every_before) / passed
         report = progress.report
         learned = {} if report is None or not progress.updates else report.metrics
         agent = {k: np.mean(v) for k, v in learned.items()}
         env = {} if report is None else report.env_metrics
         return {
             "wall_s": now - progress.zero,
-            "env_steps": steps,
-            "frames": steps * skip,
+            "env_steps": progress.env_steps,
+            "frames": progress.env_steps * skip,
             "env_steps_per_s": rate,
             "frames_per_s": rate * skip,
             "learner_steps": progress.updates,
