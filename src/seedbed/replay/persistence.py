@@ -149,9 +149,11 @@ class Keeper:
                         self._segments[part.kind].arena.files[part.segment] = part.file
                 self._unpin(parts)
         self._synced |= {part.file for part in parts if part.settled}
-        newest, *before = _list_indexes(self._folder)
-        kept = [path for path in before if _name_of(path) == keep] or before
-        self._prune([newest, *kept[:1]])
+        self._named |= {part.file for part in parts}
+        with contextlib.suppress(OSError):  # the next save removes what is too much
+            newest, *before = _list_indexes(self._folder)
+            kept = [path for path in before if _name_of(path) == keep] or before
+            self._prune([newest, *kept[:1]])
 
     def _unpin(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -179,11 +181,11 @@ class Keeper:
         )
 
     def _prune(self, indexes: Sequence[Path]) -> None:
-        """Removes indexes but these, and files that neither these nor the storage needs."""
+        """Removes indexes but these, and files that neither these nor the storage needs; raises OSError."""
         present = list(self._folder.iterdir())
         named: set[str] = set()
         for path in indexes:
-            with contextlib.suppress(OSError, ValueError):  # a damaged one keeps nothing
+            with contextlib.suppress(ValueError):  # a damaged one keeps nothing
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
             live, self._named = self._live(), frozenset(named)
@@ -212,7 +214,11 @@ class Keeper:
                 continue
             with self._storage.lock:
                 self._load(header, arrays)
-            self._prune([path])
+                self._named = frozenset(file for _, _, file, _ in header["files"])
+                for segments in self._segments.values():
+                    segments.kept = self._named
+            with contextlib.suppress(OSError):  # the next save removes what is too much
+                self._prune([path])
             return name, header["state"]
         return None
 
