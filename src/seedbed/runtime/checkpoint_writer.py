@@ -97,8 +97,8 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     # The arrays may be there already, as when their score, or more metadata, comes later.
     if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
         _write(final, manifest, arrays)
-    elif held["metadata"] != json.loads(json.dumps(header["metadata"])):
-        write_json(final / MANIFEST, {**held, "metadata": header["metadata"]})
+    elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
+        write_json(final / MANIFEST, {**held, "metadata": known})
     best = read_best(folder)
     if score is not None and (best is None or score > best["score"] or best["step"] == step):
         best = {"step": step, "score": score}
@@ -113,7 +113,7 @@ def _checksum(array: Any) -> int:
 
 
 def _held(final: Path) -> dict[str, Any] | None:
-    """Reads the manifest of a checkpoint; None where there is none, or it is damaged."""
+    """Reads the manifest of a checkpoint; returns None if it is missing or damaged."""
     return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
 
 
@@ -140,9 +140,10 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a writer failed or was killed over; no other may write into the folder meanwhile.
+    """Removes half-written and half-removed checkpoints, which a failure or a kill has left.
 
-    A whole checkpoint that made room for a successor which did not come is put back.
+    A whole checkpoint that was renamed for a successor is put back if the successor is not there. No other
+    process may write into the folder meanwhile.
     """
     for former in folder.glob(".removing-*"):
         final = folder / former.name.removeprefix(".removing-")
