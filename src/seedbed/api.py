@@ -76,7 +76,7 @@ def train(
 
 
 def _tell(text: str) -> None:
-    """Prints what people should know before there is a view."""
+    """Prints a message of the run's start: the view does not exist yet."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 

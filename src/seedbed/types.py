@@ -375,4 +375,4 @@ class SeedbedError(Exception):
 
 
 class StorageError(SeedbedError):
-    """A disk that did not take what was to be saved: nothing else is wrong, and training can go on."""
+    """The disk refused to store something. Nothing else is wrong, and training can go on."""

@@ -67,7 +67,7 @@ class Keeper:
         """Lists the files, which are kept from now on, and copies the weights; under the storage's lock.
 
         `tables` are to be added while nothing is published. Segments that are in memory only are pinned
-        until `write`; raises StorageError where they find no room on the disk.
+        until `write`; raises StorageError if the disk has no room for them.
         """
         parts: list[_Part] = []
         try:
@@ -123,9 +123,10 @@ class Keeper:
         return (firsts[:, None] + np.arange(units)).reshape(-1)
 
     def write(self, snapshot: Snapshot, keep: str | None) -> None:
-        """Writes a snapshot to the disk, and removes what no index names; raises StorageError.
+        """Writes a snapshot to the disk, and removes the files that no index names.
 
-        Of the saves before, the newest of the name `keep` stays, or else the newest of all.
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
+        Raises StorageError if the disk refuses; the earlier saves are whole then.
         """
         parts, whole = snapshot.parts, False
         try:
@@ -149,9 +150,11 @@ class Keeper:
                         self._segments[part.kind].arena.files[part.segment] = part.file
                 self._unpin(parts)
         self._synced |= {part.file for part in parts if part.settled}
-        newest, *before = _list_indexes(self._folder)
-        kept = [path for path in before if _name_of(path) == keep] or before
-        self._prune([newest, *kept[:1]])
+        self._named |= {part.file for part in parts}
+        with contextlib.suppress(OSError):  # the next save removes the rest
+            newest, *before = _list_indexes(self._folder)
+            kept = [path for path in before if _name_of(path) == keep] or before
+            self._prune([newest, *kept[:1]])
 
     def _unpin(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -179,11 +182,11 @@ class Keeper:
         )
 
     def _prune(self, indexes: Sequence[Path]) -> None:
-        """Removes indexes but these, and files that neither these nor the storage needs."""
+        """Removes indexes but these, and files that neither these nor the storage needs; raises OSError."""
         present = list(self._folder.iterdir())
         named: set[str] = set()
         for path in indexes:
-            with contextlib.suppress(OSError, ValueError):  # a damaged one keeps nothing
+            with contextlib.suppress(ValueError):  # a damaged one keeps nothing
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
             live, self._named = self._live(), frozenset(named)
@@ -212,7 +215,11 @@ class Keeper:
                 continue
             with self._storage.lock:
                 self._load(header, arrays)
-            self._prune([path])
+                self._named = frozenset(file for _, _, file, _ in header["files"])
+                for segments in self._segments.values():
+                    segments.kept = self._named
+            with contextlib.suppress(OSError):  # the next save removes the rest
+                self._prune([path])
             return name, header["state"]
         return None
 

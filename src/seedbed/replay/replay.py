@@ -187,12 +187,12 @@ class Replay:
             self._items.prioritise(slots, generations, priorities)
 
     def save(self, name: str, keep: str | None = None) -> None:
-        """Seals, then writes what has been published and the state of drawing to the disk under a name.
+        """Seals, then writes all published items and the state of drawing to the disk under a name.
 
-        Of earlier saves the newest called `keep` stays, or else the newest of all. Half items are not
-        saved. Any thread may call this; others go on meanwhile. Raises StorageError where the disk
-        refuses; what was saved before is whole then. Raises SeedbedError where the agent gives an item a
-        priority that cannot be; what was published before that item is saved first.
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Half
+        items are not saved. Any thread may call this; the others go on meanwhile. Raises StorageError if
+        the disk refuses; the earlier saves are whole then. Raises SeedbedError if the agent gives an item
+        an invalid priority; the items published before it are saved first.
         """
         keeper = self._require_keeper()
         with self._saving:

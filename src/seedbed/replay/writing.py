@@ -31,8 +31,8 @@ class _Set:
     views: list[np.ndarray]  # [n, CHUNK, ...] for each leaf
     cores: list[np.ndarray]  # the same
     rows: int = 0
-    in_place: bool = False  # whether what was written to `views` is where it belongs
-    # What it completes, and the memory of that; None until the sequencer has seen its rows.
+    in_place: bool = False  # whether the rows have been copied from `views` to their place
+    # The items that it completes and their memory; None until the sequencer has seen its rows.
     items: tuple[Windows, list[np.ndarray]] | None = None
 
 
@@ -163,8 +163,8 @@ class Writer:
     def seal_all(self) -> None:
         """Seals every pending set. The caller must hold `sealing`.
 
-        A set stays pending until its items are published: where the agent gives an item a priority that
-        cannot be, this raises SeedbedError, and the next call goes on at that set.
+        A set stays pending until its items are published. Raises SeedbedError if the agent gives an item
+        an invalid priority; the next call goes on at that item's set.
         """
         while self.pending:
             with self._lock:

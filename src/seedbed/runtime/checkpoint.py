@@ -73,7 +73,7 @@ class CheckpointWriter:
         except StorageError as error:
             if failure is None:
                 raise
-            failure.add_note(str(error))  # what ended the run is what is told
+            failure.add_note(str(error))  # the failure that ended the run comes first
 
     @property
     def helper_pid(self) -> int | None:
@@ -84,9 +84,9 @@ class CheckpointWriter:
     def save(
         self, step: int, tree: Tree, metadata: dict[str, Any], score: float | None = None
     ) -> None:
-        """Copies the tree to the host and hands it over; waits only where two writes are pending.
+        """Copies the tree to the host and hands it over; waits only if two writes are pending.
 
-        Raises StorageError where a write before failed; this one goes on all the same.
+        Raises StorageError if an earlier write failed; this write is handed over all the same.
         """
         failed, self._error = self._error, None
         named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
@@ -105,7 +105,7 @@ class CheckpointWriter:
             raise StorageError(failed)
 
     def wait(self) -> None:
-        """Returns when the newest save is on the disk; raises StorageError where it could not be written."""
+        """Returns when the newest save is on the disk; raises StorageError if it could not be written."""
         self._requests.join()
         self._raise_error()
 
@@ -134,7 +134,7 @@ class CheckpointWriter:
                     self._stop_helper()
                     return
                 reason = self._write(request)
-                # A newer checkpoint that is whole makes good for one that is not.
+                # A whole checkpoint makes up for an older one that failed.
                 self._error = None
                 if reason is not None:
                     self._error = (

@@ -204,7 +204,7 @@ class _Driver:
     def _save(
         self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None
     ) -> None:
-        """Saves a checkpoint, and tells of one before that could not be written."""
+        """Saves a checkpoint; shows a message if an earlier one could not be written."""
         try:
             self._writer.save(step, carry, metadata, score)
         except StorageError as error:

@@ -29,8 +29,9 @@ class MetricsLog:
     """Appends metrics to `metrics.jsonl` and TensorBoard events, at once and by whole lines.
 
     A line that a kill left half-written is removed on opening. With `resume_at`, so are the lines past
-    that many env steps, which the resumed run goes through again, and TensorBoard leaves out their events.
-    What the disk refuses is left out of the files, and `warn` is told once, until both take a line again.
+    that many env steps, which the resumed run goes through again, and TensorBoard drops their events.
+    If the disk refuses a line, the line is left out and `warn` is called, once until both files have taken
+    a line again. For one thread at a time.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class MetricsLog:
             version = self._event(wall_time=time.time(), file_version="brain.Event:2")
             self._events.append(_record(version))
             if resume_at is not None:
-                # TensorBoard drops what it has read of this step and later ones.
+                # At this event TensorBoard drops the events of its step and of later steps.
                 opening = self._event(wall_time=time.time(), step=resume_at + 1)
                 opening.session_log.status = opening.session_log.START
                 self._events.append(_record(opening))
@@ -89,13 +90,13 @@ class MetricsLog:
         self._refused = refused is not None
 
     def close(self) -> None:
-        """Closes the files; what a full disk refused has been told by `write`."""
+        """Closes the files; `write` has reported the failures of the disk."""
         for file in (self._lines, self._events):
             file.close()
 
 
 class _Appended:
-    """A file that grows by whole pieces: a piece that the disk takes in part is taken back."""
+    """A file that grows by whole pieces: if the disk takes only a part of a piece, the part is cut off."""
 
     def __init__(self, path: Path) -> None:
         """Opens a file, or makes it; raises OSError."""
@@ -103,7 +104,7 @@ class _Appended:
         self._size, self._torn = self._file.tell(), False
 
     def append(self, piece: bytes) -> None:
-        """Adds a piece; raises OSError where the disk does not take it."""
+        """Adds a piece; raises OSError if the disk does not take all of it."""
         try:
             self._mend()
             self._torn, rest = True, piece
@@ -116,7 +117,7 @@ class _Appended:
         self._size, self._torn = self._size + len(piece), False
 
     def _mend(self) -> None:
-        """Cuts off a piece that is not whole, which needs no room."""
+        """Cuts off a part of a piece, which needs no room; raises OSError."""
         if self._torn:
             self._file.truncate(self._size)
             self._torn = False

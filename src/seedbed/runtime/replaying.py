@@ -199,13 +199,14 @@ class ReplayFeed:
             self._work.notify_all()
 
     def save(self, step: int) -> None:
-        """Saves what is kept under a checkpoint's name; where the disk refuses, people are told, no more.
+        """Saves the replay under a checkpoint's name. If the disk refuses, this leaves a notice only.
 
-        Raises SeedbedError where an item's priority cannot be; what was published before it is saved.
+        Raises SeedbedError if the agent gives an item an invalid priority; the items published before it
+        are saved first.
         """
         if not self._saves:
             return
-        # Checkpoints since the newest that is whole may all have failed: its replay stays.
+        # The checkpoints after the newest whole one may all have failed, so that one's replay stays.
         whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
             self.replay.save(name_of(step), *whole)

@@ -41,7 +41,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
-        """Makes the folder of a new run; an existing one must be empty. `resume` says what is told."""
+        """Makes the folder of a new run; an existing folder must be empty. Waits as `resume` does."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             content = [each.name for each in path.iterdir() if each.name not in (LOCK, SAVING)]
@@ -61,16 +61,16 @@ class RunFolder:
     def resume(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
         """Opens the folder of an earlier run to go on with it.
 
-        Where the run was killed while its helper wrote a checkpoint, this waits for the helper to end,
-        for at most `PATIENCE_S`, and says so to `tell`. Raises SeedbedError where that takes longer, and
-        where another process trains into the folder.
+        If the run was killed and the helper that writes its checkpoints has not ended yet, this calls
+        `tell` with a message and waits for the helper, at most `PATIENCE_S`. Raises SeedbedError if the
+        helper takes longer, or if another process trains into the folder.
         """
         run = cls.read(path)
         run._take(tell)
         return run
 
     def _take(self, tell: Callable[[str], None]) -> None:
-        """Takes both locks, and removes what a helper was killed over."""
+        """Takes both locks, and removes half-written checkpoints."""
         try:
             if not self._lock(LOCK):
                 raise SeedbedError(
@@ -87,10 +87,13 @@ class RunFolder:
             raise
 
     def _wait_for_helper(self, tell: Callable[[str], None]) -> None:
-        """Takes the lock that the helper of a killed trainer still holds, as soon as that ends."""
+        """Takes the lock that the helper of a killed trainer may still hold, as soon as the helper ends."""
         if self._lock(SAVING):
             return
-        tell(f"waiting until the checkpoint that {self.path} was killed over is written")
+        tell(
+            f"waiting until the helper that wrote checkpoints to {self.path} has ended: its trainer was "
+            "killed"
+        )
         deadline = time.monotonic() + PATIENCE_S
         while not self._lock(SAVING):
             if time.monotonic() > deadline:
@@ -101,7 +104,7 @@ class RunFolder:
             time.sleep(0.05)
 
     def _lock(self, name: str) -> bool:
-        """Locks a file of the folder; returns False where another process holds it."""
+        """Locks a file of the folder; returns False if another process holds it."""
         # flock ends with the processes that have the descriptor, so a killed run leaves nothing to clean up.
         descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -116,7 +119,7 @@ class RunFolder:
 
     @property
     def lock(self) -> int:
-        """The descriptor that a process which writes into the folder for this one must inherit."""
+        """The descriptor that a helper must inherit to write into the folder for this process."""
         return self._locks[SAVING]
 
     @classmethod
@@ -194,7 +197,7 @@ class RunFolder:
         self._locks.clear()
 
     def discard_untrained(self) -> None:
-        """Removes what a run that failed before it trained has left, and closes the folder."""
+        """Removes the files of a run that failed before it trained, and closes the folder."""
         with contextlib.suppress(OSError), contextlib.closing(self):
             metrics = self.path / "metrics.jsonl"
             trained = metrics.exists() and metrics.stat().st_size > 0

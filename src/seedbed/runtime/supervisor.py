@@ -305,14 +305,14 @@ class Supervisor:
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
             # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
-            # is whole, as the replays of two are kept.
+            # is whole or has failed, as the replay of the newest whole one stays.
             try:
                 self._writer.wait()
             except StorageError as error:
                 self._tell(error)
             try:
                 setup.feed.save(start.env_steps)
-            finally:  # also where a priority cannot be, which ends the run
+            finally:  # an invalid priority ends the run, but not before this checkpoint
                 self._write(snapshot)
             for notice in setup.feed.take_notices():
                 self._view.message(notice)
