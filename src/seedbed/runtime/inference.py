@@ -275,7 +275,8 @@ class Inference:
         self._hold = np.zeros(self.num_groups, np.int32)
         experience, self._quota = agent.experience, 0
         if isinstance(experience, OnPolicy) and experience.synchronous:
-            self._quota = experience.batch // num_envs
+            self._quota, rest = divmod(experience.batch, num_envs)
+            assert self._quota and not rest, "CentralConfig.resolved sees to that"
         elif isinstance(experience, OnPolicy):
             # First unrolls begin one after the other: groups that completed theirs together would fill the
             # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
