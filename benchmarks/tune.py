@@ -59,17 +59,21 @@ def train(preset: str, options: dict[str, Any], budget: float, trial: optuna.Tri
     """Trains for `budget` CPU seconds and returns the mean return; raises TrialPruned."""
     base = presets.resolve(preset)
     agent = dataclasses.replace(base.agent, **options)
-    config = FusedConfig(steps=1, evaluate_episodes=EPISODES)
+    config = dataclasses.replace(base.runtime, steps=1, evaluate_episodes=EPISODES)
+    assert isinstance(config, FusedConfig), f"{preset} is not of the fused runtime"
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
-    for _ in range(2):
-        carry, _ = program.run(carry, [0])
-    begun, made = time.process_time(), 0
-    for _ in range(3):
-        carry, report = program.run(carry, [0])
-        made += int(report.transitions)
-    config = dataclasses.replace(config, steps=round(made * budget / (time.process_time() - begun)))
+    cost, made = 0.0, 0
+    for share, done in ((config.euler_share, [0]), (1.0 - config.euler_share, [config.steps])):
+        for _ in range(2):
+            carry, _ = program.run(carry, done)
+        begun = time.process_time()
+        for _ in range(3):
+            carry, report = program.run(carry, done)
+            made += int(report.transitions)
+        cost += share * (time.process_time() - begun) / 3
+    config = dataclasses.replace(config, steps=round(made / 6 * budget / cost))
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)

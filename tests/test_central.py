@@ -29,6 +29,7 @@ from seedbed.runtime.reporting import TrainingDiverged
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.transport.pool import ActorPool
 from seedbed.types import SeedbedError, bind
+from test_checkpoint import stopped
 
 HERE = Path(__file__).parent
 
@@ -241,7 +242,8 @@ def test_a_stopped_actor_stalls_no_one():
 
 
 def train(folder, view=None, env=None, agent=None, resume=False, **options):
-    run = RunFolder.resume(folder) if resume else RunFolder.create(folder)
+    view = view or View()
+    run = RunFolder.resume(folder, view.message) if resume else RunFolder.create(folder)
     run.write_config({})
     config = {
         "steps": 3000, "actors": 2, "envs_per_actor": 4, "log_every_s": 0.2, "evaluate_episodes": 2,
@@ -253,7 +255,7 @@ def train(folder, view=None, env=None, agent=None, resume=False, **options):
             agent=agent or CountingAgent(actions=counting.NUM_ACTIONS),
             config=CentralConfig(**config),
             run=run,
-            view=view or View(),
+            view=view,
         )
     finally:
         run.close()
@@ -420,18 +422,43 @@ def gone(pids):
     return False
 
 
+class Waker(View):
+    """Lets a stopped process go on when it is told that it is waited for."""
+
+    def __init__(self, process):
+        super().__init__()
+        self.process = process
+
+    def message(self, text):
+        super().message(text)
+        if text.startswith("waiting until"):
+            self.process.resume()
+
+
+def helper_of(process):
+    """The process that writes the checkpoints of a trainer."""
+    children = psutil.Process(process.pid).children()
+    (helper,) = [child for child in children if "checkpoint_writer" in " ".join(child.cmdline())]
+    return helper
+
+
 def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     before = set(Path("/dev/shm").iterdir())
     process = spawn(run_folder)
     wait_for(lambda: len(checkpoints(run_folder)) >= 2, process)
-    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    process.kill()
-    process.wait()
-    assert gone(children)
-    assert set(Path("/dev/shm").iterdir()) <= before
-    newest = max(int("".join(filter(str.isdigit, p.name))) for p in checkpoints(run_folder))
-    summary = train(run_folder, resume=True, steps=newest + 2000)
-    assert newest + 2000 <= summary["env_steps"] < newest + 2020
+    with stopped(helper := helper_of(process)):
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert gone([child.pid for child in children if child != helper])
+        assert set(Path("/dev/shm").iterdir()) <= before
+        newest = max(int(p.name) for p in checkpoints(run_folder))
+        view = Waker(helper)
+        summary = train(run_folder, view, resume=True, steps=newest + 10_000)
+    assert view.messages[0].startswith("waiting until") and gone([helper.pid])
+    (begun,) = [text for text in view.messages if text.startswith("going on from step")]
+    assert int(begun.split()[4].replace(",", "")) >= newest
+    assert newest + 10_000 <= summary["env_steps"] <= newest + 10_100
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert steps == sorted(steps)
 

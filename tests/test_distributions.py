@@ -10,7 +10,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed.ops.distributions import TanhNormal, distribution, parameter_size
+from seedbed.ops.distributions import TanhNormal, distribution, parameter_size, squash
 from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, action_array
 
 INF = float("inf")
@@ -18,6 +18,7 @@ LINE = Box((3,), (-INF,) * 3, (INF,) * 3)
 BOUNDED = Box((2,), (-2.0, 0.0), (1.0, 10.0))
 MIXED = Box((2,), (-1.0, -INF), (1.0, INF))
 SQUARE = Box((2, 2), (-1.0,) * 4, (1.0,) * 4)
+ONE_SIDED = Box((4,), (2.0, -INF, 0.0, -INF), (INF, 3.0, 1.0, INF))
 SPECS = (
     Discrete(5),
     MultiDiscrete((2, 3, 4)),
@@ -25,6 +26,7 @@ SPECS = (
     BOUNDED,
     MIXED,
     SQUARE,
+    ONE_SIDED,
     Box((), (0.0,), (1.0,)),
 )
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=9, max_size=9)
@@ -135,20 +137,23 @@ def test_tanh_normal_density_integrates_to_one_and_gives_the_entropy(mean, raw_s
 
 @pytest.mark.parametrize("mean", [-50.0, 0.0, 50.0])
 @pytest.mark.parametrize("raw_scale", [-30.0, 30.0])
-def test_actions_on_the_bounds_and_saturated_policies_stay_finite(mean, raw_scale):
+@pytest.mark.parametrize("box", [BOUNDED, Box((2,), (0.0, -INF), (INF, 3.0))])
+def test_actions_on_the_bounds_and_saturated_policies_stay_finite(mean, raw_scale, box):
     one = jnp.array([mean, mean, raw_scale, raw_scale])
 
     def log_prob(p, action):
-        return distribution(BOUNDED, p).log_prob(action)
+        return distribution(box, p).log_prob(action)
 
-    policy = distribution(BOUNDED, one)
-    low, high = jnp.array(BOUNDED.low), jnp.array(BOUNDED.high)
+    policy = distribution(box, one)
+    low, high = (
+        jnp.nan_to_num(jnp.array(bound), posinf=9, neginf=-9) for bound in (box.low, box.high)
+    )
     for action in (low, high, low - 1, high + 1, policy.sample(jax.random.key(0)), policy.mode()):
         value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(one, action)
         assert jnp.isfinite(value)
         assert all(jnp.isfinite(g).all() for g in grads)
     assert jnp.isfinite(policy.entropy())
-    assert jnp.isfinite(jax.grad(lambda p: distribution(BOUNDED, p).entropy())(one)).all()
+    assert jnp.isfinite(jax.grad(lambda p: distribution(box, p).entropy())(one)).all()
 
 
 def test_an_impossible_choice_is_never_taken_and_spoils_no_gradient():
@@ -173,7 +178,32 @@ def test_samples_follow_the_probabilities():
     np.testing.assert_allclose(draws.std(0), policy.scale[0], rtol=0.03)
 
 
-def test_one_sided_or_empty_bounds_are_refused():
-    for low, high in (((0.0,), (INF,)), ((1.0,), (1.0,))):
-        with pytest.raises(SeedbedError, match="give every element both bounds"):
-            distribution(Box((1,), low, high), jnp.zeros(2))
+def test_squashing_reaches_each_bound_and_nothing_beyond():
+    x = jnp.array([[-60.0] * 4, [-1.0] * 4, [0.0] * 4, [1.0] * 4, [60.0] * 4])
+    clipped = squash(ONE_SIDED, x, "clip")
+    assert clipped[1:4].tolist() == [[2, 1, 0, -1], [3, 2, 0.5, 0], [4, 3, 1, 1]]
+    soft = squash(ONE_SIDED, x, "tanh")
+    np.testing.assert_allclose(soft[2], [2 + np.log(2), 3 - np.log(2), 0.5, 0], rtol=1e-6)
+    for y in (clipped, soft):
+        np.testing.assert_allclose(y[0, [0, 2]], [2, 0], atol=1e-6)
+        np.testing.assert_allclose(y[-1, [1, 2]], [3, 1], atol=1e-6)
+        assert (np.diff(y, axis=0) >= 0).all() and (y[-1, [0, 3]] > 50).all()
+
+
+@pytest.mark.parametrize(("spec", "sign"), [(((2.0,), (INF,)), 1), (((-INF,), (3.0,)), -1)])
+def test_a_density_with_one_bound_is_that_of_what_is_squashed(spec, sign):
+    box = Box((1,), *spec)
+    x = np.linspace(-8, 30, 39)
+    policy = distribution(box, jnp.tile(jnp.array([sign * 0.5, 0.3], jnp.float32), (39, 1)))
+    edge = spec[0][0] if sign > 0 else spec[1][0]
+    y = edge + sign * np.logaddexp(0, x)
+    scale = np.log1p(np.exp(0.3)) + 1e-3
+    wanted = scipy.stats.norm.logpdf(x, 0.5, scale) + np.logaddexp(0, -x)
+    got = policy.log_prob(jnp.asarray(y[:, None], jnp.float32))
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=2e-3)
+
+
+def test_empty_bounds_are_refused():
+    for low, high in ((1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0), (1e9, 1e9 + 1)):
+        with pytest.raises(SeedbedError, match="give every element low < high"):
+            distribution(Box((1,), (low,), (high,)), jnp.zeros(2))

@@ -213,9 +213,38 @@ def test_batch_sizes_reach_from_one_to_all(groups, platform):
     assert sizes[0] == 1 and sizes[-1] == groups and list(sizes) == sorted(set(sizes))
 
 
-def test_stack_of_one_adds_a_channel_axis():
-    flag = np.zeros((2, 1), bool)
-    steps = Timestep(
-        np.ones((2, 1, 3, 2), np.uint8), np.zeros((2, 1), np.float32), flag, flag, flag
-    )
-    assert stack_timesteps(steps, 1).observation.shape == (2, 1, 3, 2, 1)
+TREE = {
+    "bytes": ArraySpec((3, 2), "uint8"),
+    "image": ArraySpec((2, 3, 2), "float32"),
+    "matrix": ArraySpec((2, 3), "float32"),
+    "number": ArraySpec((), "int32"),
+    "vector": ArraySpec((4,), "float32"),
+}
+
+
+@pytest.mark.parametrize("stack", [1, 2, 3])
+def test_every_array_is_stacked_along_its_last_axis(stack):
+    rows, size, rng = 6, 2, np.random.default_rng(stack)
+    first = rng.random((stack - 1 + rows, size)) < 0.4
+    observation = {
+        name: rng.integers(1, 200, (*first.shape, *leaf.shape)).astype(leaf.dtype)
+        for name, leaf in TREE.items()
+    }
+    steps = Timestep(observation, np.zeros(first.shape, np.float32), first, first, first)
+    got = stack_timesteps(steps, stack)
+    spec = stacked_spec(EnvSpec(TREE, Discrete(2)), stack).observation
+    np.testing.assert_array_equal(got.first, first[stack - 1 :])
+    for name, leaf in observation.items():
+        if name == "bytes" or (name == "number" and stack > 1):
+            leaf = leaf[..., None]
+        assert spec[name].dtype == got.observation[name].dtype == leaf.dtype
+        assert spec[name].shape == got.observation[name].shape[2:]
+        for row in range(rows):
+            for env in range(size):
+                frames, visible = [], True
+                for back in range(stack):
+                    now = row + stack - 1 - back
+                    frames.insert(0, leaf[now, env] * visible)
+                    visible &= not first[now, env]
+                wanted = np.concatenate(frames, axis=-1) if leaf.ndim > 2 else frames[0]
+                np.testing.assert_array_equal(got.observation[name][row, env], wanted)

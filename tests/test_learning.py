@@ -107,7 +107,7 @@ def test_observation_statistics_are_those_of_all_devices():
     from seedbed.agents.impala import Impala
 
     spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
-    agent = Impala(spec=spec, total_updates=100, unroll=5, batch=8, normalise_observations=True)
+    agent = Impala(spec=spec, unroll=5, batch=8, normalise_observations=True)
 
     def learn(devices):
         learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))

@@ -10,7 +10,7 @@ import pytest
 from seedbed import presets
 from seedbed.envs.atari import AtariEnv
 from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.presets import TrainConfig, from_json, resolve, to_json
+from seedbed.presets import TrainConfig, from_json, resolve, resolve_env, to_json
 from seedbed.runtime.config import CentralConfig
 from seedbed.types import SeedbedError, is_on_device
 
@@ -70,7 +70,9 @@ def test_preset_free_environments():
     assert config.name == "ALE/MsPacman-v5/impala"
     assert config.agent == resolve("pong").agent
     assert isinstance(resolve("Acrobot-v1").env, GymEnv)
-    assert resolve("my_pkg:make_env").env == FactoryEnv("my_pkg:make_env")
+    assert resolve_env("my_pkg:make_env") == FactoryEnv("my_pkg:make_env")
+    with pytest.raises(SeedbedError, match="no module 'my_pkg'; install it or start in its folder"):
+        resolve("my_pkg:make_env")
 
 
 def test_an_agent_of_ones_own():

@@ -101,15 +101,6 @@ def atari_r2d2(env: AtariEnv) -> TrainConfig:
     return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
 
 
-ATARI: dict[str, Callable[[AtariEnv], TrainConfig]] = {
-    "impala": atari_impala,
-    "ppo": atari_ppo,
-    "dqn": atari_dqn,
-    "r2d2": atari_r2d2,
-}
-"""Agents for any Atari game, on a workstation."""
-
-
 def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> TrainConfig:
     config = maker(AtariEnv("pong", stickiness=0.0), **options)
     return dataclasses.replace(

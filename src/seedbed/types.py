@@ -283,7 +283,7 @@ class HostEnvConfig(Protocol):
 
     @property
     def frame_stack(self) -> int:
-        """Frames that the runtime stacks along the last axis of image observations."""
+        """Observations that the runtime stacks along the last axis of each of their arrays."""
         ...
 
     @property
@@ -372,3 +372,7 @@ def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
 
 class SeedbedError(Exception):
     """A failure that the user can mend; its text names the thing, its value and the remedy."""
+
+
+class StorageError(SeedbedError):
+    """The disk refused to store something. Nothing else is wrong, and training can go on."""

@@ -91,7 +91,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     def _network(self) -> ActorCritic:
         return ActorCritic(
             parameter_size=parameter_size(self._env().action),
-            image=self._image_torso(),
+            image=self.torso,
             sizes=self.hidden_sizes,
             value_sizes=self.value_sizes,
             activation=self.activation,

@@ -12,7 +12,7 @@ from jax import Array
 from seedbed import trees
 from seedbed.nets.convolution import Scaling
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import TorsoName, is_image
+from seedbed.nets.torsos import TorsoName, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import ArraySpec, EnvSpec, SeedbedError
@@ -41,8 +41,9 @@ class NetworkAgent:
     normalise_observations: bool = False
     """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
 
-    torso: Literal["auto"] | TorsoName = "auto"
-    """Network of images; auto is nature for images and mlp for everything else."""
+    torso: TorsoName = "auto"
+    """Network of images `[H, W, C]`. Auto is nature from 36 x 36 pixels and small from 20 x 20; smaller
+    images, and observations that are no images, are flattened into the mlp."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the mlp."""
     activation: ActivationName = "relu"
@@ -60,6 +61,9 @@ class NetworkAgent:
                 f"{self._name}.torso is {self.torso} but the environment shows no images [H, W, C]; "
                 "choose auto or mlp"
             )
+        if self.spec is not None and self.torso == "auto":
+            for leaf in trees.leaves(self.spec.observation):
+                auto_torso(leaf.shape)
 
     def _initial_seen(self) -> Seen:
         return statistics.initial(self._env().observation) if self.normalise_observations else ()
@@ -88,11 +92,6 @@ class NetworkAgent:
             return ()
         sums = jax.tree.map(lambda leaf: leaf * weight, added)
         return statistics.absorb(seen, sums, jnp.float32(rows))
-
-    def _image_torso(self) -> TorsoName:
-        if self.torso == "auto":
-            return "nature" if self._sees_images() else "mlp"
-        return self.torso
 
     def _sees_images(self) -> bool:
         return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ class Normal:
 
 @dataclasses.dataclass(frozen=True)
 class TanhNormal:
-    """A normal squashed by tanh into [low, high]; elements without bounds stay normal.
+    """A normal squashed into its bounds: see `squash`; elements without bounds stay normal.
 
     Source: Haarnoja et al. (2018), appendix C, with the Jacobian in softplus form.
     """
@@ -180,15 +180,19 @@ class TanhNormal:
 
     def log_prob(self, action: Array) -> Array:
         """Log-density, finite also on the bounds, where `action` receives no gradient."""
-        bounded, middle, half = self._bounds()
+        b = self._bounds()
         y = action.reshape(self.base.mean.shape)
-        unit = jnp.clip((y - middle) / half, -1.0 + _UNIT_MARGIN, 1.0 - _UNIT_MARGIN)
+        unit = jnp.clip((y - b.middle) / b.half, -1.0 + _UNIT_MARGIN, 1.0 - _UNIT_MARGIN)
         # The inner where keeps the unused branch, and so its gradient, finite.
-        x = jnp.where(bounded, jnp.arctanh(jnp.where(bounded, unit, 0.0)), y)
+        x = jnp.where(b.both, jnp.arctanh(jnp.where(b.both, unit, 0.0)), y)
+        if b.single.any():
+            beyond = jnp.where(b.single, b.side * (y - b.edge), 1.0)
+            beyond = jnp.maximum(beyond, _UNIT_MARGIN)
+            x = jnp.where(b.single, b.side * (beyond + jnp.log(-jnp.expm1(-beyond))), x)
         return (self.base.log_prob_flat(x) - self._log_slope(x)).sum(-1)
 
     def entropy(self) -> Array:
-        """Differential entropy in nats; the tanh's share by quadrature (see `_NODES`)."""
+        """Differential entropy in nats; the squashing's share by quadrature (see `_NODES`)."""
         slope = sum(
             float(w) * self._log_slope(self.base.mean + float(z) * self.base.scale)
             for z, w in zip(_NODES, _WEIGHTS, strict=True)
@@ -204,34 +208,64 @@ class TanhNormal:
 
     def _log_slope(self, x: Array) -> Array:
         """Log of d action / d x, `[..., D]`; log(1 - tanh(x)^2) without cancellation."""
-        bounded, _, half = self._bounds()
-        slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) + np.log(half)
-        return jnp.where(bounded, slope, 0.0)
+        b = self._bounds()
+        slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) + np.log(b.half)
+        slope = jnp.where(b.both, slope, 0.0)
+        if b.single.any():
+            slope = jnp.where(b.single, -jax.nn.softplus(-b.side * x), slope)
+        return slope
 
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _bounds(self) -> _Bounds:
         return _bounds(self.low, self.high, self.base.mean.ndim)
 
 
 def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
-    """Brings x `[..., D]` into the Box's bounds, the unit interval onto them: actions `[..., *shape]`.
+    """Brings x `[..., D]` into the Box's bounds: actions `[..., *shape]`.
 
-    Elements without bounds stay as they are.
+    By tanh, an element between two bounds is its tanh, scaled to them, and one with a single bound lies
+    a softplus away from that. By clip, -1 is the lower bound and 1 the upper; an element with a single
+    bound keeps its unit. Elements without bounds stay as they are.
     """
-    bounded, middle, half = _bounds(action.low, action.high, x.ndim)
-    y = jnp.where(bounded, middle + half * jnp.tanh(x), x) if by == "tanh" else middle + half * x
+    b = _bounds(action.low, action.high, x.ndim)
+    if by == "clip":
+        y = b.middle + b.half * x
+    else:
+        y = jnp.where(b.both, b.middle + b.half * jnp.tanh(x), x)
+        if b.single.any():
+            y = jnp.where(b.single, b.edge + b.side * jax.nn.softplus(b.side * x), y)
     # The sum may round to just outside.
     y = jnp.clip(y, _aligned(action.low, x.ndim), _aligned(action.high, x.ndim))
     return y.reshape(*y.shape[:-1], *action.shape)
 
 
-def _bounds(
-    low: tuple[float, ...], high: tuple[float, ...], rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
-    bounded = np.isfinite(_aligned(low, rank))
-    least = np.where(bounded, _aligned(low, rank), np.float32(-1))
-    most = np.where(bounded, _aligned(high, rank), np.float32(1))
-    return bounded, (least + most) / 2, (most - least) / 2
+class _Bounds(NamedTuple):
+    """Bounds of the elements of a Box, each `[1, ..., 1, D]`."""
+
+    both: np.ndarray  # whether there are two
+    single: np.ndarray  # whether there is one
+    middle: np.ndarray  # between two; one unit from a single bound, and 0 where there is none
+    half: np.ndarray  # half the width between two; 1 elsewhere
+    side: (
+        np.ndarray
+    )  # float32: 1 above a single lower bound, -1 below a single upper one, 0 elsewhere
+    edge: np.ndarray  # that bound; 0 elsewhere
+
+
+def _bounds(low: tuple[float, ...], high: tuple[float, ...], rank: int) -> _Bounds:
+    least, most = _aligned(low, rank), _aligned(high, rank)
+    below, above = np.isfinite(least), np.isfinite(most)
+    both = below & above
+    side = below.astype(np.float32) - above.astype(np.float32)
+    edge = np.where(both, 0, np.where(below, least, 0) + np.where(above, most, 0))
+    least, most = np.where(both, least, edge + side - 1), np.where(both, most, edge + side + 1)
+    return _Bounds(
+        both=both,
+        single=below != above,
+        middle=(least / 2 + most / 2).astype(np.float32),
+        half=(most / 2 - least / 2).astype(np.float32),
+        side=side,
+        edge=edge.astype(np.float32),
+    )
 
 
 def _aligned(bound: tuple[float, ...], rank: int) -> np.ndarray:
@@ -260,18 +294,18 @@ def distribution(action: ActionSpec, parameters: Array) -> Distribution:
     check_bounds(action)
     mean, raw_scale = jnp.split(parameters, 2, axis=-1)
     normal = Normal(mean, jax.nn.softplus(raw_scale) + _MIN_SCALE, action.shape)
-    if not np.isfinite(action.low).any():
+    if not np.isfinite([*action.low, *action.high]).any():
         return normal
     return TanhNormal(normal, action.low, action.high)
 
 
 def check_bounds(action: Box) -> None:
-    """Raises SeedbedError unless each element has both bounds, or neither."""
-    low, high = np.asarray(action.low), np.asarray(action.high)
-    if (np.isfinite(low) != np.isfinite(high)).any() or (low >= high).any():
+    """Raises SeedbedError unless every element has room between its bounds, which may be infinite."""
+    low, high = (np.asarray(bound, np.float32) for bound in (action.low, action.high))
+    if not (low < high).all():
         raise SeedbedError(
-            f"action bounds low={action.low}, high={action.high} are empty or one-sided; "
-            "give every element both bounds, low < high, or neither"
+            f"action bounds low={action.low}, high={action.high} are empty; give every element "
+            "low < high, where -inf and inf are no bounds"
         )
 
 

@@ -114,6 +114,9 @@ class FusedConfig:
     """Environments of an agent that learns from replay; others have as many as an update has unrolls."""
     unroll: int = 8
     """Steps of each of these between updates; other agents say so themselves."""
+    euler_share: float = 0.0
+    """Share of the steps, from the first, that train with Euler's integrator, which is faster; the rest
+    train with the environment's own, and evaluations always use that."""
     devices: tuple[int, ...] = (0,)
     """Indices of the devices among which the environments are divided."""
     evaluate_every: int = 0
@@ -136,6 +139,8 @@ class FusedConfig:
             _at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             _at_least(field, getattr(self, field), 0.1)
+        if not 0 <= self.euler_share <= 1:
+            raise SeedbedError(f"euler_share is {self.euler_share}: it must be from 0 to 1")
         _different_devices("devices", self.devices)
         self.variations  # noqa: B018  raises
 
@@ -161,6 +166,15 @@ class FusedConfig:
     def member_seeds(self) -> tuple[int, ...]:
         """The seed of each member of the population."""
         return tuple(self.seed + i % self.seeds for i in range(len(self.variations)))
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """What tells the members of the population apart, such as `seed 3, learning_rate 0.001`."""
+        members = zip(self.member_seeds, self.variations, strict=True)
+        return tuple(
+            ", ".join([f"seed {seed}", *(f"{name} {value:g}" for name, value in varied.items())])
+            for seed, varied in members
+        )
 
 
 def _cores() -> int:

@@ -26,7 +26,7 @@ from seedbed.runtime.reporting import (
 )
 from seedbed.runtime.rollout import Carry, Iteration
 from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Agent, Environment, SeedbedError
+from seedbed.types import Agent, Environment, SeedbedError, StorageError
 
 
 def train(
@@ -44,8 +44,10 @@ def train(
         interrupted = stack.enter_context(stopping_signals(stop, view))
         program = Program(env, agent, config)
         carry, start, transitions, episodes = _begin(program, run, view)
-        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, start.env_steps)))
-        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        log = MetricsLog(run.path, start.env_steps, view.message)
+        stack.callback(log.close)
+        writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
+        stack.enter_context(writer)
         view.message("compiling")
         program.compile(carry)
         progress = _Progress(program, carry, start, transitions, episodes, begun - start.wall_s)
@@ -151,7 +153,7 @@ class _Driver:
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
-        self._writer.save(*progress.checkpoint())  # at once: there is always one to go back to
+        self._save(*progress.checkpoint())  # at once: there is always one to go back to
         every = config.evaluate_every or config.steps + 1
         next_evaluation = (progress.env_steps // every + 1) * every
         while not progress.done and not stop.is_set():
@@ -164,12 +166,12 @@ class _Driver:
                 next_evaluation = (progress.env_steps // every + 1) * every
                 self._evaluate()
             elif save.due():
-                self._writer.save(*progress.checkpoint())
+                self._save(*progress.checkpoint())
 
     def finish(self, interrupted: threading.Event) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary."""
         if interrupted.is_set():
-            self._writer.save(*self._progress.checkpoint())
+            self._save(*self._progress.checkpoint())
         else:
             self._evaluate()
         metrics = self._metrics("log")
@@ -186,29 +188,27 @@ class _Driver:
         try:
             results = progress.program.evaluate(progress.carry, seed)
         except SeedbedError:
-            self._writer.save(*progress.checkpoint())  # what was learned is not lost with it
+            self._save(*progress.checkpoint())  # what was learned is not lost with it
             raise
         spent = time.monotonic() - begun  # does not count in rates and shares
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
         best = int(np.argmax(scores))
-        self._evaluated = {f"evaluation/{name}": value for name, value in results[best].items()}
+        name = config.member_names[best]
+        self._evaluated, text = _evaluated(results, scores, name)
         self._evaluated["evaluation/env_steps"] = step
-        text = f"evaluation at {step:,} steps: return "
-        if len(results) > 1:
-            self._evaluated["evaluation/seeds"] = scores
-            chosen = [f"seed {config.member_seeds[best]}"]
-            chosen += [f"{name} {value:g}" for name, value in config.variations[best].items()]
-            text += (
-                f"{np.median(scores):.1f} (median of {len(scores)} runs, {min(scores):.1f} to "
-                f"{max(scores):.1f}; best: {', '.join(chosen)})"
-            )
-        else:
-            mean, deviation = scores[0], results[0]["episode_return_std"]
-            text += f"{mean:.2f} +- {deviation:.2f} ({results[0]['episodes']} episodes)"
-        self._view.message(text)
+        self._view.message(f"evaluation at {step:,} steps: return {text}")
         at, carry, metadata = progress.checkpoint()
-        self._writer.save(at, carry, metadata | {"best_seed": best}, score=scores[best])
+        self._save(at, carry, metadata | {"best_seed": best}, scores[best])
+
+    def _save(
+        self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Saves a checkpoint; shows a message if an earlier one could not be written."""
+        try:
+            self._writer.save(step, carry, metadata, score)
+        except StorageError as error:
+            self._view.message(f"{error}; training goes on")
 
     def _metrics(self, purpose: str) -> dict[str, Any]:
         """One line of metrics; rates are since the last for this purpose."""
@@ -236,6 +236,28 @@ class _Driver:
             **_shares((progress.busy_s - busy_before) / passed),
             **self._evaluated,
         }
+
+
+def _evaluated(
+    results: list[dict[str, Any]], scores: list[float], best: str
+) -> tuple[dict[str, Any], str]:
+    """Returns the metrics of an evaluation of every member, and the same in words.
+
+    The result of several members is the median of each figure. `best` names the member with the largest of
+    the `scores`, which are the mean returns.
+    """
+    medians = {name: np.median([result[name] for result in results]) for name in results[0]}
+    medians["episodes"] = results[0]["episodes"]  # the same for all, and a whole number
+    metrics = {f"evaluation/{name}": value for name, value in medians.items()}
+    mean, deviation = medians["episode_return_mean"], medians["episode_return_std"]
+    if len(results) == 1:
+        return metrics, f"{mean:.2f} +- {deviation:.2f} ({medians['episodes']} episodes)"
+    metrics["evaluation/seeds"] = scores
+    metrics["evaluation/best_return"], metrics["evaluation/best_member"] = max(scores), best
+    return metrics, (
+        f"{mean:.2f} (median of {len(scores)} members, from {min(scores):.2f} to {max(scores):.2f}; the "
+        f"best, {best}, is what seedbed evaluate plays)"
+    )
 
 
 def _shares(busy: np.ndarray) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from seedbed.envs.wrappers import episode_statistics, resets_itself, training
+from seedbed.envs.wrappers import episode_statistics, resets_itself, training, with_integrator
 from seedbed.runtime import rollout
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.learning import AXIS, progress_of
@@ -46,11 +46,12 @@ class Program:
                 "which the runtime adds"
             )
         self.config, self.env = config, episode_statistics(training(env))
+        self._euler_env = _euler_env(env, config.euler_share)
         self.task = type(env).__name__
         self.agent = bind(agent, env.spec)
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
-        self._run: Callable[[Carry, np.ndarray], tuple[Carry, Iteration]] | None = None
+        self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Iteration]] | None = None
         self._play: Callable[..., Any] | None = None
 
     @property
@@ -103,36 +104,42 @@ class Program:
         """Compiles an iteration."""
 
         def step(
-            carry: Carry, options: dict[str, Array], progress: Array
+            carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
         ) -> tuple[Carry, Iteration]:
             varied = _varied(self.agent, options)
-            return rollout.iterate(varied, self.env, self.plan, self._axis, carry, progress)
+            move = rollout.moves(self.env, self._euler_env, use_euler)
+            return rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
 
         if self._axis is not None:
             specs = self.carry_specs
             step = jax.shard_map(
-                step, mesh=self._mesh, in_specs=(specs, P(), P()), out_specs=(specs, P())
+                step, mesh=self._mesh, in_specs=(specs, P(), P(), P()), out_specs=(specs, P())
             )
         elif self.members > 1:
-            step = jax.vmap(step)
+            step = jax.vmap(step, in_axes=(0, 0, 0, None))
+        use_euler = np.bool_(False)
         try:
             begun = self._progress([0] * self.members)
-            lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun)
+            lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
             compiled = lowered.compile()
         except jax.errors.TracerBoolConversionError as error:
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"
             ) from error
-        self._run = lambda carry, progress: compiled(carry, self._options, progress)
+        self._run = lambda carry, progress, use_euler: compiled(
+            carry, self._options, progress, np.bool_(use_euler)
+        )
 
     def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
         """Does one iteration; donates the carry. The report is on the host.
 
-        `done` are the transitions of each member of the population so far, which schedules follow.
+        `done` are the transitions of each member of the population so far, which schedules follow. All
+        members train with Euler's integrator until the last of them has done that share of its steps.
         """
         assert self._run is not None, "compile comes first"
-        carry, report = self._run(carry, self._progress(done))
+        use_euler = min(done) < self.config.euler_share * self.config.steps
+        carry, report = self._run(carry, self._progress(done), use_euler)
         return carry, jax.device_get(report)
 
     def _progress(self, done: Sequence[int]) -> np.ndarray:
@@ -182,6 +189,22 @@ def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
             f"choose them so that it is a whole number{hint}"
         )
     return Plan(config.envs, config.unroll, round(updates))
+
+
+def _euler_env(env: Environment, share: float) -> Environment | None:
+    """Returns what trains the first part of a run, as the runtime wraps it; None if `env` itself does.
+
+    Raises SeedbedError where the environment has no integrator to choose.
+    """
+    if not share:
+        return None
+    try:
+        other = with_integrator(env, "euler")
+    except SeedbedError as error:
+        raise SeedbedError(
+            f"euler_share is {share:g}, but {error}; train with --euler-share 0"
+        ) from error
+    return None if other == env else episode_statistics(training(other))
 
 
 def _varied(agent: Agent, options: dict[str, Array]) -> Agent:

@@ -14,13 +14,13 @@ import numpy as np
 
 from seedbed.replay.layout import Layout
 from seedbed.replay.replay import Replay, Sample
-from seedbed.runtime.checkpoint_writer import name_of
+from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.inference import Acted, Unroll
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
-from seedbed.types import ActorState, EnvSpec, ReplayAgent, SeedbedError, Timestep, Tree
+from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
 
 _BUFFERS = 2  # one is learned from while the other is filled
 _WAKE_S = 0.1
@@ -85,7 +85,7 @@ class ReplayFeed:
         )
         self.waited_s = 0.0  # for the learner to catch up, so far
         self._drawing_s = 0.0
-        self._saves = config.save_replay
+        self._saves, self._checkpoints = config.save_replay, run.checkpoints
         self._closed = threading.Event()
         self._finished = self._ended = False  # no more is appended; no batch is left either
         self._groups = pool.num_groups
@@ -199,12 +199,18 @@ class ReplayFeed:
             self._work.notify_all()
 
     def save(self, step: int) -> None:
-        """Saves what is kept under a checkpoint's name; where that fails people are told, no more."""
+        """Saves the replay under a checkpoint's name. If the disk refuses, this leaves a notice only.
+
+        Raises SeedbedError if the agent gives an item an invalid priority; the items published before it
+        are saved first.
+        """
         if not self._saves:
             return
+        # The checkpoints after the newest whole one may all have failed, so that one's replay stays.
+        whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
-            self.replay.save(name_of(step))
-        except SeedbedError as error:
+            self.replay.save(name_of(step), *whole)
+        except StorageError as error:
             self._notices.append(f"{error}; training goes on")
 
     def restore(self, step: int) -> str:

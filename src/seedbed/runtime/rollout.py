@@ -7,6 +7,7 @@ learning" (Anakin), and Freeman et al. (2021), "Brax".
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -31,6 +32,9 @@ from seedbed.types import (
     Trajectory,
     Tree,
 )
+
+Move = Callable[[EnvState, Tree], EnvState]
+"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
 
 
 class Plan(NamedTuple):
@@ -107,7 +111,8 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
     experience = agent.experience
     if not isinstance(experience, Replay):
         return carry
-    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, env, plan, None, key), carry)
+    move = simd.vectorize(env.step)
+    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, move, plan, None, key), carry)
     template = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
     )
@@ -118,20 +123,32 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
     )
 
 
+def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
+    """Returns what steps `env`, or instead of it `euler_env`, if there is one, where `use_euler` is true.
+
+    `use_euler` is one bool for all environments, so that only one of the two is ever computed.
+    """
+    own = simd.vectorize(env.step)
+    if euler_env is None:
+        return own
+    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
+
+
 def iterate(
-    agent: Agent, env: Environment, plan: Plan, axis: str | None, carry: Carry, progress: Array
+    agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
 ) -> tuple[Carry, Iteration]:
     """Acts for an unroll in every environment and learns from it, or from replay with it added.
 
-    `env` resets itself and has `episode_statistics` outermost. `progress` is that of the learner's state,
-    before this iteration. Over a mapped `axis` each device has its share of the environments.
+    `move` steps environments that reset themselves and have `episode_statistics` outermost. `progress` is
+    that of the learner's state, before this iteration. Over a mapped `axis` each device has its share of
+    the environments.
     """
     act_key, learn_key = jax.random.split(carry.key)
     first, begun = simd.stamp(carry.env.timestep.first)
     opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
     learner, actor = carry.learner._replace(progress=progress), carry.actor
     carry, rows, ended, environment = unroll(
-        agent, env, plan, axis, act_key, carry._replace(env=opened, learner=learner)
+        agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
     )
     reward, acted = simd.stamp(rows.timesteps.reward)
     rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
@@ -195,7 +212,7 @@ def _learn(
 
 
 def unroll(
-    agent: Agent, env: Environment, plan: Plan, axis: str | None, key: Array, carry: Carry
+    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
 ) -> tuple[Carry, Rows, Ended, Array]:
     """Acts in every environment for the plan's unroll; the key is folded, not consumed.
 
@@ -204,7 +221,6 @@ def unroll(
     batch = carry.env.timestep.first.shape[0]
     begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
     env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
-    move = simd.vectorize(env.step)
     params = carry.learner.params
     replaying = isinstance(agent.experience, Replay)
 

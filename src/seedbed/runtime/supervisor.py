@@ -30,7 +30,7 @@ from seedbed.runtime.metrics import (
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Start, View
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError
+from seedbed.types import Agent, HostEnvConfig, LearnerState, StorageError
 
 
 class Setup(NamedTuple):
@@ -305,23 +305,28 @@ class Supervisor:
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
             # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
-            # is whole, as the replays of two are kept.
+            # is whole or has failed, as the replay of the newest whole one stays.
             try:
                 self._writer.wait()
-            except SeedbedError as error:
+            except StorageError as error:
                 self._tell(error)
-            setup.feed.save(start.env_steps)
-        self._write(snapshot)
+            try:
+                setup.feed.save(start.env_steps)
+            finally:  # an invalid priority ends the run, but not before this checkpoint
+                self._write(snapshot)
+            for notice in setup.feed.take_notices():
+                self._view.message(notice)
+        else:
+            self._write(snapshot)
         return snapshot
 
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
         try:
             self._writer.save(*snapshot, score=score)
-        except SeedbedError as error:  # of the one before
+        except StorageError as error:  # of the one before
             self._tell(error)
-            self._writer.save(*snapshot, score=score)
 
-    def _tell(self, error: SeedbedError) -> None:
+    def _tell(self, error: StorageError) -> None:
         """Tells of a checkpoint that could not be written: the next may be; at the end it stops the run."""
         self._view.message(f"{error}; training goes on")
 
