@@ -512,14 +512,13 @@ def test_ppo_bootstraps_at_a_truncation():
     assert abs(found["episode_return_mean"] + 0.8) < 0.03
     zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
     steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
-    _, value, _ = program.agent._evaluate(carry.learner.params, steps, ())
+    _, value, _ = program.agent._evaluate(carry.learner.params, steps, (), ())
     np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
 
 
 def test_impala_learns_in_the_fused_runtime():
     agent = Impala(
         unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
-        reward_clip=0.0,
     )  # fmt: skip
     program, carry, report = run_program(DelayProbe(), agent, 150)
     assert carry.learner.updates == 150
