@@ -24,6 +24,7 @@ LINE = Box((3,), (-INF,) * 3, (INF,) * 3)
 BOUNDED = Box((2,), (-2.0, 0.0), (1.0, 10.0))
 MIXED = Box((2,), (-1.0, -INF), (1.0, INF))
 SQUARE = Box((2, 2), (-1.0,) * 4, (1.0,) * 4)
+ONE_SIDED = Box((4,), (2.0, -INF, 0.0, -INF), (INF, 3.0, 1.0, INF))
 SPECS = (
     Discrete(5),
     MultiDiscrete((2, 3, 4)),
@@ -31,6 +32,7 @@ SPECS = (
     BOUNDED,
     MIXED,
     SQUARE,
+    ONE_SIDED,
     Box((), (0.0,), (1.0,)),
 )
 SCALES = Scales(initial=0.7, least=0.001)
@@ -191,7 +193,19 @@ def test_samples_follow_the_probabilities():
     np.testing.assert_allclose(draws.std(0), policy.scale[0], rtol=0.03)
 
 
-def test_one_sided_or_empty_bounds_are_refused():
-    for low, high in (((0.0,), (INF,)), ((1.0,), (1.0,))):
-        with pytest.raises(SeedbedError, match="give every element both bounds"):
-            policy_of(Box((1,), low, high), jnp.zeros(2))
+def test_squashing_reaches_each_bound_and_nothing_beyond():
+    x = jnp.array([[-60.0] * 4, [-1.0] * 4, [0.0] * 4, [1.0] * 4, [60.0] * 4])
+    clipped = squash(ONE_SIDED, x, "clip")
+    assert clipped[1:4].tolist() == [[2, 1, 0, -1], [3, 2, 0.5, 0], [4, 3, 1, 1]]
+    soft = squash(ONE_SIDED, x, "tanh")
+    np.testing.assert_allclose(soft[2], [2 + np.log(2), 3 - np.log(2), 0.5, 0], rtol=1e-6)
+    for y in (clipped, soft):
+        np.testing.assert_allclose(y[0, [0, 2]], [2, 0], atol=1e-6)
+        np.testing.assert_allclose(y[-1, [1, 2]], [3, 1], atol=1e-6)
+        assert (np.diff(y, axis=0) >= 0).all() and (y[-1, [0, 3]] > 50).all()
+
+
+def test_empty_bounds_are_refused():
+    for low, high in ((1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0), (1e9, 1e9 + 1)):
+        with pytest.raises(SeedbedError, match="give every element low < high"):
+            policy_of(Box((1,), (low,), (high,)), jnp.zeros(2))

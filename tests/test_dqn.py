@@ -44,7 +44,7 @@ PROBE = Dqn(
 
 def bound(agent, action=None, observation=None):
     spec = EnvSpec(observation or ArraySpec((4,), "float32"), action or Discrete(3))
-    return bind(agent, spec, 100)
+    return bind(agent, spec)
 
 
 def items_of(agent, seed=0):

@@ -69,7 +69,7 @@ THREE = Discrete(3)
 
 
 def bound(agent, action=THREE):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), 100)
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 def initial(agent):
@@ -243,18 +243,26 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
 
 
-def test_the_step_size_falls_to_zero_and_updates_are_counted():
-    agent = bind(dataclasses.replace(SMALL, optimizer="adam"), bound(SMALL).spec, 2)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_step_size_falls_with_progress_to_zero(optimizer):
+    agent = bound(dataclasses.replace(SMALL, optimizer=optimizer))
     state = initial(agent)
     grads, output = gradient_function(agent)(state, trajectory_of(agent))
-    apply, sizes = jax.jit(agent.apply), []
-    for _ in range(3):
-        after = apply(state, grads, output)
-        moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
+    sizes = []
+    for progress in (0.0, 0.25, 0.5, 1.0):
+        before = state._replace(progress=jnp.float32(progress))
+        after = jax.jit(agent.apply)(before, grads, output)
+        moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, before.params)
         sizes.append(float(max(jax.tree.leaves(moved))))
-        state = after
-    np.testing.assert_allclose(sizes, [6e-4, 3e-4, 0], rtol=1e-2)
-    assert state.updates == 3
+        assert after.updates == 1 and after.progress == progress
+    np.testing.assert_allclose(np.array(sizes) / sizes[0], [1, 0.75, 0.5, 0], rtol=1e-2)
+    if optimizer == "adam":
+        np.testing.assert_allclose(sizes[0], 6e-4, rtol=1e-2)
+    constant = dataclasses.replace(agent, learning_rate_decay=False)
+    late = state._replace(progress=jnp.float32(0.9))
+    after = jax.jit(constant.apply)(late, grads, output)
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
+    np.testing.assert_allclose(max(jax.tree.leaves(moved)), sizes[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
@@ -333,8 +341,12 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
         bound(Impala(torso="nature"))
     with pytest.raises(SeedbedError, match="bind the agent"):
         Impala().init(KEY)
+    channels_first = EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3))
+    with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
+        Impala(spec=channels_first)
+    Impala(spec=channels_first, torso="mlp")
     camera = EnvSpec({"camera": ArraySpec((84, 84, 4), "uint8")}, Discrete(3))
-    assert bind(Impala(), camera, 1)._network().image == "nature"
+    assert bind(Impala(), camera)._network().image == "nature"
     assert bound(Impala())._network().image == "mlp"
 
 
@@ -345,7 +357,7 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
     with pytest.raises(SystemExit):
         options.override(presets.resolve("pong"), [], show_help=True)
     text = capsys.readouterr().out
-    assert "trace-decay" in text and "agent.spec" not in text and "total-updates" not in text
+    assert "trace-decay" in text and "agent.spec" not in text
 
 
 def value_at(trainer, observation):

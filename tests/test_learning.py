@@ -109,12 +109,7 @@ def test_statistics_are_those_of_all_devices():
 
     spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
     agent = Impala(
-        spec=spec,
-        total_updates=100,
-        unroll=5,
-        batch=8,
-        normalise_observations=True,
-        normalise_returns=True,
+        spec=spec, unroll=5, batch=8, normalise_observations=True, normalise_returns=True
     )
 
     def learn(devices):

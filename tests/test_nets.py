@@ -11,7 +11,7 @@ from seedbed.nets.convolution import Scaling
 from seedbed.nets.heads import DuelingHead, PolicyHead, ValueHead
 from seedbed.nets.policy import ActorCritic, rescale_values
 from seedbed.nets.recurrent import LSTM, LSTMState, initial_lstm_state
-from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso
+from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso, auto_torso
 from seedbed.types import SeedbedError
 
 KEY = jax.random.key(0)
@@ -138,9 +138,51 @@ def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
 
 def test_nature_refuses_small_images_and_the_others_take_them():
     x = images((2, 10, 10, 4))
-    with pytest.raises(SeedbedError, match="choose torso resnet or mlp"):
+    with pytest.raises(SeedbedError, match="choose torso auto, resnet or mlp"):
         Nature().init(KEY, x)
     assert build(DeepResNet((4,)), x)[0].shape == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("shape", "torso"),
+    [
+        ((84, 96, 3), "nature"),
+        ((36, 36, 1), "nature"),
+        ((35, 99, 1), "small"),
+        ((20, 20, 9), "small"),
+        ((19, 99, 3), "mlp"),
+        ((7, 7, 20), "mlp"),
+        ((19, 99), "mlp"),
+        ((5000,), "mlp"),
+        ((), "mlp"),
+        ((3, 84, 84), "channels first: transpose it to"),
+        ((84, 84), "without channels"),
+        ((4, 84, 84, 3), "more axes than an image"),
+    ],
+)
+def test_auto_takes_the_largest_torso_that_fits_and_guesses_nothing(shape, torso):
+    if " " not in torso:
+        assert auto_torso(shape) == torso
+        return
+    with pytest.raises(SeedbedError, match=f"{torso}.*or choose torso mlp, which flattens it"):
+        auto_torso(shape)
+
+
+def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
+    leaves = {
+        "far": np.zeros((1, 40, 40, 1), np.int32),
+        "near": np.ones((1, 20, 20, 1), np.float32),
+        "cells": np.ones((1, 7, 7, 3), np.int16),
+        "count": np.ones(1, np.int32),
+    }
+    torso = Torso("auto", (8,))
+    y, params = jax.eval_shape(lambda x: torso.init_with_output(KEY, x), leaves)
+    assert set(params["params"]) == {"Nature_0", "Small_0", "Mlp_0", "Mlp_1"}
+    assert y.shape == (1, 8 + 8 + 512 + 256) and y.dtype == np.float32
+    numbers = {"cells": leaves["cells"], "count": leaves["count"]}
+    got, params = build(torso, numbers)
+    floats = jax.tree.map(lambda x: x.astype(np.float32), numbers)
+    np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
 def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():

@@ -60,8 +60,8 @@ FREE = Box((2,), (-math.inf, -math.inf), (math.inf, math.inf))
 HALF = Box((2,), (-math.inf, 0.0), (math.inf, 4.0))
 
 
-def bound(agent, action=THREE, updates=100):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), updates)
+def bound(agent, action=THREE):
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 @functools.cache
@@ -360,12 +360,16 @@ def some_gradient():
 
 
 def steps_of(agent, kls):
-    """Sizes of the largest change of a weight in consecutive updates with these divergences."""
-    agent = bound(agent, updates=2)
+    """Sizes of the largest change of a weight in consecutive updates with these divergences.
+
+    Progress is 0, 1/2, 1, 1, ...
+    """
+    agent = bound(agent)
     state = agent.init(KEY)
     grads, output = some_gradient()
     sizes = []
-    for kl in kls:
+    for number, kl in enumerate(kls):
+        state = state._replace(progress=jnp.float32(min(1.0, number / 2)))
         metrics = output.metrics | {"kl": jnp.float32(kl)}
         after = agent.apply(state, grads, output._replace(metrics=metrics))
         moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
@@ -420,7 +424,7 @@ def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     agent = bound(agent)
     state, trajectory = initial(agent), trajectory_of(agent)
     run = jax.jit(learn, static_argnums=(0, 4))
-    after, metrics = run(agent, state, trajectory, KEY, None)
+    after, metrics, _ = run(agent, state, trajectory, KEY, None)
     assert after.updates == 12
     assert all(np.isfinite(x) for x in metrics.values())
     opening, seen = trajectory.timesteps.observation[0], after.params.seen
@@ -523,7 +527,7 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
     with pytest.raises(SystemExit):
         options.override(config, [], show_help=True)
     text = capsys.readouterr().out
-    assert "max-kl" in text and "agent.spec" not in text and "total-updates" not in text
+    assert "max-kl" in text and "agent.spec" not in text
 
 
 def value_at(trainer, observation):

@@ -10,7 +10,7 @@ import pytest
 from seedbed import presets
 from seedbed.envs.atari import AtariEnv
 from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.presets import TrainConfig, from_json, resolve, to_json
+from seedbed.presets import TrainConfig, from_json, resolve, resolve_env, to_json
 from seedbed.runtime.config import CentralConfig
 from seedbed.types import SeedbedError, is_on_device
 
@@ -23,7 +23,6 @@ class Inner:
 @dataclasses.dataclass(frozen=True)
 class Custom:
     spec: object = None
-    total_updates: int = 0
     inner: Inner = Inner()
     sizes: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))
     name: str | None = None
@@ -84,7 +83,9 @@ def test_preset_free_environments():
     assert config.name == "ALE/MsPacman-v5/impala"
     assert config.agent == resolve("pong").agent
     assert isinstance(resolve("Acrobot-v1").env, GymEnv)
-    assert resolve("my_pkg:make_env").env == FactoryEnv("my_pkg:make_env")
+    assert resolve_env("my_pkg:make_env") == FactoryEnv("my_pkg:make_env")
+    with pytest.raises(SeedbedError, match="no module 'my_pkg'; install it or start in its folder"):
+        resolve("my_pkg:make_env")
 
 
 def test_an_agent_of_ones_own():
@@ -95,7 +96,7 @@ def test_an_agent_of_ones_own():
 
 
 def test_configurations_round_trip_without_what_bind_fills():
-    agent = Custom(spec=object(), total_updates=5, inner=Inner((0.5,)), name="x")
+    agent = Custom(spec=object(), inner=Inner((0.5,)), name="x")
     config = TrainConfig(
         GymEnv("CartPole-v1", kwargs=(("render_mode", None),)),
         agent,
@@ -103,9 +104,7 @@ def test_configurations_round_trip_without_what_bind_fills():
         "cartpole/custom",
     )
     again = from_json(json.loads(json.dumps(to_json(config))))
-    assert again == dataclasses.replace(
-        config, agent=dataclasses.replace(agent, spec=None, total_updates=0)
-    )
+    assert again == dataclasses.replace(config, agent=dataclasses.replace(agent, spec=None))
 
 
 @pytest.mark.parametrize(

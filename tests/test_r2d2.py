@@ -63,7 +63,7 @@ PROBE = R2d2(
 
 
 def bound(agent):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), Discrete(3)), 100)
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), Discrete(3)))
 
 
 def items_of(agent, seed=0):

@@ -35,7 +35,7 @@ PROBE = Sac(batch=64, hidden_sizes=(32, 32), learning_rate=3e-3, gamma=0.9, targ
 
 
 def bound(agent=SMALL, action=BOX, size=4):
-    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action), 100)
+    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -336,7 +336,7 @@ def test_actions_it_cannot_take_are_refused_when_it_is_bound(action, remedy):
 
 
 def test_images_are_refused_when_it_is_bound():
-    spec = {"arm": ArraySpec((4,), "float32"), "camera": ArraySpec((8, 8, 3), "uint8")}
+    spec = {"arm": ArraySpec((4,), "float32"), "camera": ArraySpec((24, 24, 3), "uint8")}
     with pytest.raises(SeedbedError, match=r"Sac .* image of shape \(8, 8, 3\); choose agent ppo"):
         bind(SMALL, EnvSpec(spec, BOX), 100)
     assert bind(SMALL, EnvSpec({"keys": ArraySpec((8,), "uint8")}, BOX), 100).spec is not None

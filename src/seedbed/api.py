@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from seedbed.launch.programs import keep_programs
 from seedbed.presets import TrainConfig
 from seedbed.runtime import evaluation
 from seedbed.runtime.checkpoint import restore_best
-from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.reporting import View
 from seedbed.runtime.run_folder import RunFolder, default_path
 from seedbed.runtime.stacking import stacked_spec
@@ -63,13 +64,20 @@ def train(
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
     options = dataclasses.replace(config.runtime, **runtime_options)
+    if isinstance(options, CentralConfig):
+        options = options.resolved(config.agent)
     config = dataclasses.replace(config, runtime=options)
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
-    folder = RunFolder.resume(path) if resume else RunFolder.create(path)
+    folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     with folder.training(encoded), make_view(options.steps, config.name, str(path)) as view:
         summary = _train(config, folder, view)
     return {**summary, "run": str(path)}
+
+
+def _tell(text: str) -> None:
+    """Prints a message of the run's start: the view does not exist yet."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:
@@ -130,7 +138,8 @@ class Trained:
     forms: Forms
     agent: Agent  # bound
     params: Tree
-    step: int  # of the checkpoint: agent steps
+    step: int  # of the checkpoint: transitions
+    member: str = ""  # of a population, the best, such as `seed 3`
 
 
 def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
@@ -138,7 +147,7 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     folder = RunFolder.read(Path(run))
     config = presets.from_json(folder.read_config())
     forms = _forms(config.env)
-    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)), 1)
+    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
@@ -149,10 +158,12 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
             lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
-    if members > 1:
-        best = metadata.get("best_seed", 0)
-        state = jax.tree.map(lambda x: x[best], state)
-    return Trained(config.env, forms, agent, state.params, step)
+    if members == 1:
+        return Trained(config.env, forms, agent, state.params, step)
+    best = metadata.get("best_seed", 0)  # no evaluation has chosen yet
+    member = config.runtime.member_names[best]
+    params = jax.tree.map(lambda x: x[best], state.params)
+    return Trained(config.env, forms, agent, params, step, member)
 
 
 def make_gymnasium(
@@ -216,6 +227,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, in its own or another environment of its shape.
 
+    Of a population it plays the member that its evaluation found best, and names it in `member`.
+
     An on-device environment's Gymnasium task, such as Ant-v5, is made with the observation options that
     the policy was trained with; all else is Gymnasium's default, and so is the return.
     """
@@ -233,7 +246,8 @@ def evaluate(
         result = evaluation.evaluate(
             env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
         )
-    return {**result, "env_steps": trained.step}
+    played = {"member": trained.member} if trained.member else {}
+    return {**result, "env_steps": trained.step, **played}
 
 
 def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvConfig | Environment:

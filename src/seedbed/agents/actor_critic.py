@@ -112,7 +112,8 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         return LearnerState(
             params=Params(weights, seen),
             optimizer_state=self._optimizer().init(weights),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=LearningStatistics(
                 returns=returns, sums=_zero_sums(seen, returns), parts=jnp.zeros((), jnp.int32)
             ),
@@ -250,7 +251,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     def _network(self) -> ActorCritic:
         return ActorCritic(
             parameter_size=parameter_size(self._env().action),
-            image=self._image_torso(),
+            image=self.torso,
             sizes=self.hidden_sizes,
             value_sizes=self.value_sizes,
             activation=self.activation,

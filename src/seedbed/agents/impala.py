@@ -57,7 +57,7 @@ class Impala(ActorCriticAgent):
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
     learning_rate_decay: bool = True
-    """Whether the step size falls linearly to 0 over the training."""
+    """Whether the step size falls linearly to 0 with the steps that are left of the training."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Which optimizer."""
     max_gradient_norm: float = 40.0
@@ -103,10 +103,10 @@ class Impala(ActorCriticAgent):
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output."""
-        changes, optimizer_state = self._optimizer().update(
-            grads.weights, state.optimizer_state, state.params.weights
-        )
-        weights = optax.apply_updates(state.params.weights, changes)
+        changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
+        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
+        rate = jnp.float32(self.learning_rate) * left
+        weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
         state = state._replace(optimizer_state=optimizer_state)
         return self._finish_minibatch(state, weights, grads, output)
 
@@ -158,14 +158,12 @@ class Impala(ActorCriticAgent):
         return loss, (output, vtrace.targets)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        rate: optax.ScalarOrSchedule = self.learning_rate
-        if self.learning_rate_decay and self.total_updates:
-            rate = optax.linear_schedule(self.learning_rate, 0.0, self.total_updates)
+        """What turns gradients into changes of the weights, for a step size of 1."""
         if self.optimizer == "adam":
-            step = optax.adam(rate)
+            step = optax.scale_by_adam()
         else:
             # TF1's, which the paper used: squares average from 1 on, and epsilon is below the root.
-            step = optax.rmsprop(rate, decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
+            step = optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
         # The paper sums the loss over the rows: with a mean, its bound of the norm would never be
         # reached and its epsilon of .01 would swamp the squared gradient.
         return optax.chain(

@@ -12,7 +12,7 @@ from jax import Array
 from seedbed import trees
 from seedbed.nets.convolution import Scaling
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import TorsoName, is_image
+from seedbed.nets.torsos import TorsoName, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import ArraySpec, EnvSpec, SeedbedError, Timestep
@@ -56,17 +56,18 @@ class NetworkAgent:
     """The options of the torsos, and what every agent does with what they see."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     gamma: float = 0.99
     """Discount of a step."""
     reward_clip: float = 0.0
     """Bound of a reward's size in the loss, as on Atari; 0 is no bound."""
     normalise_observations: bool = False
-    """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
+    """Whether the network sees each number (each pixel) less its running mean, in running deviations, of
+    which it sees 5 at most."""
 
-    torso: Literal["auto"] | TorsoName = "auto"
-    """Network of images; auto is nature for images and mlp for everything else."""
+    torso: TorsoName = "auto"
+    """Network of images `[H, W, C]`. Auto is nature from 36 x 36 pixels and small from 20 x 20; smaller
+    images, and observations that are no images, are flattened into the mlp."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the mlp."""
     activation: ActivationName = "relu"
@@ -76,7 +77,6 @@ class NetworkAgent:
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
         self._require("0 or more", lambda x: x >= 0, "reward_clip")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
@@ -86,6 +86,9 @@ class NetworkAgent:
                 f"{self._name}.torso is {self.torso} but the environment shows no images [H, W, C]; "
                 "choose auto or mlp"
             )
+        if self.spec is not None and self.torso == "auto":
+            for leaf in trees.leaves(self.spec.observation):
+                auto_torso(leaf.shape)
 
     def _initial_seen(self) -> Seen:
         return statistics.initial(self._env().observation) if self.normalise_observations else ()
@@ -102,11 +105,6 @@ class NetworkAgent:
         if self.reward_clip:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
         return reward
-
-    def _image_torso(self) -> TorsoName:
-        if self.torso == "auto":
-            return "nature" if self._sees_images() else "mlp"
-        return self.torso
 
     def _sees_images(self) -> bool:
         return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))

@@ -19,6 +19,7 @@ from seedbed.ops import losses, returns
 from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
     LearnerState,
+    OnPolicy,
     Output,
     Timestep,
     Trajectory,
@@ -76,7 +77,8 @@ class Ppo(ActorCriticAgent):
     learning_rate: float = 3e-4
     """Step size of Adam at the start."""
     schedule: Literal["constant", "linear", "adaptive"] = "linear"
-    """Step size over the training; adaptive keeps the divergence of an update near `target_kl`."""
+    """Step size over the training; linear falls to 0 with the steps that are left, and adaptive keeps the
+    divergence of an update near `target_kl`."""
     target_kl: float = 0.01
     """Divergence from the acting policy that an adaptive step size aims at."""
     max_kl: float = 0.0
@@ -98,6 +100,11 @@ class Ppo(ActorCriticAgent):
             lambda x: self.batch % x == 0,
             "minibatches",
         )
+
+    @property
+    def experience(self) -> OnPolicy:
+        """Unrolls of the policy that a batch starts from: advantages are not corrected for any other."""
+        return OnPolicy(self.unroll, self.batch, synchronous=True)
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Estimates advantages and value targets; the key is unused."""
@@ -203,9 +210,7 @@ class Ppo(ActorCriticAgent):
             factor = jnp.where(kl > 2.0 * self.target_kl, 1 / 1.5, 1.0)
             factor = jnp.where(kl < 0.5 * self.target_kl, 1.5, factor)
             return jnp.clip(rate * factor, *_ADAPTIVE_RATES)
-        left = 1.0
-        if self.schedule == "linear" and self.total_updates:
-            left = jnp.maximum(1.0 - state.updates / self.total_updates, 0.0)
+        left = 1.0 - state.progress if self.schedule == "linear" else 1.0
         return jnp.float32(self.learning_rate) * left
 
     def _optimizer(self) -> optax.GradientTransformation:

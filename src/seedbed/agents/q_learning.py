@@ -106,7 +106,8 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         return LearnerState(
             params=Params(weights, self._initial_seen()),
             optimizer_state=self._optimizer().init(weights),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=jax.tree.map(jnp.copy, weights),
         )
 
@@ -132,7 +133,12 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         updates = state.updates + 1
         due = updates % self.target_period == 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), weights, state.auxiliary)
-        return LearnerState(Params(weights, seen), optimizer_state, updates, target)
+        return state._replace(
+            params=Params(weights, seen),
+            optimizer_state=optimizer_state,
+            updates=updates,
+            auxiliary=target,
+        )
 
     @abc.abstractmethod
     def _initial_weights(self, key: Array) -> Tree:

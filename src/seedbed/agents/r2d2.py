@@ -212,7 +212,7 @@ class R2d2(QLearningAgent):
     def _network(self) -> RecurrentQNetwork:
         return RecurrentQNetwork(
             num_actions=self._num_actions(),
-            image=self._image_torso(),
+            image=self.torso,
             sizes=self.hidden_sizes,
             activation=self.activation,
             head_size=self.head_size,

@@ -18,7 +18,7 @@ from jax import Array, lax
 from seedbed import trees
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import is_image
+from seedbed.nets.torsos import auto_torso
 from seedbed.ops import losses
 from seedbed.ops.distributions import action_vector, check_bounds, parameter_size, squash
 from seedbed.types import (
@@ -71,7 +71,6 @@ class Sac:
     """Hyperparameters of SAC, and its pure functions."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     batch: int = 256
     """Transitions of an update."""
@@ -103,7 +102,6 @@ class Sac:
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
         self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
         positive = ("ratio", "reward_scale", "learning_rate", "initial_temperature")
@@ -154,7 +152,8 @@ class Sac:
         return LearnerState(
             params=learned.policy,
             optimizer_state=self._optimizer().init(learned),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=Auxiliary(learned.critics, targets, learned.log_temperature),
         )
 
@@ -209,7 +208,12 @@ class Sac:
         learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
         targets = optax.incremental_update(learned.critics, state.auxiliary.targets, self.tau)
         auxiliary = Auxiliary(learned.critics, targets, learned.log_temperature)
-        return LearnerState(learned.policy, optimizer_state, state.updates + 1, auxiliary)
+        return state._replace(
+            params=learned.policy,
+            optimizer_state=optimizer_state,
+            updates=state.updates + 1,
+            auxiliary=auxiliary,
+        )
 
     def _loss(
         self, learned: Learned, targets: Tree, batch: Batch, key: Array
@@ -316,7 +320,7 @@ class Sac:
 def _refuse_images(spec: EnvSpec) -> None:
     """Raises SeedbedError if the environment shows an image: the networks take vectors only."""
     for leaf in trees.leaves(spec.observation):
-        if is_image(leaf.shape):
+        if auto_torso(leaf.shape) != "mlp":
             raise SeedbedError(
                 f"Sac sees vectors but the environment shows an image of shape {leaf.shape}; choose agent "
                 "ppo or impala"

@@ -147,12 +147,19 @@ class Normal:
 
 
 def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
-    """Brings x `[..., D]` into the Box's bounds, the unit interval onto them: actions `[..., *shape]`.
+    """Brings x `[..., D]` into the Box's bounds: actions `[..., *shape]`.
 
-    Elements without bounds stay as they are.
+    By tanh, an element between two bounds is its tanh, scaled to them, and one with a single bound lies
+    a softplus away from that. By clip, -1 is the lower bound and 1 the upper; an element with a single
+    bound keeps its unit. Elements without bounds stay as they are.
     """
-    bounded, middle, half = _bounds(action.low, action.high, x.ndim)
-    y = jnp.where(bounded, middle + half * jnp.tanh(x), x) if by == "tanh" else middle + half * x
+    b = _bounds(action.low, action.high, x.ndim)
+    if by == "clip":
+        y = b.middle + b.half * x
+    else:
+        y = jnp.where(b.both, b.middle + b.half * jnp.tanh(x), x)
+        if b.single.any():
+            y = jnp.where(b.single, b.edge + b.side * jax.nn.softplus(b.side * x), y)
     # The sum may round to just outside.
     y = jnp.clip(y, _aligned(action.low, x.ndim), _aligned(action.high, x.ndim))
     return y.reshape(*y.shape[:-1], *action.shape)
@@ -170,18 +177,36 @@ def action_vector(action: ActionSpec, x: Array) -> Array:
         parts = [jax.nn.one_hot(x[..., i], n) for i, n in enumerate(action.nvec)]
         return jnp.concatenate(parts, axis=-1)
     x = x.reshape(*x.shape[: x.ndim - len(action.shape)], -1)
-    _, middle, half = _bounds(action.low, action.high, x.ndim)
-    return (x - middle) / half
+    b = _bounds(action.low, action.high, x.ndim)
+    return (x - b.middle) / b.half
 
 
-def _bounds(
-    low: tuple[float, ...], high: tuple[float, ...], rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
-    bounded = np.isfinite(_aligned(low, rank))
-    least = np.where(bounded, _aligned(low, rank), np.float32(-1))
-    most = np.where(bounded, _aligned(high, rank), np.float32(1))
-    return bounded, (least + most) / 2, (most - least) / 2
+class _Bounds(NamedTuple):
+    """Bounds of the elements of a Box, each `[1, ..., 1, D]`."""
+
+    both: np.ndarray  # whether there are two
+    single: np.ndarray  # whether there is one
+    middle: np.ndarray  # between two; one unit from a single bound, and 0 where there is none
+    half: np.ndarray  # half the width between two; 1 elsewhere
+    side: np.ndarray  # 1 above a single lower bound, -1 below a single upper one, else 0
+    edge: np.ndarray  # that bound; 0 elsewhere
+
+
+def _bounds(low: tuple[float, ...], high: tuple[float, ...], rank: int) -> _Bounds:
+    least, most = _aligned(low, rank), _aligned(high, rank)
+    below, above = np.isfinite(least), np.isfinite(most)
+    both = below & above
+    side = below.astype(np.float32) - above.astype(np.float32)
+    edge = np.where(both, 0, np.where(below, least, 0) + np.where(above, most, 0))
+    least, most = np.where(both, least, edge + side - 1), np.where(both, most, edge + side + 1)
+    return _Bounds(
+        both=both,
+        single=below != above,
+        middle=(least / 2 + most / 2).astype(np.float32),
+        half=(most / 2 - least / 2).astype(np.float32),
+        side=side,
+        edge=edge.astype(np.float32),
+    )
 
 
 def _aligned(bound: tuple[float, ...], rank: int) -> np.ndarray:
@@ -216,12 +241,12 @@ def distribution(action: ActionSpec, parameters: Array, scales: Scales) -> Distr
 
 
 def check_bounds(action: Box) -> None:
-    """Raises SeedbedError unless each element has both bounds, or neither."""
-    low, high = np.asarray(action.low), np.asarray(action.high)
-    if (np.isfinite(low) != np.isfinite(high)).any() or (low >= high).any():
+    """Raises SeedbedError unless every element has room between its bounds, which may be infinite."""
+    low, high = (np.asarray(bound, np.float32) for bound in (action.low, action.high))
+    if not (low < high).all():
         raise SeedbedError(
-            f"action bounds low={action.low}, high={action.high} are empty or one-sided; "
-            "give every element both bounds, low < high, or neither"
+            f"action bounds low={action.low}, high={action.high} are empty; give every element "
+            "low < high, where -inf and inf are no bounds"
         )
 
 

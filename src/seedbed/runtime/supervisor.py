@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
+from seedbed.ops.counts import derived_seed
 from seedbed.runtime.checkpoint import CheckpointWriter
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.evaluation import (
@@ -31,7 +30,7 @@ from seedbed.runtime.metrics import (
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Start, View
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError
+from seedbed.types import Agent, HostEnvConfig, LearnerState, StorageError
 
 
 class Setup(NamedTuple):
@@ -72,7 +71,7 @@ class Evaluation:
 
     def _run(self) -> None:
         setup, episodes = self._setup, self._setup.config.evaluate_episodes
-        seed = (setup.config.seed + 1_000_003 * (1 + self.snapshot.step)) % (1 << 31)
+        seed = derived_seed(setup.config.seed, self.snapshot.step)
         envs = evaluation_envs(episodes)
         try:
             env = setup.env.for_evaluation()
@@ -117,23 +116,23 @@ class Meter:
     def __init__(self, setup: Setup, others: Callable[[], tuple[list[int], float]]) -> None:
         """Starts measuring; `others` tells process ids and CPU seconds of evaluations and helpers."""
         self._setup, self._others = setup, others
-        self._shares = MachineShares(usable_cores(), setup.config.num_actors)
+        self._shares = MachineShares(usable_cores(), setup.config.actors)
         self._shares.start(self._counters())
-        self._last = (time.monotonic(), 0)
+        self._last = (time.monotonic(), setup.feed.env_steps)
 
     def read(self) -> dict[str, Any]:
         """Returns one line of metrics; rates are since the last call."""
         setup = self._setup
         acting, learning = setup.acting, setup.learning
-        now, steps = time.monotonic(), acting.counters.env_steps
+        now, steps = time.monotonic(), setup.feed.env_steps
         before, steps_before = self._last
         self._last = (now, steps)
         rate = (steps - steps_before) / max(now - before, 1e-9)
-        total, skip = setup.start.env_steps + steps, setup.env.frame_skip
+        skip = setup.env.frame_skip
         return {
             "wall_s": setup.start.wall_s + now - setup.begun,
-            "env_steps": total,
-            "frames": total * skip,
+            "env_steps": steps,
+            "frames": steps * skip,
             "env_steps_per_s": rate,
             "frames_per_s": rate * skip,
             "learner_steps": learning.updates,
@@ -182,13 +181,13 @@ class Supervisor:
 
     @property
     def env_steps(self) -> int:
-        """Agent steps of the whole run."""
-        return self._setup.start.env_steps + self._setup.acting.counters.env_steps
+        """Transitions of the whole run that count so far."""
+        return self._setup.feed.env_steps
 
     def run(self) -> None:
         """Runs until the steps are done, `stop` is set or something fails."""
         setup = self._setup
-        loops = {"inference": setup.acting.run, "learner": setup.learning.run}
+        loops = {"inference": setup.acting.run, "learner": self._learn}
         if isinstance(setup.feed, ReplayFeed):
             loops["replay"] = setup.feed.run
         threads = [
@@ -203,10 +202,14 @@ class Supervisor:
         except BaseException as failure:  # also what the view's terminal may throw: save first
             self._failures.append(failure)
         finally:
-            self._stop.set()
-            setup.feed.close()
+            self.stop()
             for thread in threads:
                 thread.join()
+
+    def stop(self) -> None:
+        """Tells the loops to end, whatever they wait for."""
+        self._stop.set()
+        self._setup.feed.close()
 
     def _watch(self) -> None:
         config, setup = self._setup.config, self._setup
@@ -246,7 +249,7 @@ class Supervisor:
     def finish(self, interrupted: threading.Event) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary; raises what stopped the run."""
         if self._setup.learning.intact:
-            last = self._save(jax.device_get(self._setup.learning.state))
+            last = self._save(*self._setup.learning.snapshot())
             self._writer.wait()
             if self._evaluation is not None:
                 self._evaluation.wait(lambda: bool(self._failures) or interrupted.is_set())
@@ -265,15 +268,18 @@ class Supervisor:
         self._writer.wait()
         return self._log_meter.read() | self._evaluated | {"interrupted": interrupted.is_set()}
 
+    def _learn(self, stop: threading.Event) -> None:
+        """Learns; when there is nothing more to learn from, the run is done."""
+        self._setup.learning.run(stop)
+        self.stop()
+
     def _guard(self, loop: Callable[[threading.Event], None]) -> None:
         """Runs a loop; what it raises ends the run and is raised again in the main thread."""
         try:
             loop(self._stop)
         except BaseException as failure:
             self._failures.append(failure)
-        finally:
-            self._stop.set()
-            self._setup.feed.close()
+            self.stop()
 
     def _write_log(self) -> None:
         self._log.write(self._log_meter.read() | self._evaluated)
@@ -283,39 +289,44 @@ class Supervisor:
         self._setup.learning.request_snapshot()
 
     def _serve_snapshot(self) -> None:
-        state = self._setup.learning.take_snapshot()
-        if state is None:
+        taken = self._setup.learning.take_snapshot()
+        if taken is None:
             return
-        snapshot = self._save(state)
+        snapshot = self._save(*taken)
         if "evaluate" in self._wanted:
             self._evaluation = Evaluation(self._setup, self._play, snapshot)
         self._wanted.clear()
 
-    def _save(self, state: LearnerState) -> Snapshot:
+    def _save(self, state: LearnerState, env_steps: int) -> Snapshot:
         setup = self._setup
         wall_s = setup.start.wall_s + time.monotonic() - setup.begun
-        start = Start(self.env_steps, wall_s, int(state.updates))
+        start = Start(env_steps, wall_s, int(state.updates))
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
             # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
-            # is whole, as the replays of two are kept.
+            # is whole or has failed, as the replay of the newest whole one stays.
             try:
                 self._writer.wait()
-            except SeedbedError as error:
+            except StorageError as error:
                 self._tell(error)
-            setup.feed.save(start.env_steps)
-        self._write(snapshot)
+            try:
+                setup.feed.save(start.env_steps)
+            finally:  # an invalid priority ends the run, but not before this checkpoint
+                self._write(snapshot)
+            for notice in setup.feed.take_notices():
+                self._view.message(notice)
+        else:
+            self._write(snapshot)
         return snapshot
 
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
         try:
             self._writer.save(*snapshot, score=score)
-        except SeedbedError as error:  # of the one before
+        except StorageError as error:  # of the one before
             self._tell(error)
-            self._writer.save(*snapshot, score=score)
 
-    def _tell(self, error: SeedbedError) -> None:
+    def _tell(self, error: StorageError) -> None:
         """Tells of a checkpoint that could not be written: the next may be; at the end it stops the run."""
         self._view.message(f"{error}; training goes on")
 

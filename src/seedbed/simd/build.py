@@ -167,7 +167,8 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 @functools.cache
 def _compiler() -> str:
     """Hash of this compiler's own source."""
-    total = hashlib.sha256()
-    for path in (Path(llvm.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    total, folder = hashlib.sha256(), Path(__file__).parent
+    for path in (Path(llvm.__file__), *sorted(folder.rglob("*.py"))):
+        name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
+        total.update(name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
