@@ -152,7 +152,10 @@ def slow_advantages(value, steps, agent):
             if steps.terminated[t + 1, b] or steps.truncated[t + 1, b]:
                 later = 0.0
             discount = 0.0 if steps.terminated[t + 1, b] else agent.gamma
-            delta = agent.reward_scale * steps.reward[t + 1, b] - value[t, b]
+            bound = agent.reward_clip or np.inf
+            delta = (
+                agent.reward_scale * np.clip(steps.reward[t + 1, b], -bound, bound) - value[t, b]
+            )
             delta += discount * value[t + 1, b]
             later = advantages[t, b] = delta + agent.gamma * agent.trace_decay * later
     return advantages
@@ -161,7 +164,10 @@ def slow_advantages(value, steps, agent):
 CASES = {
     "discrete": ({}, THREE),
     "multidiscrete": ({"normalise_advantages": True, "entropy_cost": 0.1}, PAIR),
-    "tanh": ({"value_clip": 0.1, "reward_scale": 0.5, "initial_scale": 0.3}, BOUNDED),
+    "tanh": (
+        {"value_clip": 0.1, "reward_scale": 0.5, "reward_clip": 0.8, "initial_scale": 0.3},
+        BOUNDED,
+    ),
     "clip": ({"squash": "clip", "value_sizes": (8,), "entropy_cost": 0.1}, BOUNDED),
     "unbounded": ({"clip": 0.1, "value_cost": 2.0, "activation": "tanh"}, FREE),
     "half-recurrent": ({"recurrent": True, "value_sizes": (8,), "value_clip": 0.3}, HALF),
