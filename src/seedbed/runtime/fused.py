@@ -45,6 +45,11 @@ def train(
         carry, start, episodes = _begin(program, run, view)
         log = stack.enter_context(contextlib.closing(MetricsLog(run.path, start.env_steps)))
         writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        if program.euler_steps:
+            view.message(
+                f"training with Euler's integrator for {program.euler_steps:,} steps, then with the "
+                "environment's own"
+            )
         view.message("compiling")
         program.compile(carry)
         progress = _Progress(program, carry, start, episodes, begun - start.wall_s)
