@@ -383,10 +383,13 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
-def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(run_folder):
+def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
+    run_folder, capsys
+):
     """The share ends with the third of six iterations; a resumed run changes where the first did."""
     summary = train(run_folder, Falling(), euler_share=0.5, evaluate_every=128, keep_checkpoints=9)
     assert summary["evaluation/episode_return_mean"] == 10
+    assert "training with Euler's integrator for 320 steps, then" in capsys.readouterr().out
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (
         config.env == Falling() and api.evaluate(run_folder, episodes=4)["episode_return_max"] == 10
