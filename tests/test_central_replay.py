@@ -199,22 +199,6 @@ def test_it_saves_before_it_learns(run_folder):
     assert 0 < int(message.split()[-2]) < 140 and summary["learner_steps"] > 0
 
 
-def test_a_checkpoint_without_room_does_not_end_training(run_folder, monkeypatch):
-    save, failed = CheckpointWriter.save, []
-
-    def full(self, *arguments, **options):
-        if not failed:
-            failed.append(arguments)
-            raise SeedbedError("the checkpoint of step 1 could not be written")
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(CheckpointWriter, "save", full)
-    view = View()
-    summary = replay_train(run_folder, view)
-    assert summary["env_steps"] >= 3000
-    assert any("could not be written; training goes on" in text for text in view.messages)
-
-
 def test_replay_that_is_not_saved_is_filled_again(run_folder):
     replay_train(run_folder, save_replay=False)
     assert not (run_folder / "replay").exists()

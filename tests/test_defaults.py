@@ -33,7 +33,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     action_array,
-    bind,
 )
 
 INF = float("inf")
@@ -174,7 +173,7 @@ def trace(agent, spec):
 def test_an_agent_of_the_table_acts_and_learns_in_its_tasks(task, agent):
     config = configure(shown(task.observation, task.action), agent)
     spec = stacked_spec(config.env.make(1, 0).spec, 2)
-    action = trace(bind(config.agent, spec, 5), spec)
+    action = trace(dataclasses.replace(config.agent, spec=spec), spec)
     wanted = action_array(spec.action)
     assert (action.shape, str(action.dtype)) == ((2, *wanted.shape), wanted.dtype)
 

@@ -283,6 +283,11 @@ def test_a_factory_must_return_an_environment() -> None:
     made.append(3)
     with pytest.raises(SeedbedError, match="returned a int, not a gymnasium.Env"):
         FactoryEnv(f"{__name__}:make_made").make(1, 0)
+    made.append(SpaceEnv(spaces.Discrete(2), spaces.Discrete(2), 0))
+    with pytest.raises(
+        SeedbedError, match="returned one environment twice; make a new one in each"
+    ):
+        FactoryEnv(f"{__name__}:make_made").make(2, 0)
     with pytest.raises(SeedbedError, match="did you mean make_made"):
         FactoryEnv(f"{__name__}:make_maed").make(1, 0)
     with pytest.raises(SeedbedError, match="module:callable"):

@@ -290,9 +290,10 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
         bound(Impala(torso="nature"))
     with pytest.raises(SeedbedError, match="bind the agent"):
         Impala().init(KEY)
+    channels_first = EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3))
     with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
-        bind(Impala(), EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3)))
-    bind(Impala(torso="mlp"), EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3)))
+        Impala(spec=channels_first)
+    Impala(spec=channels_first, torso="mlp")
     camera = EnvSpec({"camera": ArraySpec((84, 84, 4), "uint8")}, Discrete(3))
     assert bind(Impala(), camera)._network().image == "nature"
     assert bound(Impala())._network().image == "mlp"

@@ -39,7 +39,8 @@ def choices(draw: Any) -> tuple[spaces.Space, list[int]]:
     limit = (0, 1) if dtype == np.bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     edge = draw(st.sampled_from(["low", "high", "middle"]))
     width = min(draw(st.integers(1, 255)), int(limit[1]) - int(limit[0]))
-    low = {"low": limit[0], "high": limit[1] - width, "middle": (limit[1] - width) // 2}[edge]
+    middle = (int(limit[0]) + int(limit[1]) - width) // 2
+    low = {"low": limit[0], "high": limit[1] - width, "middle": middle}[edge]
     box = spaces.Box(
         np.full(shape, low, dtype), np.full(shape, low + width, dtype), shape, dtype=dtype
     )

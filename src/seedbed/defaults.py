@@ -39,7 +39,7 @@ Maker = Callable[[Any], TrainConfig]
 
 
 def _config(
-    env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int = 8
+    env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int
 ) -> TrainConfig:
     """Puts an agent into the runtime of its environment."""
     if is_on_device(env):
@@ -65,7 +65,7 @@ def vectors_ppo(env: HostEnvConfig, **options: Any) -> TrainConfig:
         "entropy_cost": 0.01,
         "learning_rate": 3e-4,
     }
-    return _config(env, Ppo(**shared | options), 1_000_000)
+    return _config(env, Ppo(**shared | options), 1_000_000, envs_per_actor=8)
 
 
 def real_vectors_ppo(env: HostEnvConfig) -> TrainConfig:
@@ -87,7 +87,7 @@ def vectors_impala(env: HostEnvConfig | Environment) -> TrainConfig:
         learning_rate=5e-4,
         max_gradient_norm=64.0,
     )
-    return _config(env, agent, 5_000_000)
+    return _config(env, agent, 5_000_000, envs_per_actor=8)
 
 
 def vectors_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -107,7 +107,7 @@ def vectors_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
         learning_rate=5e-4,
         adam_epsilon=1e-8,
     )
-    return _config(env, agent, 500_000)
+    return _config(env, agent, 500_000, envs_per_actor=8)
 
 
 def vectors_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -129,14 +129,14 @@ def vectors_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
         learning_rate=5e-4,
         target_period=100,
     )
-    return _config(env, agent, 1_000_000)
+    return _config(env, agent, 1_000_000, envs_per_actor=8)
 
 
 def vectors_sac(env: HostEnvConfig | Environment) -> TrainConfig:
     """SAC as published, with an update every step."""
     from seedbed.agents.sac import Sac
 
-    return _config(env, Sac(min_size=1_000), 500_000)
+    return _config(env, Sac(min_size=1_000), 500_000, envs_per_actor=8)
 
 
 def images_impala(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -159,7 +159,7 @@ def images_ppo(env: HostEnvConfig) -> TrainConfig:
         entropy_cost=0.002,
         learning_rate=3e-4,
     )
-    return _config(env, agent, 5_000_000)
+    return _config(env, agent, 5_000_000, envs_per_actor=8)
 
 
 def images_dqn(env: HostEnvConfig | Environment) -> TrainConfig:

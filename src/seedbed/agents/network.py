@@ -39,7 +39,8 @@ class NetworkAgent:
     gamma: float = 0.99
     """Discount of a step."""
     normalise_observations: bool = False
-    """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
+    """Whether the network sees each number (each pixel) less its running mean, in running deviations, of
+    which it sees 5 at most."""
 
     torso: TorsoName = "auto"
     """Network of images `[H, W, C]`. Auto is nature from 36 x 36 pixels and small from 20 x 20; smaller

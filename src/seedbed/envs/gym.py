@@ -151,6 +151,11 @@ class _GymHost:
                     f"environment {name!r}: the factory returned a {type(env).__name__}, "
                     "not a gymnasium.Env"
                 )
+            if any(env is other for other in self._envs):
+                raise SeedbedError(
+                    f"environment {name!r}: the factory returned one environment twice; make a new one "
+                    "in each call"
+                )
             self._envs.append(env)
         self._leaves = observation_leaves(self._envs[0].observation_space, name)
         observation = trees.map(lambda leaf: leaf.spec, self._leaves)

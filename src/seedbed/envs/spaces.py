@@ -1,6 +1,7 @@
 """Gymnasium's spaces in our terms: arrays for what is observed, an action spec, and the way back.
 
-Every space is translated exactly or refused by name, with what to do about it.
+Float64, and integers too wide for int32, become float32. All else is translated without loss, or refused
+by name with what to do about it.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def _choices(counts: np.ndarray, least: np.ndarray, dtype: Any) -> Actions:
 
 def _integers(space: spaces.Box, name: str) -> Actions:
     """A Box of integers, or of bools, whose elements are choices."""
-    # Python's integers: the width of an int64 may not fit into one.
+    # The width of an int64 may not fit into one; Python's integers have no end.
     low, high = (bound.astype(object).ravel() for bound in (space.low, space.high))
     most = max(int(b) - int(a) + 1 for a, b in zip(low, high, strict=True))
     if most > MOST_VALUES:

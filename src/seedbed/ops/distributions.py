@@ -245,9 +245,7 @@ class _Bounds(NamedTuple):
     single: np.ndarray  # whether there is one
     middle: np.ndarray  # between two; one unit from a single bound, and 0 where there is none
     half: np.ndarray  # half the width between two; 1 elsewhere
-    side: (
-        np.ndarray
-    )  # float32: 1 above a single lower bound, -1 below a single upper one, 0 elsewhere
+    side: np.ndarray  # 1 above a single lower bound, -1 below a single upper one, else 0
     edge: np.ndarray  # that bound; 0 elsewhere
 
 
