@@ -423,7 +423,9 @@ def doubled_thrice(x):
         (vectorize(sorted_thrice), r"sorted_thrice.*'sort'.* 7 equations"),
         (jax.grad(lambda x: vectorize(doubled_thrice)(x).sum()), r"doubled_thrice.*gradient.* 12 "),
         (
-            lambda x: jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("cuda",)),
+            lambda x: (
+                jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("cuda",))
+            ),
             r"doubled_thrice.*CPUs.*cuda.* 4 equations",
         ),
     ],
