@@ -345,9 +345,6 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
     with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
         Impala(spec=channels_first)
     Impala(spec=channels_first, torso="mlp")
-    camera = EnvSpec({"camera": ArraySpec((84, 84, 4), "uint8")}, Discrete(3))
-    assert bind(Impala(), camera)._network().image == "nature"
-    assert bound(Impala())._network().image == "mlp"
 
 
 def test_the_command_line_offers_the_hyperparameters_only(capsys):
