@@ -65,7 +65,7 @@ def test_help_and_list_as_processes():
     found = seedbed_process("list", "--json")
     assert found.returncode == 0
     listed = json.loads(found.stdout)
-    assert {"pong/impala", "breakout/impala", "cartpole/impala"} <= set(listed["presets"])
+    assert {"pong/impala", "pong/r2d2", "cartpole/impala"} <= set(listed["presets"])
     assert "impala" in listed["agents"]
     assert {"pong", "cartpole"} <= set(listed["environments"])
     assert listed["defaults"][0]["default agent"] == "impala"

@@ -77,6 +77,13 @@ def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
     assert config.env.stickiness == (0.25 if game.startswith("ALE/") else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "agent"), [("pong/dqn", "pong", "dqn"), ("ant/sac", "ant", "sac")]
+)
+def test_an_agent_may_follow_the_environments_name(name, target, agent):
+    assert presets.resolve(name) == presets.resolve(target, agent)
+
+
 def test_preset_free_environments():
     config = resolve("ALE/MsPacman-v5", "impala")
     assert config.env == AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)

@@ -116,38 +116,9 @@ def pong_impala() -> TrainConfig:
     return _pong(atari_impala, 2_500_000)
 
 
-def pong_ppo() -> TrainConfig:
-    """Atari Pong with PPO (Nature CNN, no sticky actions)."""
-    return _pong(atari_ppo, 1_500_000)
-
-
-def pong_dqn() -> TrainConfig:
-    """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
-    return _pong(atari_dqn, 2_500_000)
-
-
-def pong_apex() -> TrainConfig:
-    """Atari Pong with Ape-X: DQN on prioritised replay (small CNN, no sticky actions)."""
-    return _pong(atari_dqn, 2_500_000, priority_exponent=0.6, importance_exponent=0.4)
-
-
 def pong_r2d2() -> TrainConfig:
     """Atari Pong with R2D2 (small CNN, memory instead of stacked frames, no sticky actions)."""
     return _pong(atari_r2d2, 5_000_000)
-
-
-def pong_r2d2_full() -> TrainConfig:
-    """Atari Pong with R2D2 as SEED RL has it (needs an accelerator)."""
-    from seedbed.agents.r2d2 import R2d2
-
-    agent = R2d2(ratio=0.75, torso="nature", max_gradient_norm=80.0)
-    central = CentralConfig(steps=100_000_000, envs_per_actor=64)
-    return TrainConfig(AtariEnv("pong", stickiness=0.0), agent, central)
-
-
-def breakout_impala() -> TrainConfig:
-    """Atari Breakout with IMPALA (Nature CNN, no sticky actions)."""
-    return atari_impala(AtariEnv("breakout", stickiness=0.0))
 
 
 def cartpole_impala() -> TrainConfig:
@@ -306,35 +277,17 @@ def cartpole_dqn() -> TrainConfig:
     return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
 
 
-def _on_device_sac(env: Environment, steps: int) -> TrainConfig:
-    """SAC with an update every other step."""
-    from seedbed.agents.sac import Sac
-
-    return TrainConfig(env, Sac(ratio=128.0), FusedConfig(steps=steps))
-
-
 def half_cheetah_sac() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with SAC."""
+    """HalfCheetah-v5 on our own physics with SAC: an update every other step."""
+    from seedbed.agents.sac import Sac
     from seedbed.envs.locomotion.half_cheetah import HalfCheetah
 
-    return _on_device_sac(HalfCheetah(), 250_000)
-
-
-def hopper_sac() -> TrainConfig:
-    """Hopper-v5 on our own physics with SAC."""
-    from seedbed.envs.locomotion.hopper import Hopper
-
-    return _on_device_sac(Hopper(), 400_000)
+    return TrainConfig(HalfCheetah(), Sac(ratio=128.0), FusedConfig(steps=250_000))
 
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
-    "pong/ppo": pong_ppo,
-    "pong/dqn": pong_dqn,
-    "pong/apex": pong_apex,
     "pong/r2d2": pong_r2d2,
-    "pong/r2d2-full": pong_r2d2_full,
-    "breakout/impala": breakout_impala,
     "cartpole/impala": cartpole_impala,
     "cartpole/ppo": cartpole_ppo,
     "cartpole/dqn": cartpole_dqn,
@@ -342,7 +295,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
     "hopper/ppo": hopper_ppo,
-    "hopper/sac": hopper_sac,
     "humanoid/ppo": humanoid_ppo,
     "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
     "inverted_pendulum/ppo": inverted_pendulum_ppo,

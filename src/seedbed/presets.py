@@ -41,8 +41,8 @@ def description(preset: str) -> str:
 def resolve(target: str, agent: str | None = None) -> TrainConfig:
     """Finds a preset (`pong/impala`, or `pong` for the first of that environment), else an environment.
 
-    `agent` is a name of `AGENTS` or `module:Class`, which begins with its own defaults. What no preset
-    names, the table `defaults.ROWS` decides.
+    `agent` is a name of `AGENTS` or `module:Class`, which begins with its own defaults; `pong/dqn` is `pong`
+    with agent `dqn`. What no preset names, the table `defaults.ROWS` decides.
     """
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
@@ -51,6 +51,9 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
                 f"environment, {target.partition('/')[0]}"
             )
         return dataclasses.replace(PRESETS[target](), name=target)
+    head, _, tail = target.rpartition("/")
+    if agent is None and head and tail in AGENTS:
+        return resolve(head, tail)
     same_env = [name for name in PRESETS if name.partition("/")[0] == target]
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
