@@ -52,7 +52,7 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
             )
         return dataclasses.replace(PRESETS[target](), name=target)
     head, _, tail = target.rpartition("/")
-    if agent is None and head and tail in AGENTS:
+    if agent is None and tail in AGENTS and _is_environment(head):
         return resolve(head, tail)
     same_env = [name for name in PRESETS if name.partition("/")[0] == target]
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
@@ -91,6 +91,16 @@ def resolve_env(target: str) -> HostEnvConfig | Environment:
         raise SeedbedError(
             f"no preset or environment {target!r}; did you mean {', '.join(near[:4])}?"
         ) from error
+
+
+def _is_environment(name: str) -> bool:
+    if any(preset.partition("/")[0] == name for preset in PRESETS):
+        return True
+    try:
+        registry.resolve(name)
+    except SeedbedError:
+        return False
+    return True
 
 
 def _near_envs(head: str, tail: str) -> list[str]:
