@@ -32,7 +32,7 @@ agents = pytest.mark.parametrize("agent", AGENTS, ids=["impala", "ppo"])
 
 def bound(agent, **changes):
     spec = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
-    return bind(dataclasses.replace(agent, **changes), spec, 100)
+    return bind(dataclasses.replace(agent, **changes), spec)
 
 
 @functools.partial(jax.jit, static_argnums=0)
