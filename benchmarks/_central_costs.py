@@ -38,11 +38,11 @@ from seedbed.types import (
     HostEnv,
     OnPolicy,
     Replay,
-    ReplayAgent,
     Timestep,
     Tree,
     bind,
     is_on_device,
+    learns_from_replay,
 )
 
 FRAMES = 1000  # of each environment, that are played over and over
@@ -235,7 +235,7 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         acting = median_cost(lambda: actor.act(groups), ACTING) / (groups * pool.group_size)
         parts = {"environment": played.cost, "inference": acting}
         updates = updates_per_step(agent.experience)
-        if not isinstance(agent, ReplayAgent):
+        if not learns_from_replay(agent):
             again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)

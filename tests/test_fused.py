@@ -383,10 +383,13 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
-def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(run_folder):
+def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
+    run_folder, capsys
+):
     """The share ends with the third of six iterations; a resumed run changes where the first did."""
     summary = train(run_folder, Falling(), euler_share=0.5, evaluate_every=128, keep_checkpoints=9)
     assert summary["evaluation/episode_return_mean"] == 10
+    assert "training with Euler's integrator for 320 steps, then" in capsys.readouterr().out
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (
         config.env == Falling() and api.evaluate(run_folder, episodes=4)["episode_return_max"] == 10
@@ -512,14 +515,13 @@ def test_ppo_bootstraps_at_a_truncation():
     assert abs(found["episode_return_mean"] + 0.8) < 0.03
     zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
     steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
-    _, value, _ = program.agent._evaluate(carry.learner.params, steps, ())
+    _, value, _ = program.agent._evaluate(carry.learner.params, steps, (), ())
     np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
 
 
 def test_impala_learns_in_the_fused_runtime():
     agent = Impala(
         unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
-        reward_clip=0.0,
     )  # fmt: skip
     program, carry, report = run_program(DelayProbe(), agent, 150)
     assert carry.learner.updates == 150

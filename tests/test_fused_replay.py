@@ -35,7 +35,7 @@ REMEMBERS = R2d2(
 )  # fmt: skip
 FORGETS = Dqn(
     hidden_sizes=(32,), batch=32, ratio=0.5, capacity=40_000, min_size=1600, n_step=3,
-    reward_clip=0.0, **LEARNS,
+    **LEARNS,
 )  # fmt: skip
 
 

@@ -112,15 +112,20 @@ def test_lag_counts_updates_since_acting():
     assert metrics["lag_max"] == 2
 
 
-def test_observation_statistics_are_those_of_all_devices():
-    agent = Impala(spec=SPEC, unroll=5, batch=8, normalise_observations=True)
+def test_statistics_are_those_of_all_devices():
+    from seedbed.agents.actor_critic import Behaviour
+
+    agent = Impala(
+        spec=SPEC, unroll=5, batch=8, normalise_observations=True, normalise_returns=True
+    )
 
     def learn(devices):
         learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))
         state, opening = learner.place(agent.init(jax.random.key(0))), []
         for seed in range(3):
             unroll = make_unroll(8, seed=seed)._replace(
-                extras=jnp.full((5, 8), -1.9), actor_state=ActorState((), ())
+                extras=Behaviour(jnp.full((5, 8), -1.9), jnp.zeros((5, 8), jnp.int32)),
+                actor_state=ActorState((), ()),
             )
             opening.append(unroll.timesteps.observation[0])
             state = learner.update(state, learner.assemble([unroll]), np.float32(0))[0].state
@@ -128,7 +133,8 @@ def test_observation_statistics_are_those_of_all_devices():
 
     one, opening = learn(1)
     seen = one.params.seen
-    assert seen.weight == 24
+    np.testing.assert_allclose(seen.weight, 24, rtol=1e-6)
+    assert one.auxiliary.returns.variance > 0
     np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
     np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
     two, _ = learn(2)

@@ -9,7 +9,7 @@ import pytest
 
 from seedbed.nets.convolution import Scaling
 from seedbed.nets.heads import DuelingHead, PolicyHead, ValueHead
-from seedbed.nets.policy import ActorCritic
+from seedbed.nets.policy import ActorCritic, rescale_values
 from seedbed.nets.recurrent import LSTM, LSTMState, initial_lstm_state
 from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso, auto_torso
 from seedbed.types import SeedbedError
@@ -304,8 +304,8 @@ def test_actor_critic_scales_observations():
     }
     reward, first = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
     module = ActorCritic(6, "resnet", (16,))
-    (parameters, value, _), params = build(module, scaled, reward, first, ())
-    p, v, _ = apply(module, params, x, reward, first, (), scaling)
+    (parameters, value, _), params = build(module, scaled, (), reward, first, ())
+    p, v, _ = apply(module, params, x, (), reward, first, (), scaling)
     np.testing.assert_allclose(p, parameters, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(v, value, rtol=1e-4, atol=1e-4)
 
@@ -315,16 +315,39 @@ def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
     rng = np.random.default_rng(0)
     x = {"a": rng.normal(size=(5, 3, 4)).astype(np.float32), "b": rng.random((5, 3), np.float32)}
     reward, first = rng.normal(size=(5, 3)).astype(np.float32), rng.random((5, 3)) < 0.3
+    previous = rng.normal(size=(5, 3, 2)).astype(np.float32)
     module = ActorCritic(6, sizes=(16,), activation="tanh", lstm_size=lstm_size)
     core = module.initial_core(3)
-    (parameters, value, _), params = build(module, x, reward, first, core)
+    (parameters, value, _), params = build(module, x, previous, reward, first, core)
     assert parameters.shape == (5, 3, 6) and value.shape == (5, 3)
     step = jax.jit(module.apply)
     for t in range(5):
-        row = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (x, reward, first))
+        row = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (x, previous, reward, first))
         p, v, core = step(params, *row, core)
         np.testing.assert_allclose(p[0], parameters[t], atol=1e-6)
         np.testing.assert_allclose(v[0], value[t], atol=1e-5)
     assert (core == ()) == (lstm_size == 0)
-    other, _, _ = apply(module, params, x, reward + 0.1, first, module.initial_core(3))
-    assert bool((other != parameters).any()) == (lstm_size > 0)
+
+    def changed(previous, reward):
+        other, _, _ = apply(module, params, x, previous, reward, first, module.initial_core(3))
+        return np.asarray(other != parameters).any(-1)
+
+    # What precedes an opening row belongs to another episode. Rewards are clipped on their way in.
+    opening = first[..., None]
+    assert not changed(np.where(opening, previous + 1, previous), np.where(first, 9, reward)).any()
+    assert not changed(previous, np.clip(reward, -1, 1)).any()
+    assert changed(previous + 0.1, reward).any() == (lstm_size > 0)
+    assert changed(previous, reward + 0.1).any() == (lstm_size > 0)
+
+
+@pytest.mark.parametrize("value_sizes", [(), (8,)], ids=["shared", "separate"])
+def test_rescaling_values_changes_nothing_else(value_sizes):
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    reward, first = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
+    module = ActorCritic(6, sizes=(16,), value_sizes=value_sizes)
+    core = module.initial_core(3)
+    (parameters, value, _), params = build(module, x, (), reward, first, core)
+    rescaled = rescale_values(params, jnp.float32(3.0), jnp.float32(-0.5))
+    p, v, _ = apply(module, rescaled, x, (), reward, first, core)
+    np.testing.assert_array_equal(p, parameters)
+    np.testing.assert_allclose(v, 3.0 * value - 0.5, atol=1e-5)

@@ -54,6 +54,19 @@ def test_presets(name):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_rewards_are_clipped_on_atari_only(name):
+    """R2D2 rescales values instead, as published; nothing else is known to be of Atari's sizes."""
+    config = resolve(name)
+    clips = isinstance(config.env, AtariEnv) and "r2d2" not in name
+    assert getattr(config.agent, "reward_clip", 0.0) == float(clips)
+
+
+@pytest.mark.parametrize("agent", presets.AGENTS)
+def test_no_agent_clips_rewards_by_itself(agent):
+    assert getattr(presets.load_agent_class(agent)(), "reward_clip", 0.0) == 0.0
+
+
 @pytest.mark.parametrize("agent", ["impala", "ppo", "dqn", "r2d2"])
 @pytest.mark.parametrize("game", ["breakout", "seaquest", "ALE/Qbert-v5"])
 def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):

@@ -32,6 +32,7 @@ def atari_impala(env: AtariEnv) -> TrainConfig:
 
     agent = Impala(
         batch=16,
+        reward_clip=1.0,
         trace_decay=0.95,
         entropy_cost=0.002,
         normalise_observations=True,
@@ -51,6 +52,7 @@ def atari_ppo(env: AtariEnv) -> TrainConfig:
         batch=32,
         epochs=2,
         minibatches=4,
+        reward_clip=1.0,
         normalise_observations=True,
         entropy_cost=0.005,
         learning_rate=5e-4,
@@ -63,6 +65,7 @@ def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
     from seedbed.agents.dqn import Dqn
 
     shared: dict[str, Any] = {
+        "reward_clip": 1.0,
         "normalise_observations": True,
         "torso": "small",
         "head_size": 256,
@@ -155,7 +158,6 @@ def cartpole_impala() -> TrainConfig:
         unroll=8,
         batch=16,
         entropy_cost=0.001,
-        reward_clip=0.0,
         normalise_observations=True,
         optimizer="adam",
         learning_rate=1e-3,
@@ -295,7 +297,6 @@ def cartpole_dqn() -> TrainConfig:
         min_size=1_000,
         ratio=8.0,
         n_step=5,
-        reward_clip=0.0,
         error_clip=0.0,
         target_period=250,
         learning_rate=5e-4,

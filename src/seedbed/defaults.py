@@ -39,7 +39,7 @@ Maker = Callable[[Any], TrainConfig]
 
 
 def _config(
-    env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int
+    env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int = 0
 ) -> TrainConfig:
     """Puts an agent into the runtime of its environment."""
     if is_on_device(env):
@@ -51,26 +51,29 @@ def _config(
 
 
 def vectors_ppo(env: HostEnvConfig, **options: Any) -> TrainConfig:
-    """PPO for vectors and choices; Schulman et al. (2017), with more environments."""
+    """PPO for vectors and choices; Schulman et al. (2017), with more environments and larger steps."""
     from seedbed.agents.ppo import Ppo
 
     shared: dict[str, Any] = {
         "unroll": 128,
-        "batch": 16,
-        "epochs": 4,
+        "batch": 32,
+        "epochs": 10,
         "minibatches": 8,
         "normalise_observations": True,
+        "normalise_returns": True,
         "value_sizes": (64, 64),
         "activation": "tanh",
-        "entropy_cost": 0.01,
-        "learning_rate": 3e-4,
+        "learning_rate": 1e-3,
     }
-    return _config(env, Ppo(**shared | options), 1_000_000, envs_per_actor=8)
+    return _config(env, Ppo(**shared | options), 1_000_000)
 
 
 def real_vectors_ppo(env: HostEnvConfig) -> TrainConfig:
-    """PPO for vectors and actions that are vectors too: more passes, and no bonus for noise."""
-    return vectors_ppo(env, epochs=10, entropy_cost=0.0)
+    """PPO for vectors and actions that are vectors too, with noise that does not fade.
+
+    It begins at the bounds: MountainCarContinuous is out of reach of small pushes.
+    """
+    return vectors_ppo(env, initial_scale=1.5, least_scale=0.3)
 
 
 def vectors_impala(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -80,8 +83,8 @@ def vectors_impala(env: HostEnvConfig | Environment) -> TrainConfig:
     agent = Impala(
         batch=16,
         entropy_cost=0.002,
-        reward_clip=0.0,
         normalise_observations=True,
+        normalise_returns=True,
         activation="tanh",
         optimizer="adam",
         learning_rate=5e-4,
@@ -102,7 +105,6 @@ def vectors_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
         min_size=1_000,
         ratio=32.0,
         n_step=3,
-        reward_clip=0.0,
         target_period=250,
         learning_rate=5e-4,
         adam_epsilon=1e-8,
@@ -142,7 +144,7 @@ def vectors_sac(env: HostEnvConfig | Environment) -> TrainConfig:
 def images_impala(env: HostEnvConfig | Environment) -> TrainConfig:
     """IMPALA for images, as for Atari but for the rewards, which are learned from as they are."""
     config = atari_impala(env)  # type: ignore[arg-type]
-    agent = dataclasses.replace(config.agent, reward_clip=0.0)  # type: ignore[type-var]
+    agent = dataclasses.replace(config.agent, reward_clip=0.0, normalise_returns=True)  # type: ignore[type-var]
     return _config(env, agent, 10_000_000, envs_per_actor=16)
 
 
@@ -156,10 +158,11 @@ def images_ppo(env: HostEnvConfig) -> TrainConfig:
         epochs=4,
         minibatches=8,
         normalise_observations=True,
+        normalise_returns=True,
         entropy_cost=0.002,
         learning_rate=3e-4,
     )
-    return _config(env, agent, 5_000_000, envs_per_actor=8)
+    return _config(env, agent, 5_000_000)
 
 
 def images_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
@@ -174,7 +177,6 @@ def images_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
         min_size=5_000,
         ratio=4.0,
         n_step=3,
-        reward_clip=0.0,
         target_period=1_000,
         learning_rate=2.5e-4,
     )

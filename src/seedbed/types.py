@@ -253,7 +253,6 @@ class Agent(Protocol):
         ...
 
 
-@runtime_checkable
 class ReplayAgent(Agent, Protocol):
     """An agent that learns from replay: one epoch and one minibatch of items an update."""
 
@@ -268,6 +267,21 @@ class ReplayAgent(Agent, Protocol):
         Leaves are `[T + 1, B, ...]`, T of them transitions of `burn_in + sequence`; the observation is ().
         """
         ...
+
+
+def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:
+    """Says whether an agent learns from replay, rather than from unrolls as they come.
+
+    Raises SeedbedError if its experience is `Replay` but it has no `initial_priorities`.
+    """
+    if not isinstance(agent.experience, Replay):
+        return False
+    if not hasattr(agent, "initial_priorities"):
+        raise SeedbedError(
+            f"{type(agent).__name__}.experience is Replay but it has no method initial_priorities: see "
+            "seedbed.types.ReplayAgent"
+        )
+    return True
 
 
 AgentT = TypeVar("AgentT", bound=Agent)

@@ -30,8 +30,8 @@ from seedbed.types import (
     HostEnvConfig,
     LearnerState,
     OnPolicy,
-    ReplayAgent,
     bind,
+    learns_from_replay,
 )
 
 _MODEST = 10
@@ -62,7 +62,7 @@ def train(
                 actors=config.actors,
                 envs_per_actor=config.envs_per_actor,
                 seed=derived_seed(config.seed, sum(past)),
-                niceness=_MODEST if isinstance(agent, ReplayAgent) else 0,
+                niceness=_MODEST if learns_from_replay(agent) else 0,
             )
         )
         view.message(
@@ -129,7 +129,7 @@ def _make_feed(
     env_steps: int,
 ) -> UnrollQueue | ReplayFeed:
     """Makes what is between acting and learning, of a run that has done `env_steps` transitions."""
-    if isinstance(agent, ReplayAgent):
+    if learns_from_replay(agent):
         return ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
     experience = agent.experience
     assert isinstance(experience, OnPolicy)

@@ -48,6 +48,11 @@ def train(
         stack.callback(log.close)
         writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
         stack.enter_context(writer)
+        if program.euler_steps:
+            view.message(
+                f"training with Euler's integrator for {program.euler_steps:,} steps, then with the "
+                "environment's own"
+            )
         view.message("compiling")
         program.compile(carry)
         progress = _Progress(program, carry, start, transitions, episodes, begun - start.wall_s)

@@ -18,11 +18,11 @@ from seedbed.types import (
     Array,
     EnvSpec,
     OnPolicy,
-    Replay,
     Timestep,
     Trajectory,
     Tree,
     action_array,
+    learns_from_replay,
 )
 
 ROWS = 16
@@ -111,7 +111,7 @@ def make_store(
 
     state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
     timesteps = zero_timesteps(spec, (groups, frame_stack + unroll, size))
-    if isinstance(agent.experience, Replay):
+    if learns_from_replay(agent):
         return Store(timesteps, state, ())
     kept = Kept(
         action=jnp.zeros((groups, unroll, size, *action.shape), action.dtype),
@@ -125,7 +125,7 @@ def make_store(
 def rows_of(agent: Agent) -> int:
     """Steps between two moves of the timesteps on the device: an unroll, where experience is one."""
     experience = agent.experience
-    return ROWS if isinstance(experience, Replay) else experience.unroll
+    return experience.unroll if isinstance(experience, OnPolicy) else ROWS
 
 
 def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:

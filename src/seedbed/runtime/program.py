@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,6 +48,8 @@ class Program:
             )
         self.config, self.env = config, episode_statistics(training(env))
         self._euler_env = _euler_env(env, config.euler_share)
+        # Steps of each member that train with Euler's integrator.
+        self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
         self.task = type(env).__name__
         self.agent = bind(agent, env.spec)
         self._mesh = Mesh(np.array(devices), (AXIS,))
@@ -135,11 +138,10 @@ class Program:
         """Does one iteration; donates the carry. The report is on the host.
 
         `done` are the transitions of each member of the population so far, which schedules follow. All
-        members train with Euler's integrator until the last of them has done that share of its steps.
+        members train with Euler's integrator until the last of them has done its `euler_steps`.
         """
         assert self._run is not None, "compile comes first"
-        use_euler = min(done) < self.config.euler_share * self.config.steps
-        carry, report = self._run(carry, self._progress(done), use_euler)
+        carry, report = self._run(carry, self._progress(done), min(done) < self.euler_steps)
         return carry, jax.device_get(report)
 
     def _progress(self, done: Sequence[int]) -> np.ndarray:

@@ -26,11 +26,10 @@ from seedbed.types import (
     Environment,
     EnvState,
     LearnerState,
-    Replay,
-    ReplayAgent,
     Timestep,
     Trajectory,
     Tree,
+    learns_from_replay,
 )
 
 Move = Callable[[EnvState, Tree], EnvState]
@@ -108,8 +107,7 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
         steps=jnp.zeros(2, jnp.uint32),
         key=run_key,
     )
-    experience = agent.experience
-    if not isinstance(experience, Replay):
+    if not learns_from_replay(agent):
         return carry
     move = simd.vectorize(env.step)
     _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, move, plan, None, key), carry)
@@ -117,9 +115,9 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
     )
     return carry._replace(
-        replay=device.initial(experience, template, plan.envs),
+        replay=device.initial(agent.experience, template, plan.envs),
         # The first `min_size` items ask for no update.
-        owed=jnp.int32(-experience.min_size * experience.period),
+        owed=jnp.int32(-agent.experience.min_size * agent.experience.period),
     )
 
 
@@ -197,7 +195,7 @@ def _learn(
     The key is folded, not consumed. Returns the agent's metrics too.
     """
     learner = carry.learner
-    if not (isinstance(agent, ReplayAgent) and isinstance(carry.replay, ReplayState)):
+    if not (learns_from_replay(agent) and isinstance(carry.replay, ReplayState)):
         trajectory = _trajectory(rows, carry.env.timestep, actor, learner.updates)
         update = learn(agent, learner, trajectory, jax.random.fold_in(key, learner.updates), axis)
         return carry._replace(learner=update.state), update.metrics
@@ -222,7 +220,7 @@ def unroll(
     begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
     env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
     params = carry.learner.params
-    replaying = isinstance(agent.experience, Replay)
+    replaying = learns_from_replay(agent)
 
     def step(
         now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
