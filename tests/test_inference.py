@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counting_agent import CountingAgent
-from seedbed.runtime.inference import Inference, Unroll, batch_sizes, to_trajectory
+from seedbed.ops.counts import halves
+from seedbed.runtime.inference import (
+    Inference,
+    Unroll,
+    batch_sizes,
+    environment_keys,
+    to_trajectory,
+)
 from seedbed.runtime.stacking import stack_timesteps, stacked_spec
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
@@ -191,6 +198,20 @@ def test_actions_do_not_depend_on_arrival_order():
     assert np.unique(draws[0]).size == draws[0].size
     np.testing.assert_array_equal(draws[0], draws[1])
     np.testing.assert_array_equal(draws[0], draws[2])
+
+
+def test_keys_follow_the_steps_of_a_group_beyond_32_bits():
+    inference, environments = make_inference(), Environments(5)
+    inference._counter[:] = 2**32 - 1
+    inference._hold[:] = 0
+    for _ in range(2):
+        step = jax.tree.map(lambda leaf: leaf[None], environments.next(1))
+        inference.act(step, [1])
+    drawn = np.asarray(inference._store.kept.extras["draw"][1, :2])
+    for row, step in enumerate((2**32 - 1, 2**32)):
+        keys = environment_keys(jax.random.key(3), jnp.arange(SIZE, 2 * SIZE), halves(step))
+        expected = [int(jax.random.bits(key, (), jnp.uint32)) for key in keys]
+        assert drawn[row].tolist() == expected
 
 
 def test_slot_memory_is_not_kept():

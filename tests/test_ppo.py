@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -594,13 +595,13 @@ def test_probe_memory_is_learned_by_the_recurrent_agent():
 
 def test_ppo_in_the_central_runtime(run_folder):
     agent = Ppo(unroll=8, batch=16, epochs=3, minibatches=2, hidden_sizes=(16,))
-    central = CentralConfig(
-        steps=3000, actors=1, envs_per_actor=16, evaluate_every=0, evaluate_episodes=2
-    )
+    central = CentralConfig(steps=3000, actors=1, evaluate_every=0, evaluate_episodes=2)
     config = TrainConfig(GymEnv("CartPole-v1"), agent, central, "cartpole/ppo")
     summary = api.train(config, run=run_folder)
     assert summary["env_steps"] >= 3000
     assert summary["learner_steps"] % 6 == 0
+    saved = json.loads((run_folder / "config.json").read_text())["central"]
+    assert (saved["actors"], saved["envs_per_actor"]) == (1, 16), "what fits the batch"
     batches = summary["learner_steps"] / 6
     # 128 rows a batch, a few of which are resets
     assert 3000 <= summary["env_steps"] <= 128 * batches <= 1.1 * summary["env_steps"]

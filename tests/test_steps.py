@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,13 @@ from seedbed.agents.ppo import Ppo
 from seedbed.ops.counts import derived_seed, fold_count, halves, next_count
 from seedbed.runtime.checkpoint import restore
 from seedbed.runtime.config import CentralConfig, FusedConfig
+from seedbed.runtime.fused import _Progress
 from seedbed.runtime.learning import progress_of
 from seedbed.runtime.loops import UnrollQueue
+from seedbed.runtime.metrics import RecentEpisodes
 from seedbed.runtime.program import Program
+from seedbed.runtime.reporting import Start
+from seedbed.runtime.rollout import Busy, Iteration
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
 from test_central import counting_env, importable, lines, train  # noqa: F401  a fixture
 from test_central_replay import CountingReplayAgent
@@ -110,6 +115,30 @@ def test_the_last_step_size_is_what_was_left_of_the_run():
     done, state = train_fused(Short(5), agent, steps=90)
     assert done == 100 and state.updates == 10
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-3 * (1 - 80 / 90), rtol=1e-5)
+
+
+def test_metrics_are_of_the_last_updates_that_were_made():
+    """With replay an iteration may make none, and the seeds of a population not all."""
+
+    def report(updates, losses):
+        number = np.zeros(2, np.int32)
+        return Iteration(
+            transitions=np.array([5, 7]), updates=np.array(updates), finite=np.ones(2, bool),
+            metrics={"loss": np.array(losses)}, env_metrics={}, episodes=number, returns=number,
+            lengths=number, busy=Busy(number, number, number),
+        )  # fmt: skip
+
+    reports = iter([report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])])
+    carry = SimpleNamespace(learner=SimpleNamespace(updates=np.zeros(2, np.int32)))
+    program = SimpleNamespace(run=lambda carry, done: (carry, next(reports)))
+    episodes = [RecentEpisodes(), RecentEpisodes()]
+    progress = _Progress(program, carry, Start(), [0, 0], episodes, 0.0)
+    seen = []
+    for _ in range(3):
+        progress.advance()
+        seen.append((progress.env_steps, progress.updates, progress.learned))
+    assert seen == [(5, 0, {}), (10, 0, {"loss": 3}), (15, 2, {"loss": 5})]
+    assert progress.transitions == [15, 21]
 
 
 # -- counts -----------------------------------------------------------------------------------------

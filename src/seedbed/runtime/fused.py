@@ -78,6 +78,8 @@ class _Progress:
         self.transitions = transitions  # of each seed so far
         self.zero = zero
         self.report: Iteration | None = None
+        self.learned: dict[str, Any] = {}  # metrics of the last iteration that made updates
+        self._updates = np.ravel(jax.device_get(carry.learner.updates))  # of each seed
         self.busy_s = np.zeros(3)  # of the stages, in their order
 
     @property
@@ -87,8 +89,8 @@ class _Progress:
 
     @property
     def updates(self) -> int:
-        """Applied gradients of each seed."""
-        return int(np.ravel(self.report.updates)[0]) if self.report else self.start.updates
+        """Applied gradients of the seed that has the fewest."""
+        return int(self._updates.min())
 
     @property
     def done(self) -> bool:
@@ -105,8 +107,11 @@ class _Progress:
                 f"{before:,} and {self.env_steps:,}: mend the environment, then go on from the last "
                 "checkpoint with --resume"
             )
+        before_updates, self._updates = self._updates, np.ravel(report.updates)
         self.report = report
         require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
+        if (now := self._updates > before_updates).any():
+            self.learned = {k: np.mean(np.ravel(v)[now]) for k, v in report.metrics.items()}
         self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
         sums = (np.ravel(x) for x in (report.episodes, report.returns, report.lengths))
         for episodes, ended in zip(self.episodes, zip(*sums, strict=True), strict=True):
@@ -223,10 +228,7 @@ class _Driver:
         self._last[purpose] = (now, every, progress.busy_s)
         passed = max(now - before, 1e-9)
         rate = (every - every_before) / passed
-        report = progress.report
-        learned = {} if report is None or not progress.updates else report.metrics
-        agent = {k: np.mean(v) for k, v in learned.items()}
-        env = {} if report is None else report.env_metrics
+        env = {} if progress.report is None else progress.report.env_metrics
         return {
             "wall_s": now - progress.zero,
             "env_steps": progress.env_steps,
@@ -235,7 +237,7 @@ class _Driver:
             "frames_per_s": rate * skip,
             "learner_steps": progress.updates,
             **RecentEpisodes.summary(progress.episodes),
-            **agent,
+            **progress.learned,
             **{f"env/{name}": np.mean(v) for name, v in env.items() if "episode_" not in name},
             "rss_mb": processes_rss([os.getpid()]),
             **_shares((progress.busy_s - busy_before) / passed),
