@@ -19,7 +19,7 @@ from seedbed.launch.programs import keep_programs
 from seedbed.presets import TrainConfig
 from seedbed.runtime import evaluation
 from seedbed.runtime.checkpoint import restore_best
-from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.reporting import View
 from seedbed.runtime.run_folder import RunFolder, default_path
 from seedbed.runtime.stacking import stacked_spec
@@ -34,6 +34,7 @@ from seedbed.types import (
     bind,
     is_on_device,
 )
+from seedbed.viewer.background import BackgroundView
 from seedbed.viewer.live import make_view
 
 
@@ -63,11 +64,14 @@ def train(
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
     options = dataclasses.replace(config.runtime, **runtime_options)
+    if isinstance(options, CentralConfig):  # another machine must go on with as many
+        options = dataclasses.replace(options, actors=options.num_actors)
     config = dataclasses.replace(config, runtime=options)
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path) if resume else RunFolder.create(path)
-    with folder.training(encoded), make_view(options.steps, config.name, str(path)) as view:
+    screen = make_view(options.steps, config.name, str(path))
+    with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view)
     return {**summary, "run": str(path)}
 
@@ -131,6 +135,7 @@ class Trained:
     agent: Agent  # bound
     params: Tree
     step: int  # of the checkpoint: agent steps
+    actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
 def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
@@ -142,7 +147,8 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
-        return Trained(config.env, forms, agent, state.params, step)
+        patience_s = config.runtime.actor_timeout_s
+        return Trained(config.env, forms, agent, state.params, step, patience_s)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
@@ -231,7 +237,12 @@ def evaluate(
         )
     else:
         result = evaluation.evaluate(
-            env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
+            env=config,
+            agent=trained.agent,
+            params=trained.params,
+            episodes=episodes,
+            seed=seed,
+            actor_timeout_s=trained.actor_timeout_s,
         )
     return {**result, "env_steps": trained.step}
 

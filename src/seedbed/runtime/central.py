@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from typing import Any
 
@@ -19,7 +18,7 @@ from seedbed.runtime.learning import Learner
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
 from seedbed.runtime.replaying import ReplayFeed
-from seedbed.runtime.reporting import Start, View, choose_devices, stopping_signals
+from seedbed.runtime.reporting import Interruption, Start, View, choose_devices, stopping_signals
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stacked_spec
 from seedbed.runtime.supervisor import Setup, Supervisor
@@ -45,16 +44,17 @@ def train(
 ) -> dict[str, Any]:
     """Trains until `config.steps` agent steps are done, and returns a summary of the run.
 
-    A folder that holds checkpoints is gone on with. SIGINT and SIGTERM stop training and save; a second
-    one gives up at once. Raises SeedbedError on what the user can mend, after saving what was learned.
+    A folder that holds checkpoints is gone on with. SIGINT, SIGTERM and SIGHUP stop training and save; a
+    second one gives up at once. Raises SeedbedError on what the user can mend, after saving what was
+    learned, and KeyboardInterrupt where a signal came before there was anything to save.
     """
-    begun, stop = time.monotonic(), threading.Event()
+    begun = time.monotonic()
     # Acting takes less time than handing it to a thread of JAX's. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     # A resumed run must not play the episodes again with which it began.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
-        interrupted = stack.enter_context(stopping_signals(stop, view))
+        interruption = stack.enter_context(stopping_signals(view))
         pool = stack.enter_context(
             ActorPool(
                 env,
@@ -62,21 +62,31 @@ def train(
                 envs_per_actor=config.envs_per_actor,
                 seed=config.seed + sum(past),
                 niceness=_MODEST if isinstance(agent, ReplayAgent) else 0,
+                timeout_s=config.actor_timeout_s,
             )
         )
         view.message(
             f"starting {config.num_actors} actors with {config.envs_per_actor} environments each"
         )
-        if pool.wait_spec(stop.is_set) is None:
-            return {"interrupted": True}
+        _await_spec(pool, interruption, view)
         setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        stack.callback(setup.feed.close)
-        stack.callback(stop.set)
         log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))
         writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
-        supervisor = Supervisor(setup, log, writer, view, stop)
+        supervisor = Supervisor(setup, log, writer, view, interruption)
         supervisor.run()
-        return supervisor.finish(interrupted)
+        return supervisor.finish()
+
+
+def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None:
+    """Waits for the first actor; tells of deaths meanwhile; raises KeyboardInterrupt at a signal."""
+
+    def give_up() -> bool:
+        for notice in pool.take_notices():
+            view.message(notice)
+        return interruption.requested()
+
+    if pool.wait_spec(give_up) is None:
+        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
 
 
 def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> None:
@@ -87,12 +97,12 @@ def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> None:
         if batch % pool.group_size:
             raise SeedbedError(
                 f"agent.batch is {batch} unrolls: it must be a multiple of a group's "
-                f"{pool.group_size} environments (half of envs_per_actor)"
+                f"{pool.group_size} environments (half of --envs-per-actor)"
             )
         if batch > pool.num_envs * 2:
             raise SeedbedError(
                 f"agent.batch is {batch} unrolls, but there are only {pool.num_envs} environments: "
-                "lower it, or raise actors or envs_per_actor"
+                "lower it, or raise --actors or --envs-per-actor"
             )
     if batch % (learners * agent.minibatches):
         raise SeedbedError(
@@ -101,8 +111,8 @@ def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> None:
         )
     if pool.num_groups < len(config.inference_devices):
         raise SeedbedError(
-            f"{len(config.inference_devices)} inference devices for {pool.num_groups} actor groups: name "
-            "fewer devices or start more actors"
+            f"{len(config.inference_devices)} inference devices for the {pool.num_groups} groups of "
+            f"{config.num_actors} actors: name fewer with --inference-devices, or raise --actors"
         )
 
 

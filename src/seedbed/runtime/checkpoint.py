@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -63,8 +64,18 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except SeedbedError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and then: {failure}")
 
     @property
     def helper_pid(self) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
+from seedbed.runtime.metrics import usable_cores
 from seedbed.types import SeedbedError
 
 
@@ -17,9 +17,11 @@ class CentralConfig:
     seed: int = 0
     """Seed of parameters, actions and environments."""
     actors: int = 0
-    """Actor processes; 0 takes one for each CPU core."""
+    """Actor processes; 0 takes one for each CPU core that this machine or its container lets us use."""
     envs_per_actor: int = 32
     """Environments of an actor, stepped in two groups."""
+    actor_timeout_s: float = 120.0
+    """Seconds without a sign of an actor, at its start or in a step, after which it is replaced."""
     inference_devices: tuple[int, ...] = (0,)
     """Indices of the devices that choose actions."""
     learner_devices: tuple[int, ...] = (0,)
@@ -45,13 +47,14 @@ class CentralConfig:
             _at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             _at_least(field, getattr(self, field), 0.1)
+        _at_least("actor_timeout_s", self.actor_timeout_s, 1)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
 
     @property
     def num_actors(self) -> int:
         """Actor processes to start."""
-        return self.actors or len(os.sched_getaffinity(0))
+        return self.actors or max(1, int(usable_cores()))
 
 
 @dataclasses.dataclass(frozen=True)

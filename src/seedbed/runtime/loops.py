@@ -15,16 +15,16 @@ import numpy as np
 from seedbed.runtime.inference import Acted, Inference, Unroll
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.metrics import EpisodeStatistics
-from seedbed.runtime.reporting import require_finite
+from seedbed.runtime.reporting import Stopwatch, require_finite
 from seedbed.transport.pool import ActorPool
 from seedbed.types import LearnerState, Timestep, Tree
 
 
 class Feed(Protocol):
-    """Where experience goes and batches come from; closing it wakes whoever waits."""
+    """Where experience goes and batches come from; closing it wakes every thread that waits."""
 
     def take(self) -> list[Unroll]:
-        """Waits for what makes a batch; returns none if the feed was closed instead."""
+        """Waits for what makes a batch; returns none if the feed was closed or has ended instead."""
         ...
 
     def learned(self, priorities: Tree) -> None:
@@ -35,19 +35,23 @@ class Feed(Protocol):
         """What is to be reported of it."""
         ...
 
+    def seconds(self) -> dict[str, float]:
+        """Returns seconds since the start, by name; what is reported is their share of each interval."""
+        ...
+
     def take_notices(self) -> list[str]:
         """Returns, once each, what people should know."""
         ...
 
     def close(self) -> None:
-        """Wakes every waiter; nothing more passes."""
+        """Wakes every thread that waits; nothing more passes, and what is queued is dropped."""
         ...
 
 
 class Recorder(Protocol):
     """Takes what a group saw and did, step by step."""
 
-    waited_s: float  # for room, so far
+    waited: Stopwatch  # runs while `append` waits for room
 
     def restart(self, group: int) -> None:
         """Ends the streams of a group whose actor was restarted."""
@@ -57,34 +61,44 @@ class Recorder(Protocol):
         """Waits for room; leaves are `[n, ...]`. Returns False if it was closed instead."""
         ...
 
+    def finish(self) -> None:
+        """Ends the stream: nothing more will be appended."""
+        ...
+
 
 class UnrollQueue:
-    """A bounded queue of unrolls that blocks at either end and never drops."""
+    """A bounded queue of unrolls that blocks at either end.
+
+    It ends in one of two ways. `finish`, at the end of a run, drops nothing: what is queued is taken batch
+    by batch, all but the rest that makes no batch. `close`, when a run is stopped or fails, drops up to two
+    batches; the steps in them count as done and are not learned from.
+    """
 
     def __init__(self, capacity: int, per_batch: int) -> None:
         """Holds at most `capacity` unrolls; `per_batch` of them make a batch."""
         self._capacity, self._per_batch = capacity, per_batch
         self._items: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
-        self._closed = False
-        self.waited_s = 0.0  # for room, so far
+        self._closed = self._ended = False
+        self.waited = Stopwatch()  # runs while `put` waits for room
 
     def put(self, unroll: Unroll) -> bool:
-        """Waits for room; returns False if the queue was closed instead."""
+        """Waits for room; returns False if the queue was closed instead. Call from one thread."""
         with self._condition:
-            begun = time.perf_counter()
+            self.waited.start()
             self._condition.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-            self.waited_s += time.perf_counter() - begun
+            self.waited.stop()
             if not self._closed:
                 self._items.append(unroll)
                 self._condition.notify_all()
             return not self._closed
 
     def take(self) -> list[Unroll]:
-        """Waits for a batch's unrolls; returns none if the queue was closed instead."""
+        """Waits for a batch's unrolls; returns none if the queue was closed or has ended instead."""
         with self._condition:
-            self._condition.wait_for(lambda: self._closed or len(self._items) >= self._per_batch)
-            if self._closed:
+            enough = self._per_batch
+            self._condition.wait_for(lambda: self._ended or len(self._items) >= enough)
+            if self._closed or len(self._items) < enough:
                 return []
             taken = [self._items.popleft() for _ in range(self._per_batch)]
             self._condition.notify_all()
@@ -98,14 +112,24 @@ class UnrollQueue:
         """How many unrolls wait; how old those learned from were, once one was."""
         return {"queued_unrolls": len(self._items), "lag_mean": None, "lag_max": None}
 
+    def seconds(self) -> dict[str, float]:
+        """Returns an empty dict: nothing but `put` takes time here."""
+        return {}
+
     def take_notices(self) -> list[str]:
-        """None."""
+        """Returns an empty list: unrolls raise no notices."""
         return []
 
-    def close(self) -> None:
-        """Wakes every waiter; nothing more passes."""
+    def finish(self) -> None:
+        """Ends the stream after the last `put`: whole batches that are queued can still be taken."""
         with self._condition:
-            self._closed = True
+            self._ended = True
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Wakes every thread that waits; nothing more passes, and what is queued is dropped."""
+        with self._condition:
+            self._closed = self._ended = True
             self._condition.notify_all()
 
 
@@ -161,7 +185,6 @@ class InferenceCounters:
     calls: int = 0
     rows: int = 0
     busy_s: float = 0.0
-    blocked_s: float = 0.0
 
 
 class InferenceLoop:
@@ -188,28 +211,32 @@ class InferenceLoop:
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
         self._incarnation = [-1] * pool.num_groups
-        self._recorded = [
-            -1
-        ] * pool.num_groups  # the incarnation of the step that went to replay last
+        # Of the step that went to replay last.
+        self._recorded = [-1] * pool.num_groups
         self._calls: collections.deque[_Call] = collections.deque()
 
     def run(self, stop: threading.Event) -> None:
-        """Serves until the steps are done, `stop` is set or the queue is closed."""
+        """Serves until the steps are done, `stop` is set or the sink is closed; then ends its stream."""
         while not stop.is_set() and self.counters.env_steps < self._max_env_steps:
             self._gather()
             gathered = time.perf_counter()
             able = [s for s in self._shards if s.ready and s.in_flight < s.depth]
             self._calls.extend(self._start(shard) for shard in able)
             full = any(shard.in_flight == shard.depth for shard in self._shards)
-            call = self._calls.popleft() if self._calls and (full or not able) else None
-            if call is not None:
-                self._finish(call)
-            waited = self._sink.waited_s
-            if call is not None and not self._hand_on(call):
+            blocked_s = self.blocked_s
+            if self._calls and (full or not able) and not self._complete(self._calls.popleft()):
                 return
-            waited = self._sink.waited_s - waited
-            self.counters.blocked_s += waited
-            self.counters.busy_s += time.perf_counter() - gathered - waited
+            blocked_s = self.blocked_s - blocked_s
+            self.counters.busy_s += time.perf_counter() - gathered - blocked_s
+        # Calls in flight are counted as done: what they complete is learned from too.
+        while self._calls and self._complete(self._calls.popleft()):
+            pass
+        self._sink.finish()
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds since the start in which acting waited for the learner; for any thread."""
+        return self._sink.waited.read()
 
     def _gather(self) -> None:
         """Waits for a group, then a deadline for others, unless a call is in flight."""
@@ -256,7 +283,12 @@ class InferenceLoop:
         unrolls = [unroll for unroll in taken if unroll is not None]
         return _Call(shard, staging, acted, groups, incarnations, unrolls)
 
-    def _finish(self, call: _Call) -> None:
+    def _complete(self, call: _Call) -> bool:
+        """Replies to a call's groups and hands on what it yields; returns False if the sink was closed."""
+        self._reply(call)
+        return self._hand_on(call)
+
+    def _reply(self, call: _Call) -> None:
         """Waits for the actions and replies."""
         call.acted = jax.tree.map(np.asarray, call.acted)
         action = call.acted.action
@@ -284,14 +316,6 @@ class InferenceLoop:
         return True
 
 
-@dataclasses.dataclass
-class LearnerCounters:
-    """Sums since the start of the process; read by the thread that reports."""
-
-    busy_s: float = 0.0
-    waiting_s: float = 0.0
-
-
 class LearnerLoop:
     """Turns unrolls into parameters, one update in flight, and publishes only finished ones."""
 
@@ -307,7 +331,7 @@ class LearnerLoop:
         self.state = learner.place(state)
         self.updates = int(state.updates)
         self.intact = True  # false where a failure left the state half donated
-        self.counters = LearnerCounters()
+        self.busy, self.waiting = Stopwatch(), Stopwatch()  # of updates, and of waiting for batches
         self.metrics: dict[str, float] = {}
         self._wanted, self._snapshot = threading.Event(), threading.Event()
         self._updating = threading.Lock()
@@ -315,20 +339,21 @@ class LearnerLoop:
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
-        """Learns until the feed is closed; raises TrainingDiverged before publishing bad parameters."""
+        """Learns until `stop` is set or the feed has no more batches.
+
+        Raises TrainingDiverged before bad parameters are published.
+        """
         while not stop.is_set():
-            start = time.perf_counter()
+            self.waiting.start()
             unrolls = self._feed.take()
-            taken = time.perf_counter()
-            self.counters.waiting_s += taken - start
+            self.waiting.stop()
             if not unrolls:
                 break
+            self.busy.start()
             with self._updating:
                 self._update(unrolls)
-            self.counters.busy_s += time.perf_counter() - taken
-            if self._wanted.is_set():
-                self._wanted.clear()
-                self._offer_snapshot()
+            self.busy.stop()
+            self._serve_snapshot()
 
     def _update(self, unrolls: list[Unroll]) -> None:
         self.intact = False
@@ -344,18 +369,23 @@ class LearnerLoop:
 
     def request_snapshot(self) -> None:
         """Asks for a copy of the state: now, if the learner waits, else after its update."""
-        if not self._updating.acquire(blocking=False):
-            self._wanted.set()
-            return
-        try:
-            if self.intact:
-                self._offer_snapshot()
-        finally:
-            self._updating.release()
+        self._wanted.set()
+        self._serve_snapshot()
 
-    def _offer_snapshot(self) -> None:
-        self._copy = jax.device_get(self.state)
-        self._snapshot.set()
+    def _serve_snapshot(self) -> None:
+        """Copies the state if a copy is wanted and no update is under way; any thread may call it.
+
+        It is called after every request and after every update. A request that finds an update under way
+        is set before that update ends, so the learner sees it.
+        """
+        while self._wanted.is_set() and self._updating.acquire(blocking=False):
+            try:
+                if self._wanted.is_set() and self.intact:
+                    self._copy = jax.device_get(self.state)
+                    self._snapshot.set()
+                self._wanted.clear()
+            finally:
+                self._updating.release()
 
     def take_snapshot(self) -> LearnerState | None:
         """Returns the copy on the host, once, when it is there."""
