@@ -38,11 +38,11 @@ from seedbed.types import (
     HostEnv,
     OnPolicy,
     Replay,
-    ReplayAgent,
     Timestep,
     Tree,
     bind,
     is_on_device,
+    learns_from_replay,
 )
 
 FRAMES = 1000  # of each environment, that are played over and over
@@ -104,6 +104,7 @@ class Again:
 
     def __init__(self, unrolls: list[Unroll]) -> None:
         self._unrolls, self._read = unrolls, []
+        self.env_steps, self.steps = 0, 1
         self.priorities: Tree = ()
 
     def cost(self) -> np.ndarray:
@@ -114,7 +115,8 @@ class Again:
         self._read.append(clocks())
         return self._unrolls if len(self._read) < LEARNING + 2 else []
 
-    def learned(self, priorities: Tree) -> None:
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        del transitions, metrics
         self.priorities = priorities
 
     def metrics(self) -> dict[str, Any]:
@@ -144,9 +146,9 @@ class Actor:
     def act(self, groups: int) -> tuple[Acted, list[Unroll]]:
         """Acts once for the first groups; returns numpy `[k, n, ...]`, and unrolls that were completed."""
         rows = [self._played.at(self._calls, group) for group in range(groups)]
+        taken = [self.inference.arrive(group, row) for group, row in enumerate(rows)]
         timestep = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        acted, complete = self.inference.act(timestep, list(range(groups)))
-        taken = [self.inference.take(group) for group in complete]
+        acted = self.inference.act(timestep, list(range(groups)))
         self._calls += 1
         return jax.tree.map(np.asarray, acted), [unroll for unroll in taken if unroll is not None]
 
@@ -158,11 +160,11 @@ class Actor:
         return found[:count]
 
 
-def fill(feed: ReplayFeed, pool: ActorPool, played: Played, acted: Acted, least: int) -> Tree:
-    """Appends and seals in turns until there are `least` items; returns the cost of each, of an env step."""
+def fill(feed: ReplayFeed, pool: ActorPool, played: Played, acted: Acted, batch: int) -> Tree:
+    """Appends and seals in turns until a batch can be drawn; returns the cost of each, of an env step."""
     rows = [jax.tree.map(lambda leaf, at=g: leaf[at], acted) for g in range(pool.num_groups)]
     spent: list[np.ndarray] = []
-    while feed.replay.items < least:
+    while not feed.replay.can_sample(batch):
         start, step = clocks(), CHUNK * len(spent)
         for later in range(CHUNK):
             for group, row in enumerate(rows):
@@ -221,10 +223,10 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
     assert isinstance(central, CentralConfig) and not is_on_device(env)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does
     with ActorPool(
-        env, actors=central.num_actors, envs_per_actor=central.envs_per_actor, seed=0
+        env, actors=central.actors, envs_per_actor=central.envs_per_actor, seed=0
     ) as pool:
         pool.wait_spec(lambda: False)
-        agent = bind(config.agent, stacked_spec(pool.spec, env.frame_stack), 1000)
+        agent = bind(config.agent, stacked_spec(pool.spec, env.frame_stack))
         host = env.make(pool.group_size, 0)
         assert isinstance(pool.spec.action, Discrete)
         played = Played(host, pool.spec.action.n, pool.group_size)
@@ -233,13 +235,13 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         acting = median_cost(lambda: actor.act(groups), ACTING) / (groups * pool.group_size)
         parts = {"environment": played.cost, "inference": acting}
         updates = updates_per_step(agent.experience)
-        if not isinstance(agent, ReplayAgent):
+        if not learns_from_replay(agent):
             again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)
-        feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder))
+        feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder), 0)
         acted, _ = actor.act(pool.num_groups)
-        filled = fill(feed, pool, played, acted, agent.experience.min_size)
+        filled = fill(feed, pool, played, acted, agent.experience.batch)
         again = Again(drawn(feed))
         learning = learning_cost(agent, actor, env.frame_stack, again)
         drawing = drawing_cost(feed.replay, agent.experience.batch, again.priorities)

@@ -1,4 +1,5 @@
-"""Trains Atari games for a while each, and writes what they come to, beside random play, to docs/results/.
+"""Trains Atari games for a while each, and writes what they come to, beside random play and people, to
+docs/results/.
 
     python benchmarks/atari.py
     python benchmarks/atari.py --games pong --agent dqn --minutes 5
@@ -29,6 +30,21 @@ from seedbed.envs.atari import AtariEnv
 
 GAMES = ("breakout", "space_invaders", "qbert", "seaquest", "ms_pacman")
 EPISODES = 32  # of random play, and of an evaluation
+# Scores of random play and of a professional tester, both after up to 30 no-ops: Wang et al. (2016), "Dueling
+# network architectures for deep reinforcement learning", Table 2.
+PUBLISHED = {
+    "breakout": (1.7, 30.5),
+    "ms_pacman": (307.3, 6951.6),
+    "pong": (-20.7, 14.6),
+    "qbert": (163.9, 13455.0),
+    "seaquest": (68.4, 42054.7),
+    "space_invaders": (148.0, 1668.7),
+}
+HUMAN = (
+    "The checkpoint evaluated is the one that did best in the run's own evaluations, not the newest. "
+    "Human-normalised: evaluations in % of the way from random play (0) to a professional tester (100), both "
+    "as Wang et al. (2016) published them."
+)
 FIELDS = (
     "wall_s",
     "env_steps",
@@ -76,14 +92,25 @@ def random_returns(env: AtariEnv) -> np.ndarray:
     return scores
 
 
+def human_normalised(game: str, score: float) -> float:
+    """Returns a score in % of the way from published random play, 0, to a published human's, 100."""
+    chance, human = PUBLISHED[game]
+    return 100.0 * (score - chance) / (human - chance)
+
+
 def row(game: str, lines: list[dict[str, Any]], chance: np.ndarray, run: Path) -> str:
-    """Plays the newest checkpoint, and writes a line of the table."""
+    """Plays the checkpoint that evaluated best, and writes a line of the table."""
     command = [sys.executable, "-m", "seedbed", "evaluate", str(run), "--episodes", str(EPISODES)]
     found, last = output([*command, "--json"]), lines[-1]
     scores = [line["episode_return_mean"] for line in lines if line["episodes"]]
+    mean = found["episode_return_mean"]
+    evaluations = len({x for line in lines if (x := line.get("evaluation/env_steps")) is not None})
+    judged = f"of {found['env_steps']:,} steps" + (
+        f", best of {evaluations} evaluations" if evaluations > 1 else ""
+    )
     return (
         f"| {game} | {chance.mean():.1f} ± {chance.std():.1f} | {scores[-1]:.1f} | {max(scores):.1f} | "
-        f"{found['episode_return_mean']:.1f} ± {found['episode_return_std']:.1f} | "
+        f"{mean:.1f} ± {found['episode_return_std']:.1f} | {human_normalised(game, mean):.1f} % | {judged} | "
         f"{last['frames'] / 1e6:.2f} M | {last['frames'] / last['wall_s']:,.0f} |"
     )
 
@@ -113,6 +140,9 @@ def main() -> None:
         "--commit", default=learning.head(), help="that trained runs which are there already"
     )
     args = parser.parse_args()
+    for game in args.games:
+        if game not in PUBLISHED:
+            parser.error(f"{game} has no published score here; {', '.join(PUBLISHED)} have")
     name, out = f"atari-{args.agent}", learning.ROOT / "docs" / "results"
     curves: dict[str, list[dict[str, Any]]] = {}
     rows, pictures, commands = [], [], []
@@ -135,11 +165,11 @@ def main() -> None:
     write_points(out / f"{name}.csv", curves)
     text = [
         *(f"# {name}", "", f"Atari games, {args.minutes:g} minutes each, one seed.", ""),
-        "| game | random play | training, at the end | at its best | evaluation at the end | frames | "
-        "frames/s |",
-        *("|---|---|---|---|---|---|---|", *rows, ""),
+        "| game | random play | training, at the end | at its best | evaluation | human-normalised | "
+        "checkpoint evaluated | frames | frames/s |",
+        *("|---" * 9 + "|", *rows, ""),
         f"{learning.REMARK}{learning.EXPLORES} Random play and evaluations are of {EPISODES} games, mean and "
-        f"standard deviation; no sticky actions. {args.note}".rstrip(),
+        f"standard deviation; no sticky actions. {HUMAN} {args.note}".rstrip(),
         f"Commit {args.commit}; {len(os.sched_getaffinity(0))} cores of {cpu_name()}; points in "
         f"[{name}.csv]({name}.csv). Interrupted after their time; commands:",
         *("", "```sh", *commands, "```", "", *pictures, ""),

@@ -146,12 +146,13 @@ def table(curves: dict[int, list[dict[str, Any]]], target: float) -> list[str]:
         rows.append(
             f"| {seed} | {trained} | {evaluated} | {last['episode_return_mean']:.2f} | "
             f"{last['evaluation/episode_return_mean']:.2f} ± "
-            f"{last['evaluation/episode_return_std']:.2f} | {minutes(last['wall_s'])} | "
+            f"{last['evaluation/episode_return_std']:.2f} ({last['evaluation/episodes']:.0f} games) | "
+            f"{minutes(last['wall_s'])} | "
             f"{last['frames'] / last['wall_s']:,.0f} |"
         )
     return [
         f"| seed | mean return (last 100) >= {target:g} | an evaluation >= {target:g} | at the end | "
-        "evaluation | wall-clock | frames/s |",
+        "evaluation of the newest | wall-clock | frames/s |",
         "|---|---|---|---|---|---|---|",
         *rows,
     ]

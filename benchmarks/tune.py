@@ -59,25 +59,31 @@ def train(preset: str, options: dict[str, Any], budget: float, trial: optuna.Tri
     """Trains for `budget` CPU seconds and returns the mean return; raises TrialPruned."""
     base = presets.resolve(preset)
     agent = dataclasses.replace(base.agent, **options)
-    config = FusedConfig(steps=1, evaluate_episodes=EPISODES)
+    config = dataclasses.replace(base.runtime, steps=1, evaluate_episodes=EPISODES)
+    assert isinstance(config, FusedConfig), f"{preset} is not of the fused runtime"
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
-    for _ in range(2):
-        carry, _ = program.run(carry)
-    begun = time.process_time()
-    for _ in range(3):
-        carry, _ = program.run(carry)
-    iterations = round(3 * budget / (time.process_time() - begun))
-    config = dataclasses.replace(config, steps=iterations * program.per_iteration)
+    cost, made = 0.0, 0
+    for share, done in ((config.euler_share, [0]), (1.0 - config.euler_share, [config.steps])):
+        for _ in range(2):
+            carry, _ = program.run(carry, done)
+        begun = time.process_time()
+        for _ in range(3):
+            carry, report = program.run(carry, done)
+            made += int(report.transitions)
+        cost += share * (time.process_time() - begun) / 3
+    config = dataclasses.replace(config, steps=round(made / 6 * budget / cost))
     program = Program(base.env, agent, config)
     carry = program.place(program.first())
     program.compile(carry)
-    score = 0.0
-    for i in range(iterations):
-        carry, _ = program.run(carry)
-        if (i + 1) * LOOKS // iterations > i * LOOKS // iterations:
-            look = (i + 1) * LOOKS // iterations
+    score, done, looked = 0.0, 0, 0
+    while done < config.steps:
+        carry, report = program.run(carry, [done])
+        done += int(report.transitions)
+        look = min(LOOKS, done * LOOKS // config.steps)
+        if look > looked:
+            looked = look
             score = program.evaluate(carry, seed=look)[0]["episode_return_mean"]
             if trial is not None:
                 trial.report(score, look)

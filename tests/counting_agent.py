@@ -15,21 +15,26 @@ class CountingAgent:
     """Acts `sum(observation) % n`; counts the steps since `first`; learns the mean reward."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
     unroll: int = 5
     batch: int = 4
     epochs: int = 1
     minibatches: int = 1
     actions: int = 7
+    synchronous: bool = False
     poison_after: int = -1  # updates after which the loss is NaN; -1 for never
 
     @property
     def experience(self):
-        return OnPolicy(self.unroll, self.batch)
+        return OnPolicy(self.unroll, self.batch, self.synchronous)
 
     def init(self, key):
         del key
-        return LearnerState({"mean": jnp.zeros(())}, {"seen": jnp.zeros(())}, jnp.int32(0))
+        return LearnerState(
+            params={"mean": jnp.zeros(())},
+            optimizer_state={"seen": jnp.zeros(())},
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
+        )
 
     def actor_state(self, env_ids, num_envs):
         del num_envs
@@ -68,4 +73,6 @@ class CountingAgent:
     def apply(self, state, grads, output):
         params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, grads)
         seen = state.optimizer_state["seen"] + output.weight
-        return LearnerState(params, {"seen": seen}, state.updates + 1)
+        return state._replace(
+            params=params, optimizer_state={"seen": seen}, updates=state.updates + 1
+        )

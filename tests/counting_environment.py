@@ -18,7 +18,7 @@ class CountingEnvironment(gymnasium.Env):
     """Observes (environment, episode, step, last action); the reward is 1000 * episode + step.
 
     The environment number is its seed. Episode e of environment s lasts
-    `episode_length(s, e, length)` steps; odd episodes are truncated if `truncate`, all others
+    `episode_length(s, e, length, spread)` steps; odd episodes are truncated if `truncate`, all others
     terminate. `fault` happens at the environment's `fault_at`-th call of `step`, in the environment
     `fault_env` or, if that is -1, in all.
     """
@@ -26,6 +26,7 @@ class CountingEnvironment(gymnasium.Env):
     def __init__(
         self,
         length: int = 7,
+        spread: int = 5,
         truncate: bool = True,
         fault: str = "",
         fault_at: int = 5,
@@ -34,7 +35,7 @@ class CountingEnvironment(gymnasium.Env):
     ) -> None:
         self.observation_space = spaces.Box(0, np.iinfo(np.int32).max, (4,), np.int32)
         self.action_space = spaces.Discrete(NUM_ACTIONS)
-        self._length, self._truncate = length, truncate
+        self._length, self._spread, self._truncate = length, spread, truncate
         self._fault, self._fault_at, self._fault_env = fault, fault_at, fault_env
         self._sleep_s = sleep_s
         self._env, self._episode, self._step, self._calls = 0, -1, 0, 0
@@ -57,7 +58,8 @@ class CountingEnvironment(gymnasium.Env):
         faulty = self._fault_env in (-1, self._env)
         if self._fault and faulty and self._calls == self._fault_at:
             observation, reward = self._break(observation, reward)
-        end = self._step == episode_length(self._env, self._episode, self._length)
+        length = episode_length(self._env, self._episode, self._length, self._spread)
+        end = self._step == length
         truncated = end and is_truncated(self._episode, self._truncate)
         return observation, reward, end and not truncated, truncated, {}
 
@@ -84,9 +86,9 @@ class CountingEnvironment(gymnasium.Env):
         return observation, float("nan")
 
 
-def episode_length(env: int, episode: int, length: int) -> int:
-    """Steps of an episode: `length` to `length + 4`."""
-    return length + (env + episode) % 5
+def episode_length(env: int, episode: int, length: int, spread: int = 5) -> int:
+    """Steps of an episode: from `length`, `spread` different numbers."""
+    return length + (env + episode) % spread
 
 
 def timestep_number(env: int, episode: int, step: int, length: int) -> int:

@@ -140,8 +140,7 @@ class Trainer:
     def __init__(self, agent: Any, make_env: type[Probe], updates: int, seed: int = 0) -> None:
         experience = agent.experience
         self.env = make_env(experience.batch, seed)
-        applied = updates * agent.epochs * agent.minibatches
-        self.agent = bind(agent, self.env.spec, applied)
+        self.agent = bind(agent, self.env.spec)
         self.unroll, self.updates, self.seed = experience.unroll, updates, seed
         self.state = init(self.agent, seed)
         self.metrics: dict[str, Any] = {}
@@ -153,7 +152,8 @@ class Trainer:
         timestep = self.env.reset()
         for update in range(self.updates):
             trajectory, actor_state, timestep = self.collect(actor_state, timestep, update)
-            self.state, self.metrics = learn(self.agent, self.state, trajectory, update)
+            state = self.state._replace(progress=jnp.float32(update / self.updates))
+            self.state, self.metrics = learn(self.agent, state, trajectory, update)
         return self
 
     def collect(self, actor_state: Any, timestep: Timestep, update: int) -> tuple[Any, Any, Any]:

@@ -55,7 +55,7 @@ class ReplayTrainer(Trainer):
 
     def __init__(self, agent: Any, make_env: type[Probe], steps: int, num_envs: int = 8) -> None:
         self.env, self.seed, self.steps = make_env(num_envs), 0, steps
-        self.agent = bind(agent, self.env.spec, 0)
+        self.agent = bind(agent, self.env.spec)
         self.experience = agent.experience
         self.state = init(self.agent, self.seed)
         self.episodes: list[list[Row]] = [[] for _ in range(num_envs)]

@@ -56,8 +56,22 @@ class Shifted(gymnasium.Env):
         return 2, 0.0, False, False, {}
 
 
+class Seen(Mixed):
+    """Images and vectors together, shown twice, and actions with a bound on one side."""
+
+    observation_space = spaces.Tuple(
+        [spaces.Box(0, 255, (20, 24, 1), np.uint8), spaces.Box(-1, 1, (2,), np.float64)]
+    )
+    action_space = spaces.Box(np.array([0, -np.inf]), np.array([np.inf, 3]), dtype=np.float64)
+
+    def observe(self):
+        return self.observation_space.sample()
+
+
 def config_of(name):
     config = presets.resolve("cartpole")
+    if name == "Seen":
+        return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:Seen", frame_stack=2))
     if name in ("Mixed", "Shifted"):
         return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:{name}"))
     return dataclasses.replace(config, env=presets.resolve_env(name))
@@ -67,7 +81,7 @@ def make(name):
     return globals()[name]() if name in globals() else gymnasium.make(presets.resolve_env(name).id)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "frozenlake", "taxi", "Mixed", "Shifted"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "taxi", "Mixed", "Shifted", "Seen"])
 def test_a_policy_speaks_the_environments_language(name, tmp_path):
     policy = seedbed.load(write_run(tmp_path / "run", config_of(name)))
     env = make(name)

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,24 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingAgent
+from seedbed.replay import persistence
 from seedbed.runtime.checkpoint import CheckpointWriter
 from seedbed.runtime.checkpoint_writer import list_steps, name_of
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.inference import Acted
 from seedbed.runtime.replaying import ReplayFeed
-from seedbed.types import Replay, SeedbedError
+from seedbed.runtime.run_folder import RunFolder
+from seedbed.types import (
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    Replay,
+    SeedbedError,
+    StorageError,
+    Timestep,
+    bind,
+)
+from small_disk import Outage, on_small_disk
 from test_central import (  # noqa: F401  a fixture
     View,
     counting_env,
@@ -26,27 +41,33 @@ from test_central import (  # noqa: F401  a fixture
     lines,
     train,
 )
+from test_metrics import curve
 
 
 @dataclasses.dataclass(frozen=True)
 class CountingReplayAgent(CountingAgent):
     """The counting agent, learning from replayed sequences."""
 
+    sequence: int = 6
+    period: int = 6
+    burn_in: int = 3
     capacity: int = 150
     min_size: int = 20
     ratio: float = 0.5
     actions: int = counting.NUM_ACTIONS
+    poison_from: int = 10**6  # the episode from which priorities of new items are 0
 
     @property
     def experience(self):
         return Replay(
-            batch=self.batch, sequence=6, period=6, burn_in=3, capacity=self.capacity,
-            min_size=self.min_size, ratio=self.ratio, priority_exponent=0.9,
-            importance_exponent=0.6,
+            batch=self.batch, sequence=self.sequence, period=self.period, burn_in=self.burn_in,
+            capacity=self.capacity, min_size=self.min_size, ratio=self.ratio,
+            priority_exponent=0.9, importance_exponent=0.6,
         )  # fmt: skip
 
     def initial_priorities(self, timesteps, extras):
-        return 1.0 + extras["count"].max(0).astype(jnp.float32)
+        poisoned = timesteps.reward.max(0) > 1000 * self.poison_from
+        return jnp.where(poisoned, 0.0, 1.0 + extras["count"].max(0).astype(jnp.float32))
 
     def prepare(self, state, trajectory, key):
         return super().prepare(state, trajectory, key) | {"importance": trajectory.importance[None]}
@@ -123,9 +144,9 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
     assert {start for _, _, start in taken} == {0, 6}
     batches = summary["learner_steps"]
     drawn, inserted = summary["replay/sampled"], summary["replay/inserted"]
-    # Drawing keeps to the ratio, but for four batches and what is drawn ahead.
-    assert abs(drawn - 0.5 * (inserted - 20)) <= 6 * 4
-    assert 4 * batches <= drawn <= 4 * (batches + 2) and len(taken) <= drawn
+    # Learning goes on until it has made every update that the ratio asks for.
+    assert drawn == len(taken) == 4 * batches
+    assert batches == 0.5 * (inserted - 20) // 4
     assert summary["replay/items"] == 150
 
 
@@ -158,8 +179,7 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
     def checked(self, step):
         save(self, step)
         if whole := list_steps(run_folder / "checkpoints"):
-            newest = name_of(max(whole))
-            seen.append(any(newest in path.name for path in run_folder.glob("replay/*.index")))
+            seen.append(has_replay(run_folder, max(whole)))
 
     monkeypatch.setattr(CheckpointWriter, "_write", slow)
     monkeypatch.setattr(ReplayFeed, "save", checked)
@@ -179,22 +199,6 @@ def test_it_saves_before_it_learns(run_folder):
     assert 0 < int(message.split()[-2]) < 140 and summary["learner_steps"] > 0
 
 
-def test_a_checkpoint_without_room_does_not_end_training(run_folder, monkeypatch):
-    save, failed = CheckpointWriter.save, []
-
-    def full(self, *arguments, **options):
-        if not failed:
-            failed.append(arguments)
-            raise SeedbedError("the checkpoint of step 1 could not be written")
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(CheckpointWriter, "save", full)
-    view = View()
-    summary = replay_train(run_folder, view)
-    assert summary["env_steps"] >= 3000
-    assert any("could not be written; training goes on" in text for text in view.messages)
-
-
 def test_replay_that_is_not_saved_is_filled_again(run_folder):
     replay_train(run_folder, save_replay=False)
     assert not (run_folder / "replay").exists()
@@ -203,21 +207,77 @@ def test_replay_that_is_not_saved_is_filled_again(run_folder):
     assert any("filling it again" in text for text in view.messages)
 
 
-def test_a_full_disk_stops_saving_and_not_training(run_folder, monkeypatch):
-    allocate, used = os.posix_fallocate, []
-
-    def full(descriptor, offset, size):
-        if used:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        used.append(allocate(descriptor, offset, size))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    view = View()
-    summary = replay_train(run_folder, view)
-    assert summary["env_steps"] >= 3000 and summary["learner_steps"] > 10
-    assert any("No space left on device" in text for text in view.messages)
+@on_small_disk
+def test_a_full_disk_stops_saving_and_not_training(disk):
+    told = ["metrics cannot be written", "the checkpoint of step", "the replay could not be saved"]
+    view = Outage(disk, told)
+    with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
+        replay_train(disk.path, view, steps=10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+    disk.empty()
+    assert sum(told[0] in text for text in view.at_once) == 1
     assert any("training goes on" in text for text in view.messages)
-    assert test_central.checkpoints(run_folder)
+    steps = [line["env_steps"] for line in lines(disk.path)]
+    assert steps == sorted(steps) and steps[-1] > view.empty_from
+    events = curve(disk.path)
+    assert events == sorted(events) and events[-1] > view.empty_from
+    newest = max(list_steps(disk.path / "checkpoints"))
+    assert has_replay(disk.path, newest)
+
+
+def has_replay(folder, step):
+    """Whether the replay of a checkpoint is on the disk."""
+    return any(f".{name_of(step)}." in path.name for path in folder.glob("replay/*.index"))
+
+
+def test_a_priority_that_cannot_be_ends_the_run_by_name_and_loses_nothing(run_folder):
+    agent = CountingReplayAgent(poison_from=20)
+    with pytest.raises(SeedbedError, match="an item was given priority 0.0"):
+        replay_train(run_folder, agent=agent, steps=10**6, checkpoint_every_s=600)
+    first, last = list_steps(run_folder / "checkpoints")
+    assert last > first and has_replay(run_folder, last)
+
+
+def feed(run_folder, priorities):
+    """Makes a feed whose agent's priorities are given, and which has three chunks to seal."""
+    run = RunFolder(run_folder)
+    spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
+    pool = types.SimpleNamespace(spec=spec, num_groups=1, group_size=2)
+    agent = bind(CountingReplayAgent(), spec)
+    made = ReplayFeed(agent, pool, 1, CentralConfig(), run)
+    made.replay._writer._priorities = priorities
+    for row in range(24):
+        zero, no = np.zeros(2, np.float32), np.zeros(2, bool)
+        timestep = Timestep(np.zeros((2, 4), np.int32), zero, no, no, np.full(2, row == 0))
+        extras = {"count": zero.astype(np.int32), "env": zero.astype(np.int32)}
+        acted = Acted(zero.astype(np.int32), extras | {"draw": zero.astype(np.uint32)}, zero)
+        assert made.append(0, timestep, acted)
+    return made
+
+
+def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monkeypatch):
+    bad = feed(run_folder, lambda timesteps, extras: np.zeros(timesteps.reward.shape[1]))
+    with pytest.raises(SeedbedError, match="priority 0.0"):
+        bad.save(1)
+    assert not bad.take_notices() and has_replay(run_folder, 1)
+    bad.replay.check_valid()
+    good = feed(run_folder / "good", None)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(persistence, "sync_file", full)
+    good.save(1)
+    (notice,) = good.take_notices()
+    assert "disk full" in notice and "training goes on" in notice
+
+
+def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fail(run_folder):
+    saves = feed(run_folder, None)
+    (run_folder / "checkpoints" / name_of(2)).mkdir(parents=True)
+    for step in range(1, 7):
+        saves.save(step)
+    assert has_replay(run_folder, 2) and has_replay(run_folder, 6)
+    assert len(list(run_folder.glob("replay/*.index"))) == 2
 
 
 def test_another_replay_is_refused_by_name(run_folder):

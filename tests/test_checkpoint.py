@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
 import signal
+import threading
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -17,7 +21,7 @@ import pytest
 from seedbed.runtime import checkpoint
 from seedbed.runtime.checkpoint import CheckpointWriter, restore, restore_best
 from seedbed.runtime.checkpoint_writer import list_steps, read_best, write_checkpoint
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, StorageError
 
 
 class State(NamedTuple):
@@ -58,6 +62,17 @@ def write(folder, step, value=0.0, **options):
 
 
 TEMPLATE = {"w": np.zeros((4,), np.float32)}
+
+
+@contextlib.contextmanager
+def stopped(process):
+    """Stops a process, which must not be left so where a test fails."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -114,13 +129,35 @@ def test_a_full_disk_is_reported_and_costs_nothing_else(tmp_path):
     writer.save(1, tree(), {})
     writer.wait()
     assert writer.helper_pid is not None
-    psutil.Process(writer.helper_pid).rlimit(psutil.RLIMIT_FSIZE, (64, 64))
+    psutil.Process(writer.helper_pid).rlimit(psutil.RLIMIT_FSIZE, (64, 2**40))
     writer.save(2, tree(), {})
-    with pytest.raises(SeedbedError, match="step 2 could not be written .*--run"):
+    with pytest.raises(StorageError, match="step 2 could not be written .*--run"):
         writer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
     assert restore(tmp_path, tree())[0] == 1
-    writer.close()
+    writer.save(3, tree(), {})
+    writer._requests.join()
+    with pytest.raises(StorageError, match="step 3 could not be written"):
+        writer.save(4, tree(), {})  # which goes on all the same
+    writer._requests.join()
+    with pytest.raises(ValueError, match="the cause") as cause, writer:
+        raise ValueError("the cause")
+    assert "step 4 could not be written" in cause.value.__notes__[0]
+
+
+def test_a_newer_checkpoint_makes_good_for_one_that_failed(tmp_path, monkeypatch):
+    begin, reasons = threading.Event(), iter(["no room", None])
+
+    def write_slowly(self, request):
+        begin.wait()
+        return next(reasons)
+
+    monkeypatch.setattr(CheckpointWriter, "_write", write_slowly)
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(1, TEMPLATE, {})
+        writer.save(2, TEMPLATE, {})
+        begin.set()
+        writer.wait()
 
 
 def test_an_unusable_folder_is_reported(tmp_path):
@@ -158,6 +195,16 @@ def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     assert read_best(tmp_path) == {"step": 2, "score": 4.0}
 
 
+def test_metadata_that_comes_later_is_kept(tmp_path):
+    write(tmp_path, 1, 1.0)
+    before = (tmp_path / "000000000001").stat().st_ino
+    write(tmp_path, 1, 1.0, score=2.0, metadata={"best_seed": 3})
+    assert (tmp_path / "000000000001").stat().st_ino == before
+    write(tmp_path, 1, 1.0, metadata={"at": 2})
+    assert restore_best(tmp_path, TEMPLATE)[2] == {"at": 2, "best_seed": 3}
+    assert restore(tmp_path, TEMPLATE)[0] == 1
+
+
 def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
     write(tmp_path, 1, 1.0)
     removals = []
@@ -171,6 +218,22 @@ def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, m
     write(tmp_path, 1, 2.0)
     assert removals[-1] == (".removing-000000000001", 2.0)
     assert {value for name, value in removals[:-1]} == {1.0}
+
+
+def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    write(tmp_path, 1, 1.0)
+    rename = Path.rename
+
+    def refuse(self, target):
+        if self.name.startswith(".writing-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, 1, 2.0)
+    assert (restore(tmp_path, TEMPLATE)[1]["w"] == 1.0).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
 
 
 def damage_truncate(folder):

@@ -68,6 +68,7 @@ def test_help_and_list_as_processes():
     assert {"pong/impala", "breakout/impala", "cartpole/impala"} <= set(listed["presets"])
     assert "impala" in listed["agents"]
     assert {"pong", "cartpole"} <= set(listed["environments"])
+    assert listed["defaults"][0]["default agent"] == "impala"
 
 
 def test_list_and_errors_on_a_terminal():
@@ -104,6 +105,10 @@ def test_neither_the_package_nor_list_loads_jax():
         (["train", "pong", "--agent.learnin-rate=3"], 2, "did you mean --agent.learning-rate?"),
         (["train", "pong", "--learning-rate", "3"], 2, "did you mean --agent.learning-rate?"),
         (["train", "pong", "--agent.spec", "3"], 2, "unknown option --agent.spec"),
+        (["train", "pong", "--env.game", "breakout"], 2, "unknown option --env.game"),
+        (["train", "CartPole-v1", "--env.id", "x"], 2, "unknown option --env.id"),
+        (["train", "CartPole-v1", "--agent", "sac"], 1, "choose ppo or impala or dqn or r2d2"),
+        (["train", "CartPole-v1", "--env.frame-stack", "0", "--run", "r"], 1, "frame_stack is 0"),
         (["train", "pong", "--steps", "many"], 2, "Error parsing --steps"),
         (["train", "pong", "--steps", "2.5e0"], 2, "Error parsing --steps"),
         (["train", "pong", "--steps", "0"], 1, "steps is 0: it must be 1 or more"),
@@ -329,7 +334,7 @@ def test_help_of_a_preset(capsys):
     text = capsys.readouterr().out
     for option in ("--steps", "--seed", "--env.stickiness", "--agent.learning-rate", "--run DIR"):
         assert option in text
-    assert "total-updates" not in text
+    assert "agent.spec" not in text and "--env.game" not in text
     assert cli.main(["train", "--help"]) == 0
     assert "PRESET_OR_ENV" in capsys.readouterr().out
 
@@ -339,7 +344,6 @@ class Custom:
     """An agent that knows nothing of tyro."""
 
     spec: object = None
-    total_updates: int = 0
     flag: bool = False
     rate: float = 0.5
     sizes: tuple[int, ...] = (1, 2)
@@ -352,7 +356,7 @@ def test_options_of_an_agent_of_ones_own(capsys):
     assert type(changed.agent) is Custom
     with pytest.raises(SystemExit):
         options.override(config, [], True)
-    assert "total-updates" not in capsys.readouterr().out
+    assert "agent.spec" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +64,7 @@ class Mine:
 
 
 def host_factory():
-    raise AssertionError("only named")
+    return gymnasium.make("CartPole-v1")
 
 
 def round_trip(config):
@@ -80,8 +81,8 @@ def test_names_are_presets_on_device_environments_and_those_of_the_host():
     assert isinstance(cheetah.runtime, FusedConfig) and cheetah.name == "half_cheetah/ppo"
     assert resolve("cartpole").name in presets.PRESETS
     host = resolve("Ant-v5")
-    assert host.env == GymEnv("Ant-v5") and isinstance(host.agent, Impala)
-    assert host.runtime == CentralConfig()
+    assert host.env == GymEnv("Ant-v5") and isinstance(host.agent, Ppo)
+    assert isinstance(host.runtime, CentralConfig)
 
 
 @pytest.mark.parametrize("name", registry.ON_DEVICE)
@@ -96,7 +97,8 @@ def test_every_on_device_environment_is_found_and_saved(name):
 
 def test_another_agent_in_an_on_device_environment():
     config = resolve("pendulum", "impala")
-    assert config == TrainConfig(Pendulum(), Impala(), FusedConfig(), "pendulum/impala")
+    assert config.env == Pendulum() and config.name == "pendulum/impala"
+    assert isinstance(config.agent, Impala) and isinstance(config.runtime, FusedConfig)
     config = resolve("ant", "impala")
     assert isinstance(config.agent, Impala) and config.env == resolve("ant").env
     assert isinstance(config.runtime, FusedConfig)
@@ -129,6 +131,8 @@ def test_every_preset_is_saved_and_its_runtime_is_that_of_its_environment(name):
     if is_on_device(config.env):
         parts = len(config.runtime.devices) * config.agent.minibatches
         assert config.agent.experience.batch % parts == 0
+        # What is judged is the exact task, whatever a run begins with.
+        assert getattr(config.env, "integrator", "xml") == "xml"
 
 
 def test_wrapped_environments_are_saved_too():
@@ -152,11 +156,11 @@ def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
 def test_overrides_on_the_command_line():
     base = resolve("ant")
     arguments = [
-        *("--env.integrator", "xml", "--agent.learning-rate", "1e-3", "--seeds", "2"),
+        *("--env.integrator", "euler", "--agent.learning-rate", "1e-3", "--seeds", "2"),
         *("--steps", "2e6", "--fused.seed", "7", "--devices", "1", "--agent.value-sizes", "8"),
     ]
     changed = options.override(base, arguments, False)
-    assert changed.env == dataclasses.replace(base.env, integrator="xml")
+    assert changed.env == dataclasses.replace(base.env, integrator="euler") != base.env
     assert type(changed.env) is Ant
     assert changed.agent == dataclasses.replace(base.agent, learning_rate=1e-3, value_sizes=(8,))
     assert changed.runtime == dataclasses.replace(

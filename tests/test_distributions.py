@@ -10,7 +10,13 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed.ops.distributions import TanhNormal, distribution, parameter_size
+from seedbed.ops.distributions import (
+    Scales,
+    action_vector,
+    distribution,
+    parameter_size,
+    squash,
+)
 from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, action_array
 
 INF = float("inf")
@@ -18,6 +24,7 @@ LINE = Box((3,), (-INF,) * 3, (INF,) * 3)
 BOUNDED = Box((2,), (-2.0, 0.0), (1.0, 10.0))
 MIXED = Box((2,), (-1.0, -INF), (1.0, INF))
 SQUARE = Box((2, 2), (-1.0,) * 4, (1.0,) * 4)
+ONE_SIDED = Box((4,), (2.0, -INF, 0.0, -INF), (INF, 3.0, 1.0, INF))
 SPECS = (
     Discrete(5),
     MultiDiscrete((2, 3, 4)),
@@ -25,9 +32,15 @@ SPECS = (
     BOUNDED,
     MIXED,
     SQUARE,
+    ONE_SIDED,
     Box((), (0.0,), (1.0,)),
 )
+SCALES = Scales(initial=0.7, least=0.001)
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=9, max_size=9)
+
+
+def policy_of(spec, parameters):
+    return distribution(spec, parameters, SCALES)
 
 
 def parameters(spec, seed=0, batch=()):
@@ -41,9 +54,11 @@ def test_shapes_dtypes_and_bounds_for_every_action(spec):
 
     @jax.jit
     def describe(parameters):
-        policy = distribution(spec, parameters)
-        actions = policy.sample(jax.random.key(0)), policy.mode()
-        log_probs = [policy.log_prob(action) for action in actions]
+        policy = policy_of(spec, parameters)
+        draws = policy.sample(jax.random.key(0)), policy.mode()
+        log_probs = [policy.log_prob(draw) for draw in draws]
+        box = isinstance(spec, Box)
+        actions = [squash(spec, draw, "tanh") if box else draw for draw in draws]
         return actions, [*log_probs, policy.entropy()], policy.kl(policy)
 
     for batch in ((), (2, 3)):
@@ -64,7 +79,7 @@ def test_entropy_is_the_mean_of_minus_log_prob(spec):
 
     @jax.jit
     def estimates(parameters):
-        policy = distribution(spec, parameters)
+        policy = policy_of(spec, parameters)
         return policy.log_prob(policy.sample(jax.random.key(1))), policy.entropy()[0]
 
     log_prob, entropy = estimates(jnp.broadcast_to(one, (20_000, *one.shape)))
@@ -75,19 +90,19 @@ def test_entropy_is_the_mean_of_minus_log_prob(spec):
 @settings(max_examples=40, deadline=None)
 @given(LOGITS, st.integers(0, 8))
 def test_categorical_against_scipy(logits, action):
-    policy = distribution(Discrete(9), jnp.asarray(logits, jnp.float32))
+    policy = policy_of(Discrete(9), jnp.asarray(logits, jnp.float32))
     p = scipy.special.softmax(np.asarray(logits, np.float64))
     log_p = scipy.special.log_softmax(np.asarray(logits, np.float64))
     np.testing.assert_allclose(
         policy.log_prob(jnp.asarray(action)), log_p[action], rtol=1e-4, atol=1e-5
     )
     np.testing.assert_allclose(policy.entropy(), scipy.stats.entropy(p), rtol=1e-4, atol=1e-5)
-    uniform = distribution(Discrete(9), jnp.zeros(9))
+    uniform = policy_of(Discrete(9), jnp.zeros(9))
     np.testing.assert_allclose(
         policy.kl(uniform), scipy.stats.entropy(p, np.ones(9) / 9), rtol=1e-4, atol=1e-5
     )
     parts = [np.asarray(logits[:2]), np.asarray(logits[2:5]), np.asarray(logits[5:])]
-    multi = distribution(MultiDiscrete((2, 3, 4)), jnp.asarray(logits, jnp.float32))
+    multi = policy_of(MultiDiscrete((2, 3, 4)), jnp.asarray(logits, jnp.float32))
     expected = sum(scipy.special.log_softmax(x)[i] for i, x in enumerate(parts))
     np.testing.assert_allclose(multi.log_prob(jnp.array([0, 1, 2])), expected, rtol=1e-4, atol=1e-5)
     entropy = sum(scipy.stats.entropy(scipy.special.softmax(x)) for x in parts)
@@ -97,67 +112,72 @@ def test_categorical_against_scipy(logits, action):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_normal_against_scipy(seed):
-    policy = distribution(LINE, 3 * parameters(LINE, seed))
+    policy = policy_of(LINE, 3 * parameters(LINE, seed))
     reference = scipy.stats.norm(np.asarray(policy.mean, float), np.asarray(policy.scale, float))
     x = np.asarray(policy.mean) + np.array([0.5, -3.0, 0.0], np.float32)
     np.testing.assert_allclose(policy.log_prob(x), reference.logpdf(x).sum(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(policy.entropy(), reference.entropy().sum(), rtol=1e-4, atol=1e-4)
 
 
-def test_kl_of_normals_is_the_integral_and_squashing_keeps_it():
-    p, q = (distribution(LINE, parameters(LINE, seed)) for seed in (1, 2))
+def test_kl_of_normals_is_the_integral():
+    p, q = (policy_of(LINE, parameters(LINE, seed)) for seed in (1, 2))
     total = 0.0
     for m, s, m2, s2 in zip(p.mean, p.scale, q.mean, q.scale, strict=True):
         x = np.linspace(m - 12 * s, m + 12 * s, 20_001)
         log_p = scipy.stats.norm.logpdf(x, m, s)
         total += np.trapezoid(np.exp(log_p) * (log_p - scipy.stats.norm.logpdf(x, m2, s2)), x)
     np.testing.assert_allclose(p.kl(q), total, rtol=1e-4)
-    bounds = ((-1.0,) * 3, (1.0,) * 3)
-    np.testing.assert_allclose(TanhNormal(p, *bounds).kl(TanhNormal(q, *bounds)), total, rtol=1e-4)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(-3, 3), st.floats(-3, 2))
-def test_tanh_normal_density_integrates_to_one_and_gives_the_entropy(mean, raw_scale):
-    spec = Box((1,), (-2.0,), (6.0,))
-    # Evenly spaced before the squashing, so that both tails are seen; in float64 up to the density.
-    x = np.linspace(-9, 9, 4001)
-    y = 2 + 4 * np.tanh(x)
-    inside = np.abs(np.tanh(x)) < 1 - 1e-5
-    policy = distribution(spec, jnp.tile(jnp.array([mean, raw_scale], jnp.float32), (4001, 1)))
-    log_p = np.asarray(policy.log_prob(jnp.asarray(y[:, None], jnp.float32)), float)[inside]
-    covered = np.diff(scipy.stats.norm.cdf(x[inside][[0, -1]], mean, policy.base.scale[0, 0]))[0]
-    np.testing.assert_allclose(np.trapezoid(np.exp(log_p), y[inside]), covered, atol=3e-3)
-    if covered > 0.999:
-        entropy = -np.trapezoid(np.exp(log_p) * log_p, y[inside])
-        np.testing.assert_allclose(policy.entropy()[0], entropy, atol=0.12)
 
 
 @pytest.mark.parametrize("mean", [-50.0, 0.0, 50.0])
 @pytest.mark.parametrize("raw_scale", [-30.0, 30.0])
-def test_actions_on_the_bounds_and_saturated_policies_stay_finite(mean, raw_scale):
+def test_saturated_policies_stay_finite_and_within_their_bounds(mean, raw_scale):
     one = jnp.array([mean, mean, raw_scale, raw_scale])
 
-    def log_prob(p, action):
-        return distribution(BOUNDED, p).log_prob(action)
+    def log_prob(p, draw):
+        return policy_of(BOUNDED, p).log_prob(draw)
 
-    policy = distribution(BOUNDED, one)
-    low, high = jnp.array(BOUNDED.low), jnp.array(BOUNDED.high)
-    for action in (low, high, low - 1, high + 1, policy.sample(jax.random.key(0)), policy.mode()):
-        value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(one, action)
+    policy = policy_of(BOUNDED, one)
+    assert (policy.scale >= SCALES.least).all()
+    for draw in (policy.sample(jax.random.key(0)), policy.mode()):
+        value, grads = jax.value_and_grad(log_prob, argnums=(0, 1))(one, draw)
         assert jnp.isfinite(value)
         assert all(jnp.isfinite(g).all() for g in grads)
+        for by in ("tanh", "clip"):
+            action = np.asarray(squash(BOUNDED, draw, by))
+            assert (action >= np.array(BOUNDED.low)).all()
+            assert (action <= np.array(BOUNDED.high)).all()
     assert jnp.isfinite(policy.entropy())
-    assert jnp.isfinite(jax.grad(lambda p: distribution(BOUNDED, p).entropy())(one)).all()
+    assert jnp.isfinite(jax.grad(lambda p: policy_of(BOUNDED, p).entropy())(one)).all()
+
+
+def test_scales_begin_where_they_should():
+    policy = policy_of(BOUNDED, jnp.zeros(4))
+    np.testing.assert_allclose(policy.scale, SCALES.initial, rtol=1e-6)
+
+
+def test_networks_are_fed_actions_as_vectors():
+    def vector(spec, action):
+        return np.asarray(action_vector(spec, jnp.asarray(action)))
+
+    np.testing.assert_array_equal(vector(Discrete(3), [2, 0]), [[0, 0, 1], [1, 0, 0]])
+    np.testing.assert_array_equal(
+        vector(MultiDiscrete((2, 3)), [[[1, 0], [0, 2]]]), [[[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]]
+    )
+    # Where the bounds are -1 and 1; an element without bounds stays as it is.
+    np.testing.assert_allclose(vector(BOUNDED, [[-2.0, 10.0], [-0.5, 5.0]]), [[-1, 1], [0, 0]])
+    np.testing.assert_allclose(vector(MIXED, [0.5, 7.0]), [0.5, 7.0])
+    assert vector(SQUARE, np.zeros((5, 2, 2), np.float32)).shape == (5, 4)
+    assert vector(Box((), (0.0,), (1.0,)), np.zeros(5, np.float32)).shape == (5, 1)
 
 
 def test_an_impossible_choice_is_never_taken_and_spoils_no_gradient():
     logits = jnp.array([0.0, -jnp.inf, 1.0])
 
     def entropy(x):
-        return distribution(Discrete(3), x).entropy()
+        return policy_of(Discrete(3), x).entropy()
 
-    draws = distribution(Discrete(3), jnp.tile(logits, (500, 1))).sample(jax.random.key(0))
+    draws = policy_of(Discrete(3), jnp.tile(logits, (500, 1))).sample(jax.random.key(0))
     assert 1 not in draws
     np.testing.assert_allclose(entropy(logits), scipy.stats.entropy([1, np.e]), rtol=1e-5)
     assert jnp.isfinite(jax.grad(entropy)(logits)).all()
@@ -165,15 +185,27 @@ def test_an_impossible_choice_is_never_taken_and_spoils_no_gradient():
 
 def test_samples_follow_the_probabilities():
     logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
-    draws = distribution(Discrete(3), jnp.tile(logits, (20_000, 1))).sample(jax.random.key(3))
+    draws = policy_of(Discrete(3), jnp.tile(logits, (20_000, 1))).sample(jax.random.key(3))
     np.testing.assert_allclose(np.bincount(draws) / 20_000, [0.1, 0.2, 0.7], atol=0.015)
-    policy = distribution(LINE, jnp.tile(parameters(LINE), (20_000, 1)))
+    policy = policy_of(LINE, jnp.tile(parameters(LINE), (20_000, 1)))
     draws = policy.sample(jax.random.key(4))
     np.testing.assert_allclose(draws.mean(0), policy.mean[0], atol=0.05)
     np.testing.assert_allclose(draws.std(0), policy.scale[0], rtol=0.03)
 
 
-def test_one_sided_or_empty_bounds_are_refused():
-    for low, high in (((0.0,), (INF,)), ((1.0,), (1.0,))):
-        with pytest.raises(SeedbedError, match="give every element both bounds"):
-            distribution(Box((1,), low, high), jnp.zeros(2))
+def test_squashing_reaches_each_bound_and_nothing_beyond():
+    x = jnp.array([[-60.0] * 4, [-1.0] * 4, [0.0] * 4, [1.0] * 4, [60.0] * 4])
+    clipped = squash(ONE_SIDED, x, "clip")
+    assert clipped[1:4].tolist() == [[2, 1, 0, -1], [3, 2, 0.5, 0], [4, 3, 1, 1]]
+    soft = squash(ONE_SIDED, x, "tanh")
+    np.testing.assert_allclose(soft[2], [2 + np.log(2), 3 - np.log(2), 0.5, 0], rtol=1e-6)
+    for y in (clipped, soft):
+        np.testing.assert_allclose(y[0, [0, 2]], [2, 0], atol=1e-6)
+        np.testing.assert_allclose(y[-1, [1, 2]], [3, 1], atol=1e-6)
+        assert (np.diff(y, axis=0) >= 0).all() and (y[-1, [0, 3]] > 50).all()
+
+
+def test_empty_bounds_are_refused():
+    for low, high in ((1.0, 1.0), (2.0, 1.0), (float("nan"), 1.0), (1e9, 1e9 + 1)):
+        with pytest.raises(SeedbedError, match="give every element low < high"):
+            policy_of(Box((1,), (low,), (high,)), jnp.zeros(2))

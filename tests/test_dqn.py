@@ -19,11 +19,11 @@ from seedbed.types import (
     Box,
     Discrete,
     EnvSpec,
-    ReplayAgent,
     SeedbedError,
     Timestep,
     Trajectory,
     bind,
+    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -44,7 +44,7 @@ PROBE = Dqn(
 
 def bound(agent, action=None, observation=None):
     spec = EnvSpec(observation or ArraySpec((4,), "float32"), action or Discrete(3))
-    return bind(agent, spec, 100)
+    return bind(agent, spec)
 
 
 def items_of(agent, seed=0):
@@ -310,7 +310,16 @@ def test_images_go_through_the_torso_that_is_named():
     pixels = rng.integers(0, 256, (4, agent.batch, 84, 84, 2), np.uint8)
     steps = trajectory.timesteps._replace(observation=pixels)
     state, output = learn(agent, state, trajectory._replace(timesteps=steps))
-    assert np.isfinite(output.metrics["loss/total"]) and isinstance(agent, ReplayAgent)
+    assert np.isfinite(output.metrics["loss/total"]) and learns_from_replay(agent)
+
+
+def test_an_agent_of_replay_without_initial_priorities_is_refused_by_name():
+    @dataclasses.dataclass(frozen=True)
+    class Half:
+        experience = Dqn().experience
+
+    with pytest.raises(SeedbedError, match="Half.experience is Replay but .* initial_priorities"):
+        learns_from_replay(Half())
 
 
 @pytest.mark.parametrize(

@@ -301,9 +301,24 @@ def test_the_drawn_model_is_what_is_simulated():
     assert np.abs(plainly.inner.qvel - after.inner[0].qvel).max() > 0.01
 
 
+def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
+    wrapped = wrappers.time_limit(wrappers.randomise(POLES, RANGES), 7)
+    exact = wrappers.with_integrator(wrapped, "xml")
+    assert exact.episode_steps == 7 and exact.env.ranges == wrapped.env.ranges
+    assert exact.env.env == dataclasses.replace(POLES, integrator="xml")
+    assert wrappers.with_integrator(exact, "euler") == wrapped
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: wrappers.with_integrator(Walk(), "euler"), "Walk has no option integrator"),
+        (
+            lambda: wrappers.with_integrator(
+                dataclasses.replace(POLES, model=POLES.physics_model()), "xml"
+            ),
+            "InvertedDoublePendulum has a model of its own",
+        ),
         (lambda: wrappers.time_limit(Walk(), 0), "time_limit: 0 steps"),
         (lambda: wrappers.scale_reward(Walk(), float("nan")), "the factor is nan"),
         (lambda: wrappers.clip_action(CartPole()), "CartPole are Discrete"),

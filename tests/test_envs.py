@@ -232,6 +232,9 @@ def test_observation_spaces_become_trees_of_arrays() -> None:
             np.array([0.5, -1.5], np.float32),
             [0.5, -1.5],
         ),
+        (spaces.Box(0.0, np.inf, (), np.float32), Box((), (0.0,), (np.inf,)), np.float32(9), 9.0),
+        (spaces.MultiBinary((2, 1)), MultiDiscrete((2, 2)), np.array([1, 0], np.int32), [[1], [0]]),
+        (spaces.Box(-3, 4, (1,), np.int8), MultiDiscrete((8,)), np.array([7], np.int32), [4]),
     ],
 )
 def test_actions_reach_the_environment(space: Any, spec: Any, ours: Any, theirs: Any) -> None:
@@ -245,7 +248,7 @@ def test_actions_reach_the_environment(space: Any, spec: Any, ours: Any, theirs:
 def test_spaces_without_an_array_form_are_named() -> None:
     with pytest.raises(SeedbedError, match=r"observation\['t'\] is a Text space"):
         space_host(spaces.Dict({"t": spaces.Text(3)}), {"t": "abc"})
-    with pytest.raises(SeedbedError, match="actions of Text"):
+    with pytest.raises(SeedbedError, match="actions of a Text space"):
         space_host(spaces.Discrete(2), 0, spaces.Text(3))
 
 
@@ -266,10 +269,25 @@ def test_wrong_observations_are_refused(space: Any, value: Any, text: str) -> No
         host.reset()
 
 
+def test_a_reward_beyond_float32_is_refused() -> None:
+    host, env = space_host(spaces.Discrete(3), 0)
+    host.reset()
+    env.step = lambda action: (0, 1e39, False, False, {})  # type: ignore[method-assign]
+    with pytest.raises(
+        SeedbedError, match="index 0, step 1: reward is not finite: 1e\\+39 in float32"
+    ):
+        host.step(np.zeros(1, np.int32))
+
+
 def test_a_factory_must_return_an_environment() -> None:
     made.append(3)
     with pytest.raises(SeedbedError, match="returned a int, not a gymnasium.Env"):
         FactoryEnv(f"{__name__}:make_made").make(1, 0)
+    made.append(SpaceEnv(spaces.Discrete(2), spaces.Discrete(2), 0))
+    with pytest.raises(
+        SeedbedError, match="returned one environment twice; make a new one in each"
+    ):
+        FactoryEnv(f"{__name__}:make_made").make(2, 0)
     with pytest.raises(SeedbedError, match="did you mean make_made"):
         FactoryEnv(f"{__name__}:make_maed").make(1, 0)
     with pytest.raises(SeedbedError, match="module:callable"):

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from seedbed import api, cli, presets
@@ -25,11 +27,14 @@ from seedbed.envs import wrappers
 from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.gym import GymEnv
 from seedbed.envs.probes import DelayProbe, TruncationProbe
+from seedbed.ops.counts import halves
 from seedbed.presets import TrainConfig
+from seedbed.runtime import fused
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps, read_best
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.program import Program
+from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -40,8 +45,12 @@ from seedbed.types import (
     OnPolicy,
     Output,
     SeedbedError,
+    StorageError,
     Timestep,
 )
+from small_disk import Outage, on_small_disk
+from test_checkpoint import stopped
+from test_metrics import curve
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
@@ -75,12 +84,20 @@ def differ(a, b):
 def run_program(env, agent, iterations, **options):
     """Runs iterations with nothing around them; returns the program, the carry and the last report."""
     steps = iterations * agent.unroll * agent.batch
-    program = Program(env, agent, FusedConfig(steps=steps, **options))
-    carry, report = program.place(program.first()), None
+    program = Program(env, agent, FusedConfig(**{"steps": steps} | options))
+    carry = program.place(program.first())
     program.compile(carry)
+    return program, *advance(program, carry, iterations)
+
+
+def advance(program, carry, iterations):
+    """Runs iterations from the beginning; returns the carry and the last report."""
+    done, report = [0] * program.members, None
     for _ in range(iterations):
-        carry, report = program.run(carry)
-    return program, carry, report
+        carry, report = program.run(carry, done)
+        made = np.ravel(report.transitions).tolist()
+        done = [sum(each) for each in zip(done, made, strict=True)]
+    return carry, report
 
 
 def saved(folder):
@@ -115,6 +132,7 @@ def test_one_two_and_eight_devices_agree():
         assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
         same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
         assert report_of_several.episodes == report.episodes
+        assert report_of_several.transitions == report.transitions
         for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
             np.testing.assert_allclose(
                 report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
@@ -153,11 +171,15 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process = spawn(*COMMAND, "--run", str(run_folder))
     wait_for(lambda: len(list_steps(folder)) > 1 if folder.exists() else False, process)
     time.sleep(random.uniform(0, 0.3))
-    process.kill()
-    process.communicate()
-    assert max(list_steps(folder)) < LONG
+    (helper,) = psutil.Process(process.pid).children()
+    with stopped(helper):
+        process.kill()
+        process.communicate()
+        assert max(list_steps(folder)) < LONG
 
-    process = spawn("--resume", "--run", str(run_folder))
+        process = spawn("--resume", "--run", str(run_folder))
+        first = process.stdout.readline()
+        assert first.startswith("waiting until the helper that wrote checkpoints")
     # A new file of events means that lines past the checkpoint, which the kill left, are gone.
     wait_for(lambda: len(list(run_folder.glob("events.*"))) == 2, process)
     count = len(lines(run_folder))
@@ -165,7 +187,6 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    # The helper that writes may have finished a checkpoint after the kill.
     begin = int(re.search(r"going on from step ([\d,]+)", output)[1].replace(",", ""))
     assert begin > 0
     assert "SIGINT: stopping and saving" in output
@@ -174,17 +195,36 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
 
     config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
-    api.train(presets.resumed(run_folder, None, None), run=run_folder, resume=True)
+    last = presets.resumed(run_folder, None, None)
+    api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
-    assert summary["env_steps"] == LONG
+    assert LONG <= summary["env_steps"] < LONG + 128
     step, carry, metadata = saved(run_folder)
     other_step, other, other_metadata = saved(tmp_path / "undisturbed")
-    assert step == other_step == LONG
+    assert step == other_step == summary["env_steps"]
     same(carry, other)
     assert metadata["episodes"] == other_metadata["episodes"]
+    assert metadata["transitions"] == other_metadata["transitions"] == [step]
     wall = [line["wall_s"] for line in lines(run_folder)]
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert wall == sorted(wall) and steps == sorted(steps)
+
+
+@on_small_disk
+def test_a_full_disk_stops_saving_and_not_training(disk):
+    told = ["metrics cannot be written", "could not be written"]
+    view, config = Outage(disk, told), FusedConfig(10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+    run = RunFolder.create(disk.path)
+    with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
+        fused.train(env=CartPole(), agent=TINY, config=config, run=run, view=view)
+    run.close()
+    disk.empty()
+    assert sum(told[0] in text for text in view.at_once) == 1
+    assert any("training goes on" in text for text in view.messages)
+    steps = [line["env_steps"] for line in lines(disk.path)]
+    assert steps == sorted(steps) and steps[-1] > view.empty_from
+    events = curve(disk.path)
+    assert events == sorted(events) and events[-1] > view.empty_from
 
 
 def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, full_pipe):
@@ -253,7 +293,6 @@ class Recorder:
     """Keeps the last trajectory that it learned from in its optimizer state."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
     unroll: int = 5
     batch: int = 4
     epochs: int = 1
@@ -269,7 +308,7 @@ class Recorder:
         steps = Timestep(jnp.zeros((*more, 3)), jnp.zeros(more), *flags)
         extras = {"draw": jnp.zeros(rows, jnp.uint32), "count": jnp.zeros(rows, jnp.int32)}
         kept = (steps, jnp.zeros(rows, jnp.int32), extras, jnp.zeros(rows, jnp.int32))
-        return LearnerState(jax.random.normal(key, (2,)), kept, jnp.int32(0))
+        return LearnerState(jax.random.normal(key, (2,)), kept, jnp.int32(0), jnp.float32(0))
 
     def actor_state(self, env_ids, num_envs):
         assert num_envs == self.batch
@@ -289,14 +328,14 @@ class Recorder:
         return minibatch, Output({"loss/total": jnp.float32(0)}, jnp.float32(1))
 
     def apply(self, state, grads, output):
-        return LearnerState(state.params, grads, state.updates + 1)
+        return state._replace(optimizer_state=grads, updates=state.updates + 1)
 
 
 def test_every_transition_is_learned_from_once_and_in_order(tmp_path):
     agent, rows = Recorder(), []
     config = FusedConfig(steps=16 * 20)
     program = Program(Counting(), agent, config)
-    carry = program.place(program.first())
+    carry = program.place(program.first()._replace(steps=halves(2**32 - 40)))
     program.compile(carry)
     for iteration in range(16):
         if iteration == 7:  # resumed, by another program
@@ -306,13 +345,15 @@ def test_every_transition_is_learned_from_once_and_in_order(tmp_path):
             _, carry, _ = restore(tmp_path, jax.eval_shape(program.first))
             carry = program.place(carry)
             program.compile(carry)
-        carry, report = program.run(carry)
+        carry, report = program.run(carry, [0])
         rows.append(jax.tree.map(np.array, carry.learner.optimizer_state))
         steps, _, _, version = rows[-1]
         ended = steps.terminated[1:] | steps.truncated[1:]
         assert (version == iteration).all()
+        assert report.transitions == (~steps.first[1:]).sum()
         assert report.episodes == ended.sum()
         assert report.lengths == steps.observation[1:, :, 1][ended].sum()
+    np.testing.assert_array_equal(carry.steps, halves(2**32 + 40))
     for (before, *_), (after, *_) in itertools.pairwise(rows):
         jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[-1], y[0]), before, after)
     last = jax.tree.map(lambda x: x[-1:], rows[-1][0])
@@ -346,31 +387,105 @@ def test_every_transition_is_learned_from_once_and_in_order(tmp_path):
     assert kinds == {(True, False), (False, True), (True, True)}
 
 
+# -- the integrators of a run -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Falling:
+    """Looks like a MuJoCo task: a step of Euler's is worth 1, and one of its own integrator 2."""
+
+    integrator: str = "xml"
+    episode_steps: int = 5
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        return EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
+
+    def reset(self, key):
+        return self._state(jax.random.uniform(key, (1,)), jnp.float32(0), jnp.bool_(True))
+
+    def step(self, state, action):
+        reward = jnp.float32(1 if self.integrator == "euler" else 2)
+        return self._state(state.inner + 0.1 * action - reward, reward, jnp.bool_(False))
+
+    def _state(self, x, reward, first):
+        no = jnp.bool_(False)
+        return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
+
+
+def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
+    run_folder, capsys
+):
+    """The share ends with the third of six iterations; a resumed run changes where the first did."""
+    summary = train(run_folder, Falling(), euler_share=0.5, evaluate_every=128, keep_checkpoints=9)
+    assert summary["evaluation/episode_return_mean"] == 10
+    assert "training with Euler's integrator for 320 steps, then" in capsys.readouterr().out
+    config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
+    assert (
+        config.env == Falling() and api.evaluate(run_folder, episodes=4)["episode_return_max"] == 10
+    )
+    whole = saved(run_folder)[1]
+    _, carry, _ = run_program(Falling("euler"), TINY, 3, steps=640)
+    own, _, _ = run_program(Falling(), TINY, 0, steps=640)
+    for done in (320, 432, 544):
+        carry, _ = own.run(carry, [done])
+    same(whole, jax.device_get(carry))
+    for checkpoint in (run_folder / "checkpoints").glob("0*"):
+        if int(checkpoint.name) > 256:
+            shutil.rmtree(checkpoint)
+    again = train(run_folder, Falling(), euler_share=0.5, resume=True)
+    assert again["env_steps"] == 640
+    same(saved(run_folder)[1], whole)
+
+
+@pytest.mark.parametrize("options", [{"seeds": 2}, {"devices": (0, 1)}], ids=str)
+def test_populations_and_devices_change_the_integrator_too(options):
+    program, carry, _ = run_program(Falling(), TINY, 1, steps=640, euler_share=0.5, **options)
+    _, report = program.run(carry, [319] * program.members)
+    np.testing.assert_array_equal(report.returns, 5 * report.episodes)
+    program, carry, _ = run_program(Falling(), TINY, 0, steps=640, euler_share=0.5, **options)
+    carry, _ = program.run(carry, [320] * program.members)
+    _, report = program.run(carry, [320] * program.members)
+    np.testing.assert_array_equal(report.returns, 10 * report.episodes)
+
+
 # -- populations ------------------------------------------------------------------------------------
 
 
-def test_a_population_is_its_seeds_one_by_one(run_folder):
-    iterations = 10
-    summary = train(run_folder, CartPole(), steps=128 * iterations, seeds=3, seed=5)
+def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
+    """Its result is the median; the best is beside it, and is what an evaluation plays."""
+    steps, agent = 128 * 10, dataclasses.replace(TINY, learning_rate=1e-2)
+    summary = train(run_folder, CartPole(), agent, steps=steps, seeds=3, seed=5)
     scores = summary["evaluation/seeds"]
-    assert len(scores) == 3 and summary["evaluation/episode_return_mean"] == max(scores)
-    assert lines(run_folder)[-1]["evaluation/seeds"] == scores
-    assert summary["env_steps"] == 128 * iterations
+    assert len(scores) == 3 and summary["evaluation/episode_return_mean"] == sorted(scores)[1]
     best = int(np.argmax(scores))
+    assert len(set(scores)) == 3 and summary["evaluation/best_return"] == scores[best]
+    assert summary["evaluation/best_member"] == f"seed {5 + best}"
+    printed = capsys.readouterr().out
+    for words in (
+        f"return {sorted(scores)[1]:.2f} (median of 3 members, from {min(scores):.2f} to",
+        f"the best, seed {5 + best}, is what seedbed evaluate plays",
+    ):
+        assert words in printed
+    assert lines(run_folder)[-1]["evaluation/seeds"] == scores
     trained = api.restore(run_folder)
     _, carry, metadata = saved(run_folder)
     assert metadata["best_seed"] == best
-    program, _, _ = run_program(CartPole(), TINY, iterations, seed=5)
+    assert summary["env_steps"] == min(metadata["transitions"]) >= steps
+    assert len(set(metadata["transitions"])) > 1, "episodes of the seeds end at different steps"
+    iterations = int(carry.steps[0, 0]) // agent.unroll
+    program, _, _ = run_program(CartPole(), agent, 10, seed=5)
     for index in range(3):
-        config = FusedConfig(steps=128 * iterations, seed=5 + index)
-        one = program.place(Program(CartPole(), TINY, config).first())
-        for _ in range(iterations):
-            one, _ = program.run(one)
+        config = FusedConfig(steps=steps, seed=5 + index)
+        one = program.place(Program(CartPole(), agent, config).first())
+        one, _ = advance(program, one, iterations)
         mine = jax.tree.map(lambda x, i=index: x[i], carry)
-        same(mine, jax.device_get(one), rtol=1e-5, atol=1e-5)
+        same(mine, jax.device_get(one), rtol=1e-4, atol=1e-4)
         if index == best:
-            same(trained.params, one.learner.params, rtol=1e-5, atol=1e-5)
-    assert api.evaluate(run_folder, episodes=4)["episodes"] == 4
+            same(trained.params, one.learner.params, rtol=1e-4, atol=1e-4)
+    played = api.evaluate(run_folder, episodes=4)
+    assert played["episodes"] == 4 and played["member"] == f"seed {5 + best}"
 
 
 # -- learning, reports ------------------------------------------------------------------------------
@@ -395,13 +510,16 @@ def test_ppo_learns_from_delayed_rewards_and_reports(delayed):
     assert summary["evaluation/episode_return_mean"] > 6
     assert summary["evaluation/episode_length_mean"] == 8
     assert summary["evaluation/episodes"] == 32
-    assert summary["evaluation/env_steps"] == summary["env_steps"] == 512 * 60
-    assert summary["learner_steps"] == 60 * 4
+    # In nine rows an environment makes eight transitions and opens one episode.
+    iterations = next(k for k in range(100) if 32 * (16 * k - 16 * k // 9) >= 512 * 60)
+    made = 32 * (16 * iterations - 16 * iterations // 9)
+    assert summary["evaluation/env_steps"] == summary["env_steps"] == made
+    assert summary["frames"] == made
+    assert summary["learner_steps"] == iterations * 4
     assert not summary["interrupted"] and summary["run"] == str(folder)
     for line in lines(folder):
         assert not REQUIRED - set(line)
-        # in nine steps an environment plays eight and opens one episode
-        assert abs(line["episodes"] - line["env_steps"] / 9) <= 32
+        assert 0 <= line["env_steps"] / 8 - line["episodes"] <= 32
         assert line["episode_length_mean"] == 8
     assert lines(folder)[-1] == {
         k: v if isinstance(v, int | str) else float(v)
@@ -409,14 +527,16 @@ def test_ppo_learns_from_delayed_rewards_and_reports(delayed):
         if k not in ("interrupted", "run")
     }
     assert list(folder.glob("events.out.tfevents.*"))
-    assert read_best(folder / "checkpoints")["step"] == 512 * 60
+    assert read_best(folder / "checkpoints")["step"] == made
 
 
 def test_evaluation_does_not_disturb_training(delayed, run_folder):
-    folder, _ = delayed
+    folder, undisturbed = delayed
     summary = train(run_folder, DelayProbe(), PROBE, **DELAYED, evaluate_every=512 * 25)
-    assert summary["evaluation/env_steps"] == 512 * 60
-    assert {512 * 25, 512 * 50, 512 * 60} <= set(list_steps(run_folder / "checkpoints"))
+    assert summary["evaluation/env_steps"] == undisturbed["env_steps"]
+    steps = list_steps(run_folder / "checkpoints")
+    for due in (512 * 25, 512 * 50):
+        assert any(due <= step < due + 512 for step in steps)
     same(saved(run_folder)[1], saved(folder)[1])
 
 
@@ -426,14 +546,13 @@ def test_ppo_bootstraps_at_a_truncation():
     assert abs(found["episode_return_mean"] + 0.8) < 0.03
     zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
     steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
-    _, value, _ = program.agent._evaluate(carry.learner.params, steps, ())
+    _, value, _ = program.agent._evaluate(carry.learner.params, steps, (), ())
     np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
 
 
 def test_impala_learns_in_the_fused_runtime():
     agent = Impala(
         unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
-        reward_clip=0.0,
     )  # fmt: skip
     program, carry, report = run_program(DelayProbe(), agent, 150)
     assert carry.learner.updates == 150
@@ -504,6 +623,8 @@ def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):
         ({"devices": (0, 1), "seeds": 2}, "a population trains on one device"),
         ({"seeds": 0}, "seeds is 0: it must be 1 or more"),
         ({"steps": 0}, "steps is 0: it must be 1 or more"),
+        ({"euler_share": 1.1}, "euler_share is 1.1: it must be from 0 to 1"),
+        ({"euler_share": 0.5}, "euler_share is 0.5, but CartPole has no option integrator"),
         ({"env": GymEnv("CartPole-v1")}, "GymEnv with FusedConfig"),
         ({"env": wrappers.training(CartPole())}, "resets itself"),
         ({"env": wrappers.scale_reward(wrappers.auto_reset(CartPole()), 2.0)}, "resets itself"),
@@ -531,7 +652,7 @@ def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder)
     assert again["env_steps"] == 128
     same(saved(run_folder)[1], before[1])
     wider = dataclasses.replace(TINY, batch=32)
-    with pytest.raises(SeedbedError, match="is of another agent|no multiple of an iteration"):
+    with pytest.raises(SeedbedError, match="is of another agent"):
         train(run_folder, CartPole(), wider, resume=True)
     assert json.loads((run_folder / "config.json").read_text())["agent"]["batch"] == 16
 

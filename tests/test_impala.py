@@ -23,6 +23,7 @@ from probe_environments import (
     Trainer,
 )
 from seedbed import options, presets
+from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.types import (
     ArraySpec,
@@ -57,7 +58,8 @@ def trajectory_of(agent, seed=0):
     reward = np.where(first, 0, rng.normal(size=(rows + 1, batch))).astype(np.float32)
     timesteps = Timestep(observation, reward, terminated, truncated, first)
     action = rng.integers(0, 3, (rows, batch)).astype(np.int32)
-    extras = np.log(rng.uniform(0.1, 0.9, (rows, batch))).astype(np.float32)
+    log_prob = np.log(rng.uniform(0.1, 0.9, (rows, batch))).astype(np.float32)
+    extras = Behaviour(log_prob, action)
     actor_state = agent.actor_state(jnp.arange(batch), batch)
     version = np.zeros((rows, batch), np.int32)
     return Trajectory(timesteps, action, extras, actor_state, version)
@@ -67,7 +69,7 @@ THREE = Discrete(3)
 
 
 def bound(agent, action=THREE):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), 100)
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 def initial(agent):
@@ -111,14 +113,14 @@ def test_the_gradient_is_that_of_a_slow_loss():
     def outputs(params):
         network = agent._network()
         logits, value, _ = network.apply(
-            params.weights, steps.observation, steps.reward, steps.first, ()
+            params.weights, steps.observation, (), steps.reward, steps.first, ()
         )
         log_probs = jax.nn.log_softmax(logits[:-1])
         chosen = jnp.take_along_axis(log_probs, trajectory.action[..., None], -1)[..., 0]
         return value, chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
 
     value, chosen, _ = map(np.asarray, jax.jit(outputs)(state.params))
-    ratio = np.minimum(np.exp(chosen - trajectory.extras), 1)
+    ratio = np.minimum(np.exp(chosen - trajectory.extras.log_prob), 1)
     targets, advantages = slow_targets(value, ratio, steps, agent)
 
     def loss(params):
@@ -130,7 +132,9 @@ def test_the_gradient_is_that_of_a_slow_loss():
     expected_loss, expected = jax.jit(jax.value_and_grad(loss))(state.params)
     np.testing.assert_allclose(output.metrics["loss/total"], expected_loss, rtol=1e-5)
     assert output.weight == valid.sum() and not valid.all()
-    for mine, theirs in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+    for mine, theirs in zip(
+        jax.tree.leaves(grads.weights), jax.tree.leaves(expected.weights), strict=True
+    ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -159,9 +163,10 @@ def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, t
         reward = np.array(trajectory.timesteps.reward)
         reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
         timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
-        action, extras = np.array(trajectory.action), np.array(trajectory.extras)
+        action, log_prob = np.array(trajectory.action), np.array(trajectory.extras.log_prob)
         action[end:] = rng.integers(0, 3, action[end:].shape)
-        extras[end:] = rng.normal(size=extras[end:].shape)
+        log_prob[end:] = rng.normal(size=log_prob[end:].shape)
+        extras = Behaviour(log_prob, action)
         changed = trajectory._replace(timesteps=timesteps, action=action, extras=extras)
         grads, output = gradients(state, changed)
         assert output.weight == agent.unroll - 1
@@ -213,7 +218,7 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     zeros, observation = np.zeros(n, np.float32), np.random.default_rng(0).normal(size=(n, 4))
     timestep = Timestep(observation.astype(np.float32), zeros, zeros > 0, zeros > 0, zeros > -1)
     keys = jax.random.split(KEY, n)
-    chosen, log_prob, after = act(state.params, actor_state, timestep, keys, False)
+    chosen, behaviour, after = act(state.params, actor_state, timestep, keys, False)
     order = np.array([3, 0, 4, 1, 2])
     shuffled, _, _ = act(
         state.params,
@@ -228,7 +233,7 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     batch = Trajectory(
         jax.tree.map(lambda x: np.stack([x, x]), timestep)._replace(first=np.zeros((2, n), bool)),
         chosen[None],
-        log_prob[None],
+        jax.tree.map(lambda x: x[None], behaviour),
         actor_state,
         np.zeros((1, n), np.int32),
     )
@@ -238,18 +243,72 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
 
 
-def test_the_step_size_falls_to_zero_and_updates_are_counted():
-    agent = bind(dataclasses.replace(SMALL, optimizer="adam"), bound(SMALL).spec, 2)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_step_size_falls_with_progress_to_zero(optimizer):
+    agent = bound(dataclasses.replace(SMALL, optimizer=optimizer))
     state = initial(agent)
     grads, output = gradient_function(agent)(state, trajectory_of(agent))
-    apply, sizes = jax.jit(agent.apply), []
-    for _ in range(3):
-        after = apply(state, grads, output)
-        moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
+    sizes = []
+    for progress in (0.0, 0.25, 0.5, 1.0):
+        before = state._replace(progress=jnp.float32(progress))
+        after = jax.jit(agent.apply)(before, grads, output)
+        moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, before.params)
         sizes.append(float(max(jax.tree.leaves(moved))))
-        state = after
-    np.testing.assert_allclose(sizes, [6e-4, 3e-4, 0], rtol=1e-2)
-    assert state.updates == 3
+        assert after.updates == 1 and after.progress == progress
+    np.testing.assert_allclose(np.array(sizes) / sizes[0], [1, 0.75, 0.5, 0], rtol=1e-2)
+    if optimizer == "adam":
+        np.testing.assert_allclose(sizes[0], 6e-4, rtol=1e-2)
+    constant = dataclasses.replace(agent, learning_rate_decay=False)
+    late = state._replace(progress=jnp.float32(0.9))
+    after = jax.jit(constant.apply)(late, grads, output)
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
+    np.testing.assert_allclose(max(jax.tree.leaves(moved)), sizes[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
+def test_rmsprop_is_that_of_the_paper(scale):
+    """TensorFlow 1's: the average of squares begins at 1, and epsilon is added below the root."""
+    agent = bound(dataclasses.replace(SMALL, learning_rate_decay=False))
+    state = initial(agent)
+    grads, output = gradient_function(agent)(state, trajectory_of(agent))
+    grads = grads._replace(weights=jax.tree.map(lambda x: scale * x, grads.weights))
+    after = agent.apply(state, grads, output)
+    summed = jax.tree.map(lambda x: x * agent.unroll * agent.batch, grads.weights)
+    norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(summed)))
+    for new, old, g in zip(
+        *(jax.tree.leaves(x) for x in (after.params.weights, state.params.weights, summed)),
+        strict=True,
+    ):
+        g = g * min(1.0, 40.0 / max(norm, 1e-9))
+        expected = 6e-4 * g / np.sqrt(0.99 * 1.0 + 0.01 * g**2 + 0.01)
+        np.testing.assert_allclose(old - new, expected, rtol=1e-3, atol=3e-7)
+
+
+def test_the_score_of_a_squashed_action_has_mean_0():
+    """Far out, where a tanh rounds to its bound: a policy gradient of equal advantages is then 0."""
+    n = 4096
+    agent = dataclasses.replace(SMALL, unroll=1, batch=n, gamma=0.0, entropy_cost=0.0)
+    agent = bound(agent, Box((1,), (-1.0,), (1.0,)))
+    state = jax.tree.map(jnp.zeros_like, initial(agent))
+    head = {
+        "PolicyHead_0": {"Dense_0": {"kernel": jnp.zeros((16, 2)), "bias": jnp.array([9.0, 0])}}
+    }
+    weights = {"params": state.params.weights["params"] | head}
+    state = state._replace(params=state.params._replace(weights=weights))
+    actor_state, zeros = agent.actor_state(jnp.arange(n), n), np.zeros(n, np.float32)
+    step = Timestep(np.zeros((n, 4), np.float32), zeros, zeros > 0, zeros > 0, zeros > 0)
+    keys = jax.random.split(KEY, n)
+    action, extras, _ = jax.jit(agent.act, static_argnums=4)(
+        state.params, actor_state, step, keys, False
+    )
+    timesteps = jax.tree.map(lambda x: np.stack([x, x]), step)
+    timesteps = timesteps._replace(reward=timesteps.reward + 1)  # advantages of 1
+    extras = jax.tree.map(lambda x: x[None], extras)
+    version = np.zeros((1, n), np.int32)
+    trajectory = Trajectory(timesteps, action[None], extras, actor_state, version)
+    grads, _ = gradient_function(agent)(state, trajectory)
+    score = -grads.weights["params"]["PolicyHead_0"]["Dense_0"]["bias"][0]
+    assert abs(float(score)) < 4 / 0.7 / np.sqrt(n)
 
 
 def test_a_gradient_that_is_not_finite_shows_in_the_metrics():
@@ -282,8 +341,12 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
         bound(Impala(torso="nature"))
     with pytest.raises(SeedbedError, match="bind the agent"):
         Impala().init(KEY)
+    channels_first = EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3))
+    with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
+        Impala(spec=channels_first)
+    Impala(spec=channels_first, torso="mlp")
     camera = EnvSpec({"camera": ArraySpec((84, 84, 4), "uint8")}, Discrete(3))
-    assert bind(Impala(), camera, 1)._network().image == "nature"
+    assert bind(Impala(), camera)._network().image == "nature"
     assert bound(Impala())._network().image == "mlp"
 
 
@@ -294,17 +357,16 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
     with pytest.raises(SystemExit):
         options.override(presets.resolve("pong"), [], show_help=True)
     text = capsys.readouterr().out
-    assert "trace-decay" in text and "agent.spec" not in text and "total-updates" not in text
+    assert "trace-decay" in text and "agent.spec" not in text
 
 
 def value_at(trainer, observation):
     """Value of one opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
-    core = agent.actor_state(jnp.arange(1), 1).core
     network = agent._network()
     return float(
         network.apply(
-            trainer.state.params.weights, x, jnp.zeros((1, 1)), jnp.ones((1, 1), bool), core
+            trainer.state.params.weights, x, (), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()
         )[1][0, 0]
     )
 
@@ -340,7 +402,7 @@ def test_probe_action_dependent_reward(probe, updates, threshold):
 
 
 def test_probe_published_optimizer_learns_too():
-    agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=6e-4)
+    agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=2e-3)
     assert Trainer(agent, Match, updates=400).train().mean_reward(20) > 0.9
 
 

@@ -138,17 +138,16 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
         else:
             steps = [environments.next(group) for group in event]
             batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-            acted, complete = inference.act(batch, event)
-            action = np.asarray(acted.action)
-            unrolls = {group: inference.take(group) for group in complete}
+            unrolls = {g: inference.arrive(g, step) for g, step in zip(event, steps, strict=True)}
+            action = np.asarray(inference.act(batch, event).action)
             for position, group in enumerate(event):
                 reference = references[group]
                 if not reference.rows:  # the state before row 0 is whatever the last run left
                     core = inference._store.kept.start_state.core
-                    reference.count = np.asarray(core[group, 0]).astype(np.int64)
+                    reference.count = np.asarray(core[group]).astype(np.int64)
                 reference.add(steps[position], action[position], version)
-                assert (group in unrolls) == reference.complete()
-                if group in unrolls:
+                assert (unrolls[group] is not None) == reference.complete()
+                if unrolls[group] is not None:
                     reference.check(unrolls[group])
 
 
@@ -160,11 +159,10 @@ def test_first_unrolls_complete_one_after_the_other():
     completed = []
     for _ in range(14):
         steps = [environments.next(group) for group in range(GROUPS)]
+        taken = [inference.arrive(group, step) for group, step in enumerate(steps)]
+        completed.append([group for group, unroll in enumerate(taken) if unroll is not None])
         batch = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-        _, complete = inference.act(batch, list(range(GROUPS)))
-        for group in complete:
-            inference.take(group)
-        completed.append(complete)
+        inference.act(batch, list(range(GROUPS)))
     assert completed == [[], [], [], [], [], [], [0], [], [1], [], [2], [], [0], []]
 
 
@@ -200,7 +198,7 @@ def test_slot_memory_is_not_kept():
     inference, environments = make_inference(), Environments(1)
     step = jax.tree.map(lambda leaf: leaf[None].copy(), environments.next(0))
     kept = jax.tree.map(np.array, step)
-    acted, _ = inference.act(step, [0])
+    acted = inference.act(step, [0])
     np.asarray(acted.action)
     for leaf in jax.tree.leaves(step):
         leaf[...] = 1
@@ -215,9 +213,38 @@ def test_batch_sizes_reach_from_one_to_all(groups, platform):
     assert sizes[0] == 1 and sizes[-1] == groups and list(sizes) == sorted(set(sizes))
 
 
-def test_stack_of_one_adds_a_channel_axis():
-    flag = np.zeros((2, 1), bool)
-    steps = Timestep(
-        np.ones((2, 1, 3, 2), np.uint8), np.zeros((2, 1), np.float32), flag, flag, flag
-    )
-    assert stack_timesteps(steps, 1).observation.shape == (2, 1, 3, 2, 1)
+TREE = {
+    "bytes": ArraySpec((3, 2), "uint8"),
+    "image": ArraySpec((2, 3, 2), "float32"),
+    "matrix": ArraySpec((2, 3), "float32"),
+    "number": ArraySpec((), "int32"),
+    "vector": ArraySpec((4,), "float32"),
+}
+
+
+@pytest.mark.parametrize("stack", [1, 2, 3])
+def test_every_array_is_stacked_along_its_last_axis(stack):
+    rows, size, rng = 6, 2, np.random.default_rng(stack)
+    first = rng.random((stack - 1 + rows, size)) < 0.4
+    observation = {
+        name: rng.integers(1, 200, (*first.shape, *leaf.shape)).astype(leaf.dtype)
+        for name, leaf in TREE.items()
+    }
+    steps = Timestep(observation, np.zeros(first.shape, np.float32), first, first, first)
+    got = stack_timesteps(steps, stack)
+    spec = stacked_spec(EnvSpec(TREE, Discrete(2)), stack).observation
+    np.testing.assert_array_equal(got.first, first[stack - 1 :])
+    for name, leaf in observation.items():
+        if name == "bytes" or (name == "number" and stack > 1):
+            leaf = leaf[..., None]
+        assert spec[name].dtype == got.observation[name].dtype == leaf.dtype
+        assert spec[name].shape == got.observation[name].shape[2:]
+        for row in range(rows):
+            for env in range(size):
+                frames, visible = [], True
+                for back in range(stack):
+                    now = row + stack - 1 - back
+                    frames.insert(0, leaf[now, env] * visible)
+                    visible &= not first[now, env]
+                wanted = np.concatenate(frames, axis=-1) if leaf.ndim > 2 else frames[0]
+                np.testing.assert_array_equal(got.observation[name][row, env], wanted)

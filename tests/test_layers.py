@@ -17,7 +17,7 @@ FLOORS = (
     {"envs", "transport"},
     {"runtime"},
     {"launch"},
-    {"catalogue", "presets", "options", "cli", "viewer", "api", "__init__", "__main__"},
+    {"catalogue", "defaults", "presets", "options", "cli", "viewer", "api", "__init__", "__main__"},
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Siblings on a floor that may import each other; the top floor is one house.

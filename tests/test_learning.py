@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.agents.sac import Sac
 from seedbed.runtime.inference import Unroll
-from seedbed.runtime.learning import Learner
-from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, Timestep
+from seedbed.runtime.learning import Learner, learn
+from seedbed.types import ActorState, ArraySpec, Box, Discrete, EnvSpec, Timestep, Trajectory, bind
 
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 
@@ -51,7 +54,11 @@ def run(agent, devices, batches=4):
     metrics = {}
     for seed in range(batches):
         parts = [make_unroll(4, seed=2 * seed), make_unroll(4, seed=2 * seed + 1)]
-        state, metrics, _ = learner.update(state, learner.assemble(parts))
+        update, transitions = learner.update(state, learner.assemble(parts), np.float32(0.5))
+        state, metrics = update.state, update.metrics
+        first = np.concatenate([part.timesteps.first[1:] for part in parts])
+        assert transitions == (~first).sum()
+        assert state.progress == 0.5
     return jax.device_get(state), jax.device_get(metrics)
 
 
@@ -85,7 +92,8 @@ def test_published_parameters_survive_the_next_update():
     published = [np.array(state.params["mean"])]
     kept = [state.params]
     for seed in range(3):
-        state, _, _ = learner.update(state, learner.assemble([make_unroll(8, seed=seed)]))
+        batch = learner.assemble([make_unroll(8, seed=seed)])
+        state = learner.update(state, batch, np.float32(0))[0].state
         kept.append(state.params)
         published.append(np.array(state.params["mean"]))
     for params, value in zip(kept, published, strict=True):
@@ -98,32 +106,101 @@ def test_lag_counts_updates_since_acting():
     learner = Learner(agent, 1, jax.devices()[:1], jax.random.key(1))
     state = learner.place(agent.init(jax.random.key(0)))
     for _ in range(3):
-        state, metrics, _ = learner.update(state, learner.assemble([make_unroll(4)]))
+        update, _ = learner.update(state, learner.assemble([make_unroll(4)]), np.float32(0))
+        state, metrics = update.state, update.metrics
     assert metrics["lag_mean"] == 2.0
     assert metrics["lag_max"] == 2
 
 
-def test_observation_statistics_are_those_of_all_devices():
-    from seedbed.agents.impala import Impala
+def test_statistics_are_those_of_all_devices():
+    from seedbed.agents.actor_critic import Behaviour
 
-    spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
-    agent = Impala(spec=spec, total_updates=100, unroll=5, batch=8, normalise_observations=True)
+    agent = Impala(
+        spec=SPEC, unroll=5, batch=8, normalise_observations=True, normalise_returns=True
+    )
 
     def learn(devices):
         learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))
         state, opening = learner.place(agent.init(jax.random.key(0))), []
         for seed in range(3):
             unroll = make_unroll(8, seed=seed)._replace(
-                extras=jnp.full((5, 8), -1.9), actor_state=ActorState((), ())
+                extras=Behaviour(jnp.full((5, 8), -1.9), jnp.zeros((5, 8), jnp.int32)),
+                actor_state=ActorState((), ()),
             )
             opening.append(unroll.timesteps.observation[0])
-            state, _, _ = learner.update(state, learner.assemble([unroll]))
+            state = learner.update(state, learner.assemble([unroll]), np.float32(0))[0].state
         return jax.device_get(state), np.concatenate(opening)
 
     one, opening = learn(1)
     seen = one.params.seen
-    assert seen.weight == 24
+    np.testing.assert_allclose(seen.weight, 24, rtol=1e-6)
+    assert one.auxiliary.returns.variance > 0
     np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
     np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
     two, _ = learn(2)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, two)
+
+
+def record(agent, state, envs):
+    """Acts along random timesteps in which episodes end in both ways and are opened again."""
+    rng, rows = np.random.default_rng(4), 7
+    ended, timesteps, steps = np.ones(envs, bool), [], []
+    core = before = agent.actor_state(jnp.arange(envs), envs)
+    act = jax.jit(agent.act, static_argnums=4)
+    for row in range(rows):
+        end = (rng.random(envs) < 0.4) & ~ended
+        truncated = end & (rng.random(envs) < 0.5)
+        reward = np.where(ended, 0, rng.normal(size=envs)).astype(np.float32)
+        observation = rng.normal(size=(envs, 3)).astype(np.float32)
+        timesteps.append(Timestep(observation, reward, end & ~truncated, truncated, ended))
+        keys = jax.random.split(jax.random.key(row), envs)
+        action, extras, core = act(state.params, core, timesteps[-1], keys, False)
+        steps.append((action, extras))
+        ended = end
+    timesteps = jax.tree.map(lambda *leaves: np.stack(leaves), *timesteps)
+    for kind in (timesteps.terminated, timesteps.truncated, timesteps.first):
+        assert kind[1:-1].any(), "of each something"
+    action, extras = jax.tree.map(lambda *leaves: np.stack(leaves), *steps[:-1])
+    return timesteps, action, extras, before
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        Ppo(unroll=6, batch=8, epochs=2, minibatches=2, hidden_sizes=(8,), recurrent=True,
+            lstm_size=8, normalise_observations=True),
+        Impala(unroll=6, batch=8, hidden_sizes=(8,), normalise_observations=True),
+        Sac(batch=8, hidden_sizes=(8, 8)),
+    ],
+    ids=["ppo", "impala", "sac"],
+)  # fmt: skip
+def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
+    bounds = Box((2,), (-1.0, -1.0), (1.0, 1.0))
+    action_spec = bounds if isinstance(agent, Sac) else Discrete(7)
+    agent = bind(agent, EnvSpec(SPEC.observation, action_spec))
+    initial, key = jax.jit(agent.init)(jax.random.key(0)), jax.random.key(1)
+    progress = np.float32(0.25)
+    timesteps, action, extras, memory = record(agent, initial, 8)
+    version, importance = np.zeros((6, 8), np.int32), ()
+    if isinstance(agent, Sac):
+        version, importance = (), np.linspace(0.5, 1, 8, dtype=np.float32)
+    fused = jax.jit(learn, static_argnums=(0, 4))(
+        agent,
+        initial._replace(progress=progress),
+        Trajectory(timesteps, action, extras, memory, version, importance),
+        jax.random.fold_in(key, 0),
+        None,
+    )
+    learner = Learner(agent, 1, jax.devices()[:1], key)
+    unroll = Unroll(timesteps, action, extras, memory, version, importance)
+    central, transitions = learner.update(learner.place(initial), unroll, progress)
+    assert transitions == (~timesteps.first[1:]).sum()
+    fused, central = jax.device_get((fused, central))
+    assert central.state.updates == fused.state.updates == agent.epochs * agent.minibatches
+    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), initial.params, fused.state.params)
+    assert max(jax.tree.leaves(moved)) > 1e-5
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), fused.state, central.state
+    )
+    for name, value in fused.metrics.items():
+        np.testing.assert_allclose(central.metrics[name], value, rtol=1e-4, atol=1e-6)

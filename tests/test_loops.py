@@ -7,13 +7,12 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from seedbed.runtime import evaluation
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.evaluation import play_episodes
 from seedbed.runtime.inference import Unroll
+from seedbed.runtime.learning import Update
 from seedbed.runtime.loops import InferenceCounters, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics
 from seedbed.runtime.reporting import Start, Stopwatch
@@ -25,75 +24,43 @@ def unroll(number):
     return Unroll(number, (), (), (), ())  # type: ignore[arg-type]
 
 
-@given(
-    puts=st.integers(0, 9),
-    takes=st.integers(0, 3),
-    per_batch=st.integers(1, 3),
-    end=st.sampled_from(["finish", "close", "finish, close"]),
-)
-def test_a_finished_queue_is_taken_to_its_last_batch_and_a_closed_one_is_not(
-    puts, takes, per_batch, end
-):
-    queue = UnrollQueue(9, per_batch)
-    for number in range(puts):
-        assert queue.put(unroll(number))
-    expected = list(range(puts))
-    for _ in range(min(takes, puts // per_batch)):
-        assert [taken.timesteps for taken in queue.take()] == expected[:per_batch]
-        del expected[:per_batch]
-    if "finish" in end:
-        queue.finish()
-    if "close" in end:
-        queue.close()
-        assert not queue.put(unroll(99))
-        assert queue.take() == []
-        return
-    while len(expected) >= per_batch:
-        assert [taken.timesteps for taken in queue.take()] == expected[:per_batch]
-        del expected[:per_batch]
-    assert queue.take() == [] == queue.take()
+def queue_of(capacity, per_batch, kind=UnrollQueue):
+    return kind(capacity, per_batch, most_lag=9, env_steps=0, steps=100)
 
 
-@pytest.mark.parametrize("end", ["finish", "close"])
-def test_the_end_of_a_queue_wakes_who_waits(end):
-    queue, found = UnrollQueue(2, 2), []
-    waiting = threading.Thread(target=lambda: found.append(queue.take()), daemon=True)
-    waiting.start()
-    getattr(queue, end)()
-    waiting.join(60)
+def test_closing_a_queue_wakes_who_waits_and_drops_what_is_in_it():
+    queue, found = queue_of(2, 2), []
+    taking = threading.Thread(target=lambda: found.append(queue.take()), daemon=True)
+    taking.start()
+    queue.close()
+    taking.join(60)
     assert found == [[]]
+    full = queue_of(1, 1)
+    full.put(unroll(0))
+    putting = threading.Thread(target=lambda: found.append(full.put(unroll(1))), daemon=True)
+    putting.start()
+    full.close()
+    putting.join(60)
+    assert found == [[], False] and full.take() == [] and full.env_steps == 0
 
 
 class Learner:
     """Counts updates in place of learning."""
 
-    def __init__(self):
-        self.batches = []
-
     def place(self, state):
         return state
 
     def assemble(self, unrolls):
-        return [unroll.timesteps for unroll in unrolls]
+        return unrolls
 
-    def update(self, state, batch):
-        self.batches.append(batch)
-        return state._replace(updates=state.updates + 1), {"loss": np.float32(1)}, ()
+    def update(self, state, batch, progress):
+        metrics = {"lag_max": np.float32(0)}
+        return Update(state._replace(updates=state.updates + 1), metrics, ()), np.int32(3)
 
 
 def learner_loop(feed):
-    state = LearnerState({"w": np.zeros(2)}, (), np.int32(0))
+    state = LearnerState({"w": np.zeros(2)}, (), np.int32(0), np.float32(0))
     return LearnerLoop(Learner(), state, [], feed)  # type: ignore[arg-type]
-
-
-def test_a_finished_queue_is_learned_from():
-    queue = UnrollQueue(6, 2)
-    for number in range(5):
-        queue.put(unroll(number))
-    queue.finish()
-    loop = learner_loop(queue)
-    loop.run(threading.Event())
-    assert loop._learner.batches == [[0, 1], [2, 3]] and loop.updates == 2
 
 
 def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_does():
@@ -107,10 +74,10 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
             return super().take()
 
     class Slow(Learner):
-        def update(self, state, batch):
+        def update(self, state, batch, progress):
             updating.set()
             assert go_on.wait(60)
-            return super().update(state, batch)
+            return super().update(state, batch, progress)
 
     class Lock:
         """A lock on which a request that finds it taken is overtaken by the learner."""
@@ -133,7 +100,7 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
         def __exit__(self, *exception):
             self.release()
 
-    queue = Queue(2, 1)
+    queue = queue_of(2, 1, Queue)
     loop = learner_loop(queue)
     loop._learner, loop._updating = Slow(), Lock()
     thread = threading.Thread(target=loop.run, args=(threading.Event(),), daemon=True)
@@ -142,8 +109,8 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
         queue.put(unroll(0))
         assert updating.wait(60)
         loop.request_snapshot()
-        snapshot = loop.take_snapshot()
-        assert snapshot is not None and snapshot.updates == 1
+        state, env_steps = loop.take_snapshot()
+        assert (state.updates, env_steps) == (1, 3)
         loop.request_snapshot()  # and of a learner that waits
         assert loop.take_snapshot() is not None and loop.take_snapshot() is None
     finally:
@@ -160,21 +127,19 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     monkeypatch.setattr("seedbed.runtime.reporting.time", clock)
     pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
     blocked, waiting = Stopwatch(), Stopwatch()
-    counters = InferenceCounters()
 
     class Acting:
-        episodes = EpisodeStatistics(1, 1)
+        episodes, counters = EpisodeStatistics(1, 1), InferenceCounters()
         blocked_s = property(lambda self: blocked.read())
 
-    acting = Acting()
-    acting.counters = counters
+    acting, queue = Acting(), queue_of(2, 1)
     learning = types.SimpleNamespace(updates=0, metrics={}, waiting=waiting, busy=Stopwatch())
     env, config = types.SimpleNamespace(frame_skip=4), CentralConfig(actors=1)
-    setup = Setup(None, env, config, pool, acting, learning, UnrollQueue(2, 1), Start())  # type: ignore[arg-type]
+    setup = Setup(None, env, config, pool, acting, learning, queue, Start())  # type: ignore[arg-type]
     meter = Meter(setup, lambda: ([], 0.0))
     found = []
     for steps, calls, rows in ((100, 10, 80), (300, 20, 100), (300, 20, 100)):
-        counters.env_steps, counters.calls, counters.rows = steps, calls, rows
+        queue.env_steps, acting.counters.calls, acting.counters.rows = steps, calls, rows
         waiting.start()  # and goes on waiting into the next interval
         now[0] += 5.0
         found.append(meter.read())

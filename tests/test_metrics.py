@@ -18,6 +18,7 @@ from seedbed.runtime.metrics import (
     usable_cores,
 )
 from seedbed.types import SeedbedError, Timestep
+from small_disk import on_small_disk
 
 
 def read_lines(folder):
@@ -91,13 +92,52 @@ def test_an_unwritable_log_is_reported(tmp_path):
         MetricsLog(tmp_path)
 
 
-def test_a_full_disk_is_reported_once(tmp_path):
-    log = MetricsLog(tmp_path)
-    log._lines = open("/dev/full", "w")  # noqa: PTH123, SIM115
-    with pytest.raises(SeedbedError, match="metrics cannot be written .*No space left"):
-        log.write({"env_steps": 1})
+def curve(folder, tag="env_steps"):
+    """Steps of a curve as TensorBoard shows it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder)).Reload()
+    tags = accumulator.Tags()["scalars"]
+    return [event.step for event in accumulator.Scalars(tag)] if tag in tags else []
+
+
+def test_resuming_drops_events_that_are_trained_again(tmp_path):
+    first = MetricsLog(tmp_path)
+    for step in (0, 10, 20, 30):
+        first.write({"env_steps": step, "before": 1.0})
+    first.close()
+    (events,) = tmp_path.glob("events.*")
+    with events.open("ab") as file:  # a record that a kill left half-written
+        file.write(events.read_bytes()[:20])
+    resumed = MetricsLog(tmp_path, resume_at=20)
+    assert curve(tmp_path) == [0, 10, 20]
+    assert curve(tmp_path, "before") == [0, 10, 20]
+    for step in (24, 30):
+        resumed.write({"env_steps": step})
+    resumed.close()
+    assert curve(tmp_path) == [line["env_steps"] for line in read_lines(tmp_path)]
+    assert curve(tmp_path) == [0, 10, 20, 24, 30]
+
+
+@on_small_disk
+def test_a_full_disk_is_told_once_and_leaves_no_half_line(disk):
+    disk.path.mkdir()
+    told = []
+    log = MetricsLog(disk.path, None, told.append)
+    many = {f"{i}": float(i) for i in range(1000)}  # more than fits a page that is begun
+    written = []
+    for outage in range(3):
+        written.append(10 * outage)
+        log.write({"env_steps": written[-1], **many})
+        disk.fill()
+        for step in range(3):
+            log.write({"env_steps": 10 * outage + step, **many})
+            assert [line["env_steps"] for line in read_lines(disk.path)] == written
+        assert len(told) == outage + 1
+        assert f"metrics cannot be written to {disk.path}" in told[-1]
+        disk.empty()
     log.close()
-    assert log._lines.closed
+    assert curve(disk.path) == written
 
 
 def timestep(rewards, terminated=(), truncated=(), first=()):

@@ -9,9 +9,9 @@ import pytest
 
 from seedbed.nets.convolution import Scaling
 from seedbed.nets.heads import DuelingHead, PolicyHead, ValueHead
-from seedbed.nets.policy import ActorCritic
+from seedbed.nets.policy import ActorCritic, rescale_values
 from seedbed.nets.recurrent import LSTM, LSTMState, initial_lstm_state
-from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso
+from seedbed.nets.torsos import Convolution, DeepResNet, Mlp, Nature, Torso, auto_torso
 from seedbed.types import SeedbedError
 
 KEY = jax.random.key(0)
@@ -138,9 +138,51 @@ def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
 
 def test_nature_refuses_small_images_and_the_others_take_them():
     x = images((2, 10, 10, 4))
-    with pytest.raises(SeedbedError, match="choose torso resnet or mlp"):
+    with pytest.raises(SeedbedError, match="choose torso auto, resnet or mlp"):
         Nature().init(KEY, x)
     assert build(DeepResNet((4,)), x)[0].shape == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("shape", "torso"),
+    [
+        ((84, 96, 3), "nature"),
+        ((36, 36, 1), "nature"),
+        ((35, 99, 1), "small"),
+        ((20, 20, 9), "small"),
+        ((19, 99, 3), "mlp"),
+        ((7, 7, 20), "mlp"),
+        ((19, 99), "mlp"),
+        ((5000,), "mlp"),
+        ((), "mlp"),
+        ((3, 84, 84), "channels first: transpose it to"),
+        ((84, 84), "without channels"),
+        ((4, 84, 84, 3), "more axes than an image"),
+    ],
+)
+def test_auto_takes_the_largest_torso_that_fits_and_guesses_nothing(shape, torso):
+    if " " not in torso:
+        assert auto_torso(shape) == torso
+        return
+    with pytest.raises(SeedbedError, match=f"{torso}.*or choose torso mlp, which flattens it"):
+        auto_torso(shape)
+
+
+def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
+    leaves = {
+        "far": np.zeros((1, 40, 40, 1), np.int32),
+        "near": np.ones((1, 20, 20, 1), np.float32),
+        "cells": np.ones((1, 7, 7, 3), np.int16),
+        "count": np.ones(1, np.int32),
+    }
+    torso = Torso("auto", (8,))
+    y, params = jax.eval_shape(lambda x: torso.init_with_output(KEY, x), leaves)
+    assert set(params["params"]) == {"Nature_0", "Small_0", "Mlp_0", "Mlp_1"}
+    assert y.shape == (1, 8 + 8 + 512 + 256) and y.dtype == np.float32
+    numbers = {"cells": leaves["cells"], "count": leaves["count"]}
+    got, params = build(torso, numbers)
+    floats = jax.tree.map(lambda x: x.astype(np.float32), numbers)
+    np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
 def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
@@ -262,8 +304,8 @@ def test_actor_critic_scales_observations():
     }
     reward, first = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
     module = ActorCritic(6, "resnet", (16,))
-    (parameters, value, _), params = build(module, scaled, reward, first, ())
-    p, v, _ = apply(module, params, x, reward, first, (), scaling)
+    (parameters, value, _), params = build(module, scaled, (), reward, first, ())
+    p, v, _ = apply(module, params, x, (), reward, first, (), scaling)
     np.testing.assert_allclose(p, parameters, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(v, value, rtol=1e-4, atol=1e-4)
 
@@ -273,16 +315,39 @@ def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
     rng = np.random.default_rng(0)
     x = {"a": rng.normal(size=(5, 3, 4)).astype(np.float32), "b": rng.random((5, 3), np.float32)}
     reward, first = rng.normal(size=(5, 3)).astype(np.float32), rng.random((5, 3)) < 0.3
+    previous = rng.normal(size=(5, 3, 2)).astype(np.float32)
     module = ActorCritic(6, sizes=(16,), activation="tanh", lstm_size=lstm_size)
     core = module.initial_core(3)
-    (parameters, value, _), params = build(module, x, reward, first, core)
+    (parameters, value, _), params = build(module, x, previous, reward, first, core)
     assert parameters.shape == (5, 3, 6) and value.shape == (5, 3)
     step = jax.jit(module.apply)
     for t in range(5):
-        row = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (x, reward, first))
+        row = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (x, previous, reward, first))
         p, v, core = step(params, *row, core)
         np.testing.assert_allclose(p[0], parameters[t], atol=1e-6)
         np.testing.assert_allclose(v[0], value[t], atol=1e-5)
     assert (core == ()) == (lstm_size == 0)
-    other, _, _ = apply(module, params, x, reward + 0.1, first, module.initial_core(3))
-    assert bool((other != parameters).any()) == (lstm_size > 0)
+
+    def changed(previous, reward):
+        other, _, _ = apply(module, params, x, previous, reward, first, module.initial_core(3))
+        return np.asarray(other != parameters).any(-1)
+
+    # What precedes an opening row belongs to another episode. Rewards are clipped on their way in.
+    opening = first[..., None]
+    assert not changed(np.where(opening, previous + 1, previous), np.where(first, 9, reward)).any()
+    assert not changed(previous, np.clip(reward, -1, 1)).any()
+    assert changed(previous + 0.1, reward).any() == (lstm_size > 0)
+    assert changed(previous, reward + 0.1).any() == (lstm_size > 0)
+
+
+@pytest.mark.parametrize("value_sizes", [(), (8,)], ids=["shared", "separate"])
+def test_rescaling_values_changes_nothing_else(value_sizes):
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    reward, first = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
+    module = ActorCritic(6, sizes=(16,), value_sizes=value_sizes)
+    core = module.initial_core(3)
+    (parameters, value, _), params = build(module, x, (), reward, first, core)
+    rescaled = rescale_values(params, jnp.float32(3.0), jnp.float32(-0.5))
+    p, v, _ = apply(module, rescaled, x, (), reward, first, core)
+    np.testing.assert_array_equal(p, parameters)
+    np.testing.assert_allclose(v, 3.0 * value - 0.5, atol=1e-5)

@@ -53,8 +53,10 @@ REFUSED = {
     "polynomial at joint 'hinge'": {"joint": 'damping="1 2 3"'},
     "stiffness of a free joint": {"joint": 'type="free" stiffness="1"'},
     "fluidshape='ellipsoid' at geom 'ball'": {"geom": 'size=".1" fluidshape="ellipsoid"'},
-    "collision of geoms 0 and 1": {"geom": 'type="box" size=".1 .1 .1"'},
-    "condim of geoms 0 and 1": {"geom": 'size=".1" condim="6"'},
+    "collision of geom 'floor' (plane) with geom 'ball' (box)": {
+        "geom": 'type="box" size=".1 .1 .1"'
+    },
+    "condim=6 of geom 'ball', which may touch geom 'floor'": {"geom": 'size=".1" condim="6"'},
     "actuator 'arm' that is not a motor": {
         "rest": '<actuator><position name="arm" joint="hinge"/></actuator>'
     },

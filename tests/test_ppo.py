@@ -26,7 +26,8 @@ from probe_environments import (
     Trainer,
 )
 from seedbed import api, options, presets
-from seedbed.agents.ppo import Behaviour, Ppo
+from seedbed.agents.actor_critic import Behaviour
+from seedbed.agents.ppo import Ppo
 from seedbed.envs.gym import GymEnv
 from seedbed.presets import TrainConfig
 from seedbed.runtime.config import CentralConfig
@@ -59,8 +60,8 @@ FREE = Box((2,), (-math.inf, -math.inf), (math.inf, math.inf))
 HALF = Box((2,), (-math.inf, 0.0), (math.inf, 4.0))
 
 
-def bound(agent, action=THREE, updates=100):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action), updates)
+def bound(agent, action=THREE):
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 @functools.cache
@@ -98,15 +99,30 @@ def trajectory_of(agent, seed=0):
     draw = draws_of(agent, rng, (rows, batch))
     behaviour = Behaviour(rng.normal(size=(rows, batch)).astype(np.float32), draw)
     actor_state = agent.actor_state(jnp.arange(batch), batch)
+    if agent.recurrent:
+        core = actor_state.core._replace(action=draws_of(agent, rng, (batch,)))
+        actor_state = actor_state._replace(core=core)
     version = np.zeros((rows, batch), np.int32)
     return Trajectory(timesteps, draw, behaviour, actor_state, version)
+
+
+def memory_of(agent, trajectory):
+    """What the network's memory is fed of previous actions, and its core; for `HALF` and three choices."""
+    if not agent.recurrent:
+        return (), ()
+    core = trajectory.actor_state.core
+    taken = np.concatenate([core.action[None], trajectory.action])
+    if agent.spec.action is HALF:
+        return (taken - [0, 2]) / [1, 2], core.lstm
+    return np.eye(3)[taken], core.lstm
 
 
 def network_outputs(agent, weights, trajectory, seen=None):
     """Log-probability and entropy of each draw `[T, B]`, and values `[T + 1, B]`."""
     steps, draw = trajectory.timesteps, trajectory.extras.draw
+    previous, core = memory_of(agent, trajectory)
     parameters, value, _ = agent._network().apply(
-        weights, steps.observation, steps.reward, steps.first, trajectory.actor_state.core, seen
+        weights, steps.observation, previous, steps.reward, steps.first, core, seen
     )
     parameters, action = parameters[:-1], agent.spec.action
     if isinstance(action, Box):
@@ -136,7 +152,10 @@ def slow_advantages(value, steps, agent):
             if steps.terminated[t + 1, b] or steps.truncated[t + 1, b]:
                 later = 0.0
             discount = 0.0 if steps.terminated[t + 1, b] else agent.gamma
-            delta = agent.reward_scale * steps.reward[t + 1, b] - value[t, b]
+            bound = agent.reward_clip or np.inf
+            delta = (
+                agent.reward_scale * np.clip(steps.reward[t + 1, b], -bound, bound) - value[t, b]
+            )
             delta += discount * value[t + 1, b]
             later = advantages[t, b] = delta + agent.gamma * agent.trace_decay * later
     return advantages
@@ -145,7 +164,10 @@ def slow_advantages(value, steps, agent):
 CASES = {
     "discrete": ({}, THREE),
     "multidiscrete": ({"normalise_advantages": True, "entropy_cost": 0.1}, PAIR),
-    "tanh": ({"value_clip": 0.1, "reward_scale": 0.5, "initial_scale": 0.3}, BOUNDED),
+    "tanh": (
+        {"value_clip": 0.1, "reward_scale": 0.5, "reward_clip": 0.8, "initial_scale": 0.3},
+        BOUNDED,
+    ),
     "clip": ({"squash": "clip", "value_sizes": (8,), "entropy_cost": 0.1}, BOUNDED),
     "unbounded": ({"clip": 0.1, "value_cost": 2.0, "activation": "tanh"}, FREE),
     "half-recurrent": ({"recurrent": True, "value_sizes": (8,), "value_clip": 0.3}, HALF),
@@ -338,12 +360,16 @@ def some_gradient():
 
 
 def steps_of(agent, kls):
-    """Sizes of the largest change of a weight in consecutive updates with these divergences."""
-    agent = bound(agent, updates=2)
+    """Sizes of the largest change of a weight in consecutive updates with these divergences.
+
+    Progress is 0, 1/2, 1, 1, ...
+    """
+    agent = bound(agent)
     state = agent.init(KEY)
     grads, output = some_gradient()
     sizes = []
-    for kl in kls:
+    for number, kl in enumerate(kls):
+        state = state._replace(progress=jnp.float32(min(1.0, number / 2)))
         metrics = output.metrics | {"kl": jnp.float32(kl)}
         after = agent.apply(state, grads, output._replace(metrics=metrics))
         moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
@@ -398,13 +424,40 @@ def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     agent = bound(agent)
     state, trajectory = initial(agent), trajectory_of(agent)
     run = jax.jit(learn, static_argnums=(0, 4))
-    after, metrics = run(agent, state, trajectory, KEY, None)
+    after, metrics, _ = run(agent, state, trajectory, KEY, None)
     assert after.updates == 12
     assert all(np.isfinite(x) for x in metrics.values())
     opening, seen = trajectory.timesteps.observation[0], after.params.seen
-    assert seen.weight == 3 * 8
+    np.testing.assert_allclose(seen.weight, 8, rtol=1e-6)
     np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
     np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
+
+
+def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
+    """With steps of no size, the policy is the acting one while its observations are scaled alike."""
+    agent = bound(
+        dataclasses.replace(
+            SMALL,
+            batch=8,
+            epochs=2,
+            minibatches=2,
+            normalise_observations=True,
+            learning_rate=1e-20,
+        )
+    )
+    state, trajectory = initial(agent), trajectory_of(agent)
+    weights = jax.tree.map(lambda x: x + 0.3, state.params.weights)
+    state = state._replace(params=state.params._replace(weights=weights))
+    steps = trajectory.timesteps
+    trajectory = trajectory._replace(
+        timesteps=steps._replace(observation=steps.observation / 9 + 3)
+    )
+    log_prob, _, _ = network_outputs(agent, weights, trajectory)
+    trajectory = trajectory._replace(extras=trajectory.extras._replace(log_prob=log_prob))
+    after, metrics = jax.jit(learn, static_argnums=(0, 4))(agent, state, trajectory, KEY, None)
+    np.testing.assert_allclose([metrics["kl"], metrics["clipped"]], 0, atol=1e-6)
+    mean = trajectory.timesteps.observation[0].mean(0)
+    np.testing.assert_allclose(after.params.seen.mean, mean, rtol=1e-5)
 
 
 def test_the_network_sees_normalised_observations():
@@ -474,15 +527,15 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
     with pytest.raises(SystemExit):
         options.override(config, [], show_help=True)
     text = capsys.readouterr().out
-    assert "max-kl" in text and "agent.spec" not in text and "total-updates" not in text
+    assert "max-kl" in text and "agent.spec" not in text
 
 
 def value_at(trainer, observation):
     """Value of one opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
     zero, no = jnp.zeros((1, 1)), jnp.zeros((1, 1), bool)
-    core = agent.actor_state(jnp.arange(1), 1).core
-    _, value, _ = agent._evaluate(trainer.state.params, Timestep(x, zero, no, no, ~no), core)
+    memory = agent._memory(agent.actor_state(jnp.arange(1), 1).core)
+    _, value, _ = agent._evaluate(trainer.state.params, Timestep(x, zero, no, no, ~no), *memory)
     return float(value[0, 0])
 
 
@@ -549,8 +602,9 @@ def test_ppo_in_the_central_runtime(run_folder):
     assert summary["env_steps"] >= 3000
     assert summary["learner_steps"] % 6 == 0
     batches = summary["learner_steps"] / 6
-    # 128 rows a batch, a few of which are resets; the last batches may still wait
-    assert 3000 / 128 - 3 <= batches <= 1.1 * summary["env_steps"] / 128
+    # 128 rows a batch, a few of which are resets
+    assert 3000 <= summary["env_steps"] <= 128 * batches <= 1.1 * summary["env_steps"]
+    assert summary["lag_max"] == 0, "plain GAE is for the policy that acted"
     for name in ("loss/total", "loss/policy", "loss/value", "kl", "clipped", "entropy"):
         assert np.isfinite(summary[name])
     result = api.evaluate(run_folder, episodes=2)

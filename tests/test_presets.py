@@ -10,7 +10,7 @@ import pytest
 from seedbed import presets
 from seedbed.envs.atari import AtariEnv
 from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.presets import TrainConfig, from_json, resolve, to_json
+from seedbed.presets import TrainConfig, from_json, resolve, resolve_env, to_json
 from seedbed.runtime.config import CentralConfig
 from seedbed.types import SeedbedError, is_on_device
 
@@ -23,7 +23,6 @@ class Inner:
 @dataclasses.dataclass(frozen=True)
 class Custom:
     spec: object = None
-    total_updates: int = 0
     inner: Inner = Inner()
     sizes: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))
     name: str | None = None
@@ -55,6 +54,19 @@ def test_presets(name):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_rewards_are_clipped_on_atari_only(name):
+    """R2D2 rescales values instead, as published; nothing else is known to be of Atari's sizes."""
+    config = resolve(name)
+    clips = isinstance(config.env, AtariEnv) and "r2d2" not in name
+    assert getattr(config.agent, "reward_clip", 0.0) == float(clips)
+
+
+@pytest.mark.parametrize("agent", presets.AGENTS)
+def test_no_agent_clips_rewards_by_itself(agent):
+    assert getattr(presets.load_agent_class(agent)(), "reward_clip", 0.0) == 0.0
+
+
 @pytest.mark.parametrize("agent", ["impala", "ppo", "dqn", "r2d2"])
 @pytest.mark.parametrize("game", ["breakout", "seaquest", "ALE/Qbert-v5"])
 def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
@@ -71,7 +83,9 @@ def test_preset_free_environments():
     assert config.name == "ALE/MsPacman-v5/impala"
     assert config.agent == resolve("pong").agent
     assert isinstance(resolve("Acrobot-v1").env, GymEnv)
-    assert resolve("my_pkg:make_env").env == FactoryEnv("my_pkg:make_env")
+    assert resolve_env("my_pkg:make_env") == FactoryEnv("my_pkg:make_env")
+    with pytest.raises(SeedbedError, match="no module 'my_pkg'; install it or start in its folder"):
+        resolve("my_pkg:make_env")
 
 
 def test_an_agent_of_ones_own():
@@ -82,7 +96,7 @@ def test_an_agent_of_ones_own():
 
 
 def test_configurations_round_trip_without_what_bind_fills():
-    agent = Custom(spec=object(), total_updates=5, inner=Inner((0.5,)), name="x")
+    agent = Custom(spec=object(), inner=Inner((0.5,)), name="x")
     config = TrainConfig(
         GymEnv("CartPole-v1", kwargs=(("render_mode", None),)),
         agent,
@@ -90,9 +104,7 @@ def test_configurations_round_trip_without_what_bind_fills():
         "cartpole/custom",
     )
     again = from_json(json.loads(json.dumps(to_json(config))))
-    assert again == dataclasses.replace(
-        config, agent=dataclasses.replace(agent, spec=None, total_updates=0)
-    )
+    assert again == dataclasses.replace(config, agent=dataclasses.replace(agent, spec=None))
 
 
 @pytest.mark.parametrize(

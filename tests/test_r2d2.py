@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 
 from probe_environments import Delay, Endless, Memory
 from replay_trainer import ReplayTrainer, initial_priorities, learn
-from seedbed.agents import r2d2
+from seedbed.agents import network
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
+from seedbed.nets.recurrent import LSTMState
 from seedbed.ops import returns
 from seedbed.types import (
     ActorState,
     ArraySpec,
     Discrete,
     EnvSpec,
-    ReplayAgent,
     SeedbedError,
     Timestep,
     Trajectory,
     bind,
+    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -62,7 +63,7 @@ PROBE = R2d2(
 
 
 def bound(agent):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), Discrete(3)), 100)
+    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), Discrete(3)))
 
 
 def items_of(agent, seed=0):
@@ -79,7 +80,7 @@ def items_of(agent, seed=0):
     reward = 3 * rng.normal(size=(rows + 1, batch)).astype(np.float32)
     lstm = rng.normal(size=(2, batch, agent.lstm_size)).astype(np.float32)
     action = rng.integers(0, 3, (rows + 1, batch)).astype(np.int32)
-    memory = r2d2.Memory(r2d2.LSTMState(*lstm), action[-1])
+    memory = network.Memory(LSTMState(*lstm), action[-1])
     return Trajectory(
         timesteps=Timestep(observation, reward, terminated, truncated, first),
         action=action[:-1],
@@ -109,7 +110,7 @@ def gradients(agent, state, trajectory):
 
 def step_by_step(agent, weights, trajectory):
     """Action values [T + 1, B, A], one row at a time, with what precedes each told explicitly."""
-    network, steps, memory = agent._network(), trajectory.timesteps, trajectory.actor_state.core
+    module, steps, memory = agent._network(), trajectory.timesteps, trajectory.actor_state.core
     lstm, values = memory.lstm, []
     for t in range(len(steps.first)):
         if t == agent.burn_in:
@@ -117,8 +118,8 @@ def step_by_step(agent, weights, trajectory):
         opening = steps.first[t]
         lstm = jax.tree.map(lambda x, o=opening: jnp.where(o[:, None], 0.0, x), lstm)
         previous = memory.action if t == 0 else trajectory.action[t - 1]
-        q, lstm = network.apply(
-            weights, steps.observation[t][None], previous[None], steps.reward[t][None],
+        q, lstm = module.apply(
+            weights, steps.observation[t][None], jnp.eye(3)[previous][None], steps.reward[t][None],
             opening[None], lstm,
         )  # fmt: skip
         values.append(q[0])
@@ -227,8 +228,8 @@ def test_padding_before_an_episode_does_not_reach_its_memory():
         observation, action = steps.observation.copy(), trajectory.action.copy()
         observation[:2] = rng.normal(size=observation[:2].shape)
         action[:2] = rng.integers(0, 3, action[:2].shape)
-        lstm = r2d2.LSTMState(*rng.normal(size=(2, agent.batch, 8)).astype(np.float32))
-        core = r2d2.Memory(lstm, rng.integers(0, 3, agent.batch).astype(np.int32))
+        lstm = LSTMState(*rng.normal(size=(2, agent.batch, 8)).astype(np.float32))
+        core = network.Memory(lstm, rng.integers(0, 3, agent.batch).astype(np.int32))
         changed = steps._replace(observation=observation, first=first)
         changed = trajectory._replace(timesteps=changed, action=action)
         grads, _ = gradients(agent, state, changed._replace(actor_state=ActorState(core, ())))
@@ -287,6 +288,8 @@ def test_the_first_step_of_an_episode_forgets_everything():
     other = full._replace(core=full.core._replace(action=(full.core.action + 1) % 3))
     assert (values(full, False, 0.0) != values(other, False, 0.0)).all()
     assert (values(full, False, 0.0) != values(full, False, 0.5)).all()
+    # As in SEED RL, the reward that is fed is not clipped.
+    assert (values(full, False, 1.0) != values(full, False, 2.0)).all()
 
 
 def test_items_weigh_the_same_however_devices_share_them():
@@ -337,14 +340,14 @@ def test_experience_is_sequences_with_what_came_before():
     experience = R2d2().experience
     assert (experience.burn_in, experience.sequence, experience.period) == (40, 80, 80)
     assert experience.steps == 121 and not experience.cross_episodes
-    assert isinstance(bound(SMALL), ReplayAgent)
+    assert learns_from_replay(bound(SMALL))
 
 
 def opening_values(trainer, observation):
     """Action values [A] of an opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
     row, lstm = jnp.zeros((1, 1)), agent._initial_memory(1).lstm
-    action, weights = row.astype(jnp.int32), trainer.state.params.weights
+    action, weights = jnp.zeros((1, 1, 2)), trainer.state.params.weights
     return np.asarray(agent._network().apply(weights, x, action, row, row == 0, lstm)[0][0, 0])
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import shutil
 import tempfile
 import threading
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +30,7 @@ from replay_streams import (
 )
 from seedbed.replay.layout import Layout
 from seedbed.replay.replay import Replay
-from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError, Timestep
 
 VECTOR = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 
@@ -248,6 +252,47 @@ def test_one_thread_appends_while_another_draws():
     assert replay.items == 600
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_priority_that_fails_loses_nothing_and_leaves_no_hole(saves, tmp_path):
+    keeps = experience(sequence=6, period=4, burn_in=5, capacity=900)
+    broken = threading.Event()
+
+    def priorities(timesteps: Timestep, extras: dict) -> np.ndarray:
+        return np.full(extras["q"].shape[1], 0.0 if broken.is_set() else 1.0)
+
+    replay = Replay(layout(keeps), tmp_path, 3, priorities)
+    undisturbed = Replay(layout(keeps), None, 3, priorities)
+    recorders = [Recorder(each, 40) for each in (replay, undisturbed)]
+
+    def append(rows: int) -> None:
+        for i in range(rows):
+            for recorder in recorders:
+                recorder.append(i % 2)
+
+    append(100)
+    replay.seal_pending()
+    append(48)  # three chunks of each group wait
+    broken.set()
+    before = replay.pending
+    for name in ("1", "2"):  # the failure is told again, not swallowed
+        with pytest.raises(SeedbedError, match="priority 0.0"):
+            replay.save(name) if saves else replay.seal_pending()
+        replay.check_valid()
+    assert replay.pending == before
+    if saves:
+        restored = Replay(layout(keeps), tmp_path)
+        assert restored.restore(["1", "2"]) == "2"
+        np.testing.assert_equal(read_all(restored), read_all(replay))
+        restored.check_valid()
+    broken.clear()
+    append(100)
+    for each in (replay, undisturbed):
+        each.seal_pending()
+        each.check_valid()
+    np.testing.assert_equal(read_all(replay), read_all(undisturbed))
+    require_whole(replay, read_all(replay)[0], 40)
+
+
 def test_statistics():
     replay = Replay(layout(experience(), groups=1, size=2))
     assert replay.stats()["compression"] == 1.0
@@ -263,7 +308,10 @@ def test_statistics():
 
 
 class Machine(RuleBasedStateMachine):
-    """Random use against what is expected to be there; the folder outlives the replay."""
+    """Random use against what is expected to be there; the folder outlives the replay.
+
+    The disk may be full, and the agent may give priorities that cannot be.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +319,21 @@ class Machine(RuleBasedStateMachine):
         self.saved: list[tuple[str, dict]] = []
         self.longest = 17
         self.starts = self.saves = 0
+        self.full = self.broken = False
+        allocate = os.posix_fallocate
+
+        def fallocate(descriptor: int, offset: int, size: int) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            allocate(descriptor, offset, size)
+
+        self.patch = unittest.mock.patch.object(os, "posix_fallocate", fallocate)
+        self.patch.start()
         self.start()
+
+    def first_priorities(self, timesteps: Timestep, extras: dict) -> np.ndarray:
+        largest = self.replay._storage.items.largest
+        return np.full(extras["q"].shape[1], np.nan if self.broken else largest)
 
     def start(self) -> None:
         keeps = experience(
@@ -282,7 +344,8 @@ class Machine(RuleBasedStateMachine):
             priority_exponent=0.7,
             importance_exponent=0.5,
         )
-        self.replay = Replay(layout(keeps, frame_stack=3), self.folder, seed=3)
+        shape = layout(keeps, frame_stack=3)
+        self.replay = Replay(shape, self.folder, 3, self.first_priorities)
         self.recorder = Recorder(self.replay, self.longest)
         self.priorities: dict[int, float] = {}
         self.largest = 1.0
@@ -328,12 +391,38 @@ class Machine(RuleBasedStateMachine):
             self.priorities[generation] = float(priority)
         self.largest = max(self.largest, float(new.max()))
 
+    @rule(full=st.booleans())
+    def fill_the_disk(self, full):
+        self.full = full
+
+    @rule(rows=st.integers(1, 32), group=st.integers(0, 1), saves=st.booleans())
+    def fail(self, rows, group, saves):
+        """The agent's priorities cannot be: what it is asked for again is all there."""
+        for _ in range(rows):
+            self.recorder.append(group)
+        self.broken, before = True, self.replay.inserted
+        if saves:
+            self.save()
+        with contextlib.suppress(SeedbedError):  # unless no item was complete
+            self.replay.seal_pending()
+        self.broken = False
+        assert self.replay.inserted == before
+        self.valid()
+        self.account()
+
     @rule()
     def save(self):
-        self.account()
         name = str(self.saves)
         self.saves += 1
-        self.replay.save(name)
+        try:
+            self.replay.save(name)
+        except SeedbedError as error:
+            stored = not isinstance(error, StorageError)
+            assert self.broken if stored else self.full
+            if not stored or isinstance(error.__context__, StorageError):
+                return
+        if not self.broken:
+            self.account()
         random = np.random.default_rng()
         random.bit_generator.state = self.replay._random.bit_generator.state
         tree = self.replay._storage.items.tree
@@ -378,6 +467,7 @@ class Machine(RuleBasedStateMachine):
         np.testing.assert_allclose(items.tree.weights[live], expected, rtol=1e-12)
 
     def teardown(self):
+        self.patch.stop()
         shutil.rmtree(self.folder)
 
 

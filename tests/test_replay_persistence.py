@@ -22,7 +22,8 @@ from seedbed.replay import persistence
 from seedbed.replay.arena import Arena, Files
 from seedbed.replay.layout import CHUNK, Layout
 from seedbed.replay.replay import Replay
-from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError
+from small_disk import on_small_disk
 
 KEEPS = experience(
     sequence=6, period=4, burn_in=5, capacity=150, priority_exponent=0.7, importance_exponent=0.5
@@ -168,11 +169,12 @@ def test_a_replay_in_memory_cannot_be_saved():
         Replay(layout(KEEPS)).save("1")
 
 
-def test_a_full_disk_stops_saving_and_nothing_else(tmp_path, monkeypatch):
-    replay, recorder = filled(tmp_path)
+@on_small_disk
+def test_a_full_disk_stops_saving_and_nothing_else(disk):
+    replay, recorder = filled(disk.path)
     replay.save("1")
     contents = read_all(replay)
-    disk(monkeypatch, full=True)
+    disk.fill()
     for i in range(3000):
         recorder.append(i % 2)
         if i % 100 == 0:
@@ -180,23 +182,26 @@ def test_a_full_disk_stops_saving_and_nothing_else(tmp_path, monkeypatch):
             require_whole(replay, replay.sample(8), LONGEST)
     notices = replay.take_notices()
     assert len(notices) == 1 and "memory only" in notices[0]
-    with pytest.raises(SeedbedError, match="disk full; the earlier index is whole"):
+    with pytest.raises(
+        StorageError, match="could not be saved as 2 .*; the earlier index is whole"
+    ):
         replay.save("2")
     replay.check_valid()
-    restored = make(tmp_path)
+    restored = make(disk.path)
     assert restored.restore(["1", "2"]) == "1"
     np.testing.assert_equal(read_all(restored), contents)
 
 
-def test_saving_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
-    disk(monkeypatch, full=True)
-    replay, recorder = filled(tmp_path)
-    with pytest.raises(SeedbedError, match="disk full"):
+@on_small_disk
+def test_saving_goes_on_when_there_is_room_again(disk):
+    disk.path.mkdir()
+    disk.fill()
+    replay, recorder = filled(disk.path)
+    with pytest.raises(StorageError, match="could not be saved as 1"):
         replay.save("1")
-    disk(monkeypatch, full=False)
+    disk.empty()
     for name in ("2", "3"):
         replay.save(name)
-        contents = read_all(replay)
         for i in range(400):
             recorder.append(i % 2)
         replay.seal_pending()
@@ -204,11 +209,98 @@ def test_saving_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
     for i in range(3000):
         recorder.append(i % 2)
     replay.save("4")
-    restored = make(tmp_path)
+    restored = make(disk.path)
     restored.restore(["4"])
     require_equal(replay, restored)
-    del contents
     restored.check_valid()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SeedbedError, match="replay cannot be kept in .*file/replay.*Not a dir"):
+        make(tmp_path / "file" / "replay")
+
+
+def test_a_file_that_cannot_be_removed_stops_nothing(tmp_path, monkeypatch):
+    replay, recorder = filled(tmp_path)
+    unlink = Path.unlink
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for name in ("1", "2", "3"):
+        for i in range(3000):  # segments are closed, and saves too many
+            recorder.append(i % 2)
+        replay.save(name)
+        replay.check_valid()
+    monkeypatch.setattr(Path, "unlink", unlink)
+    replay.save("4")
+    assert {path.name for path in tmp_path.iterdir()} == files_of(replay, "3", "4")
+    restored = make(tmp_path)
+    assert restored.restore(["4"]) == "4"
+    require_equal(replay, restored)
+
+
+def test_a_restored_save_stays_also_where_nothing_can_be_removed(tmp_path, monkeypatch):
+    replay, _ = filled(tmp_path)
+    replay.save("1")
+    contents = read_all(replay)
+    monkeypatch.setattr(persistence.Keeper, "_prune", lambda *_: fail())
+    replay = make(tmp_path)
+    assert replay.restore(["1"]) == "1"
+    recorder = Recorder(replay, LONGEST)
+    for i in range(3000):  # its segments are closed
+        recorder.append(i % 2)
+    restored = make(tmp_path)
+    assert restored.restore(["1"]) == "1"
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def files_of(replay: Replay, *saves: str) -> set[str]:
+    """Files that a replay and its saves have."""
+    folder = replay._storage.files.folder
+    indexes = [path for save in saves for path in folder.glob(f"*.{save}.index")]
+    named = {
+        file for path in indexes for _, _, file, _ in persistence._read_index(path)[0]["files"]
+    }
+    live = {file for s in replay._storage.segments.values() for file in s.arena.files}
+    return {path.name for path in indexes} | named | live - {None}
+
+
+def test_an_index_that_cannot_be_read_for_the_moment_keeps_its_files(tmp_path, monkeypatch):
+    replay, recorder = filled(tmp_path)
+    replay.save("1")
+    read, failing = persistence._read_index, []
+
+    def read_later(path: Path) -> Any:
+        if path.name.endswith(".1.index") and not failing:
+            failing.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path)
+
+    for i in range(3000):
+        recorder.append(i % 2)
+    monkeypatch.setattr(persistence, "_read_index", read_later)
+    replay.save("2")
+    assert failing
+    monkeypatch.setattr(persistence, "sync_file", lambda path: fail())
+    with pytest.raises(StorageError):
+        replay.save("3")
+    monkeypatch.undo()
+    contents = read_all(replay)
+    for i in range(3000):
+        recorder.append(i % 2)
+    replay.seal_pending()
+    shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+    assert make(tmp_path.with_name("copy")).restore(["1"]) == "1"
+    restored = make(tmp_path)
+    assert restored.restore(["2"]) == "2"
+    np.testing.assert_equal(read_all(restored), contents)
+
+
+def fail() -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_a_save_that_fails_while_writing_leaves_the_one_before(tmp_path, monkeypatch):

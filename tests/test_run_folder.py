@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
+import shutil
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from seedbed.runtime import run_folder as run_folder_module
+from seedbed.runtime.checkpoint import restore
+from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.run_folder import RunFolder, default_path
 from seedbed.types import SeedbedError
+from test_checkpoint import TEMPLATE, stopped, write
 
 
 def test_default_path():
@@ -22,10 +29,12 @@ def test_default_path():
 
 
 def test_create_write_resume(run_folder):
+    told = []
     run = RunFolder.create(run_folder)
     run.write_config({"steps": 10})
     with pytest.raises(SeedbedError, match="another process trains into"):
-        RunFolder.resume(run_folder)
+        RunFolder.resume(run_folder, told.append)
+    assert not told, "one that lives is not waited for"
     assert RunFolder.read(run_folder).read_config() == {"steps": 10}  # reading needs no lock
     run.close()
     again = RunFolder.resume(run_folder)
@@ -98,3 +107,78 @@ def test_the_lock_ends_with_its_process(run_folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -9
     RunFolder.resume(run_folder).close()
+
+
+TRAINER = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from seedbed.runtime.checkpoint import CheckpointWriter
+from seedbed.runtime.run_folder import RunFolder
+
+run = RunFolder.create(Path(sys.argv[1]))
+run.write_config({})
+writer = CheckpointWriter(run.checkpoints, lock=run.lock)
+writer.save(1, np.zeros(3), {})
+writer.wait()
+os.kill(writer.helper_pid, signal.SIGSTOP)
+writer.save(2, np.zeros(3), {})
+time.sleep(0.5)  # the request is in the pipe
+print(writer.helper_pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_is_not_resumed_while_the_helper_of_a_killed_one_writes(run_folder, monkeypatch):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(run_folder)], stdout=subprocess.PIPE, env=environment
+    )
+    assert trainer.stdout is not None
+    helper = psutil.Process(int(trainer.stdout.readline()))
+    trainer.kill()
+    trainer.wait()
+    monkeypatch.setattr(run_folder_module, "PATIENCE_S", 0.3)
+    told = []
+
+    def go_on(text: str) -> None:
+        told.append(text)
+        helper.resume()
+
+    with stopped(helper):
+        with pytest.raises(SeedbedError, match="still writes a checkpoint .*checkpoint_writer"):
+            RunFolder.resume(run_folder, told.append)
+        assert len(told) == 1 and told[0].startswith("waiting until")
+        assert list_steps(run_folder / "checkpoints") == [1] and helper.is_running()
+        monkeypatch.setattr(run_folder_module, "PATIENCE_S", 60.0)
+        run = RunFolder.resume(run_folder, go_on)
+    assert len(told) == 2
+    assert list_steps(run.checkpoints) == [1, 2], "the helper ended what it had begun"
+    assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
+    run.close()
+
+
+def test_a_checkpoint_whose_successor_did_not_come_is_taken_back(run_folder):
+    run = RunFolder.create(run_folder)
+    run.write_config({})
+    write(run.checkpoints, 1, 1.0)
+    write(run.checkpoints, 2, 2.0)
+    (run.checkpoints / name_of(2)).rename(run.checkpoints / f".removing-{name_of(2)}")
+    (run.checkpoints / f".writing-{name_of(2)}").mkdir()  # killed between two renames
+    damaged = run.checkpoints / f".removing-{name_of(1)}"
+    shutil.copytree(run.checkpoints / name_of(1), damaged)
+    run.close()
+    RunFolder.resume(run_folder).close()
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [name_of(1), name_of(2)]
+    assert restore(run.checkpoints, TEMPLATE)[0] == 2
+
+
+def test_a_configuration_that_finds_no_room_leaves_nothing(run_folder, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = RunFolder.create(run_folder)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SeedbedError, match="No space left"), run.training({}):
+        pass
+    assert not run_folder.exists()

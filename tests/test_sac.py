@@ -18,11 +18,11 @@ from seedbed.types import (
     Box,
     Discrete,
     EnvSpec,
-    ReplayAgent,
     SeedbedError,
     Timestep,
     Trajectory,
     bind,
+    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -35,7 +35,7 @@ PROBE = Sac(batch=64, hidden_sizes=(32, 32), learning_rate=3e-3, gamma=0.9, targ
 
 
 def bound(agent=SMALL, action=BOX, size=4):
-    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action), 100)
+    return bind(agent, EnvSpec(ArraySpec((size,), "float32"), action))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -335,6 +335,13 @@ def test_actions_it_cannot_take_are_refused_when_it_is_bound(action, remedy):
         bound(action=action)
 
 
+def test_images_are_refused_when_it_is_bound():
+    spec = {"arm": ArraySpec((4,), "float32"), "camera": ArraySpec((24, 24, 3), "uint8")}
+    with pytest.raises(SeedbedError, match=r"Sac .* image of shape \(8, 8, 3\); choose agent ppo"):
+        bind(SMALL, EnvSpec(spec, BOX), 100)
+    assert bind(SMALL, EnvSpec({"keys": ArraySpec((8,), "uint8")}, BOX), 100).spec is not None
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -360,7 +367,7 @@ def test_an_unbound_agent_says_so():
 
 def test_it_is_an_agent_of_replay_with_single_transitions():
     agent = bound()
-    assert isinstance(agent, ReplayAgent)
+    assert learns_from_replay(agent)
     assert agent.experience.steps == 2
     priorities = agent.initial_priorities(items_of(agent).timesteps._replace(observation=()), ())
     np.testing.assert_array_equal(priorities, np.ones(agent.batch, np.float32))

@@ -246,6 +246,18 @@ def test_each_setting_has_code_of_its_own(folder, monkeypatch):
     assert len(files(folder)) == 2 + (build.host_vector_unit().width != 4)
 
 
+def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "build.py"))
+    names = set()
+    for path in ("a.py", "inner/a.py", "inner/deeper/b.py"):
+        for text in ("x = 1", "x = 2"):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+            names.add(build._compiler.__wrapped__())
+    (tmp_path / "inner" / "a.py").rename(tmp_path / "inner" / "deeper" / "a.py")
+    assert len(names | {build._compiler.__wrapped__()}) == 7
+
+
 def test_it_works_without_a_directory(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "file"))

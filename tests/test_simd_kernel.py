@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
-from seedbed.simd import ffi
-from seedbed.simd.kernel import Port, kernel_ir
+from seedbed.simd import build, ffi, inspect, vectorize
+from seedbed.simd.kernel import ENTRY, HEAD, Port, kernel_ir
+from seedbed.simd.memory import Unsupported
+from seedbed.simd.room import Room
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 DTYPES = ("float32", "int32", "uint32", "bool")
+PROGRAM = HEAD + ENTRY
 
 
 def copy_program(inputs, outputs, width):
@@ -33,9 +42,7 @@ def copy_program(inputs, outputs, width):
             ]
             at += 1
     body = "\n".join(lines)
-    return (
-        f"define internal void @program(ptr %in, ptr %out, ptr %shared) {{\n{body}\nret void\n}}\n"
-    )
+    return f"{PROGRAM}\n{body}\nret void\n}}\n"
 
 
 def random_rows(rng, rows, port):
@@ -44,9 +51,13 @@ def random_rows(rng, rows, port):
     return rng.integers(-(2**31), 2**31, (rows, port.size)).astype(np.int32).view(port.dtype)
 
 
+def alone(text):
+    """The kernel as a module, with `@task` to be called."""
+    return "declare void @free(ptr)\n" + text.replace("internal void @task", "void @task")
+
+
 def compile_task(program, inputs, outputs, width, tiles):
-    text = kernel_ir(program, inputs, outputs, width, tiles)
-    code = compile_object(text.replace("internal void @task", "void @task"), width)
+    code = compile_object(alone(kernel_ir(program, inputs, outputs, width, tiles, Room())), width)
     pointer = ctypes.POINTER(ctypes.c_void_p)
     kind = ctypes.CFUNCTYPE(None, pointer, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     return kind(load_object(code, "task"))
@@ -101,7 +112,7 @@ def double_program(width):
     vector = f"<{width} x float>"
     one = f"<{', '.join(['float 0x39B4484C00000000'] * width)}>"
     return f"""
-define internal void @program(ptr %in, ptr %out, ptr %shared) {{
+{PROGRAM}
 %s = load ptr, ptr %shared
 %k = load float, ptr %s
 %a = insertelement {vector} poison, float %k, i32 0
@@ -124,7 +135,7 @@ OUTPUTS = [Port(1, "float32"), Port(1, "float32")]
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, 17, 4096])
 def test_inside_jit(width, rows):
-    text = kernel_ir(double_program(width), INPUTS, OUTPUTS, width, 2)
+    text = kernel_ir(double_program(width), INPUTS, OUTPUTS, width, 2, Room())
     module = ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(2, 2 * width))
     target = ffi.register_object("test", compile_object(module, width))
     kinds = [jax.ShapeDtypeStruct((rows, 1), np.float32)] * 2
@@ -166,17 +177,84 @@ def test_the_caller_keeps_its_rounding_mode():
 
 def test_emission_is_deterministic():
     ports = [Port(5, "bool"), Port(7, "float32"), Port(3, "int32", shared=True)]
-    texts = {kernel_ir(copy_program(ports, ports[:2], 8), ports, ports[:2], 8, 3) for _ in range(2)}
+    program = copy_program(ports, ports[:2], 8)
+    texts = {kernel_ir(program, ports, ports[:2], 8, 3, Room()) for _ in range(2)}
     assert len(texts) == 1
-    module = next(iter(texts)).replace("internal void @task", "void @task")
+    module = alone(next(iter(texts)))
     assert compile_object(module, 8) == compile_object(module, 8)
+
+
+# The stack
+
+
+def copy_wide_rows():
+    """A whole and a partial tile of rows of which the kernel keeps 1.5 MiB."""
+    width, ports = WIDTHS[-1], [Port(12_000, "float32")]
+    program = f"""
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+{PROGRAM}
+call void @llvm.memcpy.p0.p0.i64(ptr %out, ptr %in, i64 {4 * width * ports[0].size}, i1 false)
+ret void
+}}
+"""
+    task = compile_task(program, ports, ports, width, 2)
+    given = np.arange((width + 3) * ports[0].size, dtype=np.float32).reshape(width + 3, -1)
+    arrays = [Fenced(a, True) for a in (given, np.zeros_like(given))]
+    run_task(task, arrays, len(given), 2 * width)
+    np.testing.assert_array_equal(arrays[1].read(), given)
+
+
+def record_much():
+    """An array of 20,000 numbers for each example, which the second loop reads."""
+
+    def function(x):
+        _, ys = jax.lax.scan(lambda c, _: (c * 0.5 + x, c), x, None, length=20_000)
+        return jax.lax.scan(lambda s, y: (s * 0.5 + y, None), x, ys)[0]
+
+    x = np.linspace(0, 1, 40, dtype=np.float32)
+    for _ in range(3):  # XLA may run the first call elsewhere
+        got = vectorize(function)(x)
+    np.testing.assert_array_equal(got, jax.vmap(function)(x))
+
+
+def on_a_small_stack():
+    """Run in a process of its own, which a full stack ends."""
+    threading.stack_size(1 << 20)
+    for work in (copy_wide_rows, record_much):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print("after", work.__name__)
+
+
+def test_large_rows_and_arrays_do_not_fill_the_stack(tmp_path):
+    command = "import test_simd_kernel as test; test.on_a_small_stack()"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", command],
+        env=os.environ | {"PYTHONPATH": paths, "SEEDBED_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "after copy_wide_rows\nafter record_much\n"
+
+
+def test_what_registers_do_not_hold_counts(monkeypatch):
+    def function(x):
+        many = jnp.sqrt(x + np.arange(600, dtype=np.float32))
+        return (many * many.sum() + many).max()  # all are needed after the sum
+
+    monkeypatch.setattr(build, "MOST_STACK", 600 * 2 * WIDTHS[-1])  # they take twice that
+    with pytest.raises(Unsupported, match=r"takes \d+ KiB of stack, more than.*lax\.scan"):
+        inspect(function, jax.ShapeDtypeStruct((), np.float32))
 
 
 @pytest.mark.parametrize("width", [4, 8])
 def test_narrower_kernels_use_no_wider_registers(width):
     ports = [Port(16, "float32")]
-    text = kernel_ir(copy_program(ports, ports, width), ports, ports, width, 1)
-    code = compile_object(text.replace("internal void @task", "void @task"), width)
+    text = kernel_ir(copy_program(ports, ports, width), ports, ports, width, 1, Room())
+    code = compile_object(alone(text), width)
     flags = toolchain(width)
     assert not re.search(r"\+avx512", flags)
     assert ("+avx2" in flags) <= (width == 8)

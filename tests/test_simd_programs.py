@@ -388,10 +388,10 @@ def test_rows_that_no_lane_needs_are_not_visited():
     assert len(states) == 4  # each is listed once
 
 
-def test_arrays_beyond_the_stack_are_refused():
+def test_arrays_beyond_a_kernels_memory_are_refused():
     def function(x):
         _, ys = lax.scan(lambda c, i: (c * 0.99 + x, c), x, jnp.arange(60_000))
         return lax.scan(lambda s, y: (s * 0.999 + y, None), jnp.zeros(3), ys)[0]
 
-    with pytest.raises(Unsupported, match="more than 4 MiB of stack.*smaller arrays"):
+    with pytest.raises(Unsupported, match="more than 4 MiB for.*smaller arrays"):
         inspect(function, jax.ShapeDtypeStruct((3,), np.float32))

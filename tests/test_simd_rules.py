@@ -223,6 +223,16 @@ def test_what_has_no_scalar_form_is_named(function, message):
         by_reference(function, [FLOAT])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_literal_zero_is_divided_as_ieee_says(engine):
+    values = np.array([0.0, -0.0, np.nan, np.inf, 5.0, -5.0], np.float32)
+    with np.errstate(invalid="ignore"):
+        want = np.float32(0) / values
+    (got,) = ENGINES[engine](lambda x: [0.0 / x], [FLOAT])(values)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got[3:]), np.signbit(want[3:]))
+
+
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_literal_zero_annihilates(zero):
     run = by_reference(lambda x: [x * zero, zero * x + 1.0], [FLOAT])

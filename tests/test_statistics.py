@@ -1,4 +1,4 @@
-"""Running statistics: any order and any division of the data give the same numbers."""
+"""Running statistics: any order, division and origin of the sums give the same numbers."""
 
 from __future__ import annotations
 
@@ -12,86 +12,82 @@ from seedbed.ops import statistics
 from seedbed.types import ArraySpec
 
 SPEC = {"a": ArraySpec((2,), "float32"), "b": ArraySpec((), "float32")}
-UPDATE = jax.jit(statistics.update)
 ROWS = 8  # of a batch, always, so that there is one compiled program
+ABSORB, ADD = jax.jit(statistics.absorb), jax.jit(statistics.add)
 
 
-def data(seed, batches):
-    rng = np.random.default_rng(seed)
-    offset, scale = rng.normal(scale=100, size=2), rng.uniform(0.01, 10)
-    x = {
-        "a": (offset + scale * rng.normal(size=(batches, ROWS, 2))).astype(np.float32),
-        "b": rng.normal(size=(batches, ROWS)).astype(np.float32),
-    }
-    return x, rng.integers(0, 3, size=(batches, ROWS)).astype(np.float32)
-
-
-def batch(x, i):
-    return {name: jnp.asarray(leaf[i]) for name, leaf in x.items()}
-
-
-def check(actual, expected, scale):
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * scale)
+@jax.jit
+def summed(x, origin):
+    """Sums of a batch about an origin which the statistics had once."""
+    return statistics.deviations(statistics.initial(SPEC)._replace(mean=origin), x)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_order_and_division_do_not_matter(seed, batches, random):
-    x, weights = data(seed, batches)
-    weights[0, 0] = 1  # something is always seen
-    order = list(range(batches))
-    random.shuffle(order)
+def test_order_division_and_origin_do_not_matter(seed, batches, random):
+    rng = np.random.default_rng(seed)
+    offset, scale = rng.normal(scale=100, size=2), rng.uniform(1, 10)
+    x = {
+        "a": (offset + scale * rng.normal(size=(batches, ROWS, 2))).astype(np.float32),
+        "b": rng.normal(size=(batches, ROWS)).astype(np.float32),
+    }
+    sums = []
+    for i in range(batches):
+        origin = {"a": offset + scale * rng.normal(size=2), "b": rng.normal()}
+        origin = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), origin)
+        sums.append(summed({name: leaf[i] for name, leaf in x.items()}, origin))
+    random.shuffle(sums)
     in_turn = statistics.initial(SPEC)
-    for i in order:
-        in_turn = UPDATE(in_turn, batch(x, i), jnp.asarray(weights[i]))
-    merged = statistics.initial(SPEC)
-    for i in reversed(order):
-        merged = statistics.merge(statistics.of_batch(batch(x, i), jnp.asarray(weights[i])), merged)
-    flat = {name: leaf.reshape(-1, *leaf.shape[2:]).astype(float) for name, leaf in x.items()}
-    w = weights.reshape(-1).astype(float)
-    for name, leaf in flat.items():
-        mean = np.average(leaf, axis=0, weights=w)
-        variance = np.average((leaf - mean) ** 2, axis=0, weights=w)
-        scale = np.abs(mean).max() + 1
-        for result in (in_turn, merged):
-            check(result.mean[name], mean, scale)
-            check(result.variance[name], variance, scale)
-            assert result.weight == w.sum()
+    for each in sums:
+        in_turn = ABSORB(in_turn, each)
+    joined = sums[0]
+    for each in sums[1:]:
+        joined = ADD(joined, each)
+    at_once = ABSORB(statistics.initial(SPEC), joined)
+    for name, leaf in x.items():
+        flat = leaf.reshape(-1, *leaf.shape[2:]).astype(float)
+        for result in (in_turn, at_once):
+            assert result.weight == len(flat)
+            np.testing.assert_allclose(result.mean[name], flat.mean(0), rtol=1e-4, atol=1e-3)
+            np.testing.assert_allclose(result.variance[name], flat.var(0), rtol=2e-3, atol=1e-2)
 
 
-def test_nothing_seen_is_the_identity_and_divides_by_nothing():
+def test_sums_of_no_rows_change_nothing():
     state = statistics.initial(SPEC)
-    x = {"a": jnp.array([[1.0, -2.0]]), "b": jnp.array([0.5])}
-    state = statistics.update(state, x, jnp.zeros(1))
-    state = statistics.merge(state, statistics.initial(SPEC))
-    for mine, theirs in zip(
-        jax.tree.leaves(statistics.normalise(state, x)), jax.tree.leaves(x), strict=True
-    ):
-        np.testing.assert_array_equal(mine, theirs)
+    nothing = statistics.no_deviations(state)
+    jax.tree.map(np.testing.assert_array_equal, statistics.absorb(state, nothing), state)
+    x = {"a": jnp.ones((ROWS, 2)), "b": jnp.arange(8.0)}
+    some = statistics.deviations(state, x)
+    jax.tree.map(np.testing.assert_array_equal, statistics.add(nothing, some), some)
+    seen = statistics.absorb(state, some)
+    jax.tree.map(np.testing.assert_array_equal, statistics.absorb(seen, nothing), seen)
 
 
-def test_constants_and_outliers_stay_bounded():
-    spec = ArraySpec((), "float32")
-    state = statistics.update(statistics.initial(spec), jnp.full((5,), 3.0), jnp.ones(5, bool))
-    normalised = statistics.normalise(state, jnp.array([3.0, 4.0, -1e30]), clip=5.0)
-    np.testing.assert_array_equal(normalised, [0.0, 5.0, -5.0])
-
-
-def test_masked_rows_may_hold_anything():
-    x, mask = jnp.array([1.0, jnp.inf, 3.0, jnp.nan]), jnp.array([True, False, True, False])
-    result = statistics.of_batch(x, mask)
-    assert (result.weight, result.mean, result.variance) == (2.0, 2.0, 1.0)
+def test_bytes_begin_scaled_and_the_first_data_replaces_that():
+    """Before anything was seen, both ends of a byte are within two deviations of the middle."""
+    spec = {"camera": ArraySpec((2, 3), "uint8"), "arm": ArraySpec((2,), "float32")}
+    state = statistics.initial(spec)
+    for end in (0.0, 255.0):
+        apart = (end - state.mean["camera"]) / np.sqrt(state.variance["camera"])
+        assert apart.shape == (2, 3) and (np.abs(apart) <= 2).all() and (np.abs(apart) > 1.9).all()
+    assert (state.mean["arm"] == 0).all() and (state.variance["arm"] == 1).all()
+    pixels = np.random.default_rng(0).integers(0, 9, (5, 2, 3), np.uint8)
+    x = {"camera": pixels, "arm": np.ones((5, 2), np.float32)}
+    seen = statistics.absorb(state, statistics.deviations(state, x))
+    np.testing.assert_allclose(seen.mean["camera"], pixels.mean(0), atol=1e-4)
+    np.testing.assert_allclose(seen.variance["camera"], pixels.var(0), atol=1e-2)
 
 
 def test_small_spread_on_a_large_offset_survives_many_batches():
     rng = np.random.default_rng(0)
     state = statistics.initial(ArraySpec((), "float32"))
     x = (1e4 + rng.normal(size=(200, ROWS))).astype(np.float32)
+    add = jax.jit(lambda state, rows: statistics.absorb(state, statistics.deviations(state, rows)))
     for rows in x:
-        state = UPDATE(state, jnp.asarray(rows), jnp.ones(ROWS))
+        state = add(state, rows)
     np.testing.assert_allclose(state.mean, x.mean(dtype=float), rtol=1e-6)
-    np.testing.assert_allclose(state.variance, x.var(dtype=float), rtol=1e-2)
+    # The first batch, summed about 0, cannot tell the spread; its share in what it got wrong is 1 / 200.
+    np.testing.assert_allclose(state.variance, x.var(dtype=float), rtol=0.1)
 
 
 def test_deviations_are_sums_about_the_mean():
@@ -106,7 +102,9 @@ def test_deviations_are_sums_about_the_mean():
     }
     seen = statistics.RunningStatistics(jnp.float32(9), mean, mean)
     found = jax.jit(statistics.deviations)(seen, x)
+    assert found.weight == 5
     for name, leaf in x.items():
         apart = leaf.astype(np.float64) - mean[name]
+        np.testing.assert_array_equal(found.origin[name], mean[name])
         np.testing.assert_allclose(found.first[name], apart.sum(0), rtol=1e-5, atol=1e-3)
         np.testing.assert_allclose(found.second[name], (apart**2).sum(0), rtol=1e-5)

@@ -13,6 +13,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import mujoco_states
+from seedbed import physics
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import build, inspect, primitive, vectorize
 from seedbed.types import SeedbedError
@@ -405,16 +407,55 @@ def test_what_has_no_kernel_runs_as_vmap_and_says_so_once():
     vectorize(unknown)(x + 1)  # a second warning would be an error here
 
 
-def test_large_functions_are_refused_rather_than_slow(monkeypatch):
+def sorted_thrice(x):
+    for _ in range(3):
+        x = jnp.sort(x) + 1
+    return x.sum()
+
+
+def doubled_thrice(x):
+    return ((x * 2) * 2 * 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (vectorize(sorted_thrice), r"sorted_thrice.*'sort'.* 7 equations"),
+        (jax.grad(lambda x: vectorize(doubled_thrice)(x).sum()), r"doubled_thrice.*gradient.* 12 "),
+        (
+            lambda x: (
+                jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("cuda",))
+            ),
+            r"doubled_thrice.*CPUs.*cuda.* 4 equations",
+        ),
+    ],
+)
+def test_large_functions_are_refused_rather_than_slow(run, words, monkeypatch):
+    x = np.ones((3, 4), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        run(x)
     monkeypatch.setattr(primitive, "LARGEST_FALLBACK", 3)
+    with pytest.raises(SeedbedError, match=words + r".*\(at most 3\).*call jax\.vmap"):
+        run(x[:2])  # of another shape, or it would be found compiled
 
-    def f(x):
-        for _ in range(3):
-            x = jnp.sort(x) + 1
-        return x
 
-    with pytest.raises(SeedbedError, match=r"'sort'.* 6 equations.* \(at most 3\)"):
-        vectorize(f)(np.ones((3, 4), np.float32))
+def test_other_devices_run_vmap():
+    x = np.ones((3, 4), np.float32)
+    run = jax.jit(vectorize(doubled_thrice)).trace(x)
+    assert "custom_call" in run.lower().as_text()
+    assert "custom_call" not in run.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_physics_runs_on_other_cpus(monkeypatch):
+    """All tasks but the humanoids have a fallback."""
+    monkeypatch.setattr(build, "unsupported", lambda: "there is no code generator for vax CPUs")
+    model = physics.load(mujoco_states.path("inverted_double_pendulum"))
+    one = physics.init(model)
+    state = jax.tree.map(lambda x: np.broadcast_to(x, (2, *x.shape)), one)
+    step = vectorize(lambda state, ctrl: physics.step(model, state, ctrl))
+    with pytest.warns(RuntimeWarning, match="vax"):
+        jax.jit(step).lower(state, np.zeros((2, model.nu), np.float32))
 
 
 def test_other_cpus_run_vmap(monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 from seedbed import presets
 from seedbed.runtime.checkpoint_writer import write_checkpoint
 from seedbed.runtime.run_folder import RunFolder
+from seedbed.runtime.stacking import stacked_spec
 from seedbed.types import bind
 
 
@@ -20,7 +21,8 @@ def write_run(path: Path, config: presets.TrainConfig) -> Path:
     run.close()
     host = config.env.make(1, 0)
     host.close()
-    state = bind(config.agent, host.spec, 1).init(jax.random.key(0))
+    spec = stacked_spec(host.spec, config.env.frame_stack)
+    state = bind(config.agent, spec).init(jax.random.key(0))
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)

@@ -122,7 +122,8 @@ def main() -> None:
     except Enough:
         versions = {package: version(package) for package in PACKAGES}
         options = {k: v for k, v in vars(args).items() if k != "seconds"}
-        print(json.dumps({**meter.report(), "options": options, "versions": versions}))
+        steps = {"gradient_steps": args.updates * args.minibatches, "rows": iteration}
+        print(json.dumps({**meter.report(), **steps, "options": options, "versions": versions}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Environment steps per second of Stable-Baselines3's PPO over Gymnasium's AsyncVectorEnv, MuJoCo's C code.
 
     python sb3_ppo.py --env Ant-v5 --seconds 40 --options '{"include_cfrc_ext_in_observation": false}'
+    python sb3_ppo.py --unroll 1024 --batch 2048 --epochs 3 \
+        --policy 128 128 --value 64 64 --activation tanh  # the hyperparameters of another
 
-Default hyperparameters; runs in the environment of sb3_setup.sh. The window is of whole iterations, acting
-and learning, after the first. Prints one JSON object.
+Stable-Baselines3's default hyperparameters unless named; runs in the environment of sb3_setup.sh. The window
+is of whole iterations, acting and learning, after the first. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import psutil
+import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU, "swish": torch.nn.SiLU}
 PACKAGES = ("stable-baselines3", "gymnasium", "mujoco", "torch", "numpy")
 
 
@@ -101,18 +105,38 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help="of gymnasium.make, in JSON")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--unroll", type=int, default=2048, help="steps of each, an iteration")
+    parser.add_argument("--batch", type=int, default=64, help="rows of a minibatch")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the rows")
+    parser.add_argument("--policy", type=int, nargs="+", default=[64, 64], help="layers")
+    parser.add_argument("--value", type=int, nargs="+", default=[64, 64], help="layers")
+    parser.add_argument("--activation", choices=ACTIVATIONS, default="tanh")
     parser.add_argument("--seconds", type=float, default=40.0, help="of training that count")
     args = parser.parse_args()
+    rows = args.num_envs * args.unroll
     make = functools.partial(gymnasium.make, args.env, **args.options)
     envs = Adapter(AsyncVectorEnv([make] * args.num_envs, autoreset_mode=AutoresetMode.SAME_STEP))
     try:
         meter = Meter(args.seconds)
-        PPO("MlpPolicy", envs, n_steps=args.unroll, device="cpu").learn(10**12, callback=meter)
+        network = {
+            "net_arch": {"pi": args.policy, "vf": args.value},
+            "activation_fn": ACTIVATIONS[args.activation],
+        }
+        agent = PPO(
+            "MlpPolicy",
+            envs,
+            n_steps=args.unroll,
+            batch_size=args.batch,
+            n_epochs=args.epochs,
+            policy_kwargs=network,
+            device="cpu",
+        )
+        agent.learn(10**12, callback=meter)
     finally:
         envs.close()
     options = {k: v for k, v in vars(args).items() if k != "seconds"}
     versions = {package: version(package) for package in PACKAGES}
-    print(json.dumps({**meter.report(), "options": options, "versions": versions}))
+    steps = {"gradient_steps": args.epochs * (rows // args.batch), "rows": rows}
+    print(json.dumps({**meter.report(), **steps, "options": options, "versions": versions}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ from seedbed.types import (
     bind,
     is_on_device,
 )
-from seedbed.viewer.background import BackgroundView
+from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
 
@@ -64,16 +65,21 @@ def train(
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
     options = dataclasses.replace(config.runtime, **runtime_options)
-    if isinstance(options, CentralConfig):  # another machine must go on with as many
-        options = dataclasses.replace(options, actors=options.num_actors)
+    if isinstance(options, CentralConfig):
+        options = options.resolved(config.agent)
     config = dataclasses.replace(config, runtime=options)
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
-    folder = RunFolder.resume(path) if resume else RunFolder.create(path)
+    folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     screen = make_view(options.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view)
     return {**summary, "run": str(path)}
+
+
+def _tell(text: str) -> None:
+    """Prints a message of the run's start: the view does not exist yet."""
+    tell(text, sys.stderr)
 
 
 def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:
@@ -134,7 +140,8 @@ class Trained:
     forms: Forms
     agent: Agent  # bound
     params: Tree
-    step: int  # of the checkpoint: agent steps
+    step: int  # of the checkpoint: transitions
+    member: str = ""  # of a population, the best, such as `seed 3`
     actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
@@ -143,22 +150,24 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     folder = RunFolder.read(Path(run))
     config = presets.from_json(folder.read_config())
     forms = _forms(config.env)
-    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)), 1)
+    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
         patience_s = config.runtime.actor_timeout_s
-        return Trained(config.env, forms, agent, state.params, step, patience_s)
+        return Trained(config.env, forms, agent, state.params, step, actor_timeout_s=patience_s)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
-    if members > 1:
-        best = metadata.get("best_seed", 0)
-        state = jax.tree.map(lambda x: x[best], state)
-    return Trained(config.env, forms, agent, state.params, step)
+    if members == 1:
+        return Trained(config.env, forms, agent, state.params, step)
+    best = metadata.get("best_seed", 0)  # no evaluation has chosen yet
+    member = config.runtime.member_names[best]
+    params = jax.tree.map(lambda x: x[best], state.params)
+    return Trained(config.env, forms, agent, params, step, member)
 
 
 def make_gymnasium(
@@ -222,6 +231,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, in its own or another environment of its shape.
 
+    Of a population it plays the member that its evaluation found best, and names it in `member`.
+
     An on-device environment's Gymnasium task, such as Ant-v5, is made with the observation options that
     the policy was trained with; all else is Gymnasium's default, and so is the return.
     """
@@ -244,7 +255,8 @@ def evaluate(
             seed=seed,
             actor_timeout_s=trained.actor_timeout_s,
         )
-    return {**result, "env_steps": trained.step}
+    played = {"member": trained.member} if trained.member else {}
+    return {**result, "env_steps": trained.step, **played}
 
 
 def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvConfig | Environment:

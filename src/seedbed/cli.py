@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import seedbed
-from seedbed import options, presets
+from seedbed import defaults, options, presets
 from seedbed.launch.memory import set_up_malloc
 from seedbed.options import TrainArguments, UsageError
 from seedbed.presets import TrainConfig
@@ -114,6 +114,8 @@ def _train(arguments: list[str]) -> int:
         return 130
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
+    if "evaluation/best_member" in summary:
+        end += f" (median; best: {summary['evaluation/best_return']:.2f})"
     tell(f"trained{end}; play it with: seedbed evaluate {run}", sys.stdout)
     return 0
 
@@ -169,6 +171,7 @@ def _evaluate(arguments: list[str]) -> int:
         _print(
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
             f"over {result['episodes']} episodes"
+            + (f" (the best of the population: {result['member']})" if "member" in result else "")
         )
     if given.video is not None or given.html is not None:
         from seedbed.viewer.record import SHOWN, show
@@ -199,12 +202,15 @@ def _list(arguments: list[str]) -> int:
 
     described = {name: presets.description(name) for name in presets.PRESETS}
     names = registry.names()
+    rows = [row.cells() for row in defaults.ROWS]
     if given.json:
         listed = {"presets": described, "agents": presets.AGENTS, "environments": names}
+        listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
         _print(json.dumps(listed, indent=1))
         return 0
     from rich.columns import Columns
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -213,6 +219,11 @@ def _list(arguments: list[str]) -> int:
         table.add_row(f"  {name}", text)
     console.print("[bold]presets[/]", table, "", "[bold]agents[/]", sep="\n")
     console.print(*(f"  {name}" for name in presets.AGENTS), "  or module:Class", sep="\n")
+    console.print("\n[bold]defaults[/] of what no preset names")
+    kinds = Table(*defaults.COLUMNS, box=None, pad_edge=False, header_style="")
+    for cells in rows:
+        kinds.add_row(*cells)
+    console.print(Padding(kinds, (0, 2)))
     console.print("\n[bold]environments[/] (or any Gymnasium id, or module:factory)")
     console.print(Columns(names, padding=(0, 2)))
     return 0

@@ -15,7 +15,10 @@ import tyro
 
 from seedbed import presets
 from seedbed.presets import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
+from seedbed.types import Environment, HostEnvConfig, is_on_device
 
+_FIXED = ("id", "factory", "game", "kwargs")
+"""Fields of a host environment that say which it is: the target names it, and defaults follow from it."""
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
 
@@ -96,7 +99,7 @@ under runs/. --resume goes on with the run in --run DIR. --debug shows traceback
 
 def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     """Makes a function whose parameters tyro turns into flags, and the way back to a configuration."""
-    env_kind = _without(type(config.env), ENV_BOUND)
+    env_kind = _without(type(config.env), _fixed(config.env))
     agent_kind = _without(type(config.agent), BOUND)
     env_fields = {
         field.name: getattr(config.env, field.name)
@@ -131,6 +134,11 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
     return options, back
 
 
+def _fixed(env: HostEnvConfig | Environment) -> tuple[str, ...]:
+    """Names the fields of an environment that are no options."""
+    return ENV_BOUND if is_on_device(env) else _FIXED
+
+
 def _without(kind: type, names: tuple[str, ...]) -> Any:
     """Subclasses a dataclass so that tyro hides fields that are no options."""
     hidden = [
@@ -146,7 +154,8 @@ def _without(kind: type, names: tuple[str, ...]) -> Any:
 def _known_options(config: TrainConfig) -> Iterator[tuple[str, Any]]:
     """Lists flags with the values they override."""
     yield from _flags("", config.runtime)
-    for part, value, left_out in (("env.", config.env, ENV_BOUND), ("agent.", config.agent, BOUND)):
+    env = ("env.", config.env, _fixed(config.env))
+    for part, value, left_out in (env, ("agent.", config.agent, BOUND)):
         for name, default in _flags(part, value):
             if name.removeprefix(f"--{part}").replace("-", "_") not in left_out:
                 yield name, default

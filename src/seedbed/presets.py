@@ -11,9 +11,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from seedbed.catalogue import ATARI, PRESETS, TrainConfig, on_device_ppo
+from seedbed import defaults
+from seedbed.catalogue import PRESETS, TrainConfig
 from seedbed.envs import registry
-from seedbed.envs.atari import AtariEnv
 from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
@@ -25,7 +25,7 @@ AGENTS = {
     "r2d2": "seedbed.agents.r2d2:R2d2",
     "sac": "seedbed.agents.sac:Sac",
 }
-BOUND = ("spec", "total_updates")
+BOUND = ("spec",)
 """Agent fields that `types.bind` fills: neither options nor part of a configuration."""
 ENV_BOUND = ("model",)
 """The same of an on-device environment: what wrappers fill."""
@@ -41,7 +41,8 @@ def description(preset: str) -> str:
 def resolve(target: str, agent: str | None = None) -> TrainConfig:
     """Finds a preset (`pong/impala`, or `pong` for the first of that environment), else an environment.
 
-    `agent` is a name of `AGENTS` or `module:Class`; a preset's environment goes with any agent.
+    `agent` is a name of `AGENTS` or `module:Class`, which begins with its own defaults. What no preset
+    names, the table `defaults.ROWS` decides.
     """
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
@@ -54,21 +55,11 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
         return dataclasses.replace(PRESETS[name](), name=name)
-    if agent is not None and same_env:
-        base = PRESETS[same_env[0]]()
-        if isinstance(base.env, AtariEnv) and agent in ATARI:
-            return dataclasses.replace(ATARI[agent](base.env), name=f"{target}/{agent}")
-        return TrainConfig(base.env, load_agent_class(agent)(), base.runtime, f"{target}/{agent}")
-    env = resolve_env(target)
-    agent = agent or ("ppo" if is_on_device(env) else "impala")
-    name = f"{target}/{agent}"
-    if isinstance(env, AtariEnv) and agent in ATARI:
-        return dataclasses.replace(ATARI[agent](env), name=name)
-    if not is_on_device(env):
-        return TrainConfig(env, load_agent_class(agent)(), CentralConfig(), name)
-    if agent == "ppo":
-        return dataclasses.replace(on_device_ppo(env), name=name)
-    return TrainConfig(env, load_agent_class(agent)(), FusedConfig(), name)
+    env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
+    if agent is None or agent in AGENTS:
+        return defaults.configure(env, agent, target)
+    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
+    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:

@@ -136,10 +136,15 @@ def action_array(action: ActionSpec) -> ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class OnPolicy:
-    """Experience taken as it comes: an update uses `batch` unrolls of `unroll` steps, once."""
+    """Experience taken as it comes: a batch is `batch` unrolls of `unroll` steps, learned from once.
+
+    A synchronous agent acts, stops and learns: the parameters from which the update of a batch starts
+    chose every action in it. For any other agent acting goes on while it learns.
+    """
 
     unroll: int
     batch: int
+    synchronous: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +175,17 @@ class Replay:
 
 
 class LearnerState(NamedTuple):
-    """What learning carries from update to update."""
+    """What learning carries from update to update.
+
+    Schedules follow `progress`, from 0 to 1: the share of the run's transitions (`--steps`) that were done
+    when the batch being learned from was not yet counted. The runtime sets it before the first minibatch of
+    a batch, and `apply` hands it on as it is.
+    """
 
     params: Tree  # all that acting needs; published, never donated
     optimizer_state: Tree
     updates: Array  # int32 scalar: applied gradients
+    progress: Array  # float32 scalar, set by the runtime: share of the run done before this batch
     auxiliary: Tree = ()  # what only learning needs, such as target networks; shares no buffers
 
 
@@ -192,17 +203,12 @@ class Output(NamedTuple):
 class Agent(Protocol):
     """An algorithm: a frozen dataclass of hyperparameters whose methods are pure functions.
 
-    `spec` and `total_updates` are empty in a preset; `bind` fills them before any method is called.
+    `spec` is empty in a preset; `bind` fills it before any method is called.
     """
 
     @property
     def spec(self) -> EnvSpec | None:
         """What the environments show and take."""
-        ...
-
-    @property
-    def total_updates(self) -> int:
-        """Updates of the whole run, for schedules; 0 if unknown."""
         ...
 
     @property
@@ -247,7 +253,6 @@ class Agent(Protocol):
         ...
 
 
-@runtime_checkable
 class ReplayAgent(Agent, Protocol):
     """An agent that learns from replay: one epoch and one minibatch of items an update."""
 
@@ -264,12 +269,27 @@ class ReplayAgent(Agent, Protocol):
         ...
 
 
+def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:
+    """Says whether an agent learns from replay, rather than from unrolls as they come.
+
+    Raises SeedbedError if its experience is `Replay` but it has no `initial_priorities`.
+    """
+    if not isinstance(agent.experience, Replay):
+        return False
+    if not hasattr(agent, "initial_priorities"):
+        raise SeedbedError(
+            f"{type(agent).__name__}.experience is Replay but it has no method initial_priorities: see "
+            "seedbed.types.ReplayAgent"
+        )
+    return True
+
+
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
-def bind(agent: AgentT, spec: EnvSpec, total_updates: int) -> AgentT:
-    """Returns the agent for environments of this spec, trained for this many updates."""
-    return dataclasses.replace(agent, spec=spec, total_updates=total_updates)  # type: ignore[type-var]
+def bind(agent: AgentT, spec: EnvSpec) -> AgentT:
+    """Returns the agent for environments of this spec."""
+    return dataclasses.replace(agent, spec=spec)  # type: ignore[type-var]
 
 
 class HostEnvConfig(Protocol):
@@ -277,7 +297,7 @@ class HostEnvConfig(Protocol):
 
     @property
     def frame_stack(self) -> int:
-        """Frames that the runtime stacks along the last axis of image observations."""
+        """Observations that the runtime stacks along the last axis of each of their arrays."""
         ...
 
     @property
@@ -366,3 +386,7 @@ def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
 
 class SeedbedError(Exception):
     """A failure that the user can mend; its text names the thing, its value and the remedy."""
+
+
+class StorageError(SeedbedError):
+    """The disk refused to store something. Nothing else is wrong, and training can go on."""

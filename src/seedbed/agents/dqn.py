@@ -160,7 +160,7 @@ class Dqn(QLearningAgent):
     def _network(self) -> QNetwork:
         return QNetwork(
             num_actions=self._num_actions(),
-            image=self._image_torso(),
+            image=self.torso,
             sizes=self.hidden_sizes,
             activation=self.activation,
             head_size=self.head_size if self.dueling else 0,

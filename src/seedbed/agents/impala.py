@@ -14,13 +14,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.actor_critic import ActorCriticAgent
-from seedbed.agents.network import Params, Seen
+from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
+from seedbed.agents.network import Gradient, Params
 from seedbed.ops import losses, returns
-from seedbed.ops.distributions import distribution
 from seedbed.types import (
-    ActorState,
-    Box,
     LearnerState,
     Output,
     Timestep,
@@ -35,9 +32,9 @@ class Batch(NamedTuple):
     """A trajectory whose leaves all have the environments on axis 1."""
 
     timesteps: Timestep  # [T + 1, B, ...]
-    action: Tree  # [T, B, ...]
-    behaviour_log_prob: Array  # [T, B]
-    core: Tree  # [1, B, ...] before row 0
+    behaviour: Behaviour  # [T, B, ...]
+    previous: Tree  # [T + 1, B, A] the actions before, where the network has a memory; else ()
+    core: Tree  # [1, B, ...] of the network, before row 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +50,14 @@ class Impala(ActorCriticAgent):
     pg_rho_clip: float = 1.0
     """Bound of the importance weights of policy gradients."""
     entropy_cost: float = 0.01
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; of a bounded vector, the entropy before it is squashed."""
     value_cost: float = 0.5
     """Weight of half the squared value error."""
-    reward_clip: float = 1.0
-    """Bound of a reward's size in the loss; 0 is no bound."""
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
     learning_rate_decay: bool = True
-    """Whether the step size falls linearly to 0 over the training."""
+    """Whether the step size falls linearly to 0 with the steps that are left of the training."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Which optimizer."""
     max_gradient_norm: float = 40.0
@@ -71,7 +66,7 @@ class Impala(ActorCriticAgent):
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
         super().__post_init__()
-        self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost", "reward_clip")
+        self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
@@ -86,74 +81,67 @@ class Impala(ActorCriticAgent):
         """One."""
         return 1
 
-    def act(
-        self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
-    ) -> tuple[Tree, Array, ActorState]:
-        """Chooses actions `[B]`; extras are their log-probabilities `[B]`. Consumes `keys` `[B]`.
-
-        To evaluate, it still samples choices (a mode can be stuck for ever) but takes the mode of
-        continuous actions.
-        """
-        row = jax.tree.map(lambda x: x[None], timestep)
-        parameters, _, core = self._evaluate(params, row, actor_state.core)
-        action_spec, parameters = self._env().action, parameters[0]
-        policy = distribution(action_spec, parameters)
-        if evaluate and isinstance(action_spec, Box):
-            action = policy.mode()
-        else:
-            action = jax.vmap(lambda p, key: distribution(action_spec, p).sample(key))(
-                parameters, keys
-            )
-        return action, policy.log_prob(action), actor_state._replace(core=core)
-
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Takes what the loss needs, with the environments on axis 1; the key is unused."""
         del state, key
-        core = jax.tree.map(lambda x: x[None], trajectory.actor_state.core)
-        return Batch(trajectory.timesteps, trajectory.action, trajectory.extras, core)
+        previous, core = self._memory(trajectory.actor_state.core, trajectory.action)
+        core = jax.tree.map(lambda x: x[None], core)
+        return Batch(trajectory.timesteps, trajectory.extras, previous, core)
 
-    def gradients(self, state: LearnerState, minibatch: Batch, key: Array) -> tuple[Tree, Output]:
+    def gradients(
+        self, state: LearnerState, minibatch: Batch, key: Array
+    ) -> tuple[Gradient, Output]:
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
-        weights, output = jax.grad(self._loss, has_aux=True)(
-            state.params.weights, state.params.seen, minibatch
+        weights, (output, targets) = jax.grad(self._loss, has_aux=True)(
+            state.params.weights, state, minibatch
         )
         norm = losses.global_norm(weights) * self._rows()
-        opening = jax.tree.map(lambda x: x[0], minibatch.timesteps.observation)
-        grads = Params(weights, self._deviations(state.params.seen, opening, output.weight))
+        steps = minibatch.timesteps
+        grads = self._gradient(state, weights, steps.observation, targets, ~steps.first[1:])
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
-    def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
+    def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output."""
-        changes, optimizer_state = self._optimizer().update(
-            grads.weights, state.optimizer_state, state.params.weights
-        )
-        weights = optax.apply_updates(state.params.weights, changes)
-        seen = self._absorb(state.params.seen, grads.seen, output.weight, self.batch)
-        return LearnerState(Params(weights, seen), optimizer_state, state.updates + 1)
+        changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
+        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
+        rate = jnp.float32(self.learning_rate) * left
+        weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
+        state = state._replace(optimizer_state=optimizer_state)
+        return self._finish_minibatch(state, weights, grads, output)
 
-    def _loss(self, weights: Tree, seen: Seen, batch: Batch) -> tuple[Array, Output]:
-        """Loss of a batch: policy gradient, value error and entropy, as in section 4.2."""
+    def _loss(
+        self, weights: Tree, state: LearnerState, batch: Batch
+    ) -> tuple[Array, tuple[Output, Array]]:
+        """Loss of a batch: policy gradient, value error and entropy, as in section 4.2; and value targets."""
         steps = batch.timesteps
         core = jax.tree.map(lambda x: x[0], batch.core)
-        parameters, value, _ = self._evaluate(Params(weights, seen), steps, core)
-        policy = distribution(self._env().action, parameters[:-1])
-        log_prob, entropy = policy.log_prob(batch.action), policy.entropy()
+        parameters, outputs, _ = self._evaluate(
+            Params(weights, state.params.seen), steps, batch.previous, core
+        )
+        scale = self._return_scale(state)
+        value = scale.values(outputs)
+        policy = self._policy(parameters[:-1])
+        log_prob, entropy = policy.log_prob(batch.behaviour.draw), policy.entropy()
         masks = trajectory_masks(steps, self.gamma, self.trace_decay)
-        rho = jnp.where(masks.valid, jnp.exp(log_prob - batch.behaviour_log_prob), 0.0)
-        reward = steps.reward[1:]
-        if self.reward_clip:
-            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        rho = jnp.where(masks.valid, jnp.exp(log_prob - batch.behaviour.log_prob), 0.0)
         clips = returns.VtraceClips(self.rho_clip, self.c_clip, self.pg_rho_clip)
         vtrace = jax.vmap(lambda *x: returns.vtrace(*x, clips=clips), in_axes=1, out_axes=1)(
-            value[:-1], value[1:], reward, masks.discount, masks.trace, jax.lax.stop_gradient(rho)
+            value[:-1],
+            value[1:],
+            self._rewards(steps),
+            masks.discount,
+            masks.trace,
+            jax.lax.stop_gradient(rho),
         )
+        advantage = scale.scaled(vtrace.pg_advantage)
 
         def mean(rows: Array) -> Array:
             return losses.masked_mean(rows, masks.valid)
 
-        policy_loss = mean(losses.policy_gradient_losses(log_prob, vtrace.pg_advantage))
-        value_loss = mean(losses.value_losses(value[:-1], vtrace.targets))
+        policy_loss = mean(losses.policy_gradient_losses(log_prob, advantage))
+        value_error = losses.value_losses(outputs[:-1], scale.outputs(vtrace.targets))
+        value_loss = mean(scale.known * value_error)
         entropy = mean(entropy)
         loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         metrics = {
@@ -166,16 +154,16 @@ class Impala(ActorCriticAgent):
                 value[:-1], vtrace.targets, masks.valid
             ),
         }
-        return loss, Output(metrics, masks.valid.sum(dtype=jnp.float32))
+        output = Output(metrics, masks.valid.sum(dtype=jnp.float32))
+        return loss, (output, vtrace.targets)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        rate: optax.ScalarOrSchedule = self.learning_rate
-        if self.learning_rate_decay and self.total_updates:
-            rate = optax.linear_schedule(self.learning_rate, 0.0, self.total_updates)
+        """What turns gradients into changes of the weights, for a step size of 1."""
         if self.optimizer == "adam":
-            step = optax.adam(rate)
+            step = optax.scale_by_adam()
         else:
-            step = optax.rmsprop(rate, decay=0.99, eps=0.01)
+            # TF1's, which the paper used: squares average from 1 on, and epsilon is below the root.
+            step = optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
         # The paper sums the loss over the rows: with a mean, its bound of the norm would never be
         # reached and its epsilon of .01 would swamp the squared gradient.
         return optax.chain(

@@ -12,10 +12,10 @@ from jax import Array
 from seedbed import trees
 from seedbed.nets.convolution import Scaling
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import TorsoName, is_image
+from seedbed.nets.torsos import TorsoName, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
-from seedbed.types import ArraySpec, EnvSpec, SeedbedError
+from seedbed.types import ArraySpec, EnvSpec, SeedbedError, Timestep
 
 Tree = Any
 
@@ -24,10 +24,31 @@ Seen = RunningStatistics | tuple[()]
 
 
 class Params(NamedTuple):
-    """What acting needs; also the shape of a gradient."""
+    """What acting needs."""
 
     weights: Tree
-    seen: Seen | Deviations  # of observations; in a gradient, what its batch adds
+    seen: Seen  # of observations
+
+
+class Sums(NamedTuple):
+    """What rows of experience add to statistics; () where there are none."""
+
+    observations: Deviations | tuple[()]
+    returns: Deviations | tuple[()] = ()
+
+
+class Gradient(NamedTuple):
+    """Gradients of the weights, and sums for the statistics that travel and are averaged with them."""
+
+    weights: Tree
+    sums: Sums
+
+
+class Memory(NamedTuple):
+    """What acting with a recurrent network carries from step to step."""
+
+    lstm: Tree  # leaves [B, H]
+    action: Array  # [B, ...] the action taken last, in the form of the environment's spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +56,18 @@ class NetworkAgent:
     """The options of the torsos, and what every agent does with what they see."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     gamma: float = 0.99
     """Discount of a step."""
+    reward_clip: float = 0.0
+    """Bound of a reward's size in the loss, as on Atari; 0 is no bound."""
     normalise_observations: bool = False
-    """Whether the network sees each number (each pixel) less its running mean, in running deviations."""
+    """Whether the network sees each number (each pixel) less its running mean, in running deviations, of
+    which it sees 5 at most."""
 
-    torso: Literal["auto"] | TorsoName = "auto"
-    """Network of images; auto is nature for images and mlp for everything else."""
+    torso: TorsoName = "auto"
+    """Network of images `[H, W, C]`. Auto is nature from 36 x 36 pixels and small from 20 x 20; smaller
+    images, and observations that are no images, are flattened into the mlp."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Layers of the mlp."""
     activation: ActivationName = "relu"
@@ -53,7 +77,7 @@ class NetworkAgent:
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
+        self._require("0 or more", lambda x: x >= 0, "reward_clip")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         needs_images = self.torso not in ("auto", "mlp")
@@ -62,39 +86,25 @@ class NetworkAgent:
                 f"{self._name}.torso is {self.torso} but the environment shows no images [H, W, C]; "
                 "choose auto or mlp"
             )
+        if self.spec is not None and self.torso == "auto":
+            for leaf in trees.leaves(self.spec.observation):
+                auto_torso(leaf.shape)
 
     def _initial_seen(self) -> Seen:
         return statistics.initial(self._env().observation) if self.normalise_observations else ()
 
-    def _scaling(self, seen: Seen | Deviations) -> Tree:
+    def _scaling(self, seen: Seen) -> Tree:
         """What torsos do to observations: a tree of `Scaling`, or None."""
         if not isinstance(seen, RunningStatistics):
             return None
         return jax.tree.map(_scaling, self._env().observation, seen.mean, seen.variance)
 
-    def _deviations(self, seen: Seen, observation: Tree, weight: Array) -> Deviations | tuple[()]:
-        """Sums what a batch's opening rows, leaves `[B, ...]`, add to the statistics, per valid row.
-
-        Gradients are averaged by valid rows; divided by them, and multiplied again in `_absorb`, the sums
-        over any division of a batch are those of the whole. One row of an unroll is sample enough.
-        """
-        if not isinstance(seen, RunningStatistics):
-            return ()
-        return jax.tree.map(
-            lambda leaf: leaf / jnp.maximum(weight, 1.0), statistics.deviations(seen, observation)
-        )
-
-    def _absorb(self, seen: Seen, added: Tree, weight: Array, rows: float) -> Seen:
-        """Adds the deviations of `rows` observations, of a gradient averaged over `weight` rows."""
-        if not isinstance(seen, RunningStatistics):
-            return ()
-        sums = jax.tree.map(lambda leaf: leaf * weight, added)
-        return statistics.absorb(seen, sums, jnp.float32(rows))
-
-    def _image_torso(self) -> TorsoName:
-        if self.torso == "auto":
-            return "nature" if self._sees_images() else "mlp"
-        return self.torso
+    def _rewards(self, steps: Timestep) -> Array:
+        """Rewards `[T, B]` of timesteps `[T + 1, B]`, as the loss sees them."""
+        reward = steps.reward[1:]
+        if self.reward_clip:
+            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
+        return reward
 
     def _sees_images(self) -> bool:
         return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))
@@ -114,6 +124,25 @@ class NetworkAgent:
     @property
     def _name(self) -> str:
         return type(self).__name__
+
+
+def observation_sums(seen: Seen, opening: Tree, weight: Array) -> Deviations | tuple[()]:
+    """Sums what a batch's opening rows, leaves `[B, ...]`, add to the statistics, divided by `weight`.
+
+    Gradients are averaged by `weight`, their number of valid rows. Divided by it here, and multiplied by the
+    whole batch's in `absorb`, the sums over any division of a batch are those of the whole. One row of an
+    unroll is sample enough.
+    """
+    if not isinstance(seen, RunningStatistics):
+        return ()
+    return statistics.deviations(seen, opening).times(1.0 / jnp.maximum(weight, 1.0))
+
+
+def absorb(seen: Seen, sums: Deviations | tuple[()], weight: Array) -> Seen:
+    """Adds sums that were divided by `weight` to the statistics, where there are any."""
+    if isinstance(seen, RunningStatistics) and isinstance(sums, Deviations):
+        return statistics.absorb(seen, sums.times(weight))
+    return ()
 
 
 def _scaling(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:

@@ -11,14 +11,20 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.network import NetworkAgent, Params
+from seedbed.agents.network import (
+    Gradient,
+    NetworkAgent,
+    Params,
+    Sums,
+    absorb,
+    observation_sums,
+)
 from seedbed.ops import losses
 from seedbed.types import (
     Discrete,
     LearnerState,
     Output,
     SeedbedError,
-    Timestep,
 )
 
 Tree = Any
@@ -51,8 +57,6 @@ class QLearningAgent(NetworkAgent, abc.ABC):
     """How far the weights of items make up for that; 1 is fully."""
     n_step: int = 1
     """Rewards of a return, before it goes on with a value."""
-    reward_clip: float = 1.0
-    """Bound of a reward's size in the loss; 0 is no bound."""
     target_period: int = 2_000
     """Updates from one copy into the target network to the next."""
 
@@ -80,7 +84,7 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         self._require(at_most, lambda x: x <= self.capacity, "min_size")
         shares = ("epsilon", "evaluation_epsilon", "priority_exponent", "importance_exponent")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, *shares)
-        self._require("0 or more", lambda x: x >= 0, "reward_clip", "epsilon_power")
+        self._require("0 or more", lambda x: x >= 0, "epsilon_power")
         positive = ("ratio", "learning_rate", "adam_epsilon", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
         if self.spec is not None:
@@ -102,31 +106,39 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         return LearnerState(
             params=Params(weights, self._initial_seen()),
             optimizer_state=self._optimizer().init(weights),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=jax.tree.map(jnp.copy, weights),
         )
 
-    def gradients(self, state: LearnerState, minibatch: Tree, key: Array) -> tuple[Tree, Output]:
+    def gradients(
+        self, state: LearnerState, minibatch: Tree, key: Array
+    ) -> tuple[Gradient, Output]:
         """Computes the gradient of the mean loss over the valid rows; the key is unused."""
         del key
         weights, output = jax.grad(self._loss, has_aux=True)(state.params.weights, state, minibatch)
-        seen = self._deviations(state.params.seen, self._opening(minibatch), output.weight)
+        sums = observation_sums(state.params.seen, self._opening(minibatch), output.weight)
         norm = losses.global_norm(weights) * self._gradient_scale
         metrics = output.metrics | {"gradient_norm": norm}
-        return Params(weights, seen), output._replace(metrics=metrics)
+        return Gradient(weights, Sums(sums)), output._replace(metrics=metrics)
 
-    def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
+    def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient; one that is not finite shows in the metrics of its output.
 
         The target network becomes a copy of the new weights after every `target_period` updates.
         """
         changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
         weights = optax.apply_updates(state.params.weights, changes)
-        seen = self._absorb(state.params.seen, grads.seen, output.weight, self.batch)
+        seen = absorb(state.params.seen, grads.sums.observations, output.weight)
         updates = state.updates + 1
         due = updates % self.target_period == 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), weights, state.auxiliary)
-        return LearnerState(Params(weights, seen), optimizer_state, updates, target)
+        return state._replace(
+            params=Params(weights, seen),
+            optimizer_state=optimizer_state,
+            updates=updates,
+            auxiliary=target,
+        )
 
     @abc.abstractmethod
     def _initial_weights(self, key: Array) -> Tree:
@@ -169,13 +181,6 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         action = jnp.where(draws[:, 0] < epsilon, anything, greedy)
         chosen = jnp.take_along_axis(q, action[:, None], axis=-1)[:, 0]
         return action, ActingValues(chosen, q.max(-1))
-
-    def _rewards(self, steps: Timestep) -> Array:
-        """Rewards `[T, B]` of timesteps `[T + 1, B]`, as the loss sees them."""
-        reward = steps.reward[1:]
-        if self.reward_clip:
-            reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
-        return reward
 
     def _num_actions(self) -> int:
         action = self._env().action

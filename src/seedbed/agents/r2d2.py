@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from seedbed.agents.network import Seen
+from seedbed.agents.network import Memory, Seen
 from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
 from seedbed.nets.q_network import RecurrentQNetwork
 from seedbed.nets.recurrent import LSTMState, initial_lstm_state
 from seedbed.ops import losses, value_learning
+from seedbed.ops.distributions import action_vector
 from seedbed.types import (
     ActorState,
     LearnerState,
@@ -31,13 +32,6 @@ from seedbed.types import (
 )
 
 Tree = Any
-
-
-class Memory(NamedTuple):
-    """What acting carries from step to step."""
-
-    lstm: LSTMState  # [B, H] each
-    action: Array  # [B] int32, the one taken last
 
 
 class Batch(NamedTuple):
@@ -61,7 +55,6 @@ class R2d2(QLearningAgent):
     priority_exponent: float = 0.9
     importance_exponent: float = 0.6
     n_step: int = 5
-    reward_clip: float = 0.0
     target_period: int = 2_500
     adam_epsilon: float = 1e-3
     max_gradient_norm: float = 40.0
@@ -199,9 +192,8 @@ class R2d2(QLearningAgent):
             lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
         )
         memory, row = self._initial_memory(1), jnp.zeros((1, 1))
-        return self._network().init(
-            key, observation, memory.action[None], row, row > 0, memory.lstm
-        )
+        previous = action_vector(self._env().action, memory.action[None])
+        return self._network().init(key, observation, previous, row, row > 0, memory.lstm)
 
     def _values(
         self, weights: Tree, seen: Seen, steps: Timestep, previous_action: Array, lstm: LSTMState
@@ -209,14 +201,18 @@ class R2d2(QLearningAgent):
         """Action values `[T, B, A]` of timesteps `[T, B]`, and the state after the last row."""
         return self._network().apply(  # type: ignore[return-value]
             weights,
-            *(steps.observation, previous_action, steps.reward, steps.first, lstm),
+            steps.observation,
+            action_vector(self._env().action, previous_action),
+            steps.reward,
+            steps.first,
+            lstm,
             self._scaling(seen),
         )
 
     def _network(self) -> RecurrentQNetwork:
         return RecurrentQNetwork(
             num_actions=self._num_actions(),
-            image=self._image_torso(),
+            image=self.torso,
             sizes=self.hidden_sizes,
             activation=self.activation,
             head_size=self.head_size,

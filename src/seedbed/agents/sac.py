@@ -15,10 +15,12 @@ import numpy as np
 import optax
 from jax import Array, lax
 
+from seedbed import trees
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
+from seedbed.nets.torsos import auto_torso
 from seedbed.ops import losses
-from seedbed.ops.distributions import check_bounds, parameter_size, squash
+from seedbed.ops.distributions import action_vector, check_bounds, parameter_size, squash
 from seedbed.types import (
     ActorState,
     Box,
@@ -69,7 +71,6 @@ class Sac:
     """Hyperparameters of SAC, and its pure functions."""
 
     spec: EnvSpec | None = None
-    total_updates: int = 0
 
     batch: int = 256
     """Transitions of an update."""
@@ -101,7 +102,6 @@ class Sac:
     def __post_init__(self) -> None:
         """Refuses values that cannot work; raises SeedbedError."""
         self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
-        self._require("0 or more", lambda x: x >= 0, "total_updates")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
         positive = ("ratio", "reward_scale", "learning_rate", "initial_temperature")
@@ -111,6 +111,7 @@ class Sac:
         self._require(at_most, lambda x: x <= self.capacity, "min_size")
         if self.spec is not None:
             self._box()
+            _refuse_images(self.spec)
 
     @property
     def epochs(self) -> int:
@@ -151,7 +152,8 @@ class Sac:
         return LearnerState(
             params=learned.policy,
             optimizer_state=self._optimizer().init(learned),
-            updates=jnp.zeros((), jnp.int32),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
             auxiliary=Auxiliary(learned.critics, targets, learned.log_temperature),
         )
 
@@ -185,7 +187,7 @@ class Sac:
         return Batch(
             inputs_tm1=inputs[:-1],
             inputs_t=inputs[1:],
-            action_tm1=self._centred(trajectory.action),
+            action_tm1=action_vector(self._box(), trajectory.action),
             reward_t=self.reward_scale * steps.reward[1:],
             discount_t=masks.discount,
             valid=masks.valid,
@@ -206,7 +208,12 @@ class Sac:
         learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
         targets = optax.incremental_update(learned.critics, state.auxiliary.targets, self.tau)
         auxiliary = Auxiliary(learned.critics, targets, learned.log_temperature)
-        return LearnerState(learned.policy, optimizer_state, state.updates + 1, auxiliary)
+        return state._replace(
+            params=learned.policy,
+            optimizer_state=optimizer_state,
+            updates=state.updates + 1,
+            auxiliary=auxiliary,
+        )
 
     def _loss(
         self, learned: Learned, targets: Tree, batch: Batch, key: Array
@@ -274,12 +281,6 @@ class Sac:
         values: Any = self._critics().apply(critics, *folded)
         return values.reshape(2, *rows)
 
-    def _centred(self, action: Array) -> Array:
-        """Actions `[T, B, ...]` of the environment as `[T, B, A]` between -1 and 1."""
-        box = self._box()
-        low, high = (np.asarray(bound, np.float32)[None, None] for bound in (box.low, box.high))
-        return (action.reshape(*action.shape[:2], -1) - (high + low) / 2) / ((high - low) / 2)
-
     def _policy(self) -> VectorPolicy:
         return VectorPolicy(parameter_size(self._box()), self.hidden_sizes, self.activation)
 
@@ -314,6 +315,16 @@ class Sac:
         for name in names:
             if not allowed(getattr(self, name)):
                 raise SeedbedError(f"Sac.{name} is {getattr(self, name)}; give {rule}")
+
+
+def _refuse_images(spec: EnvSpec) -> None:
+    """Raises SeedbedError if the environment shows an image: the networks take vectors only."""
+    for leaf in trees.leaves(spec.observation):
+        if auto_torso(leaf.shape) != "mlp":
+            raise SeedbedError(
+                f"Sac sees vectors but the environment shows an image of shape {leaf.shape}; choose agent "
+                "ppo or impala"
+            )
 
 
 def _learned(state: LearnerState) -> Learned:

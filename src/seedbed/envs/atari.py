@@ -7,6 +7,7 @@ import difflib
 
 import numpy as np
 
+from seedbed.envs.gym import require_frames
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, HostEnv, SeedbedError, Timestep
 
 SIZE = 84
@@ -30,6 +31,10 @@ class AtariEnv:
     max_frames: int = 108_000  # emulated frames until an episode is truncated (30 minutes)
     full_action_space: bool = False  # all 18 actions instead of those the game uses
     life_loss: bool = False  # a lost life ends an episode; the game, and an evaluation, goes on
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work; raises SeedbedError."""
+        require_frames(self.frame_stack)
 
     @property
     def frame_skip(self) -> int:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from seedbed import trees
-from seedbed.types import (
-    ActionSpec,
-    Array,
-    ArraySpec,
-    Box,
-    Discrete,
-    EnvSpec,
-    HostEnv,
-    MultiDiscrete,
-    SeedbedError,
-    Timestep,
-    Tree,
-)
+from seedbed.envs.spaces import Leaf, actions_of, observation_leaves
+from seedbed.types import Array, Discrete, EnvSpec, HostEnv, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
 """Observation, reward, terminated, truncated and first of one environment."""
 Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +30,7 @@ class GymEnv:
     kwargs: Options = ()  # keyword arguments of `gymnasium.make`
 
     def __post_init__(self) -> None:
+        require_frames(self.frame_stack)
         object.__setattr__(self, "kwargs", _options(self.kwargs))
 
     @property
@@ -69,6 +58,7 @@ class FactoryEnv:
     kwargs: Options = ()  # keyword arguments of the callable
 
     def __post_init__(self) -> None:
+        require_frames(self.frame_stack)
         object.__setattr__(self, "kwargs", _options(self.kwargs))
 
     @property
@@ -84,6 +74,12 @@ class FactoryEnv:
         """Makes `num_envs` environments, each with a seed of its own."""
         function, options = _load(self.factory), dict(self.kwargs)
         return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
+
+
+def require_frames(frame_stack: int) -> None:
+    """Raises SeedbedError unless at least one observation is shown."""
+    if frame_stack < 1:
+        raise SeedbedError(f"frame_stack is {frame_stack}: it must be 1 or more")
 
 
 def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
@@ -155,10 +151,15 @@ class _GymHost:
                     f"environment {name!r}: the factory returned a {type(env).__name__}, "
                     "not a gymnasium.Env"
                 )
+            if any(env is other for other in self._envs):
+                raise SeedbedError(
+                    f"environment {name!r}: the factory returned one environment twice; make a new one "
+                    "in each call"
+                )
             self._envs.append(env)
         self._leaves = observation_leaves(self._envs[0].observation_space, name)
         observation = trees.map(lambda leaf: leaf.spec, self._leaves)
-        action, self._decode = _action(self._envs[0].action_space, name)
+        action, self._decode = actions_of(self._envs[0].action_space, name)
         self.spec = EnvSpec(observation, action)
         self._seeds = np.random.SeedSequence(seed).generate_state(num_envs).tolist()
         self._ended = [False] * num_envs  # the next call opens an episode
@@ -172,12 +173,16 @@ class _GymHost:
     def step(self, action: Array) -> Timestep:
         """Steps every environment, or opens its next episode."""
         self._steps += 1
+        given = self._decode(action)
+        # A space of one choice has scalars, every other has arrays, also of no axis.
+        scalars = isinstance(self.spec.action, Discrete)
         rows = []
         for i in range(len(self._envs)):
             if self._ended[i]:
                 rows.append(self._guard(i, self._open, i))
             else:
-                rows.append(self._guard(i, self._advance, i, action[i]))
+                one = given[i] if scalars else given[i, ...]
+                rows.append(self._guard(i, self._advance, i, one))
         return self._timestep(rows)
 
     def close(self) -> None:
@@ -188,7 +193,7 @@ class _GymHost:
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space, or a batch as vector environments give it, into arrays."""
 
-        def size(leaf: _Leaf, value: Any) -> int:
+        def size(leaf: Leaf, value: Any) -> int:
             return len(value) if np.ndim(value) > leaf.ndim else -1
 
         def rows(i: int) -> Any:
@@ -208,9 +213,9 @@ class _GymHost:
         self._ended[index] = False
         return observation, 0.0, False, False, True
 
-    def _advance(self, index: int, action: Array) -> _Row:
+    def _advance(self, index: int, action: Any) -> _Row:
         env = self._envs[index]
-        observation, reward, terminated, truncated, _ = env.step(self._decode(action))
+        observation, reward, terminated, truncated, _ = env.step(action)
         self._ended[index] = bool(terminated or truncated)
         return observation, float(reward), bool(terminated), bool(truncated), False
 
@@ -230,8 +235,8 @@ class _GymHost:
     def _timestep(self, rows: list[_Row]) -> Timestep:
         observations, rewards, terminated, truncated, first = zip(*rows, strict=True)
         for i, reward in enumerate(rewards):
-            if not math.isfinite(reward):
-                raise SeedbedError(f"{self._where(i)}: reward is not finite: {reward}")
+            if not abs(reward) <= _LARGEST:
+                raise SeedbedError(f"{self._where(i)}: reward is not finite: {reward} in float32")
         return Timestep(
             self._batch(self._leaves, list(observations)),
             np.array(rewards, np.float32),
@@ -242,7 +247,7 @@ class _GymHost:
 
     def _batch(self, leaves: Tree, values: list[Any]) -> Tree:
         """Collects the observations of n environments into arrays `[n, ...]`."""
-        if isinstance(leaves, _Leaf):
+        if isinstance(leaves, Leaf):
             batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
             for i, value in enumerate(values):
                 problem = leaves.write(batch[i, ...], value)
@@ -261,102 +266,3 @@ class _GymHost:
                 f"environment {self._name!r}, step {self._steps}: an observation lacks a part "
                 f"of its space ({type(error).__name__}: {error})"
             ) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One array of an observation; `write` fills its row, or says what is wrong with the value."""
-
-    path: str
-    ndim: int  # of a value of the space
-    spec: ArraySpec
-    write: Callable[[np.ndarray, Any], str | None]
-
-
-def observation_leaves(space: spaces.Space, name: str, path: str = "observation") -> Tree:
-    """Translates an observation space into a tree of `_Leaf`."""
-    if isinstance(space, spaces.Dict):
-        return {
-            key: observation_leaves(child, name, f"{path}[{key!r}]")
-            for key, child in sorted(space.spaces.items())
-        }
-    if isinstance(space, spaces.Tuple):
-        return tuple(
-            observation_leaves(child, name, f"{path}[{i}]") for i, child in enumerate(space.spaces)
-        )
-    if isinstance(space, spaces.Box):
-        dtype = _box_dtype(space)
-        return _Leaf(path, len(space.shape), ArraySpec(space.shape, dtype), _write_array)
-    if isinstance(space, spaces.MultiBinary):
-        return _Leaf(path, len(space.shape), ArraySpec(space.shape, "float32"), _write_array)
-    if isinstance(space, spaces.Discrete):
-        counts, starts = np.array([space.n]), np.array([space.start])
-    elif isinstance(space, spaces.MultiDiscrete):
-        counts, starts = space.nvec.ravel(), space.start.ravel()
-    else:
-        raise SeedbedError(
-            f"environment {name!r}: {path} is a {type(space).__name__} space, which has no array "
-            "form; wrap it into Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
-        )
-    shape = () if isinstance(space, spaces.Discrete) else space.nvec.shape
-    one_hot = _one_hot_writer(shape, counts, starts)
-    return _Leaf(path, len(shape), ArraySpec((int(counts.sum()),), "float32"), one_hot)
-
-
-def _box_dtype(space: spaces.Box) -> str:
-    """Chooses a dtype that JAX has: floats become float32, wide integers int32 if they fit."""
-    if space.dtype.kind == "f":
-        return "float32"
-    if space.dtype.itemsize <= 2 or space.dtype == np.int32:
-        return space.dtype.name
-    limit = np.iinfo(np.int32)
-    fits = (space.low >= limit.min).all() and (space.high <= limit.max).all()
-    return "int32" if fits else "float32"
-
-
-def _write_array(row: np.ndarray, value: Any) -> str | None:
-    value = np.asarray(value)
-    if value.shape != row.shape:
-        return f"has shape {value.shape}, expected {row.shape}"
-    if value.dtype.kind not in {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[row.dtype.kind]:
-        return f"is {value.dtype}, expected {row.dtype}"
-    row[...] = value
-    return None
-
-
-def _one_hot_writer(
-    shape: tuple[int, ...], counts: np.ndarray, starts: np.ndarray
-) -> Callable[[np.ndarray, Any], str | None]:
-    offsets = np.cumsum(counts) - counts
-
-    def write(row: np.ndarray, value: Any) -> str | None:
-        if np.shape(value) != shape or np.asarray(value).dtype.kind not in "iu":
-            return f"is {value!r}, expected integers of shape {shape}"
-        choice = np.ravel(value) - starts
-        if (choice < 0).any() or (choice >= counts).any():
-            return f"is {value!r}, which lies outside its space"
-        row[offsets + choice] = 1
-        return None
-
-    return write
-
-
-def _action(space: spaces.Space, name: str) -> tuple[ActionSpec, Callable[[Array], Any]]:
-    """Translates an action space; the function turns our actions, one or `[B, ...]`, into its own."""
-    if isinstance(space, spaces.Discrete):
-        start, dtype = space.start, space.dtype
-        return Discrete(int(space.n)), lambda action: np.asarray(action, dtype)[()] + start
-    if isinstance(space, spaces.MultiDiscrete):
-        nvec, starts, dtype = space.nvec, space.start, space.dtype
-        counts = tuple(int(n) for n in nvec.ravel())
-        return MultiDiscrete(
-            counts
-        ), lambda action: action.astype(dtype).reshape(*action.shape[:-1], *nvec.shape) + starts
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-        low, high = (tuple(map(float, bound.ravel())) for bound in (space.low, space.high))
-        dtype = space.dtype
-        return Box(space.shape, low, high), lambda action: action.astype(dtype)
-    raise SeedbedError(
-        f"environment {name!r}: actions of {space} are not supported; "
-        "wrap them into Discrete, MultiDiscrete or a Box of floats"
-    )

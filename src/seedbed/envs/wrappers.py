@@ -90,6 +90,22 @@ def episode_statistics(env: Environment) -> Environment:
     return _EpisodeStatistics(env)
 
 
+def with_integrator(env: Environment, integrator: str) -> Environment:
+    """Returns the environment with another `integrator` in the MuJoCo task inside its wrappers.
+
+    Raises SeedbedError if the task has no such option, or a model of its own that would override it.
+    """
+    if isinstance(env, _Wrapper):
+        return dataclasses.replace(env, env=with_integrator(env.env, integrator))
+    if not hasattr(env, "integrator"):
+        raise SeedbedError(f"{type(env).__name__} has no option integrator: only MuJoCo tasks have")
+    if getattr(env, "model", None) is not None:
+        raise SeedbedError(
+            f"{type(env).__name__} has a model of its own, which has its integrator: change that one"
+        )
+    return dataclasses.replace(env, integrator=integrator)  # type: ignore[type-var]
+
+
 def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> Environment:
     """Draws the physics anew in each episode: multiplies leaves of the model by random factors.
 

@@ -11,7 +11,7 @@ from jax import Array
 
 from seedbed.nets.heads import DuelingHead
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.recurrent import LSTM, LSTMState
+from seedbed.nets.recurrent import LSTM, LSTMState, memory_inputs
 from seedbed.nets.torsos import Torso, TorsoName
 
 Tree = Any
@@ -38,9 +38,10 @@ class QNetwork(nn.Module):
 
 
 class RecurrentQNetwork(nn.Module):
-    """Action values of sequences, from a memory that is fed features, last action and last reward.
+    """Action values of sequences, from a memory.
 
-    Source: Kapturowski et al. (2019), section 2.3; the reward is clipped to [-1, 1] on its way in.
+    The memory is fed the features, the previous action and the reward that it brought, which is not clipped.
+    Source: Kapturowski et al. (2019), section 2.3, with inputs as in SEED RL.
     """
 
     num_actions: int
@@ -61,18 +62,15 @@ class RecurrentQNetwork(nn.Module):
         core: LSTMState,
         scaling: Tree = None,
     ) -> tuple[Array, LSTMState]:
-        """Consumes `[T, B, ...]`, then int32, float32 and bool `[T, B]`, and the state before row 0.
+        """Consumes `[T, B, ...]`, `[T, B, A]`, `[T, B]`, `[T, B]` and the state before row 0.
 
-        Previous action and reward count as none where `first`. Returns values `[T, B, A]` and the
-        state after the last row.
+        `previous_action` is one-hot; it and the reward are zeroed where `first`. Returns values `[T, B, A]`
+        and the state after the last row.
         """
         rows, batch = first.shape
         folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), observation)
         torso = Torso(self.image, self.sizes, getattr(nn, self.activation), dtype=self.dtype)
         features = torso(folded, scaling).reshape(rows, batch, -1)
-        action = jax.nn.one_hot(previous_action, self.num_actions)
-        before = jnp.concatenate([action, jnp.clip(reward, -1.0, 1.0)[..., None]], axis=-1)
-        before = jnp.where(first[..., None], 0.0, before)
-        inputs = jnp.concatenate([features, before], axis=-1)
+        inputs = memory_inputs(features, previous_action, reward, first)
         outputs, core = LSTM(self.lstm_size)(inputs, first, core)
         return DuelingHead(self.num_actions, self.head_size)(outputs), core

@@ -22,6 +22,16 @@ def initial_lstm_state(batch: int, size: int) -> LSTMState:
     return LSTMState(jnp.zeros((batch, size)), jnp.zeros((batch, size)))
 
 
+def memory_inputs(features: Array, previous_action: Array, reward: Array, first: Array) -> Array:
+    """Joins what a memory is fed: features `[T, B, D]`, and the action and reward of the step before.
+
+    The previous action is a vector `[T, B, A]`, the reward `[T, B]`; both are zeroed where `first` `[T, B]`.
+    """
+    before = jnp.concatenate([previous_action, reward[..., None]], axis=-1)
+    before = jnp.where(first[..., None], 0.0, before)
+    return jnp.concatenate([features, before], axis=-1)
+
+
 class LSTM(nn.Module):
     """A long short-term memory; one step is a sequence with T = 1.
 

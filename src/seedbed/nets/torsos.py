@@ -20,13 +20,43 @@ from seedbed.nets.pooling import max_pool
 from seedbed.types import SeedbedError
 
 Tree = Any
-TorsoName = Literal["nature", "small", "resnet", "mlp"]
+TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
+SMALLEST = {"nature": 36, "small": 20}
+"""Pixels of either side from which an image is large enough for a torso."""
 hidden_init = nn.initializers.orthogonal(2**0.5)
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
     """Says whether one observation of this shape is an image, `[H, W, C]`."""
     return len(shape) == 3
+
+
+def fits_convolutions(shape: tuple[int, ...]) -> bool:
+    """Says whether one observation of this shape is an image that the smallest network here can take."""
+    return is_image(shape) and min(shape[:2]) >= SMALLEST["small"]
+
+
+def auto_torso(shape: tuple[int, ...]) -> TorsoName:
+    """Chooses the torso of one observation: the largest network that an image is large enough for.
+
+    Images and matrices under 20 pixels, vectors and numbers are flattened into the mlp. Raises SeedbedError
+    for what may be a larger image, but is not `[H, W, C]`.
+    """
+    if fits_convolutions(shape):
+        return "nature" if min(shape[:2]) >= SMALLEST["nature"] else "small"
+    if is_image(shape):
+        if min(shape[1:]) < SMALLEST["small"]:
+            return "mlp"
+        hint = "looks like an image with channels first: transpose it to [H, W, C]"
+    elif len(shape) == 2 and min(shape) >= SMALLEST["small"]:
+        hint = "may be an image without channels: make it [H, W, 1]"
+    elif len(shape) > 3:
+        hint = "has more axes than an image: make it [H, W, C]"
+    else:
+        return "mlp"
+    raise SeedbedError(
+        f"an observation of shape {shape} {hint}, or choose torso mlp, which flattens it"
+    )
 
 
 class Convolution(nn.Module):
@@ -78,7 +108,7 @@ class Nature(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 512]`; raises SeedbedError if the image is under 36 pixels."""
-        _check_size("nature", x, 36)
+        _check_size("nature", x)
         x = Convolution(32, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(64, 4, stride=2, dtype=self.dtype)(x)
         x = Convolution(64, 3, stride=1, dtype=self.dtype)(x)
@@ -93,18 +123,19 @@ class Small(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 256]`; raises SeedbedError if the image is under 20 pixels."""
-        _check_size("small", x, 20)
+        _check_size("small", x)
         x = Convolution(16, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(32, 4, stride=2, dtype=self.dtype)(x)
         return Mlp((256,), dtype=self.dtype)(x)
 
 
-def _check_size(torso: TorsoName, images: Array, least: int) -> None:
+def _check_size(torso: TorsoName, images: Array) -> None:
     height, width = images.shape[1:3]
+    least = SMALLEST[torso]
     if min(height, width) < least:
         raise SeedbedError(
             f"torso {torso} needs images of at least {least}x{least} pixels but got {height}x{width}; "
-            "choose torso resnet or mlp"
+            "choose torso auto, resnet or mlp"
         )
 
 
@@ -151,7 +182,8 @@ class Mlp(nn.Module):
 class Torso(nn.Module):
     """Features of a tree of observations, leaves `[B, ...]`, each through a torso of its own.
 
-    Images go through the torso called `image`, everything else through an Mlp of `sizes`.
+    Images go through the torso called `image`, everything else through an Mlp of `sizes`; with auto,
+    `auto_torso` chooses for each leaf.
     """
 
     image: TorsoName
@@ -168,14 +200,17 @@ class Torso(nn.Module):
         leaves, structure = jax.tree.flatten(observation)
         whole = scaling is None
         scalings = [None] * len(leaves) if whole else structure.flatten_up_to(scaling)
+        leaves = [x if x.dtype == jnp.uint8 else x.astype(jnp.float32) for x in leaves]
         features = [self._leaf_torso(x)(x, s) for x, s in zip(leaves, scalings, strict=True)]
         return jnp.concatenate(features, axis=-1)
 
     def _leaf_torso(self, leaf: Array) -> nn.Module:
-        if self.image == "mlp" or not is_image(leaf.shape[1:]):
+        shape = leaf.shape[1:]
+        name = auto_torso(shape) if self.image == "auto" else self.image
+        if name == "mlp" or not is_image(shape):
             return Mlp(self.sizes, self.activation, dtype=self.dtype)
-        if self.image == "nature":
+        if name == "nature":
             return Nature(dtype=self.dtype)
-        if self.image == "small":
+        if name == "small":
             return Small(dtype=self.dtype)
         return DeepResNet(dtype=self.dtype)

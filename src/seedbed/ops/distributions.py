@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,23 @@ from jax import Array
 
 from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
 
-_MIN_SCALE = 1e-3
-# Actions this near a bound (in units where the bounds are -1 and 1) count as being here: beyond it
-# float32 cannot tell an action from the bound, whose inverse is infinite.
-_UNIT_MARGIN = 1e-6
-# Expectations under a normal by quadrature: the tanh's entropy correction is then within .006 for
-# scales up to 1 and .09 at 2, without noise, at five evaluations an element.
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+class Scales(NamedTuple):
+    """Deviations of a normal's draws, where the bounds of an action are -1 and 1."""
+
+    initial: float  # where the network's number is 0
+    least: float  # below which it does not fall
 
 
 class Distribution(Protocol):
     """What every distribution here offers; `key` is consumed."""
 
     def sample(self, key: Array) -> Array:
-        """Draws one action for each batch element."""
+        """Draws once for each batch element."""
         ...
 
     def mode(self) -> Array:
-        """Most probable action (for TanhNormal: the image of the normal's)."""
+        """Most probable draw."""
         ...
 
     def log_prob(self, action: Array) -> Array:
@@ -46,7 +44,7 @@ class Distribution(Protocol):
         ...
 
     def kl(self, other: Any) -> Array:
-        """KL(self || other) in nats `[...]`; `other` is of the same class and bounds."""
+        """KL(self || other) in nats `[...]`; `other` is of the same class."""
         ...
 
 
@@ -118,32 +116,24 @@ class MultiCategorical:
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Independent normals; mean and scale `[..., D]`, actions `[..., *shape]` with D elements."""
+    """Independent normals; mean, scale and draws are `[..., D]`."""
 
     mean: Array
     scale: Array
-    shape: tuple[int, ...]
 
     def sample(self, key: Array) -> Array:
-        """Draws an action through which gradients flow; consumes the key."""
-        return self._shaped(self.sample_flat(key))
-
-    def sample_flat(self, key: Array) -> Array:
-        """Draws `[..., D]`; consumes the key."""
+        """Draws `[..., D]` through which gradients flow; consumes the key."""
         return self.mean + self.scale * jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
     def mode(self) -> Array:
         """The mean."""
-        return self._shaped(self.mean)
+        return self.mean
 
     def log_prob(self, action: Array) -> Array:
-        """Log-density."""
-        return self.log_prob_flat(action.reshape(self.mean.shape)).sum(-1)
-
-    def log_prob_flat(self, x: Array) -> Array:
-        """Log-density of each element of x `[..., D]`."""
-        z = (x - self.mean) / self.scale
-        return -0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2.0 * math.pi)
+        """Log-density of draws `[..., D]`."""
+        z = (action - self.mean) / self.scale
+        density = -0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2.0 * math.pi)
+        return density.sum(-1)
 
     def entropy(self) -> Array:
         """Differential entropy in nats."""
@@ -155,83 +145,68 @@ class Normal:
         z = (self.mean - other.mean) / other.scale
         return (0.5 * (jnp.square(ratio) + jnp.square(z) - 1.0) - jnp.log(ratio)).sum(-1)
 
-    def _shaped(self, flat: Array) -> Array:
-        return flat.reshape(*flat.shape[:-1], *self.shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class TanhNormal:
-    """A normal squashed by tanh into [low, high]; elements without bounds stay normal.
-
-    Source: Haarnoja et al. (2018), appendix C, with the Jacobian in softplus form.
-    """
-
-    base: Normal
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-    def sample(self, key: Array) -> Array:
-        """Draws an action through which gradients flow; consumes the key."""
-        return self._shaped(self.base.sample_flat(key))
-
-    def mode(self) -> Array:
-        """Image of the normal's mode: where half the mass lies on either side."""
-        return self._shaped(self.base.mean)
-
-    def log_prob(self, action: Array) -> Array:
-        """Log-density, finite also on the bounds, where `action` receives no gradient."""
-        bounded, middle, half = self._bounds()
-        y = action.reshape(self.base.mean.shape)
-        unit = jnp.clip((y - middle) / half, -1.0 + _UNIT_MARGIN, 1.0 - _UNIT_MARGIN)
-        # The inner where keeps the unused branch, and so its gradient, finite.
-        x = jnp.where(bounded, jnp.arctanh(jnp.where(bounded, unit, 0.0)), y)
-        return (self.base.log_prob_flat(x) - self._log_slope(x)).sum(-1)
-
-    def entropy(self) -> Array:
-        """Differential entropy in nats; the tanh's share by quadrature (see `_NODES`)."""
-        slope = sum(
-            float(w) * self._log_slope(self.base.mean + float(z) * self.base.scale)
-            for z, w in zip(_NODES, _WEIGHTS, strict=True)
-        )
-        return self.base.entropy() + jnp.sum(slope, axis=-1)
-
-    def kl(self, other: TanhNormal) -> Array:
-        """KL(self || other) in nats: that of the normals, as both are squashed alike."""
-        return self.base.kl(other.base)
-
-    def _shaped(self, x: Array) -> Array:
-        return squash(Box(self.base.shape, self.low, self.high), x, "tanh")
-
-    def _log_slope(self, x: Array) -> Array:
-        """Log of d action / d x, `[..., D]`; log(1 - tanh(x)^2) without cancellation."""
-        bounded, _, half = self._bounds()
-        slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x)) + np.log(half)
-        return jnp.where(bounded, slope, 0.0)
-
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return _bounds(self.low, self.high, self.base.mean.ndim)
-
 
 def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
-    """Brings x `[..., D]` into the Box's bounds, the unit interval onto them: actions `[..., *shape]`.
+    """Brings x `[..., D]` into the Box's bounds: actions `[..., *shape]`.
 
-    Elements without bounds stay as they are.
+    By tanh, an element between two bounds is its tanh, scaled to them, and one with a single bound lies
+    a softplus away from that. By clip, -1 is the lower bound and 1 the upper; an element with a single
+    bound keeps its unit. Elements without bounds stay as they are.
     """
-    bounded, middle, half = _bounds(action.low, action.high, x.ndim)
-    y = jnp.where(bounded, middle + half * jnp.tanh(x), x) if by == "tanh" else middle + half * x
+    b = _bounds(action.low, action.high, x.ndim)
+    if by == "clip":
+        y = b.middle + b.half * x
+    else:
+        y = jnp.where(b.both, b.middle + b.half * jnp.tanh(x), x)
+        if b.single.any():
+            y = jnp.where(b.single, b.edge + b.side * jax.nn.softplus(b.side * x), y)
     # The sum may round to just outside.
     y = jnp.clip(y, _aligned(action.low, x.ndim), _aligned(action.high, x.ndim))
     return y.reshape(*y.shape[:-1], *action.shape)
 
 
-def _bounds(
-    low: tuple[float, ...], high: tuple[float, ...], rank: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which elements have bounds; the middle and half-width of those, 0 and 1 elsewhere."""
-    bounded = np.isfinite(_aligned(low, rank))
-    least = np.where(bounded, _aligned(low, rank), np.float32(-1))
-    most = np.where(bounded, _aligned(high, rank), np.float32(1))
-    return bounded, (least + most) / 2, (most - least) / 2
+def action_vector(action: ActionSpec, x: Array) -> Array:
+    """Turns actions in the form of the spec, `[..., *shape]`, into what networks are fed, `[..., A]`.
+
+    Choices become one-hot, several choices one after the other; a Box is brought to where its bounds are -1
+    and 1, and its elements without bounds stay as they are.
+    """
+    if isinstance(action, Discrete):
+        return jax.nn.one_hot(x, action.n)
+    if isinstance(action, MultiDiscrete):
+        parts = [jax.nn.one_hot(x[..., i], n) for i, n in enumerate(action.nvec)]
+        return jnp.concatenate(parts, axis=-1)
+    x = x.reshape(*x.shape[: x.ndim - len(action.shape)], -1)
+    b = _bounds(action.low, action.high, x.ndim)
+    return (x - b.middle) / b.half
+
+
+class _Bounds(NamedTuple):
+    """Bounds of the elements of a Box, each `[1, ..., 1, D]`."""
+
+    both: np.ndarray  # whether there are two
+    single: np.ndarray  # whether there is one
+    middle: np.ndarray  # between two; one unit from a single bound, and 0 where there is none
+    half: np.ndarray  # half the width between two; 1 elsewhere
+    side: np.ndarray  # 1 above a single lower bound, -1 below a single upper one, else 0
+    edge: np.ndarray  # that bound; 0 elsewhere
+
+
+def _bounds(low: tuple[float, ...], high: tuple[float, ...], rank: int) -> _Bounds:
+    least, most = _aligned(low, rank), _aligned(high, rank)
+    below, above = np.isfinite(least), np.isfinite(most)
+    both = below & above
+    side = below.astype(np.float32) - above.astype(np.float32)
+    edge = np.where(both, 0, np.where(below, least, 0) + np.where(above, most, 0))
+    least, most = np.where(both, least, edge + side - 1), np.where(both, most, edge + side + 1)
+    return _Bounds(
+        both=both,
+        single=below != above,
+        middle=(least / 2 + most / 2).astype(np.float32),
+        half=(most / 2 - least / 2).astype(np.float32),
+        side=side,
+        edge=edge.astype(np.float32),
+    )
 
 
 def _aligned(bound: tuple[float, ...], rank: int) -> np.ndarray:
@@ -248,10 +223,11 @@ def parameter_size(action: ActionSpec) -> int:
     return 2 * math.prod(action.shape)
 
 
-def distribution(action: ActionSpec, parameters: Array) -> Distribution:
-    """Reads a policy head's output `[..., parameter_size(action)]` as a distribution.
+def distribution(action: ActionSpec, parameters: Array, scales: Scales) -> Distribution:
+    """Reads a policy head's output `[..., parameter_size(action)]` as a distribution of draws.
 
-    Of a Box, the first half are means and the second half are scales before a softplus.
+    A draw is the action itself, or of a Box the vector `[..., D]` that `squash` turns into one. Of a Box, the
+    first half of the parameters are means, and the second half tell the scales.
     """
     if isinstance(action, Discrete):
         return Categorical(parameters)
@@ -259,19 +235,18 @@ def distribution(action: ActionSpec, parameters: Array) -> Distribution:
         return MultiCategorical(parameters, action.nvec)
     check_bounds(action)
     mean, raw_scale = jnp.split(parameters, 2, axis=-1)
-    normal = Normal(mean, jax.nn.softplus(raw_scale) + _MIN_SCALE, action.shape)
-    if not np.isfinite(action.low).any():
-        return normal
-    return TanhNormal(normal, action.low, action.high)
+    # A network's numbers are near 0 at first: there the softplus is initial - least.
+    offset = math.log(math.expm1(scales.initial - scales.least))
+    return Normal(mean, jax.nn.softplus(raw_scale + offset) + scales.least)
 
 
 def check_bounds(action: Box) -> None:
-    """Raises SeedbedError unless each element has both bounds, or neither."""
-    low, high = np.asarray(action.low), np.asarray(action.high)
-    if (np.isfinite(low) != np.isfinite(high)).any() or (low >= high).any():
+    """Raises SeedbedError unless every element has room between its bounds, which may be infinite."""
+    low, high = (np.asarray(bound, np.float32) for bound in (action.low, action.high))
+    if not (low < high).all():
         raise SeedbedError(
-            f"action bounds low={action.low}, high={action.high} are empty or one-sided; "
-            "give every element both bounds, low < high, or neither"
+            f"action bounds low={action.low}, high={action.high} are empty; give every element "
+            "low < high, where -inf and inf are no bounds"
         )
 
 

@@ -1,6 +1,7 @@
-"""Running mean and variance of trees of arrays, for normalising observations and values.
+"""Running mean and variance of trees of arrays, for normalising observations and returns.
 
-Batches may arrive in any order and in any division: merging is associative up to rounding.
+A batch is summed as deviations from an origin. Such sums add up exactly over devices and minibatches, and
+statistics absorb them exactly wherever their own mean has moved meanwhile.
 """
 
 from __future__ import annotations
@@ -13,73 +14,54 @@ from jax import Array
 
 Tree = Any
 
+_BYTES = (127.0, 64.0**2)
+"""Mean and variance that bytes are taken to have before any were seen."""
+
 
 class RunningStatistics(NamedTuple):
-    """Mean and population variance of what has been seen; start from `initial`."""
+    """Mean and population variance of the data so far; start from `initial`."""
 
     weight: Array  # float32 scalar: of all data so far
     mean: Tree  # leaves [*shape]
     variance: Tree  # leaves [*shape]
 
 
-def initial(spec: Tree) -> RunningStatistics:
-    """Statistics of nothing, which normalise to the identity; `spec` has leaves with a `shape`."""
-    return RunningStatistics(
-        weight=jnp.zeros(()),
-        mean=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), spec),
-        variance=jax.tree.map(lambda leaf: jnp.ones(leaf.shape), spec),
-    )
-
-
-def of_batch(x: Tree, weights: Array) -> RunningStatistics:
-    """Statistics of leaves `[*N, *shape]` with non-negative `weights` `[*N]`, or a mask."""
-    weights = weights.astype(jnp.float32)
-    total = weights.sum()
-    share = weights / _positive(total)
-    axes = tuple(range(weights.ndim))
-
-    def average(leaf: Array) -> Array:
-        aligned = share.reshape(share.shape + (1,) * (leaf.ndim - share.ndim))
-        # A row of weight 0 may hold anything, also infinities.
-        return jnp.where(aligned > 0, aligned * leaf, 0.0).sum(axes)
-
-    def spread(leaf: Array, mean: Array) -> Array:
-        return average(jnp.square(leaf - mean.reshape((1,) * weights.ndim + mean.shape)))
-
-    mean = jax.tree.map(lambda leaf: average(leaf.astype(jnp.float32)), x)
-    variance = jax.tree.map(spread, x, mean)
-    return RunningStatistics(total, mean, variance)
-
-
-def merge(a: RunningStatistics, b: RunningStatistics) -> RunningStatistics:
-    """Statistics of both sets of data together; Chan, Golub and LeVeque (1983), equation 2.1."""
-    total = a.weight + b.weight
-    share = b.weight / _positive(total)
-
-    def mean(mean_a: Array, mean_b: Array) -> Array:
-        return mean_a + share * (mean_b - mean_a)
-
-    def variance(var_a: Array, var_b: Array, mean_a: Array, mean_b: Array) -> Array:
-        spread = share * (1.0 - share) * jnp.square(mean_b - mean_a)
-        return (1.0 - share) * var_a + share * var_b + spread
-
-    return RunningStatistics(
-        weight=total,
-        mean=jax.tree.map(mean, a.mean, b.mean),
-        variance=jax.tree.map(variance, a.variance, b.variance, a.mean, b.mean),
-    )
-
-
-def update(statistics: RunningStatistics, x: Tree, weights: Array) -> RunningStatistics:
-    """Adds a batch, leaves `[*N, *shape]`, weights `[*N]`."""
-    return merge(statistics, of_batch(x, weights))
-
-
 class Deviations(NamedTuple):
-    """Sums over a batch about a fixed mean; unlike statistics they add up exactly over devices."""
+    """Sums over rows of data about an origin; sums about one origin add up leaf by leaf."""
 
-    first: Tree  # of x - mean, leaves [*shape]
-    second: Tree  # of (x - mean) ** 2, leaves [*shape]
+    weight: Array  # float32 scalar: rows
+    origin: Tree  # leaves [*shape]
+    first: Tree  # of x - origin, leaves [*shape]
+    second: Tree  # of (x - origin) ** 2, leaves [*shape]
+
+    def times(self, factor: Array) -> Deviations:
+        """Multiplies weight and sums by a scalar; the origin stays."""
+        first, second = jax.tree.map(lambda leaf: leaf * factor, (self.first, self.second))
+        return Deviations(self.weight * factor, self.origin, first, second)
+
+
+def initial(spec: Tree) -> RunningStatistics:
+    """Makes statistics of weight 0, which the first data replaces; leaves have `shape` and `dtype`.
+
+    Until then numbers count as having mean 0 and variance 1, and bytes as having mean 127 and deviation
+    64, so that pixels are scaled sensibly before any were seen.
+    """
+
+    def moment(index: int) -> Tree:
+        plain = (0.0, 1.0)[index]
+        return jax.tree.map(
+            lambda leaf: jnp.full(leaf.shape, _BYTES[index] if leaf.dtype == "uint8" else plain),
+            spec,
+        )
+
+    return RunningStatistics(weight=jnp.zeros(()), mean=moment(0), variance=moment(1))
+
+
+def no_deviations(statistics: RunningStatistics) -> Deviations:
+    """Makes the sums of no rows about the statistics' mean."""
+    first, second = (jax.tree.map(jnp.zeros_like, statistics.mean) for _ in range(2))
+    # A copy, because what is donated must not share the buffers of the statistics.
+    return Deviations(jnp.zeros(()), jax.tree.map(jnp.copy, statistics.mean), first, second)
 
 
 def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
@@ -97,32 +79,54 @@ def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
         )
 
     both = jax.tree.map(sums, x, statistics.mean)
-    return Deviations(*jax.tree.transpose(jax.tree.structure(x), jax.tree.structure((0, 0)), both))
-
-
-def absorb(statistics: RunningStatistics, sums: Deviations, count: Array) -> RunningStatistics:
-    """Adds `count` observations whose deviations were summed about these statistics' mean."""
-    first = jax.tree.map(lambda leaf: leaf / count, sums.first)
-    batch = RunningStatistics(
-        weight=count,
-        mean=jax.tree.map(jnp.add, statistics.mean, first),
-        variance=jax.tree.map(lambda two, one: two / count - jnp.square(one), sums.second, first),
+    first, second = jax.tree.transpose(jax.tree.structure(x), jax.tree.structure((0, 0)), both)
+    return Deviations(
+        weight=jnp.float32(jax.tree.leaves(x)[0].shape[0]),
+        origin=statistics.mean,
+        first=first,
+        second=second,
     )
-    return merge(statistics, batch)
 
 
-def normalise(
-    statistics: RunningStatistics, x: Tree, clip: float = 10.0, min_variance: float = 1e-6
-) -> Tree:
-    """Centres and scales leaves `[..., *shape]` to unit variance, clipped to [-clip, clip]."""
+def add(a: Deviations, b: Deviations) -> Deviations:
+    """Joins the sums of two sets of rows, about the origin of the first; exact for any two origins."""
+    shift = jax.tree.map(jnp.subtract, b.origin, a.origin)
+    return Deviations(
+        weight=a.weight + b.weight,
+        origin=a.origin,
+        first=jax.tree.map(lambda one, two, d: one + two + b.weight * d, a.first, b.first, shift),
+        second=jax.tree.map(
+            lambda one, two, first, d: one + two + 2.0 * d * first + b.weight * jnp.square(d),
+            a.second,
+            b.second,
+            b.first,
+            shift,
+        ),
+    )
 
-    def leaf(value: Array, mean: Array, variance: Array) -> Array:
-        lead = (1,) * (value.ndim - mean.ndim)
-        scale = jax.lax.rsqrt(jnp.maximum(variance, min_variance))
-        centred = value - mean.reshape(lead + mean.shape)
-        return jnp.clip(centred * scale.reshape(lead + scale.shape), -clip, clip)
 
-    return jax.tree.map(leaf, x, statistics.mean, statistics.variance)
+def absorb(statistics: RunningStatistics, sums: Deviations) -> RunningStatistics:
+    """Adds the rows that were summed, about whatever origin; sums of no rows change nothing.
+
+    Source: Chan, Golub and LeVeque (1983), equation 2.1.
+    """
+    count, total = _positive(sums.weight), statistics.weight + sums.weight
+    share = sums.weight / _positive(total)
+
+    def apart(mean: Array, origin: Array, first: Array) -> Array:
+        return (origin - mean) + first / count
+
+    def variance(old: Array, first: Array, second: Array, apart: Array) -> Array:
+        # The difference may round to below 0.
+        new = jnp.maximum(second / count - jnp.square(first / count), 0.0)
+        return (1.0 - share) * old + share * new + share * (1.0 - share) * jnp.square(apart)
+
+    distance = jax.tree.map(apart, statistics.mean, sums.origin, sums.first)
+    return RunningStatistics(
+        weight=total,
+        mean=jax.tree.map(lambda mean, d: mean + share * d, statistics.mean, distance),
+        variance=jax.tree.map(variance, statistics.variance, sums.first, sums.second, distance),
+    )
 
 
 def _positive(total: Array) -> Array:

@@ -96,20 +96,6 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
                 yield (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
 
 
-def unsupported(model: Any) -> Iterator[str]:
-    """Names candidate pairs that have no collider or friction model here; model: Model or MjModel."""
-    for pair in pairs(model):
-        types = tuple(int(model.geom_type[g]) for g in pair)
-        names = f"geoms {pair[0]} and {pair[1]}"
-        if types not in COLLIDERS:
-            yield (
-                f"collision of {names} (types {types[0]} and {types[1]}): use spheres, capsules and"
-                " planes, or rule the pair out with contype and conaffinity"
-            )
-        elif any(model.geom_condim[g] not in (1, 3) for g in pair):
-            yield f"condim of {names}: use 1 or 3"
-
-
 def candidates(model: Model) -> Candidates:
     """Groups the candidate pairs by kind."""
     kinds: dict[tuple[bool, tuple[int, int]], list[tuple[int, int]]] = {}

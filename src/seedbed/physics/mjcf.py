@@ -12,6 +12,7 @@ import numpy as np
 
 from seedbed.physics import collision
 from seedbed.physics.model import EULER, FREE, RK4, Model, Option
+from seedbed.physics.narrow import COLLIDERS
 from seedbed.physics.rigid import parts_of, welds_of
 from seedbed.types import SeedbedError
 
@@ -26,10 +27,15 @@ INERT_DISABLED = (
 )
 """Flags that do not change what a step computes, and eulerdamp, which is simulated."""
 INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
+ITERATIONS = 100
+"""Cap on the solver's iterations, MuJoCo's default; it takes fewer than 15 to converge."""
 
 
 def load(path_or_xml: str | Path) -> Model:
     """Compiles an MJCF file, or text that holds the XML itself, into a Model.
+
+    The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To cap
+    it, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.
 
     Raises:
         SeedbedError: MuJoCo cannot compile it, or it uses what is not simulated; the first line names
@@ -71,7 +77,7 @@ def from_mujoco(compiled: Any) -> Model:
         viscosity=float(option.viscosity),
         wind=np.array(option.wind),
         integrator=int(option.integrator),
-        iterations=int(option.iterations),
+        iterations=ITERATIONS,
         eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
     )
     fields["welds"] = welds_of(fields)
@@ -87,7 +93,7 @@ def unsupported(m: Any) -> Iterator[str]:
     yield from _bodies_and_joints(m)
     yield from _actuators(m)
     yield from _tendons(m)
-    yield from collision.unsupported(m)
+    yield from _collisions(m)
     counts = {
         "equality constraint": (m.neq, "model the bodies as welded, or as one tree"),
         "sensor": (m.nsensor, "remove it and read the state instead"),
@@ -103,7 +109,12 @@ def unsupported(m: Any) -> Iterator[str]:
 
 def _named(m: Any, kind: Any, i: int | np.integer, element: str) -> str:
     name = mujoco.mj_id2name(m, kind, i)
-    return f"{element} '{name}'" if name else f"{element} {i}"
+    if name:
+        return f"{element} '{name}'"
+    if kind == mujoco.mjtObj.mjOBJ_GEOM:  # most have none, and the number is nowhere in the file
+        body = _named(m, mujoco.mjtObj.mjOBJ_BODY, m.geom_bodyid[i], "body")
+        return f"{element} {i} of {body}"
+    return f"{element} {i}"
 
 
 def _options(m: Any) -> Iterator[str]:
@@ -159,6 +170,24 @@ def _bodies_and_joints(m: Any) -> Iterator[str]:
         for what, found in refused.items():
             if found:
                 yield f"{what} at {_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, 'geom')}: remove it"
+
+
+def _collisions(m: Any) -> Iterator[str]:
+    """Names the candidate pairs that have no collider or friction model here."""
+    for pair in collision.pairs(m):
+        geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, "geom") for g in pair]
+        types = tuple(int(m.geom_type[g]) for g in pair)
+        if types not in COLLIDERS:
+            kinds = (mujoco.mjtGeom(t).name.removeprefix("mjGEOM_").lower() for t in types)
+            first, second = (f"{g} ({kind})" for g, kind in zip(geoms, kinds, strict=True))
+            yield (
+                f"collision of {first} with {second}: use spheres, capsules and planes, or rule the pair"
+                " out with contype and conaffinity"
+            )
+            continue
+        for g, (name, other) in zip(pair, (geoms, geoms[::-1]), strict=True):
+            if m.geom_condim[g] not in (1, 3):
+                yield f"condim={m.geom_condim[g]} of {name}, which may touch {other}: use 1 or 3"
 
 
 def _actuators(m: Any) -> Iterator[str]:

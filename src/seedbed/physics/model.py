@@ -45,7 +45,7 @@ class Option(NamedTuple):
     viscosity: float  # kg/(m s)
     wind: np.ndarray  # [3] m/s
     integrator: int  # EULER or RK4
-    iterations: int  # of the solver, at most
+    iterations: int  # of the solver, at most; ours, not the file's
     eulerdamp: bool  # Euler treats joint damping implicitly
 
 

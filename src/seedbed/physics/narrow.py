@@ -1,7 +1,8 @@
 """Contacts of one pair of geoms: distance, point and normal, as MuJoCo's colliders give them.
 
 Each collider takes two geoms in MuJoCo's order of types and returns as many touches as its pair can make
-(engine_collision_primitive.c); a capsule against a cylinder is the segment against the solid cylinder.
+(engine_collision_primitive.c); a capsule against a cylinder is the segment against the solid cylinder, and
+where it lies on a disc, the ends of what lies on it (engine_collision_gjk.c, multicontact).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from seedbed.physics import math
@@ -18,6 +20,10 @@ from seedbed.types import Array
 
 PLANE, SPHERE, CAPSULE, CYLINDER = 0, 2, 3, 5
 """MuJoCo's numbers of the geom types (mjtGeom)."""
+LEVEL = 0.0888
+"""Sine of the angle to a disc up to which MuJoCo (4.0) lets a capsule lie on it."""
+SIDES = 16
+"""Corners of the polygon that MuJoCo takes for a cylinder's disc; one is on the cylinder's x axis."""
 
 
 class Geom(NamedTuple):
@@ -160,12 +166,63 @@ def capsule_capsule(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
     return touch(jnp.where(parallel, low, x_a), jnp.bool_(True)), touch(high, parallel)
 
 
-def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
-    """The segment (a sphere's is a point) against the solid cylinder; one contact.
+def sphere_cylinder(ball: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
+    """A sphere's centre against the solid cylinder."""
+    return (_segment_cylinder(ball, cylinder),)
 
-    MuJoCo's iterative collider finds the same to its tolerance, 1e-6; where a capsule lies flat on a disc
-    it adds a second contact, which is left out here.
+
+def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
+    """The segment against the solid cylinder; two contacts where it lies on a disc.
+
+    It lies on a disc if it is level to it and touches along its normal; then the contacts are the ends of
+    what is over the disc, and each has its own distance (multicontact). MuJoCo's iterative collider finds
+    the same to its tolerance, 1e-6. MuJoCo 4.0.0 also does so for a level capsule that touches the rim from
+    beside, whatever the normal, and lists a lone end twice; here these are one contact.
     """
+    alone = _segment_cylinder(capsule, cylinder)
+    slope, upright = (math.dot(v, cylinder.axis) for v in (capsule.axis, alone.normal))
+    up = cylinder.axis * jnp.where(upright > 0, -1, 1).astype(slope.dtype)
+    # MuJoCo widens both geoms by half of the reach and compares the capsule's nearest line with the disc.
+    margin = 0.5 * reach
+    down = alone.normal - capsule.axis * math.dot(capsule.axis, alone.normal)
+    line = capsule.pos - cylinder.pos + down * (capsule.radius + margin)
+    arm = capsule.axis * capsule.half
+    first, last = _over_disc(line, arm, cylinder)
+    ends = [line + arm * t for t in (first, last)]
+    heights = [math.dot(up, end) - (cylinder.half + margin) for end in ends]
+    lower, higher = heights[0] <= heights[1], heights[0] > heights[1]
+    level = (jnp.abs(slope) < LEVEL) & (jnp.abs(upright) > (1 - LEVEL**2) ** 0.5)
+    lies = level & (first < last) & (jnp.minimum(*heights) < 0)
+
+    def touch(at_first: Array) -> Touch:
+        height = jnp.where(at_first, *heights)
+        pos = cylinder.pos + jnp.where(at_first, *ends) - up * (0.5 * height)
+        return Touch(height + reach, pos, -up, None, lies)
+
+    both = zip(touch(lower)[:3], alone[:3], strict=True)
+    dist, pos, normal = (jnp.where(lies, x, y) for x, y in both)
+    return Touch(dist, pos, normal, None, alone.exists), touch(higher)
+
+
+def _over_disc(line: Array, arm: Array, cylinder: Geom) -> tuple[Array, Array]:
+    """Where line + arm t is over MuJoCo's polygon of a disc: from the first t to the last, within 1 of 0."""
+    x, y = cylinder.side, math.cross(cylinder.axis, cylinder.side)
+    angles = (2 * np.arange(SIDES // 2) + 1) * (np.pi / SIDES)  # one of each two opposite sides
+    normals = [(float(np.cos(a)), float(np.sin(a))) for a in angles]
+    across, along = (
+        jnp.stack([c * math.dot(v, x) + s * math.dot(v, y) for c, s in normals])
+        for v in (line, arm)
+    )
+    slant = jnp.maximum(jnp.abs(along), jnp.finfo(along.dtype).tiny ** 0.5)
+    middle = jnp.where(along > 0, -across, across)
+    apothem = cylinder.radius * float(np.cos(np.pi / SIDES))
+    first = ((middle - apothem) / slant).max()
+    last = ((middle + apothem) / slant).min()
+    return jnp.maximum(first, -1), jnp.minimum(last, 1)
+
+
+def _segment_cylinder(capsule: Geom, cylinder: Geom) -> Touch:
+    """The nearest point of a segment (a sphere's is a point) and the solid cylinder."""
     arm, apart = capsule.axis * capsule.half, capsule.pos - cylinder.pos
     t, outward, distance = _outside(arm, apart, cylinder)
     inside = distance == 0
@@ -176,7 +233,7 @@ def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch
         outward = jnp.where(nearer, normal, outward)
     dist = distance - capsule.radius
     pos = capsule.pos + arm * t - outward * (capsule.radius + 0.5 * dist)
-    return (Touch(dist, pos, -outward, None, jnp.bool_(True)),)
+    return Touch(dist, pos, -outward, None, jnp.bool_(True))
 
 
 def _outside(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
@@ -275,8 +332,8 @@ COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {
     (PLANE, CYLINDER): (plane_cylinder, 4),
     (SPHERE, SPHERE): (sphere_sphere, 1),
     (SPHERE, CAPSULE): (sphere_capsule, 1),
-    (SPHERE, CYLINDER): (capsule_cylinder, 1),
+    (SPHERE, CYLINDER): (sphere_cylinder, 1),
     (CAPSULE, CAPSULE): (capsule_capsule, 2),
-    (CAPSULE, CYLINDER): (capsule_cylinder, 1),
+    (CAPSULE, CYLINDER): (capsule_cylinder, 2),
 }
 """The collider of each pair of types and how many touches it returns."""

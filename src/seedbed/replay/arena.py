@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from seedbed.types import SeedbedError
+
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -37,11 +39,17 @@ class Files:
     """A folder in which segments lie; `notices` says when none can be made. For one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.notices: deque[str] = deque()
         self._failed = False
-        present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
+        except OSError as error:
+            raise SeedbedError(
+                f"the replay cannot be kept in {folder} ({error.strerror}): mend the folder, or do not "
+                "save the replay"
+            ) from error
         self._serial = max((int(serial) + 1 for _, serial in present), default=0)
 
     def create(self, kind: str, size: int) -> str:
@@ -119,7 +127,8 @@ class Arena:
                 self._place(segment, part, _PRIVATE, -1, 0)
             self._mapped[segment] = False
         if file is not None and file not in kept and self._files is not None:
-            (self._files.folder / file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a save that can will remove it
+                (self._files.folder / file).unlink(missing_ok=True)
         self.files[segment] = None
 
     def write(self, segment: int, file: str) -> None:

@@ -23,12 +23,11 @@ from seedbed.replay.items import Windows
 from seedbed.replay.layout import Layout
 from seedbed.replay.segments import Segments
 from seedbed.replay.storage import Storage
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, StorageError
 
 _MAGIC = b"seedbed replay 2"
 _LENGTHS = struct.Struct("<QI")  # bytes of the header; checksum of all that follows this
 _INDEX = re.compile(r"(\d{8})\.(.+)\.index")
-_KEEP = 2
 
 
 class _Part(NamedTuple):
@@ -52,7 +51,7 @@ class Snapshot(NamedTuple):
 
 
 class Keeper:
-    """Saves and restores a storage in its folder; keeps the newest two saves."""
+    """Saves and restores a storage in its folder; keeps the newest save and one before it."""
 
     def __init__(self, storage: Storage, files: Files) -> None:
         self._storage, self._folder = storage, files.folder
@@ -68,7 +67,7 @@ class Keeper:
         """Lists the files, which are kept from now on, and copies the weights; under the storage's lock.
 
         `tables` are to be added while nothing is published. Segments that are in memory only are pinned
-        until `write`; raises SeedbedError where they find no room on the disk.
+        until `write`; raises StorageError if the disk has no room for them.
         """
         parts: list[_Part] = []
         try:
@@ -123,8 +122,12 @@ class Keeper:
         firsts = np.array(segments, np.int64) * units
         return (firsts[:, None] + np.arange(units)).reshape(-1)
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Writes a snapshot to the disk, and removes what no index names; raises SeedbedError."""
+    def write(self, snapshot: Snapshot, keep: str | None) -> None:
+        """Writes a snapshot to the disk, and removes the files that no index names.
+
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
+        Raises StorageError if the disk refuses; the earlier saves are whole then.
+        """
         parts, whole = snapshot.parts, False
         try:
             for part in parts:
@@ -147,7 +150,11 @@ class Keeper:
                         self._segments[part.kind].arena.files[part.segment] = part.file
                 self._unpin(parts)
         self._synced |= {part.file for part in parts if part.settled}
-        self._prune(_list_indexes(self._folder)[:_KEEP])
+        self._named |= {part.file for part in parts}
+        with contextlib.suppress(OSError):  # the next save removes the rest
+            newest, *before = _list_indexes(self._folder)
+            kept = [path for path in before if _name_of(path) == keep] or before
+            self._prune([newest, *kept[:1]])
 
     def _unpin(self, parts: Sequence[_Part]) -> None:
         for part in parts:
@@ -167,19 +174,19 @@ class Keeper:
     def _live(self) -> set[str | None]:
         return {file for s in self._segments.values() for file in s.arena.files}
 
-    def _failure(self, name: str, error: OSError) -> SeedbedError:
+    def _failure(self, name: str, error: OSError) -> StorageError:
         full = "disk full" if error.errno == errno.ENOSPC else error.strerror
-        return SeedbedError(
+        return StorageError(
             f"the replay could not be saved as {name} to {self._folder}: {full}; the earlier index is "
             "whole. Make room there, or mend the folder"
         )
 
     def _prune(self, indexes: Sequence[Path]) -> None:
-        """Removes indexes but these, and files that neither these nor the storage needs."""
+        """Removes indexes but these, and files that neither these nor the storage needs; raises OSError."""
         present = list(self._folder.iterdir())
         named: set[str] = set()
         for path in indexes:
-            with contextlib.suppress(OSError, ValueError):  # a damaged one keeps nothing
+            with contextlib.suppress(ValueError):  # a damaged one keeps nothing
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
             live, self._named = self._live(), frozenset(named)
@@ -208,7 +215,11 @@ class Keeper:
                 continue
             with self._storage.lock:
                 self._load(header, arrays)
-            self._prune([path])
+                self._named = frozenset(file for _, _, file, _ in header["files"])
+                for segments in self._segments.values():
+                    segments.kept = self._named
+            with contextlib.suppress(OSError):  # the next save removes the rest
+                self._prune([path])
             return name, header["state"]
         return None
 

@@ -27,7 +27,7 @@ from seedbed.replay.storage import Storage
 from seedbed.replay.writing import Priorities, Writer, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
-_SLACK_BATCHES = 4  # by which drawing may run ahead of `ratio`, or behind
+_SLACK_BATCHES = 8  # by which drawing may be behind `ratio`
 _STOP_POLL_S = 0.1
 
 
@@ -106,9 +106,9 @@ class Replay:
         return self._sampled
 
     def can_sample(self, batch: int) -> bool:
-        """Whether there are `min_size` items, and drawing a batch keeps to `ratio`."""
+        """Whether there are `min_size` items, and `ratio` asks for a batch."""
         enough = self._items.count >= max(1, self.layout.experience.min_size)
-        return enough and self._items.owed >= batch - self._slack
+        return enough and self._items.owed >= batch
 
     def can_insert(self) -> bool:
         """Whether acting may go on: drawing is not far behind `ratio`."""
@@ -186,21 +186,32 @@ class Replay:
         with self._lock:
             self._items.prioritise(slots, generations, priorities)
 
-    def save(self, name: str) -> None:
-        """Writes what has been published, with the state of drawing, to the disk under a name.
+    def save(self, name: str, keep: str | None = None) -> None:
+        """Seals, then writes all published items and the state of drawing to the disk under a name.
 
-        Half items are not saved. For any thread; others go on meanwhile. Raises SeedbedError where there is
-        no room; what was saved before is whole then.
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Half
+        items are not saved. Any thread may call this; the others go on meanwhile. Raises StorageError if
+        the disk refuses; the earlier saves are whole then. Raises SeedbedError if the agent gives an item
+        an invalid priority; the items published before it are saved first.
         """
         keeper = self._require_keeper()
         with self._saving:
-            with self._writer.sealing:
-                self._writer.seal_all()
-                with self._lock:
-                    state = {"sampled": self._sampled, "random": self._random.bit_generator.state}
-                    snapshot = keeper.snapshot(name, state)
-                snapshot.arrays.update(keeper.tables(snapshot))
-            keeper.write(snapshot)
+            failure: Exception | None = None
+            try:
+                with self._writer.sealing:
+                    try:
+                        self._writer.seal_all()
+                    except Exception as error:
+                        failure = error
+                    with self._lock:
+                        random = self._random.bit_generator.state
+                        state = {"sampled": self._sampled, "random": random}
+                        snapshot = keeper.snapshot(name, state)
+                    snapshot.arrays.update(keeper.tables(snapshot))
+                keeper.write(snapshot, keep)
+            finally:
+                if failure is not None:
+                    raise failure
 
     def restore(self, names: Sequence[str]) -> str | None:
         """Goes on with the newest usable save of one of these names, before anything is appended.

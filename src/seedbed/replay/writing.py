@@ -31,6 +31,9 @@ class _Set:
     views: list[np.ndarray]  # [n, CHUNK, ...] for each leaf
     cores: list[np.ndarray]  # the same
     rows: int = 0
+    in_place: bool = False  # whether the rows have been copied from `views` to their place
+    # The items that it completes and their memory; None until the sequencer has seen its rows.
+    items: tuple[Windows, list[np.ndarray]] | None = None
 
 
 class _Stream:
@@ -53,6 +56,7 @@ class Writer:
         self.sealing = threading.Lock()  # taken before the storage's
         self._streams = [_Stream(self._layout) for _ in range(self._layout.num_groups)]
         self._pending: collections.deque[_Set] = collections.deque()
+        self._sealing: collections.deque[_Set] = collections.deque()  # taken from `_pending`
         self._core_buffers: list[list[np.ndarray]] = []
         period = self._layout.experience.period
         self._batch = max(8, -(-self._layout.group_size * CHUNK // period))
@@ -140,7 +144,8 @@ class Writer:
 
     def held(self) -> list[int]:
         """Lists the first chunks of the sets that are written or part of half items; while nobody appends."""
-        held = [chunk.first for chunk in self._pending]
+        waiting = [*self._sealing, *self._pending]
+        held = [chunk.first for chunk in waiting if chunk.items is None]
         for stream in self._streams:
             held += stream.sets if stream.open is None else [*stream.sets, stream.open.first]
         return held
@@ -148,7 +153,7 @@ class Writer:
     @property
     def pending(self) -> int:
         """Sets of chunks that wait to be sealed."""
-        return len(self._pending)
+        return len(self._sealing) + len(self._pending)
 
     def seal_pending(self) -> None:
         """Compresses the chunks that are full and publishes the items that they complete."""
@@ -156,17 +161,40 @@ class Writer:
             self.seal_all()
 
     def seal_all(self) -> None:
-        """Does so; who calls it holds `sealing`."""
-        while self._pending:
+        """Seals every pending set. The caller must hold `sealing`.
+
+        A set stays pending until its items are published. Raises SeedbedError if the agent gives an item
+        an invalid priority; the next call goes on at that item's set.
+        """
+        while self.pending:
             with self._lock:
-                sets = list(self._pending)
+                self._sealing.extend(self._pending)
                 self._pending.clear()
-            self._records.seal([chunk.first for chunk in sets], [chunk.views for chunk in sets])
-            for chunk in sets:
-                self._publish(chunk)
+            if new := [chunk for chunk in self._sealing if not chunk.in_place]:
+                self._records.seal([chunk.first for chunk in new], [chunk.views for chunk in new])
+            for chunk in new:
+                chunk.in_place = True
+            while self._sealing:
+                self._publish(self._sealing[0])
+                self._sealing.popleft()
 
     def _publish(self, chunk: _Set) -> None:
-        """Finds the items that a set, which is in its place, completes."""
+        """Publishes the items that a set, which is in its place, completes."""
+        if chunk.items is None:
+            chunk.items = self._complete(chunk)
+        windows, cores = chunk.items
+        if len(windows.env):
+            self._storage.publish(windows, cores, self._first_priorities(windows))
+        stream = self._streams[chunk.group]
+        with self._lock:
+            done = len(stream.sets) + 1 - self._layout.item_chunks
+            if done > 0:
+                self._release(stream.sets[:done])
+                del stream.sets[:done]
+            self._core_buffers.append(chunk.cores)
+
+    def _complete(self, chunk: _Set) -> tuple[Windows, list[np.ndarray]]:
+        """Adds a set to its stream; returns the items that it completes, and their memory."""
         stream = self._streams[chunk.group]
         if chunk.opens:
             with self._lock:
@@ -179,15 +207,7 @@ class Writer:
         steps = sequencer.steps(opening)
         found = sequencer.complete(steps, ended)
         cores = stream.cores.collect(steps, chunk.cores, found)
-        if len(found.env):
-            windows = self._windows(chunk, found, oldest)
-            self._storage.publish(windows, cores, self._first_priorities(windows))
-        with self._lock:
-            done = len(stream.sets) + 1 - self._layout.item_chunks
-            if done > 0:
-                self._release(stream.sets[:done])
-                del stream.sets[:done]
-            self._core_buffers.append(chunk.cores)
+        return self._windows(chunk, found, oldest), cores
 
     def _windows(self, chunk: _Set, found: Found, oldest: int) -> Windows:
         """Says where the items that a set completed are; `oldest` numbers the first set that is known."""

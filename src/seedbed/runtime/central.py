@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from seedbed.ops.counts import derived_seed, fold_count, halves
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.runtime.config import CentralConfig
@@ -28,10 +29,8 @@ from seedbed.types import (
     HostEnvConfig,
     LearnerState,
     OnPolicy,
-    Replay,
-    ReplayAgent,
-    SeedbedError,
     bind,
+    learns_from_replay,
 )
 
 _MODEST = 10
@@ -42,8 +41,10 @@ parts leave of the cores, instead of coming in bursts. R2D2 gains 9 % on Pong, D
 def train(
     *, env: HostEnvConfig, agent: Agent, config: CentralConfig, run: RunFolder, view: View
 ) -> dict[str, Any]:
-    """Trains until `config.steps` agent steps are done, and returns a summary of the run.
+    """Trains until `config.steps` transitions are done, and returns a summary of the run.
 
+    `config` is resolved for the agent. A transition is done when it has been learned from, or with an agent
+    that learns from replay when it is there; then the updates that are owed for it are still made.
     A folder that holds checkpoints is gone on with. SIGINT, SIGTERM and SIGHUP stop training and save; a
     second one gives up at once. Raises SeedbedError on what the user can mend, after saving what was
     learned, and KeyboardInterrupt where a signal came before there was anything to save.
@@ -58,20 +59,22 @@ def train(
         pool = stack.enter_context(
             ActorPool(
                 env,
-                actors=config.num_actors,
+                actors=config.actors,
                 envs_per_actor=config.envs_per_actor,
-                seed=config.seed + sum(past),
-                niceness=_MODEST if isinstance(agent, ReplayAgent) else 0,
+                seed=derived_seed(config.seed, sum(past)),
+                niceness=_MODEST if learns_from_replay(agent) else 0,
                 timeout_s=config.actor_timeout_s,
             )
         )
         view.message(
-            f"starting {config.num_actors} actors with {config.envs_per_actor} environments each"
+            f"starting {config.actors} actors with {config.envs_per_actor} environments each"
         )
         _await_spec(pool, interruption, view)
         setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, setup.start.env_steps)))
-        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        log = MetricsLog(run.path, setup.start.env_steps, view.message)
+        stack.callback(log.close)
+        writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
+        stack.enter_context(writer)
         supervisor = Supervisor(setup, log, writer, view, interruption)
         supervisor.run()
         return supervisor.finish()
@@ -89,43 +92,6 @@ def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None
         raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
 
 
-def _check_sizes(agent: Agent, config: CentralConfig, pool: ActorPool) -> None:
-    """Raises SeedbedError where sizes do not divide."""
-    experience, learners = agent.experience, len(config.learner_devices)
-    batch = experience.batch
-    if isinstance(experience, OnPolicy):
-        if batch % pool.group_size:
-            raise SeedbedError(
-                f"agent.batch is {batch} unrolls: it must be a multiple of a group's "
-                f"{pool.group_size} environments (half of --envs-per-actor)"
-            )
-        if batch > pool.num_envs * 2:
-            raise SeedbedError(
-                f"agent.batch is {batch} unrolls, but there are only {pool.num_envs} environments: "
-                "lower it, or raise --actors or --envs-per-actor"
-            )
-    if batch % (learners * agent.minibatches):
-        raise SeedbedError(
-            f"agent.batch is {batch}: it must divide by {learners} learner devices x "
-            f"{agent.minibatches} minibatches"
-        )
-    if pool.num_groups < len(config.inference_devices):
-        raise SeedbedError(
-            f"{len(config.inference_devices)} inference devices for the {pool.num_groups} groups of "
-            f"{config.num_actors} actors: name fewer with --inference-devices, or raise --actors"
-        )
-
-
-def _total_updates(agent: Agent, steps: int) -> int:
-    """Updates of a run of this many agent steps."""
-    experience = agent.experience
-    if isinstance(experience, Replay):
-        items = max(0, steps // experience.period - experience.min_size)
-        return math.ceil(items * experience.ratio / experience.batch)
-    batches = -(-steps // (experience.unroll * experience.batch))
-    return batches * agent.epochs * agent.minibatches
-
-
 def _set_up(
     env: HostEnvConfig,
     agent: Agent,
@@ -137,13 +103,11 @@ def _set_up(
     inference_devices = choose_devices(config.inference_devices, "--inference-devices")
     learner_devices = choose_devices(config.learner_devices, "--learner-devices")
     spec = pool.spec
-    _check_sizes(agent, config, pool)
-    total = _total_updates(agent, config.steps)
-    agent = bind(agent, stacked_spec(spec, env.frame_stack), total)
+    agent = bind(agent, stacked_spec(spec, env.frame_stack))
     run_key = jax.random.key(config.seed)
     init_key, act_key, learn_key = jax.random.split(run_key, 3)
     state, start, episodes = _initial(agent, init_key, run, pool, view)
-    act_key = jax.random.fold_in(act_key, start.env_steps)
+    act_key = fold_count(act_key, halves(start.env_steps))
 
     view.message("compiling")
     group_envs = np.arange(pool.num_envs).reshape(pool.num_groups, pool.group_size)
@@ -152,23 +116,39 @@ def _set_up(
         Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
         for device, part in zip(inference_devices, parts, strict=True)
     ]
-    feed: UnrollQueue | ReplayFeed
-    if isinstance(agent, ReplayAgent):
-        feed = ReplayFeed(agent, pool, env.frame_stack, config, run)
+    feed = _make_feed(agent, env, config, pool, run, start.env_steps)
+    if isinstance(feed, ReplayFeed):
         found = feed.restore(start.env_steps)
         if start.env_steps:
             view.message(found)
-    else:
-        unrolls = agent.experience.batch // pool.group_size
-        feed = UnrollQueue(2 * unrolls, unrolls)
     learner = Learner(agent, env.frame_stack, learner_devices, learn_key)
     learning = LearnerLoop(learner, state, inferences, feed)
     for inference in inferences:
         inference.compile(spec)
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
-    left = config.steps - start.env_steps
-    acting = InferenceLoop(pool, inferences, feed, episodes, deadline, left)
+    acting = InferenceLoop(pool, inferences, feed, episodes, deadline)
     return Setup(agent, env, config, pool, acting, learning, feed, start)
+
+
+def _make_feed(
+    agent: Agent,
+    env: HostEnvConfig,
+    config: CentralConfig,
+    pool: ActorPool,
+    run: RunFolder,
+    env_steps: int,
+) -> UnrollQueue | ReplayFeed:
+    """Makes what is between acting and learning, of a run that has done `env_steps` transitions."""
+    if learns_from_replay(agent):
+        return ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
+    experience = agent.experience
+    assert isinstance(experience, OnPolicy)
+    per_batch = experience.batch // pool.group_size
+    # Groups that step alike complete one unroll each while one of them is being filled, and may do so once
+    # more before it is their turn to enter the queue of two batches; one more is being learned from.
+    batches = 0 if experience.synchronous else 3 + math.ceil(2 * pool.num_groups / per_batch)
+    most_lag = batches * agent.epochs * agent.minibatches
+    return UnrollQueue(2 * per_batch, per_batch, most_lag, env_steps, config.steps)
 
 
 def _initial(

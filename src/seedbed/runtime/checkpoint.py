@@ -18,7 +18,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +33,7 @@ from seedbed.runtime.checkpoint_writer import (
     name_of,
     read_best,
 )
-from seedbed.types import SeedbedError, Tree
+from seedbed.types import SeedbedError, StorageError, Tree
 
 Warn = Callable[[str], None]
 Restored = tuple[int, Tree, dict[str, Any]]
@@ -49,13 +48,17 @@ class _Request(NamedTuple):
 class CheckpointWriter:
     """Writes checkpoints into a folder through a helper process; keeps the last `keep` and the best.
 
-    One write runs and one more may wait. A failed write is raised by the next call as SeedbedError and
+    One write runs and one more may wait. A failed write is raised by the next call as StorageError and
     leaves the earlier checkpoints whole. The helper (about 250 MB) ends after `idle_s` without work:
-    starting one costs a second of CPU, and between checkpoints it would only hold memory.
+    starting one costs a second of CPU, and between checkpoints it would only hold memory. It inherits
+    `lock`, the descriptor that holds the run's folder: were this process killed, the folder would be
+    held until the helper has ended.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, idle_s: float = 5.0) -> None:
-        self._folder, self._keep, self._idle_s = folder, keep, idle_s
+    def __init__(
+        self, folder: Path, keep: int = 3, idle_s: float = 5.0, lock: int | None = None
+    ) -> None:
+        self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
         self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._helper: _Helper | None = None
@@ -64,18 +67,13 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
         try:
             self.close()
-        except SeedbedError as failure:
-            if error is None:
+        except StorageError as error:
+            if failure is None:
                 raise
-            error.add_note(f"and then: {failure}")
+            failure.add_note(str(error))  # the failure that ended the run comes first
 
     @property
     def helper_pid(self) -> int | None:
@@ -86,8 +84,11 @@ class CheckpointWriter:
     def save(
         self, step: int, tree: Tree, metadata: dict[str, Any], score: float | None = None
     ) -> None:
-        """Copies the tree to the host and hands it over; waits only where two writes are pending."""
-        self._raise_error()
+        """Copies the tree to the host and hands it over; waits only if two writes are pending.
+
+        Raises StorageError if an earlier write failed; this write is handed over all the same.
+        """
+        failed, self._error = self._error, None
         named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
         leaves = [
             {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
@@ -100,9 +101,11 @@ class CheckpointWriter:
             self._thread.start()
         arrays = [array for _, array in named]
         self._requests.put(_Request(int(step), json.dumps(header).encode(), arrays))
+        if failed is not None:
+            raise StorageError(failed)
 
     def wait(self) -> None:
-        """Returns when all that was saved is on the disk."""
+        """Returns when the newest save is on the disk; raises StorageError if it could not be written."""
         self._requests.join()
         self._raise_error()
 
@@ -117,7 +120,7 @@ class CheckpointWriter:
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
-            raise SeedbedError(error)
+            raise StorageError(error)
 
     def _serve(self) -> None:
         while True:
@@ -131,6 +134,8 @@ class CheckpointWriter:
                     self._stop_helper()
                     return
                 reason = self._write(request)
+                # A whole checkpoint makes up for an older one that failed.
+                self._error = None
                 if reason is not None:
                     self._error = (
                         f"the checkpoint of step {request.step} could not be written to "
@@ -144,7 +149,7 @@ class CheckpointWriter:
         reason: str | None = None
         for _ in range(2):  # the helper may have been killed; the data is still here
             try:
-                self._helper = self._helper or _Helper(self._folder)
+                self._helper = self._helper or _Helper(self._folder, self._lock)
                 reason = self._helper.write(request)
                 return None if reason is None else _short(reason)
             except OSError as error:
@@ -162,7 +167,7 @@ class CheckpointWriter:
 class _Helper:
     """A running helper process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: int | None) -> None:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         environment.pop("XLA_FLAGS", None)
         package_root = str(Path(__file__).resolve().parents[2])
@@ -177,6 +182,7 @@ class _Helper:
             stderr=self._errors,
             env=environment,
             start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
         )
 
     def write(self, request: _Request) -> str | None:

@@ -37,12 +37,16 @@ def list_steps(folder: Path) -> list[int]:
 def write_json(path: Path, value: Any) -> None:
     """Replaces a JSON file atomically."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 
@@ -88,9 +92,13 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     step, score = header["step"], header["score"]
     final = folder / name_of(step)
     leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
-    if not _holds(final, leaves):
-        manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
+    manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
+    held = _held(final)
+    # The arrays may be there already, as when their score, or more metadata, comes later.
+    if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
         _write(final, manifest, arrays)
+    elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
+        write_json(final / MANIFEST, {**held, "metadata": known})
     best = read_best(folder)
     if score is not None and (best is None or score > best["score"] or best["step"] == step):
         best = {"step": step, "score": score}
@@ -104,12 +112,9 @@ def _checksum(array: Any) -> int:
     return zlib.crc32(array.tobytes())
 
 
-def _holds(final: Path, leaves: list[dict[str, Any]]) -> bool:
-    """Tells whether a whole checkpoint of just these arrays is there, as when its score comes later."""
-    if defect(final) is not None:
-        return False
-    held = json.loads((final / MANIFEST).read_text())["leaves"]
-    return held == json.loads(json.dumps(leaves))
+def _held(final: Path) -> dict[str, Any] | None:
+    """Reads the manifest of a checkpoint; returns None if it is missing or damaged."""
+    return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
 
 
 def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -125,17 +130,25 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
             ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
         write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
         _sync_tree(temporary)
-        doomed = _rename_away(final)
+        former = _rename_away(final)
         temporary.rename(final)
         _sync_folder(final.parent)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_leftovers(final.parent)
         raise
-    shutil.rmtree(doomed, ignore_errors=True)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what an earlier writer was killed over."""
+    """Removes half-written and half-removed checkpoints, which a failure or a kill has left.
+
+    A whole checkpoint that was renamed for a successor is put back if the successor is not there. No other
+    process may write into the folder meanwhile.
+    """
+    for former in folder.glob(".removing-*"):
+        final = folder / former.name.removeprefix(".removing-")
+        if not final.exists() and defect(former) is None:
+            former.rename(final)
     for pattern in (".writing-*", ".removing-*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.ops.counts import next_count
 from seedbed.runtime.inference import environment_keys
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
@@ -30,7 +31,7 @@ class Carry(NamedTuple):
 
     frames: Timestep  # [S, B, ...] the newest last
     actor_state: ActorState  # [B, ...]
-    counter: Array  # uint32 scalar
+    counter: Array  # uint32 [2], a count of steps
 
 
 Play = Callable[[Tree, Carry, Timestep, Array], tuple[Carry, Tree]]
@@ -50,9 +51,9 @@ def compile_play(agent: Agent, frame_stack: int) -> Play:
         stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
         num_envs = timestep.first.shape[0]
         env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
-        keys = environment_keys(key, env_ids, jnp.full(num_envs, carry.counter))
+        keys = environment_keys(key, env_ids, carry.counter)
         action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
-        return Carry(frames, state, carry.counter + 1), action
+        return Carry(frames, state, next_count(carry.counter)), action
 
     return jax.jit(play)
 
@@ -75,7 +76,7 @@ def empty_carry(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) ->
     """Makes the memory of a player that has seen nothing; `spec` is of single frames."""
     env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
     frames = zero_timesteps(spec, (frame_stack, num_envs))
-    return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.uint32(0))
+    return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.zeros(2, jnp.uint32))
 
 
 def evaluation_envs(episodes: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from seedbed.ops.counts import derived_seed
 from seedbed.runtime.checkpoint import CheckpointWriter, restore
 from seedbed.runtime.checkpoint_writer import list_steps
 from seedbed.runtime.config import FusedConfig
@@ -20,19 +21,18 @@ from seedbed.runtime.reporting import (
     Interruption,
     Start,
     View,
-    after,
     require_finite,
     stopping_signals,
 )
 from seedbed.runtime.rollout import Carry, Iteration
 from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Agent, Environment, SeedbedError
+from seedbed.types import Agent, Environment, SeedbedError, StorageError
 
 
 def train(
     *, env: Environment, agent: Agent, config: FusedConfig, run: RunFolder, view: View
 ) -> dict[str, Any]:
-    """Trains until `config.steps` agent steps are done, and returns a summary of the run.
+    """Trains until every member made `config.steps` transitions, and returns a summary of the run.
 
     A folder that holds checkpoints is gone on with, bit for bit. SIGINT, SIGTERM and SIGHUP stop training
     and save; a second one gives up at once. Raises SeedbedError on what the user can mend.
@@ -43,12 +43,19 @@ def train(
     with contextlib.ExitStack() as stack:
         interruption = stack.enter_context(stopping_signals(view))
         program = Program(env, agent, config)
-        carry, start, episodes = _begin(program, run, view)
-        log = stack.enter_context(contextlib.closing(MetricsLog(run.path, start.env_steps)))
-        writer = stack.enter_context(CheckpointWriter(run.checkpoints, config.keep_checkpoints))
+        carry, start, transitions, episodes = _begin(program, run, view)
+        log = MetricsLog(run.path, start.env_steps, view.message)
+        stack.callback(log.close)
+        writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
+        stack.enter_context(writer)
+        if program.euler_steps:
+            view.message(
+                f"training with Euler's integrator for {program.euler_steps:,} steps, then with the "
+                "environment's own"
+            )
         view.message("compiling")
         program.compile(carry)
-        progress = _Progress(program, carry, start, episodes, begun - start.wall_s)
+        progress = _Progress(program, carry, start, transitions, episodes, begun - start.wall_s)
         driver = _Driver(progress, log, writer, view, interruption)
         driver.run()
         return driver.finish()
@@ -62,20 +69,21 @@ class _Progress:
         program: Program,
         carry: Carry,
         start: Start,
+        transitions: list[int],
         episodes: list[RecentEpisodes],
         zero: float,
     ) -> None:
         """Takes the compiled program and where it begins; `zero` is when the run began."""
         self.program, self.carry, self.start, self.episodes = program, carry, start, episodes
+        self.transitions = transitions  # of each seed so far
         self.zero = zero
-        self.iteration = start.env_steps // program.per_iteration
         self.report: Iteration | None = None
         self.busy_s = np.zeros(3)  # of the stages, in their order
 
     @property
     def env_steps(self) -> int:
-        """Agent steps of each seed."""
-        return self.iteration * self.program.per_iteration
+        """Transitions of the seed that has the fewest."""
+        return min(self.transitions)
 
     @property
     def updates(self) -> int:
@@ -84,12 +92,13 @@ class _Progress:
 
     @property
     def done(self) -> bool:
-        return self.iteration >= self.program.iterations
+        return self.env_steps >= self.program.config.steps
 
     def advance(self) -> None:
         """Does one iteration; raises TrainingDiverged, and SeedbedError if the environment is to blame."""
-        self.carry, report = self.program.run(self.carry)
-        before, self.iteration = self.env_steps, self.iteration + 1
+        self.carry, report = self.program.run(self.carry, self.transitions)
+        before, made = self.env_steps, np.ravel(report.transitions).tolist()
+        self.transitions = [sum(each) for each in zip(self.transitions, made, strict=True)]
         if not np.all(report.finite):
             raise SeedbedError(
                 f"{self.program.task} gave an observation or a reward that is not finite between steps "
@@ -106,30 +115,29 @@ class _Progress:
     def checkpoint(self) -> tuple[int, Carry, dict[str, Any]]:
         """What a checkpoint holds: step, arrays and metadata."""
         start = Start(self.env_steps, time.monotonic() - self.zero, self.updates)
-        episodes = [each.state() for each in self.episodes]
-        return self.env_steps, self.carry, {"start": start._asdict(), "episodes": episodes}
+        metadata = {
+            "start": start._asdict(),
+            "transitions": self.transitions,
+            "episodes": [each.state() for each in self.episodes],
+        }
+        return self.env_steps, self.carry, metadata
 
 
 def _begin(
     program: Program, run: RunFolder, view: View
-) -> tuple[Carry, Start, list[RecentEpisodes]]:
-    """Makes the first carry, or restores that of the newest whole checkpoint."""
+) -> tuple[Carry, Start, list[int], list[RecentEpisodes]]:
+    """Makes the first carry and counts, or restores those of the newest whole checkpoint."""
     episodes = [RecentEpisodes() for _ in range(program.members)]
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
         if (run.path / "metrics.jsonl").exists():
             view.message("the run has no checkpoint yet: starting from the beginning")
-        return program.place(program.first()), Start(), episodes
+        return program.place(program.first()), Start(), [0] * program.members, episodes
     step, carry, metadata = restore(run.checkpoints, jax.eval_shape(program.first), view.message)
     start = Start(**metadata["start"])
     for each, state in zip(episodes, metadata["episodes"], strict=True):
         each.load(state)
-    if step % program.per_iteration:
-        raise SeedbedError(
-            f"the run's checkpoint is of step {step:,}, which is no multiple of an iteration's "
-            f"{program.per_iteration:,}: go on with the batch and unroll that the run had"
-        )
     view.message(f"going on from step {step:,} ({start.updates:,} learner steps)")
-    return program.place(carry), start, episodes
+    return program.place(carry), start, metadata["transitions"], episodes
 
 
 class _Driver:
@@ -146,7 +154,7 @@ class _Driver:
         self._progress, self._log, self._writer, self._view = progress, log, writer, view
         self._interruption = interruption
         self._evaluated: dict[str, Any] = {}
-        begun = (time.monotonic(), progress.env_steps, np.zeros(3))
+        begun = (time.monotonic(), sum(progress.transitions), np.zeros(3))
         self._last = {"log": begun, "view": begun}
 
     def run(self) -> None:
@@ -156,7 +164,7 @@ class _Driver:
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
-        self._writer.save(*progress.checkpoint())  # at once: there is always one to go back to
+        self._save(*progress.checkpoint())  # at once: there is always one to go back to
         every = config.evaluate_every or config.steps + 1
         next_evaluation = (progress.env_steps // every + 1) * every
         while not progress.done and not self._interruption.requested():
@@ -169,13 +177,13 @@ class _Driver:
                 next_evaluation = (progress.env_steps // every + 1) * every
                 self._evaluate()
             elif save.due():
-                self._writer.save(*progress.checkpoint())
+                self._save(*progress.checkpoint())
 
     def finish(self) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary."""
         interrupted = self._interruption.requested() or not self._evaluate()
         if interrupted:
-            self._writer.save(*self._progress.checkpoint())
+            self._save(*self._progress.checkpoint())
         metrics = self._metrics("log")
         self._log.write(metrics)
         self._view.update(metrics)
@@ -186,13 +194,12 @@ class _Driver:
         """Evaluates and saves with the score; returns False, and does neither, if a signal came first."""
         progress = self._progress
         config, step = progress.program.config, progress.env_steps
-        seed = (config.seed + 1_000_003 * (1 + step)) % (1 << 31)
+        seed = derived_seed(config.seed, step)
         begun = time.monotonic()
         try:
             results = progress.program.evaluate(progress.carry, seed, self._interruption.requested)
-        except SeedbedError as error:
-            with after(error, self._view):
-                self._writer.save(*progress.checkpoint())  # what was learned is not lost with it
+        except SeedbedError:
+            self._save(*progress.checkpoint())  # what was learned is not lost with it
             raise
         if results is None:
             return False
@@ -200,41 +207,39 @@ class _Driver:
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
         best = int(np.argmax(scores))
-        self._evaluated = {f"evaluation/{name}": value for name, value in results[best].items()}
+        name = config.member_names[best]
+        self._evaluated, text = _evaluated(results, scores, name)
         self._evaluated["evaluation/env_steps"] = step
-        text = f"evaluation at {step:,} steps: return "
-        if len(results) > 1:
-            self._evaluated["evaluation/seeds"] = scores
-            chosen = [f"seed {config.member_seeds[best]}"]
-            chosen += [f"{name} {value:g}" for name, value in config.variations[best].items()]
-            text += (
-                f"{np.median(scores):.1f} (median of {len(scores)} runs, {min(scores):.1f} to "
-                f"{max(scores):.1f}; best: {', '.join(chosen)})"
-            )
-        else:
-            mean, deviation = scores[0], results[0]["episode_return_std"]
-            text += f"{mean:.2f} +- {deviation:.2f} ({results[0]['episodes']} episodes)"
-        self._view.message(text)
+        self._view.message(f"evaluation at {step:,} steps: return {text}")
         at, carry, metadata = progress.checkpoint()
-        self._writer.save(at, carry, metadata | {"best_seed": best}, score=scores[best])
+        self._save(at, carry, metadata | {"best_seed": best}, scores[best])
         return True
+
+    def _save(
+        self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Saves a checkpoint; shows a message if an earlier one could not be written."""
+        try:
+            self._writer.save(step, carry, metadata, score)
+        except StorageError as error:
+            self._view.message(f"{error}; training goes on")
 
     def _metrics(self, purpose: str) -> dict[str, Any]:
         """One line of metrics; rates are since the last for this purpose."""
         progress, skip = self._progress, self._progress.program.env.frame_skip
-        now, steps = time.monotonic(), progress.env_steps
-        before, steps_before, busy_before = self._last[purpose]
-        self._last[purpose] = (now, steps, progress.busy_s)
+        now, every = time.monotonic(), sum(progress.transitions)
+        before, every_before, busy_before = self._last[purpose]
+        self._last[purpose] = (now, every, progress.busy_s)
         passed = max(now - before, 1e-9)
-        rate = (steps - steps_before) * len(progress.episodes) / passed
+        rate = (every - every_before) / passed
         report = progress.report
         learned = {} if report is None or not progress.updates else report.metrics
         agent = {k: np.mean(v) for k, v in learned.items()}
         env = {} if report is None else report.env_metrics
         return {
             "wall_s": now - progress.zero,
-            "env_steps": steps,
-            "frames": steps * skip,
+            "env_steps": progress.env_steps,
+            "frames": progress.env_steps * skip,
             "env_steps_per_s": rate,
             "frames_per_s": rate * skip,
             "learner_steps": progress.updates,
@@ -245,6 +250,28 @@ class _Driver:
             **_shares((progress.busy_s - busy_before) / passed),
             **self._evaluated,
         }
+
+
+def _evaluated(
+    results: list[dict[str, Any]], scores: list[float], best: str
+) -> tuple[dict[str, Any], str]:
+    """Returns the metrics of an evaluation of every member, and the same in words.
+
+    The result of several members is the median of each figure. `best` names the member with the largest of
+    the `scores`, which are the mean returns.
+    """
+    medians = {name: np.median([result[name] for result in results]) for name in results[0]}
+    medians["episodes"] = results[0]["episodes"]  # the same for all, and a whole number
+    metrics = {f"evaluation/{name}": value for name, value in medians.items()}
+    mean, deviation = medians["episode_return_mean"], medians["episode_return_std"]
+    if len(results) == 1:
+        return metrics, f"{mean:.2f} +- {deviation:.2f} ({medians['episodes']} episodes)"
+    metrics["evaluation/seeds"] = scores
+    metrics["evaluation/best_return"], metrics["evaluation/best_member"] = max(scores), best
+    return metrics, (
+        f"{mean:.2f} (median of {len(scores)} members, from {min(scores):.2f} to {max(scores):.2f}; the "
+        f"best, {best}, is what seedbed evaluate plays)"
+    )
 
 
 def _shares(busy: np.ndarray) -> dict[str, Any]:

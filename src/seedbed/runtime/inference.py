@@ -10,17 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.ops.counts import fold_count
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.types import (
     ActorState,
     Agent,
     Array,
     EnvSpec,
-    Replay,
+    OnPolicy,
     Timestep,
     Trajectory,
     Tree,
     action_array,
+    learns_from_replay,
 )
 
 ROWS = 16
@@ -52,10 +54,10 @@ class Acted(NamedTuple):
 class Kept(NamedTuple):
     """What an unroll has besides its timesteps, where the learner takes it from this device."""
 
-    action: Tree  # [G, T + 1, n, ...]
-    extras: Tree  # [G, T + 1, n, ...]
-    params_version: Array  # [G, T + 1, n] int32
-    start_state: ActorState  # [G, 2, n, ...] before row 0 of this unroll, and of the next
+    action: Tree  # [G, T, n, ...]
+    extras: Tree  # [G, T, n, ...]
+    params_version: Array  # [G, T, n] int32
+    start_state: ActorState  # [G, n, ...] before row 0
 
 
 class Store(NamedTuple):
@@ -72,7 +74,7 @@ class Calls(NamedTuple):
     timestep: Timestep  # [k, n, ...]
     group: Array  # [k] int32
     row: Array  # [k] int32, the row of the unroll that this timestep fills
-    counter: Array  # [k] uint32, steps of the group so far; makes the keys
+    counter: Array  # uint32 [k, 2], counts of the groups' steps so far; they make the keys
 
 
 def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
@@ -81,10 +83,12 @@ def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
     return Trajectory(timesteps, *unroll[1:])
 
 
-def environment_keys(run_key: Array, env_ids: Array, counters: Array) -> Array:
-    """Makes one key per environment, `[B]`, that depends on nothing but (run, environment, step)."""
-    fold = jax.vmap(lambda env, step: jax.random.fold_in(jax.random.fold_in(run_key, env), step))
-    return fold(env_ids, counters)
+def environment_keys(run_key: Array, env_ids: Array, step: Array) -> Array:
+    """Makes one key per environment, `[B]`, that depends on nothing but (run, environment, step).
+
+    `step` is a count, uint32 `[2]`.
+    """
+    return jax.vmap(jax.random.fold_in, (None, 0))(fold_count(run_key, step), env_ids)
 
 
 def make_store(
@@ -103,17 +107,17 @@ def make_store(
     action = action_array(spec.action)
 
     def rows(leaf: Array) -> Array:
-        return jnp.zeros((groups, unroll + 1, size, *leaf.shape[1:]), leaf.dtype)
+        return jnp.zeros((groups, unroll, size, *leaf.shape[1:]), leaf.dtype)
 
     state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
     timesteps = zero_timesteps(spec, (groups, frame_stack + unroll, size))
-    if isinstance(agent.experience, Replay):
+    if learns_from_replay(agent):
         return Store(timesteps, state, ())
     kept = Kept(
-        action=jnp.zeros((groups, unroll + 1, size, *action.shape), action.dtype),
+        action=jnp.zeros((groups, unroll, size, *action.shape), action.dtype),
         extras=jax.tree.map(rows, extras),
-        params_version=jnp.zeros((groups, unroll + 1, size), jnp.int32),
-        start_state=jax.tree.map(lambda leaf: jnp.stack([leaf, leaf], axis=1), state),
+        params_version=jnp.zeros((groups, unroll, size), jnp.int32),
+        start_state=state,
     )
     return Store(timesteps, state, kept)
 
@@ -121,7 +125,7 @@ def make_store(
 def rows_of(agent: Agent) -> int:
     """Steps between two moves of the timesteps on the device: an unroll, where experience is one."""
     experience = agent.experience
-    return ROWS if isinstance(experience, Replay) else experience.unroll
+    return experience.unroll if isinstance(experience, OnPolicy) else ROWS
 
 
 def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
@@ -163,11 +167,10 @@ def _act(
     )
     timestep = _newest(timesteps, group, row, frame_stack)
     state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), store.actor_state)
-    keys = environment_keys(
-        run_key, flat(group_envs.at[group].get(mode="clip")), jnp.repeat(calls.counter, size)
-    )
+    envs = group_envs.at[group].get(mode="clip")
+    keys = jax.vmap(environment_keys, (None, 0, 0))(run_key, envs, calls.counter)
     action, extras, new_state = agent.act(
-        params, jax.tree.map(flat, state), timestep, keys, evaluate=False
+        params, jax.tree.map(flat, state), timestep, flat(keys), evaluate=False
     )
     action, extras, new_state = jax.tree.map(grouped, (action, extras, new_state))
     actor_state = jax.tree.map(
@@ -175,14 +178,13 @@ def _act(
     )
     if not isinstance(store.kept, Kept):
         return Store(timesteps, actor_state, ()), Acted(action, extras, state.core)
-    kept = _keep(store.kept, calls, rows_of(agent), action, extras, version, state)
+    kept = _keep(store.kept, calls, action, extras, version, state)
     return Store(timesteps, actor_state, kept), Acted(action, (), ())
 
 
 def _keep(
     kept: Kept,
     calls: Calls,
-    unroll: int,
     action: Tree,
     extras: Tree,
     version: Array,
@@ -194,35 +196,42 @@ def _keep(
     def write(leaf: Array, rows: Array, value: Array) -> Array:
         return leaf.at[group, rows].set(value.astype(leaf.dtype), mode="drop")
 
-    # Row 0 opens this unroll; row T is row 0 of the next. No other row is a start.
-    start = jnp.where(row == 0, 0, jnp.where(row == unroll, 1, 2))
+    opening = jnp.where(row == 0, group, kept.params_version.shape[0])
     versions = jnp.broadcast_to(version, calls.timestep.first.shape)
     return Kept(
         action=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.action, action),
         extras=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.extras, extras),
         params_version=write(kept.params_version, row, versions),
-        start_state=jax.tree.map(lambda leaf, x: write(leaf, start, x), kept.start_state, state),
+        start_state=jax.tree.map(
+            lambda leaf, x: leaf.at[opening].set(x, mode="drop"), kept.start_state, state
+        ),
     )
 
 
-def _take(frame_stack: int, store: Store, group: Array) -> tuple[Store, Unroll | None]:
-    """Moves a group's last row to row 0 of the next unroll; returns the completed one, if kept."""
+def _close(
+    frame_stack: int, store: Store, group: Array, timestep: Timestep
+) -> tuple[Store, Unroll | None]:
+    """Stores the timestep `[n, ...]` after a group's last row, and moves it to row 0 of the next unroll.
 
-    def shift(leaf: Array, last: int) -> Array:
-        return leaf.at[group, :last].set(leaf[group, -last:])
-
-    timesteps = jax.tree.map(functools.partial(shift, last=frame_stack), store.timesteps)
+    Returns the unroll that it completes, if that is kept.
+    """
+    full = jax.tree.map(
+        lambda leaf, value: leaf.at[group, -1].set(value), store.timesteps, timestep
+    )
+    timesteps = jax.tree.map(
+        lambda leaf: leaf.at[group, :frame_stack].set(leaf[group, -frame_stack:]), full
+    )
     kept = store.kept
     if not isinstance(kept, Kept):
         return Store(timesteps, store.actor_state, ()), None
+    mine = jax.tree.map(lambda leaf: leaf[group], kept)
     unroll = Unroll(
-        timesteps=jax.tree.map(lambda leaf: leaf[group], store.timesteps),
-        action=jax.tree.map(lambda leaf: leaf[group, :-1], kept.action),
-        extras=jax.tree.map(lambda leaf: leaf[group, :-1], kept.extras),
-        actor_state=jax.tree.map(lambda leaf: leaf[group, 0], kept.start_state),
-        params_version=kept.params_version[group, :-1],
+        timesteps=jax.tree.map(lambda leaf: leaf[group], full),
+        action=mine.action,
+        extras=mine.extras,
+        actor_state=mine.start_state,
+        params_version=mine.params_version,
     )
-    kept = jax.tree.map(functools.partial(shift, last=1), kept)
     return Store(timesteps, store.actor_state, kept), unroll
 
 
@@ -234,7 +243,11 @@ class Published(NamedTuple):
 
 
 class Inference:
-    """Acting on one device for a fixed set of groups; one thread calls it, another publishes to it."""
+    """Acting on one device for a fixed set of groups; one thread calls it, another publishes to it.
+
+    With a synchronous agent a group rests when it has completed its unrolls of a batch, until parameters
+    of a newer version are published.
+    """
 
     def __init__(
         self,
@@ -257,64 +270,105 @@ class Inference:
             self._store = jax.device_put(jax.tree.map(jnp.copy, store), device)
         self._run_key = jax.device_put(run_key, device)
         self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=3)
-        self._take = jax.jit(functools.partial(_take, frame_stack), donate_argnums=0)
+        self._close = jax.jit(functools.partial(_close, frame_stack), donate_argnums=0)
         self._row = np.zeros(self.num_groups, np.int32)
-        # First unrolls begin one after the other: groups that completed theirs together would fill the
-        # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
-        self._hold = np.arange(self.num_groups) * self.unroll // self.num_groups
-        if isinstance(agent.experience, Replay):
-            self._hold[:] = 0
-        self._counter = np.zeros(self.num_groups, np.uint32)
+        self._hold = np.zeros(self.num_groups, np.int32)
+        experience, self._quota = agent.experience, 0
+        if isinstance(experience, OnPolicy) and experience.synchronous:
+            self._quota, rest = divmod(experience.batch, num_envs)
+            assert self._quota and not rest, "CentralConfig.resolved sees to that"
+        elif isinstance(experience, OnPolicy):
+            # First unrolls begin one after the other: groups that completed theirs together would fill the
+            # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
+            self._hold += np.arange(self.num_groups) * self.unroll // self.num_groups
+        # Unrolls with the parameters of this version; a group may complete `_quota`, or any number if 0.
+        self._completed, self._version = np.zeros(self.num_groups, np.int32), -1
+        self._counter = np.zeros(self.num_groups, np.uint64)
         self._published: Published | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # guards `_published`
         self.sizes = batch_sizes(self.num_groups, device.platform)
 
     def publish(self, params: Tree, version: int) -> None:
         """Makes finished parameters the ones that act from the next call on; any thread may call it."""
         published = Published(jax.block_until_ready(jax.device_put(params, self.device)), version)
-        with self._lock:
+        with self._changed:
             self._published = published
+            self._changed.notify_all()
 
     def compile(self, spec: EnvSpec) -> None:
-        """Runs every batch size and the copying of an unroll once, without a lasting effect."""
+        """Runs every batch size and the closing of an unroll once, without a lasting effect."""
         for size in self.sizes:
             timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (size, self.group_size)))
-            nobody = np.full(size, self.num_groups, np.int32)
-            zeros = np.zeros(size, np.int32)
-            self._call(Calls(timestep, nobody, zeros, zeros.astype(np.uint32)))
-        self._store, _ = self._take(self._store, np.int32(0))
+            nobody, zeros = np.full(size, self.num_groups, np.int32), np.zeros(size, np.int32)
+            self._call(Calls(timestep, nobody, zeros, np.zeros((size, 2), np.uint32)))
+        timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (self.group_size,)))
+        self._store, _ = self._close(self._store, np.int32(0), timestep)
         jax.block_until_ready(self._store)
 
-    def act(self, timestep: Timestep, groups: list[int]) -> tuple[Acted, list[int]]:
+    def arrive(self, group: int, timestep: Timestep) -> Unroll | None:
+        """Takes note of a group's next timestep, numpy `[n, ...]`, which `act` is to be called for.
+
+        If it completes the group's unroll, the next begins with it, and the complete one is returned,
+        unless replay has its rows. The arrays may change afterwards.
+        """
+        if self._row[group] < self.unroll:
+            return None
+        copy = jax.tree.map(np.array, timestep)
+        self._store, unroll = self._close(self._store, np.int32(group), copy)
+        self._row[group] = 0
+        self._completed[group] += 1
+        return unroll
+
+    def may_act(self, group: int) -> bool:
+        """Whether the group need not wait for newer parameters."""
+        return not self._quota or bool(self._completed[group] < self._quota)
+
+    @property
+    def acting_groups(self) -> int:
+        """The number of groups that need not wait for newer parameters."""
+        return self.num_groups if not self._quota else int((self._completed < self._quota).sum())
+
+    def renew(self) -> bool:
+        """Lets all groups act again if newer parameters have been published; returns whether they were."""
+        with self._changed:
+            published = self._published
+        if published is None or published.version == self._version:
+            return False
+        self._version = published.version
+        self._completed[:] = 0
+        return True
+
+    def wait_for_newer(self, timeout_s: float) -> None:
+        """Waits until `renew` has something to do."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._published and self._published.version != self._version, timeout_s
+            )
+
+    def act(self, timestep: Timestep, groups: list[int]) -> Acted:
         """Starts acting on numpy timesteps `[k, n, ...]` of `groups` (a size of `sizes`, or fewer: padded).
 
-        Returns what acting gave, not yet waited for, and the groups whose unroll is complete.
-        The arrays must stay unchanged until the actions are ready.
+        Returns what acting gave, not yet waited for. The arrays must stay unchanged until the actions are
+        ready.
         """
-        size = timestep.first.shape[0]
+        size, count = timestep.first.shape[0], len(groups)
         group = np.full(size, self.num_groups, np.int32)
-        group[: len(groups)] = groups
-        row, counter = np.zeros(size, np.int32), np.zeros(size, np.uint32)
-        row[: len(groups)], counter[: len(groups)] = self._row[groups], self._counter[groups]
-        acted = self._call(Calls(timestep, group, row, counter))
-        self._counter[groups] += 1
+        row, counter = np.zeros(size, np.int32), np.zeros(size, np.uint64)
+        group[:count], row[:count] = groups, self._row[groups]
+        counter[:count] = self._counter[groups]
+        halves = counter.astype("<u8").view(np.uint32).reshape(size, 2)
+        acted = self._call(Calls(timestep, group, row, halves))
+        self._counter[groups] += np.uint64(1)
         self._row[groups] += self._hold[groups] == 0
         self._hold[groups] = np.maximum(self._hold[groups] - 1, 0)
-        complete = [g for g in groups if self._row[g] == self.unroll + 1]
-        return acted, complete
-
-    def take(self, group: int) -> Unroll | None:
-        """Begins the next unroll of a group; returns the completed one, unless replay has its rows."""
-        self._store, unroll = self._take(self._store, np.int32(group))
-        self._row[group] = 1
-        return unroll
+        return acted
 
     def restart(self, group: int) -> None:
         """Drops the half unroll of a group whose actor was restarted."""
         self._row[group] = 0
 
     def _call(self, calls: Calls) -> Acted:
-        with self._lock:
+        with self._changed:
             published = self._published
         assert published is not None, "publish parameters before acting"
         self._store, acted = self._act(

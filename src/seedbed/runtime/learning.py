@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from seedbed.ops.collectives import data_axis
 from seedbed.replay import device
-from seedbed.replay.device import Record, ReplayState
+from seedbed.replay.device import ReplayState
 from seedbed.runtime.inference import Device, Unroll, to_trajectory
 from seedbed.types import (
     ActorState,
@@ -38,15 +38,29 @@ class _Rest(NamedTuple):
 
     optimizer_state: Tree
     updates: Array
+    progress: Array
     auxiliary: Tree
 
 
-def lag_metrics(unroll: Unroll, updates: Array) -> dict[str, Array]:
-    """Measures how many updates old the acting parameters of a batch were; nothing from replay."""
-    if isinstance(unroll.params_version, tuple):
-        return {}
-    lag = updates - unroll.params_version
-    return {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
+class Update(NamedTuple):
+    """What learning from a batch gave."""
+
+    state: LearnerState
+    metrics: dict[str, Array]  # scalars, means over the minibatches
+    priorities: Tree  # [B] float32 of the items of a batch from replay, else ()
+
+
+def progress_of(done: int, steps: int) -> np.float32:
+    """Returns `LearnerState.progress` where `done` of a run's `steps` transitions are done.
+
+    Every runtime hands it to the compiled update as an operand, so that a new value compiles nothing.
+    """
+    return np.float32(min(1.0, done / steps))
+
+
+def count_transitions(first: Array) -> Array:
+    """Counts the transitions, int32, that led to timesteps with these `first` flags: all but auto-resets."""
+    return jnp.sum(~first, dtype=jnp.int32)
 
 
 def shuffled(agent: Agent, batch: Tree, key: Array, axis: str | None) -> Tree:
@@ -117,23 +131,23 @@ def update_minibatch(
 
 def learn(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
-) -> tuple[LearnerState, dict[str, Array]]:
-    """Runs every epoch and minibatch on a trajectory, as one traced program; metrics are their means."""
+) -> Update:
+    """Runs every epoch and minibatch on a trajectory, as one traced program; consumes the key."""
     prepare_key, key = jax.random.split(key)
     batch = prepare(agent, state, trajectory, prepare_key, axis)
 
-    def epoch(state: LearnerState, number: Array) -> tuple[LearnerState, dict[str, Array]]:
+    def epoch(state: LearnerState, number: Array) -> tuple[LearnerState, Output]:
         order_key, loss_key = jax.random.split(jax.random.fold_in(key, number))
         order = shuffled(agent, batch, order_key, axis)
 
-        def step(state: LearnerState, index: Array) -> tuple[LearnerState, dict[str, Array]]:
-            state, output = update_minibatch(agent, state, order, loss_key, index, axis)
-            return state, output.metrics
+        def step(state: LearnerState, index: Array) -> tuple[LearnerState, Output]:
+            return update_minibatch(agent, state, order, loss_key, index, axis)
 
         return jax.lax.scan(step, state, jnp.arange(agent.minibatches))
 
-    state, metrics = jax.lax.scan(epoch, state, jnp.arange(agent.epochs))
-    return state, jax.tree.map(jnp.mean, metrics)
+    state, outputs = jax.lax.scan(epoch, state, jnp.arange(agent.epochs))
+    priorities = jax.tree.map(lambda leaf: leaf[-1, -1], outputs.priorities)
+    return Update(state, jax.tree.map(jnp.mean, outputs.metrics), priorities)
 
 
 def learn_from_replay(
@@ -141,22 +155,22 @@ def learn_from_replay(
     updates: int,
     state: LearnerState,
     replay: ReplayState,
-    records: Record,
+    due: Array,
     key: Array,
 ) -> tuple[LearnerState, ReplayState, dict[str, Array]]:
-    """Adds records `[T, B]` to replay and, once that holds enough, learns from `updates` batches.
+    """Learns from `updates` batches of replay where `due`, a bool scalar; the key is folded, not consumed.
 
-    Metrics are means over the updates, and 0 while there are none.
+    Metrics are means over the updates, and 0 where none is due.
     """
     experience = agent.experience
-    replay = device.add(experience, replay, records, agent.initial_priorities)
 
     def step(
-        now: tuple[LearnerState, Tree], number: Array
+        now: tuple[LearnerState, Tree], _: None
     ) -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
         state, sums = now
         held = replay._replace(sums=sums)
-        draw_key, prepare_key, loss_key = jax.random.split(jax.random.fold_in(key, number), 3)
+        update_key = jax.random.fold_in(key, state.updates)
+        draw_key, update_key = jax.random.split(update_key)
         drawn, items = device.sample(experience, held, draw_key)
         trajectory = Trajectory(
             timesteps=drawn.timesteps,
@@ -166,21 +180,20 @@ def learn_from_replay(
             params_version=(),
             importance=drawn.importance,
         )
-        batch = prepare(agent, state, trajectory, prepare_key, None)
-        state, output = update_minibatch(agent, state, batch, loss_key, jnp.int32(0), None)
-        held = device.update(experience, held, items, output.priorities)
-        return (state, held.sums), output.metrics
+        update = learn(agent, state, trajectory, update_key, None)
+        held = device.update(experience, held, items, update.priorities)
+        return (update.state, held.sums), update.metrics
 
-    def learn() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
-        now, metrics = jax.lax.scan(step, (state, replay.sums), jnp.arange(updates))
+    def learn_all() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        now, metrics = jax.lax.scan(step, (state, replay.sums), None, length=updates)
         return now, jax.tree.map(jnp.mean, metrics)
 
     def wait() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
-        metrics = jax.eval_shape(learn)[1]
+        metrics = jax.eval_shape(learn_all)[1]
         return (state, replay.sums), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
     # Only what learning changes goes through the branches: the records would be copied.
-    (state, sums), metrics = jax.lax.cond(device.ready(experience, replay), learn, wait)
+    (state, sums), metrics = jax.lax.cond(due, learn_all, wait)
     return state, replay._replace(sums=sums), metrics
 
 
@@ -215,7 +228,7 @@ class Learner:
         self._prepare = jax.jit(prepare)
         self._shuffle = jax.jit(shuffle)
         self._step = jax.jit(step, donate_argnums=1)
-        self._lag = jax.jit(lag_metrics)
+        self._measure = jax.jit(_measure)
         self._assemble = jax.jit(_assemble)
 
     def place(self, state: LearnerState) -> LearnerState:
@@ -231,14 +244,16 @@ class Learner:
         return jax.device_put(joined, self._unroll_sharding)
 
     def update(
-        self, state: LearnerState, unroll: Unroll
-    ) -> tuple[LearnerState, dict[str, Array], Tree]:
+        self, state: LearnerState, unroll: Unroll, progress: np.float32
+    ) -> tuple[Update, Array]:
         """Runs every epoch and minibatch on a batch; donates all of the state but the parameters.
 
-        Returns the state, metrics, and the priorities `[B]` of items from replay.
+        `progress` is what `progress_of` says before the batch. Also returns the batch's transitions, an
+        int32 scalar. Nothing is waited for.
         """
         key = jax.random.fold_in(self.key, state.updates)
-        metrics = self._lag(unroll, state.updates)
+        metrics, transitions = self._measure(unroll, state.updates)
+        state = state._replace(progress=progress)
         prepare_key, key = jax.random.split(key)
         batch = self._prepare(state, unroll, prepare_key)
         outputs: list[Output] = []
@@ -246,15 +261,25 @@ class Learner:
             order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
             order = self._shuffle(batch, order_key) if self.agent.minibatches > 1 else batch
             for index in range(self.agent.minibatches):
-                rest = _Rest(*state[1:])
                 params, rest, output = self._step(
-                    state.params, rest, order, loss_key, np.int32(index)
+                    state.params, _rest(state), order, loss_key, np.int32(index)
                 )
-                state = LearnerState(params, *rest)
+                state = _whole(params, rest)
                 outputs.append(output)
         found = [output.metrics for output in outputs]
         metrics |= jax.tree.map(lambda *values: sum(values) / len(values), *found)
-        return state, metrics, outputs[-1].priorities
+        return Update(state, metrics, outputs[-1].priorities), transitions
+
+
+def _measure(unroll: Unroll, updates: Array) -> tuple[dict[str, Array], Array]:
+    """Returns how many updates old the acting parameters were ({} from replay), and the transitions."""
+    rows = jax.tree.leaves(unroll.action)[0].shape[0]
+    transitions = count_transitions(unroll.timesteps.first[-rows:])
+    if isinstance(unroll.params_version, tuple):
+        return {}, transitions
+    lag = updates - unroll.params_version
+    mean, most = jnp.mean(lag.astype(jnp.float32)), jnp.max(lag)
+    return {"lag_mean": mean, "lag_max": most}, transitions
 
 
 def _prepare(
@@ -271,9 +296,16 @@ def _prepare(
 def _step(
     agent: Agent, axis: str | None, params: Tree, rest: _Rest, batch: Tree, key: Array, index: Array
 ) -> tuple[Tree, _Rest, Output]:
-    state = LearnerState(params, *rest)
-    state, output = update_minibatch(agent, state, batch, key, index, axis)
-    return state.params, _Rest(*state[1:]), output
+    state, output = update_minibatch(agent, _whole(params, rest), batch, key, index, axis)
+    return state.params, _rest(state), output
+
+
+def _rest(state: LearnerState) -> _Rest:
+    return _Rest(state.optimizer_state, state.updates, state.progress, state.auxiliary)
+
+
+def _whole(params: Tree, rest: _Rest) -> LearnerState:
+    return LearnerState(params, rest.optimizer_state, rest.updates, rest.progress, rest.auxiliary)
 
 
 def _assemble(unrolls: Sequence[Unroll]) -> Unroll:

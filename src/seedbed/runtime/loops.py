@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from seedbed.runtime.inference import Acted, Inference, Unroll
-from seedbed.runtime.learning import Learner
+from seedbed.runtime.learning import Learner, progress_of
 from seedbed.runtime.metrics import EpisodeStatistics
 from seedbed.runtime.reporting import Stopwatch, require_finite
+from seedbed.runtime.shards import Call, Shard
 from seedbed.transport.pool import ActorPool
 from seedbed.types import LearnerState, Timestep, Tree
 
@@ -23,12 +24,18 @@ from seedbed.types import LearnerState, Timestep, Tree
 class Feed(Protocol):
     """Where experience goes and batches come from; closing it wakes every thread that waits."""
 
+    env_steps: int  # transitions of the whole run that count so far; one thread writes it
+    steps: int  # transitions for which the run trains
+
     def take(self) -> list[Unroll]:
         """Waits for what makes a batch; returns none if the feed was closed or has ended instead."""
         ...
 
-    def learned(self, priorities: Tree) -> None:
-        """Tells that the batch taken last was learned from, and its items' priorities `[B]`, if any."""
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        """Takes note that the batch taken last was learned from.
+
+        `priorities` `[B]` are those of its items, if any. Call from the learner's thread.
+        """
         ...
 
     def metrics(self) -> dict[str, Any]:
@@ -44,13 +51,15 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Wakes every thread that waits; nothing more passes, and what is queued is dropped."""
+        """Wakes every thread that waits; nothing more passes."""
         ...
 
 
 class Recorder(Protocol):
     """Takes what a group saw and did, step by step."""
 
+    env_steps: int  # transitions of the whole run that were appended so far
+    steps: int  # transitions for which the run trains
     waited: Stopwatch  # runs while `append` waits for room
 
     def restart(self, group: int) -> None:
@@ -58,28 +67,34 @@ class Recorder(Protocol):
         ...
 
     def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
-        """Waits for room; leaves are `[n, ...]`. Returns False if it was closed instead."""
+        """Waits for room; leaves are `[n, ...]`. Returns whether more steps are wanted."""
         ...
 
     def finish(self) -> None:
-        """Ends the stream: nothing more will be appended."""
+        """Ends the stream: nothing more will be appended. Call from the appending thread."""
         ...
 
 
 class UnrollQueue:
-    """A bounded queue of unrolls that blocks at either end.
+    """A bounded queue of unrolls that blocks at either end and drops nothing until it ends or is closed.
 
-    It ends in one of two ways. `finish`, at the end of a run, drops nothing: what is queued is taken batch
-    by batch, all but the rest that makes no batch. `close`, when a run is stopped or fails, drops up to two
-    batches; the steps in them count as done and are not learned from.
+    A transition counts when it has been learned from, so what is dropped then does not count. The queue
+    ends when `steps` have been learned from.
     """
 
-    def __init__(self, capacity: int, per_batch: int) -> None:
-        """Holds at most `capacity` unrolls; `per_batch` of them make a batch."""
+    def __init__(
+        self, capacity: int, per_batch: int, most_lag: int, env_steps: int, steps: int
+    ) -> None:
+        """Holds at most `capacity` unrolls, `per_batch` of which make a batch.
+
+        A batch with a lag above `most_lag` is told of. `env_steps` are done before, of `steps`.
+        """
         self._capacity, self._per_batch = capacity, per_batch
+        self._most_lag, self._notices = most_lag, collections.deque[str](maxlen=1)
+        self.env_steps, self.steps = env_steps, steps
         self._items: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
-        self._closed = self._ended = False
+        self._closed = False
         self.waited = Stopwatch()  # runs while `put` waits for room
 
     def put(self, unroll: Unroll) -> bool:
@@ -96,17 +111,28 @@ class UnrollQueue:
     def take(self) -> list[Unroll]:
         """Waits for a batch's unrolls; returns none if the queue was closed or has ended instead."""
         with self._condition:
-            enough = self._per_batch
-            self._condition.wait_for(lambda: self._ended or len(self._items) >= enough)
-            if self._closed or len(self._items) < enough:
+            self._condition.wait_for(lambda: self._ended or len(self._items) >= self._per_batch)
+            if self._ended:
                 return []
             taken = [self._items.popleft() for _ in range(self._per_batch)]
             self._condition.notify_all()
             return taken
 
-    def learned(self, priorities: Tree) -> None:
-        """Unrolls are used once: there is nothing to note."""
+    @property
+    def _ended(self) -> bool:
+        return self._closed or self.env_steps >= self.steps
+
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        """Counts the transitions of the batch taken last; says so where it was older than it may be."""
         del priorities
+        self.env_steps += transitions
+        lag = int(metrics["lag_max"])
+        if lag > self._most_lag:
+            self._notices.append(
+                f"a batch was learned from at a lag of {lag} updates, of which the queue explains "
+                f"{self._most_lag}: an actor is much slower than the others"
+            )
+            self._most_lag = 2 * lag  # said again only where it has become twice as bad
 
     def metrics(self) -> dict[str, Any]:
         """How many unrolls wait; how old those learned from were, once one was."""
@@ -117,71 +143,23 @@ class UnrollQueue:
         return {}
 
     def take_notices(self) -> list[str]:
-        """Returns an empty list: unrolls raise no notices."""
-        return []
+        """Returns, once, that a batch was older than it may be."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def finish(self) -> None:
-        """Ends the stream after the last `put`: whole batches that are queued can still be taken."""
-        with self._condition:
-            self._ended = True
-            self._condition.notify_all()
+        """Does nothing: the queue ends by itself, when its steps have been learned from."""
 
     def close(self) -> None:
-        """Wakes every thread that waits; nothing more passes, and what is queued is dropped."""
+        """Wakes every thread that waits; nothing more passes."""
         with self._condition:
-            self._closed = self._ended = True
+            self._closed = True
             self._condition.notify_all()
-
-
-class _Shard:
-    """One inference device: its groups `[first, first + G)` of the pool and its staging buffers."""
-
-    def __init__(self, inference: Inference, first: int, timestep: Timestep) -> None:
-        self.inference, self.first = inference, first
-        self.ready: list[int] = []
-        self.in_flight = 0
-        # The device may still read a buffer while the next call is staged, so they alternate.
-        self.depth = 1 if inference.device.platform == "cpu" else 2
-
-        def staging(size: int) -> list[Timestep]:
-            return [
-                jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), timestep)
-                for _ in range(self.depth)
-            ]
-
-        self._staging = {size: staging(size) for size in inference.sizes}
-        self._turn = 0
-
-    def batch_size(self) -> int:
-        """Picks the compiled size for what is ready: never padded on a CPU, where padding costs."""
-        sizes, count = self.inference.sizes, len(self.ready)
-        if self.inference.device.platform == "cpu":
-            return max(size for size in sizes if size <= count)
-        return min((size for size in sizes if size >= count), default=sizes[-1])
-
-    def stage(self, size: int) -> Timestep:
-        """Returns the next staging buffer of this size, leaves `[k, n, ...]`."""
-        self._turn = (self._turn + 1) % self.depth
-        return self._staging[size][self._turn]
-
-
-@dataclasses.dataclass
-class _Call:
-    """An inference call that was started."""
-
-    shard: _Shard
-    timestep: Timestep  # staged, [k, n, ...]
-    acted: Acted
-    groups: list[int]
-    incarnations: list[int]
-    unrolls: list[Unroll]
 
 
 @dataclasses.dataclass
 class InferenceCounters:
     """Sums since the start of the process; read by the thread that reports."""
 
-    env_steps: int = 0
     calls: int = 0
     rows: int = 0
     busy_s: float = 0.0
@@ -197,41 +175,40 @@ class InferenceLoop:
         sink: UnrollQueue | Recorder,
         episodes: EpisodeStatistics,
         deadline_s: float,
-        max_env_steps: int,
     ) -> None:
         """Divides the pool's groups among the devices in order; `sink` takes unrolls, or every step."""
-        self._max_env_steps = max_env_steps
         self._pool, self._sink, self._deadline_s = pool, sink, deadline_s
         self.episodes = episodes
         self.counters = InferenceCounters()
-        self._shards: list[_Shard] = []
+        self._shards: list[Shard] = []
         first = 0
         for inference in inferences:
-            self._shards.append(_Shard(inference, first, pool.slots[first].timestep))
+            self._shards.append(Shard(inference, first, pool.slots[first].timestep))
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
-        self._incarnation = [-1] * pool.num_groups
-        # Of the step that went to replay last.
+        # The incarnation of the step that went to replay last.
         self._recorded = [-1] * pool.num_groups
-        self._calls: collections.deque[_Call] = collections.deque()
+        self._calls: collections.deque[Call] = collections.deque()
+        self._unrolls: collections.deque[Unroll] = collections.deque()  # to be handed on
 
     def run(self, stop: threading.Event) -> None:
-        """Serves until the steps are done, `stop` is set or the sink is closed; then ends its stream."""
-        while not stop.is_set() and self.counters.env_steps < self._max_env_steps:
+        """Serves until the sink has its steps or is closed, or `stop` is set; then ends its stream."""
+        sink = self._sink
+        while not stop.is_set() and sink.env_steps < sink.steps:
             self._gather()
             gathered = time.perf_counter()
             able = [s for s in self._shards if s.ready and s.in_flight < s.depth]
             self._calls.extend(self._start(shard) for shard in able)
             full = any(shard.in_flight == shard.depth for shard in self._shards)
+            call = self._calls.popleft() if self._calls and (full or not able) else None
+            if call is not None:
+                self._finish(call)
             blocked_s = self.blocked_s
-            if self._calls and (full or not able) and not self._complete(self._calls.popleft()):
-                return
+            if not self._hand_on(call):
+                break
             blocked_s = self.blocked_s - blocked_s
             self.counters.busy_s += time.perf_counter() - gathered - blocked_s
-        # Calls in flight are counted as done: what they complete is learned from too.
-        while self._calls and self._complete(self._calls.popleft()):
-            pass
-        self._sink.finish()
+        sink.finish()
 
     @property
     def blocked_s(self) -> float:
@@ -240,12 +217,18 @@ class InferenceLoop:
 
     def _gather(self) -> None:
         """Waits for a group, then a deadline for others, unless a call is in flight."""
+        for shard in self._shards:
+            shard.renew()
         idle = not self._calls and not any(shard.ready for shard in self._shards)
+        if idle and not any(shard.inference.acting_groups for shard in self._shards):
+            # Of the devices, this one is the last to get newer parameters.
+            self._shards[-1].inference.wait_for_newer(0.1)
+            idle = False
         self._receive(0.1 if idle else 0.0)
         if self._calls or not self._deadline_s:
             return
         until = time.perf_counter() + self._deadline_s
-        while any(0 < len(s.ready) < s.inference.num_groups for s in self._shards):
+        while any(0 < len(s.ready) < s.inference.acting_groups for s in self._shards):
             left = until - time.perf_counter()
             if left <= 0:
                 return
@@ -253,42 +236,20 @@ class InferenceLoop:
 
     def _receive(self, timeout_s: float) -> None:
         for group in self._pool.poll(timeout_s):
-            shard = self._shard_of[group]
-            if group not in shard.ready:
-                shard.ready.append(group)
-
-    def _start(self, shard: _Shard) -> _Call:
-        size = shard.batch_size()
-        groups, shard.ready = shard.ready[:size], shard.ready[size:]
-        staging = shard.stage(size)
-        incarnations = []
-        for position, group in enumerate(groups):
-            slot = self._pool.slots[group]
-            incarnations.append(slot.incarnation)
-            if slot.incarnation != self._incarnation[group]:
-                self._incarnation[group] = slot.incarnation
-                shard.inference.restart(group - shard.first)
+            shard, slot = self._shard_of[group], self._pool.slots[group]
+            if shard.begins_life(group, slot):
                 self.episodes.reset(group)
-            timestep = slot.timestep
-            jax.tree.map(lambda to, leaf, at=position: np.copyto(to[at], leaf), staging, timestep)
-            row = jax.tree.map(lambda leaf, at=position: leaf[at], staging)
-            self.episodes.record(group, row)
-            self.counters.env_steps += row.first.size - int(np.count_nonzero(row.first))
-        local = [group - shard.first for group in groups]
-        acted, complete = shard.inference.act(staging, local)
-        taken = [shard.inference.take(group) for group in complete]
-        shard.in_flight += 1
+            self.episodes.record(group, slot.timestep)
+            if (unroll := shard.arrive(group, slot)) is not None:
+                self._unrolls.append(unroll)
+
+    def _start(self, shard: Shard) -> Call:
+        call = shard.start(self._pool.slots)
         self.counters.calls += 1
-        self.counters.rows += len(groups) * shard.inference.group_size
-        unrolls = [unroll for unroll in taken if unroll is not None]
-        return _Call(shard, staging, acted, groups, incarnations, unrolls)
+        self.counters.rows += len(call.groups) * shard.inference.group_size
+        return call
 
-    def _complete(self, call: _Call) -> bool:
-        """Replies to a call's groups and hands on what it yields; returns False if the sink was closed."""
-        self._reply(call)
-        return self._hand_on(call)
-
-    def _reply(self, call: _Call) -> None:
+    def _finish(self, call: Call) -> None:
         """Waits for the actions and replies."""
         call.acted = jax.tree.map(np.asarray, call.acted)
         action = call.acted.action
@@ -300,10 +261,14 @@ class InferenceLoop:
             jax.tree.map(lambda to, leaf, at=position: np.copyto(to, leaf[at]), slot.action, action)
             self._pool.reply(group)
 
-    def _hand_on(self, call: _Call) -> bool:
-        """Waits for room for what a finished call yields; returns False if the sink was closed."""
+    def _hand_on(self, call: Call | None) -> bool:
+        """Waits for room for what is complete; returns False if the sink wants no more."""
         if isinstance(self._sink, UnrollQueue):
-            return all(self._sink.put(unroll) for unroll in call.unrolls)
+            while self._unrolls and self._sink.put(self._unrolls[0]):
+                self._unrolls.popleft()
+            return not self._unrolls
+        if call is None:
+            return True
         for position, group in enumerate(call.groups):
             if call.incarnations[position] != self._recorded[group]:
                 self._recorded[group] = call.incarnations[position]
@@ -335,7 +300,7 @@ class LearnerLoop:
         self.metrics: dict[str, float] = {}
         self._wanted, self._snapshot = threading.Event(), threading.Event()
         self._updating = threading.Lock()
-        self._copy: LearnerState | None = None
+        self._copy: tuple[LearnerState, int] | None = None
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
@@ -357,14 +322,18 @@ class LearnerLoop:
 
     def _update(self, unrolls: list[Unroll]) -> None:
         self.intact = False
-        batch = self._learner.assemble(unrolls)
-        state, metrics, priorities = self._learner.update(self.state, batch)
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        jax.block_until_ready(state)
+        feed, batch = self._feed, self._learner.assemble(unrolls)
+        progress = progress_of(feed.env_steps, feed.steps)
+        update, transitions = self._learner.update(self.state, batch, progress)
+        found, updates, transitions = jax.device_get(
+            (update.metrics, update.state.updates, transitions)
+        )
+        values = {name: float(value) for name, value in found.items()}
+        jax.block_until_ready(update.state)
         require_finite(values, self.updates + 1)
-        self.state, self.metrics, self.updates = state, values, int(state.updates)
+        self.state, self.metrics, self.updates = update.state, values, int(updates)
         self.intact = True
-        self._feed.learned(jax.device_get(priorities))
+        feed.learned(int(transitions), values, jax.device_get(update.priorities))
         self._publish()
 
     def request_snapshot(self) -> None:
@@ -381,14 +350,18 @@ class LearnerLoop:
         while self._wanted.is_set() and self._updating.acquire(blocking=False):
             try:
                 if self._wanted.is_set() and self.intact:
-                    self._copy = jax.device_get(self.state)
+                    self._copy = self.snapshot()
                     self._snapshot.set()
                 self._wanted.clear()
             finally:
                 self._updating.release()
 
-    def take_snapshot(self) -> LearnerState | None:
-        """Returns the copy on the host, once, when it is there."""
+    def snapshot(self) -> tuple[LearnerState, int]:
+        """Copies the state to the host, with the transitions that count by now; not during an update."""
+        return jax.device_get(self.state), self._feed.env_steps
+
+    def take_snapshot(self) -> tuple[LearnerState, int] | None:
+        """Returns the copy and its transitions, once, when they are there."""
         if not self._snapshot.is_set():
             return None
         self._snapshot.clear()

@@ -6,11 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +26,44 @@ SATURATED = 0.12
 
 
 class MetricsLog:
-    """Appends metrics to `metrics.jsonl` and TensorBoard events, flushed line by line.
+    """Appends metrics to `metrics.jsonl` and TensorBoard events, at once and by whole lines.
 
     A line that a kill left half-written is removed on opening. With `resume_at`, so are the lines past
-    that many env steps, which the resumed run goes through again.
+    that many env steps, which the resumed run goes through again, and TensorBoard drops their events.
+    If the disk refuses a line, the line is left out and `warn` is called, once until both files have taken
+    a line again. For one thread at a time.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None = None) -> None:
-        # The record writer alone: tensorboard's EventFileWriter keeps a thread of its own and takes
-        # TensorFlow for its files where that is installed.
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+    def __init__(
+        self,
+        folder: Path,
+        resume_at: int | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
         # Generated classes appear at run time, where no type checker sees them.
         protos = "tensorboard.compat.proto"
         self._event: Any = importlib.import_module(f"{protos}.event_pb2").Event
         self._summary: Any = importlib.import_module(f"{protos}.summary_pb2").Summary
-        self._folder = folder
+        self._folder, self._warn, self._refused = folder, warn, False
         path = folder / "metrics.jsonl"
         try:
             _repair(path, resume_at)
-            self._lines = path.open("a")
-            name = f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"
-            self._events = RecordWriter((folder / name).open("wb"))
+            self._lines = _Appended(path)
+            self._events = _Appended(
+                folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"
+            )
+            version = self._event(wall_time=time.time(), file_version="brain.Event:2")
+            self._events.append(_record(version))
+            if resume_at is not None:
+                # At this event TensorBoard drops the events of its step and of later steps.
+                opening = self._event(wall_time=time.time(), step=resume_at + 1)
+                opening.session_log.status = opening.session_log.START
+                self._events.append(_record(opening))
         except OSError as error:
-            raise _unwritable(folder, error) from error
-        self._write_event(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            raise SeedbedError(
+                f"metrics cannot be written to {folder} ({error.strerror or error}): make room there, "
+                "then go on with --resume"
+            ) from error
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Writes one line; TensorBoard's step is `env_steps`. NaN and infinities become null."""
@@ -61,22 +75,68 @@ class MetricsLog:
             if isinstance(value, int | float)
         ]
         event.summary.CopyFrom(self._summary(value=values))
-        try:
-            self._lines.write(json.dumps(plain, allow_nan=False) + "\n")
-            self._lines.flush()
-            self._write_event(event)
-        except OSError as error:
-            raise _unwritable(self._folder, error) from error
+        line = json.dumps(plain, allow_nan=False) + "\n"
+        refused: OSError | None = None
+        for file, piece in ((self._lines, line.encode()), (self._events, _record(event))):
+            try:
+                file.append(piece)
+            except OSError as error:
+                refused = error
+        if refused is not None and not self._refused:
+            self._warn(
+                f"metrics cannot be written to {self._folder} ({refused.strerror or refused}): they are "
+                "left out there until they can; training goes on"
+            )
+        self._refused = refused is not None
 
     def close(self) -> None:
-        """Closes the files; what a full disk refused has been reported by `write`."""
+        """Closes the files; `write` has reported the failures of the disk."""
         for file in (self._lines, self._events):
-            with contextlib.suppress(OSError):
-                file.close()
+            file.close()
 
-    def _write_event(self, event: Any) -> None:
-        self._events.write(event.SerializeToString())
-        self._events.flush()
+
+class _Appended:
+    """A file that grows by whole pieces: if the disk takes only a part of a piece, the part is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens a file, or makes it; raises OSError."""
+        self._file = path.open("ab", buffering=0)
+        self._size, self._torn = self._file.tell(), False
+
+    def append(self, piece: bytes) -> None:
+        """Adds a piece; raises OSError if the disk does not take all of it."""
+        try:
+            self._mend()
+            self._torn, rest = True, piece
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # the next call tries again
+                self._mend()
+            raise
+        self._size, self._torn = self._size + len(piece), False
+
+    def _mend(self) -> None:
+        """Cuts off a part of a piece, which needs no room; raises OSError."""
+        if self._torn:
+            self._file.truncate(self._size)
+            self._torn = False
+
+    def close(self) -> None:
+        """Closes the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _record(event: Any) -> bytes:
+    """Frames an event as TensorBoard's files have it."""
+    # The record writer alone: tensorboard's EventFileWriter keeps a thread of its own and takes
+    # TensorFlow for its files where that is installed.
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    framed = io.BytesIO()
+    RecordWriter(framed).write(event.SerializeToString())
+    return framed.getvalue()
 
 
 def plain_value(value: Any) -> Any:
@@ -93,13 +153,6 @@ def plain_value(value: Any) -> Any:
     return number if math.isfinite(number) else None
 
 
-def _unwritable(folder: Path, error: OSError) -> SeedbedError:
-    return SeedbedError(
-        f"metrics cannot be written to {folder} ({error.strerror or error}): make room there, "
-        "then go on with --resume"
-    )
-
-
 def _repair(path: Path, resume_at: int | None) -> None:
     if not path.exists():
         return
@@ -112,8 +165,12 @@ def _repair(path: Path, resume_at: int | None) -> None:
         if line.endswith("\n") and (resume_at is None or env_steps <= resume_at):
             whole.append(line)
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text("".join(whole))
-    temporary.replace(path)
+    try:
+        temporary.write_text("".join(whole))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class EpisodeStatistics:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -13,10 +14,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from seedbed.envs.wrappers import episode_statistics, resets_itself, training
+from seedbed.envs.wrappers import episode_statistics, resets_itself, training, with_integrator
 from seedbed.runtime import rollout
 from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.learning import AXIS
+from seedbed.runtime.learning import AXIS, progress_of
 from seedbed.runtime.reporting import choose_devices
 from seedbed.runtime.rollout import Carry, Iteration, Plan
 from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tree, bind
@@ -36,7 +37,7 @@ class Program:
     def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
         """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
         devices = choose_devices(config.devices, "--devices")
-        bind(agent, env.spec, 0)  # refuses an environment that is not for it, before sizes matter
+        bind(agent, env.spec)  # refuses an environment that is not for it, before sizes matter
         self.plan = _plan(agent, config, len(devices))
         self.members = len(config.variations)
         if self.members > 1 and len(devices) > 1:
@@ -51,20 +52,29 @@ class Program:
                 "which the runtime adds"
             )
         self.config, self.env = config, episode_statistics(training(env))
+        self._euler_env = _euler_env(env, config.euler_share)
+        # Steps of each member that train with Euler's integrator.
+        self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
         self.task = type(env).__name__
-        self.per_iteration = self.plan.envs * self.plan.unroll
-        self.iterations = -(-config.steps // self.per_iteration)
-        self.agent = bind(agent, env.spec, self.iterations * self.plan.updates)
+        self.agent = bind(agent, env.spec)
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
-        self._run: Callable[[Carry], tuple[Carry, Iteration]] | None = None
+        self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Iteration]] | None = None
         self._play: Play | None = None
 
     @property
     def carry_specs(self) -> Carry:
         """How a carry lies on the devices: environments are divided, the rest is everywhere."""
         whole, divided = P(), P(AXIS)
-        return Carry(whole, divided, divided, whole, whole, whole)  # type: ignore[arg-type]
+        return Carry(
+            learner=whole,  # type: ignore[arg-type]
+            env=divided,  # type: ignore[arg-type]
+            actor=divided,  # type: ignore[arg-type]
+            steps=whole,
+            key=whole,
+            replay=whole,  # type: ignore[arg-type]
+            owed=whole,
+        )
 
     def first(self) -> Carry:
         """Makes the carry with which a new run begins."""
@@ -101,31 +111,48 @@ class Program:
     def compile(self, carry: Carry) -> None:
         """Compiles an iteration."""
 
-        def step(carry: Carry, options: dict[str, Array]) -> tuple[Carry, Iteration]:
+        def step(
+            carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
+        ) -> tuple[Carry, Iteration]:
             varied = _varied(self.agent, options)
-            return rollout.iterate(varied, self.env, self.plan, self._axis, carry)
+            move = rollout.moves(self.env, self._euler_env, use_euler)
+            return rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
 
         if self._axis is not None:
             specs = self.carry_specs
             step = jax.shard_map(
-                step, mesh=self._mesh, in_specs=(specs, P()), out_specs=(specs, P())
+                step, mesh=self._mesh, in_specs=(specs, P(), P(), P()), out_specs=(specs, P())
             )
         elif self.members > 1:
-            step = jax.vmap(step)
+            step = jax.vmap(step, in_axes=(0, 0, 0, None))
+        use_euler = np.bool_(False)
         try:
-            compiled = jax.jit(step, donate_argnums=0).lower(carry, self._options).compile()
+            begun = self._progress([0] * self.members)
+            lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
+            compiled = lowered.compile()
         except jax.errors.TracerBoolConversionError as error:
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"
             ) from error
-        self._run = lambda carry: compiled(carry, self._options)
+        self._run = lambda carry, progress, use_euler: compiled(
+            carry, self._options, progress, np.bool_(use_euler)
+        )
 
-    def run(self, carry: Carry) -> tuple[Carry, Iteration]:
-        """Does one iteration; donates the carry. The report is on the host."""
+    def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
+        """Does one iteration; donates the carry. The report is on the host.
+
+        `done` are the transitions of each member of the population so far, which schedules follow. All
+        members train with Euler's integrator until the last of them has done its `euler_steps`.
+        """
         assert self._run is not None, "compile comes first"
-        carry, report = self._run(carry)
+        carry, report = self._run(carry, self._progress(done), min(done) < self.euler_steps)
         return carry, jax.device_get(report)
+
+    def _progress(self, done: Sequence[int]) -> np.ndarray:
+        """The progress of the members, float32 `[members]`, or a scalar where there is one."""
+        progress = np.array([progress_of(each, self.config.steps) for each in done])
+        return progress if self.members > 1 else progress[0]
 
     def evaluate(
         self, carry: Carry, seed: int, stop: Callable[[], bool] = lambda: False
@@ -170,6 +197,22 @@ def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
             f"choose them so that it is a whole number{hint}"
         )
     return Plan(config.envs, config.unroll, round(updates))
+
+
+def _euler_env(env: Environment, share: float) -> Environment | None:
+    """Returns what trains the first part of a run, as the runtime wraps it; None if `env` itself does.
+
+    Raises SeedbedError where the environment has no integrator to choose.
+    """
+    if not share:
+        return None
+    try:
+        other = with_integrator(env, "euler")
+    except SeedbedError as error:
+        raise SeedbedError(
+            f"euler_share is {share:g}, but {error}; train with --euler-share 0"
+        ) from error
+    return None if other == env else episode_statistics(training(other))
 
 
 def _varied(agent: Agent, options: dict[str, Array]) -> Agent:

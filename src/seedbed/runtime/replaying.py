@@ -14,14 +14,14 @@ import numpy as np
 
 from seedbed.replay.layout import Layout
 from seedbed.replay.replay import Replay, Sample
-from seedbed.runtime.checkpoint_writer import name_of
+from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.inference import Acted, Unroll
 from seedbed.runtime.reporting import Stopwatch
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
-from seedbed.types import ActorState, EnvSpec, ReplayAgent, SeedbedError, Timestep, Tree
+from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
 
 _BUFFERS = 2  # one is learned from while the other is filled
 _WAKE_S = 0.1
@@ -30,7 +30,9 @@ _WAKE_S = 0.1
 class ReplayFeed:
     """Replay between three threads: one that acts appends, one learns, and `run` seals and draws.
 
-    Acting and learning wait for one another so that an item is drawn as often as the agent's ratio says.
+    Acting and learning wait for one another so that an item is drawn as often as the agent's ratio says. A
+    transition counts when it is appended. After the last one, learning goes on until the updates are done
+    that the ratio asks for.
     """
 
     def __init__(
@@ -40,8 +42,13 @@ class ReplayFeed:
         frame_stack: int,
         config: CentralConfig,
         run: RunFolder,
+        env_steps: int,
     ) -> None:
-        """Allocates memory for a bound agent; in the run's folder if replay is to be saved."""
+        """Allocates memory for a bound agent; in the run's folder if replay is to be saved.
+
+        `env_steps` transitions of the run are done before.
+        """
+        self.env_steps, self.steps = env_steps, config.steps
         self._batch = agent.experience.batch
         extras, core = _templates(agent, pool.spec, frame_stack)
         layout = Layout(
@@ -60,8 +67,10 @@ class ReplayFeed:
         )
         self.waited = Stopwatch()  # runs while `append` waits for the learner to catch up
         self._drawing_s = 0.0
-        self._saves = config.save_replay
+        self._saves, self._checkpoints = config.save_replay, run.checkpoints
         self._closed = threading.Event()
+        self._finished = self._ended = False  # no more is appended; no batch is left either
+        self._groups = pool.num_groups
         self._work = threading.Condition()  # guards what follows
         self._free: list[Sample] = [self.replay.make_sample(self._batch) for _ in range(_BUFFERS)]
         self._ready: collections.deque[Sample] = collections.deque()
@@ -77,7 +86,10 @@ class ReplayFeed:
         self.replay.restart(group)
 
     def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
-        """Adds a step of a group, leaves `[n, ...]`; waits for the learner, and returns False if closed."""
+        """Adds a step of a group, leaves `[n, ...]`; waits for the learner.
+
+        Returns whether more steps are wanted: the run has not got its steps, and the feed is not closed.
+        """
         replay = self.replay
         if not replay.can_insert():
             self.waited.start()
@@ -86,17 +98,31 @@ class ReplayFeed:
         if self._closed.is_set():
             return False
         replay.append(group, timestep, acted.action, acted.extras, acted.core)
+        self.env_steps += timestep.first.size - int(np.count_nonzero(timestep.first))
         if replay.pending:
             with self._work:
                 self._idle.stop()
                 self._work.notify_all()
-        return True
+        return self.env_steps < self.steps
+
+    def finish(self) -> None:
+        """Ends the stream: what was appended is sealed. Call from the appending thread."""
+        for group in range(self._groups):
+            self.replay.restart(group)
+        with self._work:
+            self._finished = True
+            self._work.notify_all()
 
     def run(self, stop: threading.Event) -> None:
-        """Seals, notes priorities and draws ahead, until it is closed."""
+        """Seals, notes priorities and draws ahead, until it is closed or nothing is left to draw."""
         while not (stop.is_set() or self._closed.is_set()):
             if not self._attend():
                 with self._work:
+                    learned = len(self._free) == _BUFFERS
+                    if self._finished and learned and not self._has_work():
+                        self._ended = True
+                        self._work.notify_all()
+                        return
                     self._idle.start()
                     self._work.wait_for(self._has_work, _WAKE_S)
                     self._idle.stop()
@@ -129,13 +155,16 @@ class ReplayFeed:
         return worked
 
     def take(self) -> list[Unroll]:
-        """Waits for a batch; returns none if the feed was closed instead. It is valid until `learned`."""
+        """Waits for a batch, which is valid until `learned`.
+
+        Returns none if the feed was closed instead, or has ended.
+        """
         with self._work:
             self._idle_at_take = self._idle.read()
-            self._work.wait_for(lambda: self._closed.is_set() or bool(self._ready))
+            self._work.wait_for(lambda: self._closed.is_set() or self._ended or bool(self._ready))
             self._short_s += self._idle.read() - self._idle_at_take
             self._idle_at_take = math.inf
-            if self._closed.is_set():
+            if self._closed.is_set() or not self._ready:
                 return []
             self._taken = sample = self._ready.popleft()
             self._work.notify_all()
@@ -143,8 +172,9 @@ class ReplayFeed:
         memory = ActorState(sample.core, ())
         return [Unroll(sample.timesteps, action, extras, memory, (), sample.importance)]
 
-    def learned(self, priorities: Tree) -> None:
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         """Gives the items of the batch taken last their priorities `[B]`, and its buffers back."""
+        del transitions, metrics
         assert self._taken is not None, "take comes first"
         with self._work:
             self._learned.append((self._taken, priorities))
@@ -153,12 +183,18 @@ class ReplayFeed:
             self._work.notify_all()
 
     def save(self, step: int) -> None:
-        """Saves what is kept under a checkpoint's name; where that fails people are told, no more."""
+        """Saves the replay under a checkpoint's name. If the disk refuses, this leaves a notice only.
+
+        Raises SeedbedError if the agent gives an item an invalid priority; the items published before it
+        are saved first.
+        """
         if not self._saves:
             return
+        # The checkpoints after the newest whole one may all have failed, so that one's replay stays.
+        whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
-            self.replay.save(name_of(step))
-        except SeedbedError as error:
+            self.replay.save(name_of(step), *whole)
+        except StorageError as error:
             self._notices.append(f"{error}; training goes on")
 
     def restore(self, step: int) -> str:
@@ -184,10 +220,6 @@ class ReplayFeed:
         """Returns, once each, what people should know."""
         own = [self._notices.popleft() for _ in range(len(self._notices))]
         return [*own, *self.replay.take_notices()]
-
-    def finish(self) -> None:
-        """Ends the stream, and learning with it: what was drawn ahead is still in replay."""
-        self.close()
 
     def close(self) -> None:
         """Wakes every waiter; nothing more passes."""

@@ -7,16 +7,18 @@ learning" (Anakin), and Freeman et al. (2021), "Brax".
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from seedbed import simd
+from seedbed.ops.counts import next_count
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
 from seedbed.runtime.inference import environment_keys
-from seedbed.runtime.learning import learn, learn_from_replay
+from seedbed.runtime.learning import count_transitions, learn, learn_from_replay
 from seedbed.types import (
     ActorState,
     Agent,
@@ -24,12 +26,14 @@ from seedbed.types import (
     Environment,
     EnvState,
     LearnerState,
-    Replay,
-    ReplayAgent,
     Timestep,
     Trajectory,
     Tree,
+    learns_from_replay,
 )
+
+Move = Callable[[EnvState, Tree], EnvState]
+"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
 
 
 class Plan(NamedTuple):
@@ -37,7 +41,7 @@ class Plan(NamedTuple):
 
     envs: int  # environments, on all devices
     unroll: int  # steps of each
-    updates: int  # gradients
+    updates: int  # gradients; from replay, those that envs x unroll transitions ask for
 
 
 class Carry(NamedTuple):
@@ -46,9 +50,10 @@ class Carry(NamedTuple):
     learner: LearnerState
     env: EnvState  # [B, ...]
     actor: ActorState  # [B, ...]
-    steps: Array  # uint32 scalar: of each environment so far
+    steps: Array  # uint32 [2], a count: rows of each environment so far, with auto-resets
     key: Array  # of the run; never consumed, only folded
     replay: ReplayState | tuple[()] = ()  # () of an on-policy agent
+    owed: Array | tuple[()] = ()  # int32 scalar: transitions that replay has not learned for yet
 
 
 class Busy(NamedTuple):
@@ -62,6 +67,7 @@ class Busy(NamedTuple):
 class Iteration(NamedTuple):
     """What an iteration reports, besides the carry."""
 
+    transitions: Array  # int32: steps that were no auto-resets
     updates: Array  # int32: gradients applied so far
     metrics: dict[str, Array]  # the agent's, means over its updates
     env_metrics: dict[str, Array]  # means over the environments after the last step
@@ -98,46 +104,56 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
         learner=agent.init(init_key),
         env=simd.vectorize(env.reset)(keys),
         actor=agent.actor_state(env_ids, plan.envs),
-        steps=jnp.uint32(0),
+        steps=jnp.zeros(2, jnp.uint32),
         key=run_key,
     )
-    experience = agent.experience
-    if not isinstance(experience, Replay):
+    if not learns_from_replay(agent):
         return carry
-    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, env, plan, None, key), carry)
+    move = simd.vectorize(env.step)
+    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, move, plan, None, key), carry)
     template = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
     )
-    return carry._replace(replay=device.initial(experience, template, plan.envs))
+    return carry._replace(
+        replay=device.initial(agent.experience, template, plan.envs),
+        # The first `min_size` items ask for no update.
+        owed=jnp.int32(-agent.experience.min_size * agent.experience.period),
+    )
+
+
+def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
+    """Returns what steps `env`, or instead of it `euler_env`, if there is one, where `use_euler` is true.
+
+    `use_euler` is one bool for all environments, so that only one of the two is ever computed.
+    """
+    own = simd.vectorize(env.step)
+    if euler_env is None:
+        return own
+    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
 
 
 def iterate(
-    agent: Agent, env: Environment, plan: Plan, axis: str | None, carry: Carry
+    agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
 ) -> tuple[Carry, Iteration]:
     """Acts for an unroll in every environment and learns from it, or from replay with it added.
 
-    `env` resets itself and has `episode_statistics` outermost. Over a mapped `axis` each device has its
-    share of the environments.
+    `move` steps environments that reset themselves and have `episode_statistics` outermost. `progress` is
+    that of the learner's state, before this iteration. Over a mapped `axis` each device has its share of
+    the environments.
     """
     act_key, learn_key = jax.random.split(carry.key)
     first, begun = simd.stamp(carry.env.timestep.first)
     opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
-    actor = carry.actor
+    learner, actor = carry.learner._replace(progress=progress), carry.actor
     carry, rows, ended, environment = unroll(
-        agent, env, plan, axis, act_key, carry._replace(env=opened)
+        agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
     )
     reward, acted = simd.stamp(rows.timesteps.reward)
     rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
-    update_key = jax.random.fold_in(learn_key, carry.learner.updates)
-    if isinstance(agent, ReplayAgent) and isinstance(carry.replay, ReplayState):
-        learner, replay, metrics = learn_from_replay(
-            *(agent, plan.updates, carry.learner, carry.replay, device.Record(*rows), update_key)
-        )
-    else:
-        trajectory = _trajectory(rows, carry.env.timestep, actor, carry.learner.updates)
-        learner, metrics = learn(agent, carry.learner, trajectory, update_key, axis)
-        replay = ()
-    _, learned = simd.stamp(jax.tree.leaves(learner.params)[0])
+    arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
+    transitions = sum(count_transitions(first) for first in arrived)
+    carry, metrics = _learn(agent, plan, axis, carry, rows, actor, transitions, learn_key)
+    _, learned = simd.stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
     rollout = acted[0] - begun[0]
@@ -147,12 +163,13 @@ def iterate(
     seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
     finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in seen))
     if axis is not None:
-        ended = jax.tree.map(lambda x: jax.lax.psum(x, axis), ended)
+        ended, transitions = jax.tree.map(lambda x: jax.lax.psum(x, axis), (ended, transitions))
         env_metrics = jax.tree.map(lambda x: jax.lax.pmean(x, axis), env_metrics)
         busy = jax.tree.map(lambda x: jax.lax.pmax(x, axis), busy)
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis) > 0
-    return carry._replace(learner=learner, replay=replay), Iteration(
-        updates=learner.updates,
+    return carry, Iteration(
+        transitions=transitions,
+        updates=carry.learner.updates,
         metrics=metrics,
         env_metrics=env_metrics,
         episodes=ended.episodes,
@@ -163,8 +180,37 @@ def iterate(
     )
 
 
+def _learn(
+    agent: Agent,
+    plan: Plan,
+    axis: str | None,
+    carry: Carry,
+    rows: Rows,
+    actor: ActorState,
+    transitions: Array,
+    key: Array,
+) -> tuple[Carry, dict[str, Array]]:
+    """Learns from an unroll, with memories `actor` before it, or where they are owed from replay.
+
+    The key is folded, not consumed. Returns the agent's metrics too.
+    """
+    learner = carry.learner
+    if not (learns_from_replay(agent) and isinstance(carry.replay, ReplayState)):
+        trajectory = _trajectory(rows, carry.env.timestep, actor, learner.updates)
+        update = learn(agent, learner, trajectory, jax.random.fold_in(key, learner.updates), axis)
+        return carry._replace(learner=update.state), update.metrics
+    experience, cost = agent.experience, plan.envs * plan.unroll
+    record = device.Record(rows.timesteps, rows.action, rows.extras, rows.core)
+    replay = device.add(experience, carry.replay, record, agent.initial_priorities)
+    owed = carry.owed + transitions
+    due = (owed >= cost) & device.ready(experience, replay)
+    learner, replay, metrics = learn_from_replay(agent, plan.updates, learner, replay, due, key)
+    owed = jnp.where(due, owed - cost, owed)
+    return carry._replace(learner=learner, replay=replay, owed=owed), metrics
+
+
 def unroll(
-    agent: Agent, env: Environment, plan: Plan, axis: str | None, key: Array, carry: Carry
+    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
 ) -> tuple[Carry, Rows, Ended, Array]:
     """Acts in every environment for the plan's unroll; the key is folded, not consumed.
 
@@ -173,22 +219,21 @@ def unroll(
     batch = carry.env.timestep.first.shape[0]
     begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
     env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
-    move = simd.vectorize(env.step)
     params = carry.learner.params
-    replaying = isinstance(agent.experience, Replay)
+    replaying = learns_from_replay(agent)
 
     def step(
         now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
     ) -> tuple[tuple[EnvState, ActorState, Array, Ended, Array], Rows]:
         state, actor, steps, ended, busy = now
-        keys = environment_keys(key, env_ids, jnp.full(batch, steps))
+        keys = environment_keys(key, env_ids, steps)
         core = actor.core if replaying else ()
         action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
         action, begun = simd.stamp(action)
         moved = move(state, action)
         reward, ready = simd.stamp(moved.timestep.reward)
         moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        now = (moved, actor, steps + 1, _add(ended, moved), busy + ready[0] - begun[0])
+        now = (moved, actor, next_count(steps), _add(ended, moved), busy + ready[0] - begun[0])
         return now, Rows(state.timestep, action, extras, core)
 
     nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
@@ -254,7 +299,7 @@ def play(
 
     def step(now: Episodes) -> Episodes:
         state, actor, done, steps, returns, lengths = now
-        keys = environment_keys(key, env_ids, jnp.full(env_ids.shape, steps))
+        keys = environment_keys(key, env_ids, jnp.stack([steps, jnp.uint32(0)]))
         action, _, actor = agent.act(params, actor, state.timestep, keys, evaluate=True)
         state = move(state, action)
         returns = returns + jnp.where(done, 0.0, state.timestep.reward)

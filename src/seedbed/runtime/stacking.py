@@ -11,26 +11,23 @@ from seedbed import trees
 from seedbed.types import Array, ArraySpec, EnvSpec, Timestep, Tree
 
 
-def _is_image(shape: tuple[int, ...], dtype: object) -> bool:
-    return len(shape) >= 2 and str(dtype) == "uint8"
-
-
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
-    """Returns the spec that the agent sees: uint8 images `[H, W]` or `[H, W, C]` become `[H, W, C * S]`."""
+    """Returns the spec that the agent sees: the last axis of every array is `frame_stack` times as long.
+
+    Bytes `[H, W]`, which are images without channels, become `[H, W, S]`, and single numbers `[S]`.
+    """
 
     def stacked(leaf: ArraySpec) -> ArraySpec:
-        if not _is_image(leaf.shape, leaf.dtype):
-            return leaf
-        channels = leaf.shape[2] if len(leaf.shape) > 2 else 1
-        return ArraySpec((*leaf.shape[:2], channels * frame_stack), leaf.dtype)
+        shape = _with_last_axis(leaf.shape, leaf.dtype, frame_stack)
+        return ArraySpec((*shape[:-1], shape[-1] * frame_stack) if shape else (), leaf.dtype)
 
     return dataclasses.replace(spec, observation=trees.map(stacked, spec.observation))
 
 
 def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
-    """Stacks the frames of rows `[S - 1 + R, B, ...]` into the last R rows, oldest frame first.
+    """Stacks the observations of rows `[S - 1 + R, B, ...]` into the last R rows, oldest first.
 
-    Frames from before a `first` are zeros, so a stack never shows two episodes.
+    Observations from before a `first` are zeros, so a stack never shows two episodes.
     """
     rows = timesteps.first.shape[0] - (frame_stack - 1)
 
@@ -43,12 +40,13 @@ def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
         visible.append(visible[-1] & ~window(timesteps.first, back - 1))
 
     def stack(leaf: Array) -> Array:
-        if not _is_image(leaf.shape[2:], leaf.dtype):
-            return window(leaf, 0)
-        if leaf.ndim == 4:
-            leaf = leaf[..., None]
+        shape = _with_last_axis(leaf.shape[2:], leaf.dtype, frame_stack)
+        leaf = leaf.reshape(*leaf.shape[:2], *shape)
+        if frame_stack == 1:
+            return leaf
+        aligned = [mask.reshape(*mask.shape, *(1,) * len(shape)) for mask in visible]
         frames = [
-            jnp.where(visible[back][..., None, None, None], window(leaf, back), jnp.uint8(0))
+            jnp.where(aligned[back], window(leaf, back), jnp.zeros((), leaf.dtype))
             for back in reversed(range(frame_stack))
         ]
         return jnp.concatenate(frames, axis=-1)
@@ -60,6 +58,14 @@ def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
         truncated=window(timesteps.truncated, 0),
         first=window(timesteps.first, 0),
     )
+
+
+def _with_last_axis(shape: tuple[int, ...], dtype: object, frame_stack: int) -> tuple[int, ...]:
+    """The shape of one observation with the axis along which it is stacked."""
+    image = len(shape) == 2 and str(dtype) == "uint8"
+    if image or (not shape and frame_stack > 1):
+        return (*shape, 1)
+    return shape
 
 
 def zero_timesteps(spec: EnvSpec, leading: tuple[int, ...]) -> Timestep:

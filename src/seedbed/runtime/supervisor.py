@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
+from seedbed.ops.counts import derived_seed
 from seedbed.runtime.checkpoint import CheckpointWriter
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.evaluation import (
@@ -33,7 +31,7 @@ from seedbed.runtime.metrics import (
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Interruption, Start, View, after
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, SeedbedError
+from seedbed.types import Agent, HostEnvConfig, LearnerState, StorageError
 
 
 class Setup(NamedTuple):
@@ -74,7 +72,7 @@ class Evaluation:
 
     def _run(self) -> None:
         setup, episodes = self._setup, self._setup.config.evaluate_episodes
-        seed = (setup.config.seed + 1_000_003 * (1 + self.snapshot.step)) % (1 << 31)
+        seed = derived_seed(setup.config.seed, self.snapshot.step)
         envs = evaluation_envs(episodes)
         try:
             pool = evaluation_pool(setup.env, envs, seed, setup.config.actor_timeout_s)
@@ -116,34 +114,38 @@ class Evaluation:
             self._thread.join(0.2)
 
 
+class Sums(NamedTuple):
+    """What has added up since the start; a line of metrics tells of the difference of two."""
+
+    wall_s: float
+    env_steps: int
+    calls: int  # of inference
+    rows: int  # that they acted on
+    seconds: dict[str, float]  # by name; a line has their shares of the wall time
+
+
 class Meter:
     """Measures a run from one call to the next."""
 
     def __init__(self, setup: Setup, others: Callable[[], tuple[list[int], float]]) -> None:
         """Starts measuring; `others` tells process ids and CPU seconds of evaluations and helpers."""
         self._setup, self._others = setup, others
-        self._shares = MachineShares(usable_cores(), setup.config.num_actors)
+        self._shares = MachineShares(usable_cores(), setup.config.actors)
         self._shares.start(self._counters())
-        self._last = (time.monotonic(), dataclasses.replace(setup.acting.counters), self._seconds())
+        self._last = self._sums()
 
     def read(self) -> dict[str, Any]:
         """Returns one line of metrics; rates, shares and the mean of rows are of the time since the last."""
         setup = self._setup
         acting, learning = setup.acting, setup.learning
-        before, last, seconds_before = self._last
-        now, counted, seconds = (
-            time.monotonic(),
-            dataclasses.replace(acting.counters),
-            self._seconds(),
-        )
-        self._last = (now, counted, seconds)
-        passed_s, calls = max(now - before, 1e-9), counted.calls - last.calls
-        rate = (counted.env_steps - last.env_steps) / passed_s
-        total, skip = setup.start.env_steps + counted.env_steps, setup.env.frame_skip
+        last, now = self._last, self._sums()
+        self._last = now
+        passed_s, calls = max(now.wall_s - last.wall_s, 1e-9), now.calls - last.calls
+        rate, skip = (now.env_steps - last.env_steps) / passed_s, setup.env.frame_skip
         return {
-            "wall_s": setup.start.wall_s + now - setup.begun,
-            "env_steps": total,
-            "frames": total * skip,
+            "wall_s": setup.start.wall_s + now.wall_s - setup.begun,
+            "env_steps": now.env_steps,
+            "frames": now.env_steps * skip,
             "env_steps_per_s": rate,
             "frames_per_s": rate * skip,
             "learner_steps": learning.updates,
@@ -151,22 +153,25 @@ class Meter:
             **setup.feed.metrics(),
             **learning.metrics,
             **self._shares.update(self._counters()),
-            "inference_rows_mean": (counted.rows - last.rows) / calls if calls else None,
+            "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
             **{
-                f"{name}_share": max(0.0, seconds_s - seconds_before[name]) / passed_s
-                for name, seconds_s in seconds.items()
+                f"{name}_share": max(0.0, seconds - last.seconds[name]) / passed_s
+                for name, seconds in now.seconds.items()
             },
             "actor_restarts": setup.pool.restarts,
             "rss_mb": processes_rss([os.getpid(), *setup.pool.pids(), *self._others()[0]]),
         }
 
-    def _seconds(self) -> dict[str, float]:
-        """Seconds since the start, by name, of which the share of each interval is reported."""
-        return {
-            "inference_blocked": self._setup.acting.blocked_s,
-            "learner_waiting": self._setup.learning.waiting.read(),
-            **self._setup.feed.seconds(),
-        }
+    def _sums(self) -> Sums:
+        acting, learning, feed = self._setup.acting, self._setup.learning, self._setup.feed
+        waits = {"inference_blocked": acting.blocked_s, "learner_waiting": learning.waiting.read()}
+        return Sums(
+            wall_s=time.monotonic(),
+            env_steps=feed.env_steps,
+            calls=acting.counters.calls,
+            rows=acting.counters.rows,
+            seconds=waits | feed.seconds(),
+        )
 
     def _counters(self) -> Counters:
         setup = self._setup
@@ -201,11 +206,6 @@ class Supervisor:
         self._evaluations_cpu = 0.0
         self._wanted: set[str] = set()
 
-    @property
-    def env_steps(self) -> int:
-        """Agent steps of the whole run."""
-        return self._setup.start.env_steps + self._setup.acting.counters.env_steps
-
     def run(self) -> None:
         """Runs until the steps are done, a signal comes or something fails."""
         setup = self._setup
@@ -235,7 +235,7 @@ class Supervisor:
         self._setup.feed.close()
 
     def _watch(self) -> None:
-        config = self._setup.config
+        config, feed = self._setup.config, self._setup.feed
         next_evaluation = self._next_evaluation()
         log, show, save = (
             Clock(period)
@@ -251,7 +251,7 @@ class Supervisor:
             if save.due():
                 self._want("save")
             # At the end there is one anyway.
-            if next_evaluation <= self.env_steps < config.steps and self._evaluation is None:
+            if next_evaluation <= feed.env_steps < config.steps and self._evaluation is None:
                 next_evaluation = self._next_evaluation()
                 self._want("evaluate")
             self._serve_snapshot()
@@ -273,7 +273,7 @@ class Supervisor:
 
     def _next_evaluation(self) -> int:
         every = self._setup.config.evaluate_every or self._setup.config.steps + 1
-        return (self.env_steps // every + 1) * every
+        return (self._setup.feed.env_steps // every + 1) * every
 
     def finish(self) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary; raises what ended the run early."""
@@ -296,7 +296,7 @@ class Supervisor:
         return summary | {"interrupted": self._interruption.requested()}
 
     def _save_last(self) -> Snapshot:
-        snapshot = self._save(jax.device_get(self._setup.learning.state))
+        snapshot = self._save(*self._setup.learning.snapshot())
         self._writer.wait()
         return snapshot
 
@@ -333,40 +333,44 @@ class Supervisor:
         self._setup.learning.request_snapshot()
 
     def _serve_snapshot(self) -> None:
-        state = self._setup.learning.take_snapshot()
-        if state is None:
+        taken = self._setup.learning.take_snapshot()
+        if taken is None:
             return
-        snapshot = self._save(state)
+        snapshot = self._save(*taken)
         if "evaluate" in self._wanted:
             self._evaluation = Evaluation(self._setup, self._play, snapshot)
         self._wanted.clear()
 
-    def _save(self, state: LearnerState) -> Snapshot:
+    def _save(self, state: LearnerState, env_steps: int) -> Snapshot:
         setup = self._setup
         wall_s = setup.start.wall_s + time.monotonic() - setup.begun
-        start = Start(self.env_steps, wall_s, int(state.updates))
+        start = Start(env_steps, wall_s, int(state.updates))
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
             # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
-            # is whole, as the replays of two are kept.
+            # is whole or has failed, as the replay of the newest whole one stays.
             try:
                 self._writer.wait()
-            except SeedbedError as error:
+            except StorageError as error:
                 self._tell(error)
-            setup.feed.save(start.env_steps)
-        self._write(snapshot)
+            try:
+                setup.feed.save(start.env_steps)
+            finally:  # an invalid priority ends the run, but not before this checkpoint
+                self._write(snapshot)
+            self._tell_notices()
+        else:
+            self._write(snapshot)
         self._newest = snapshot
         return snapshot
 
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
         try:
             self._writer.save(*snapshot, score=score)
-        except SeedbedError as error:  # of the one before
+        except StorageError as error:  # of the one before
             self._tell(error)
-            self._writer.save(*snapshot, score=score)
 
-    def _tell(self, error: SeedbedError) -> None:
+    def _tell(self, error: StorageError) -> None:
         """Tells of a checkpoint that could not be written: the next may be; at the end it stops the run."""
         self._view.message(f"{error}; training goes on")
 

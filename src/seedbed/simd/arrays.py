@@ -9,10 +9,10 @@ import numpy as np
 from seedbed.simd.graph import Node
 from seedbed.simd.instructions import SCALARS, Writer, literal
 from seedbed.simd.memory import Unsupported
+from seedbed.simd.room import ALIGN, Room
 
-ALIGN = 64
 MOST_BYTES = 4 << 20
-"""Of the stack, of which XLA's threads have 8 MiB."""
+"""Of a kernel's arrays, for each thread that runs it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Storage:
 class Arrays:
     """The arrays of one function."""
 
-    def __init__(self, writer: Writer) -> None:
-        self.allocas: list[str] = []
+    def __init__(self, writer: Writer, room: Room) -> None:
+        self.places: list[str] = []  # on the stack, or in `%memory`
         self.globals: list[str] = []
         self._w = writer
+        self._room = room
         self._bytes = 0
 
     def kind(self, storage: Storage) -> str:
@@ -41,17 +42,20 @@ class Arrays:
         return self._w.kind(dtype, uniform=storage.uniform)
 
     def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
-        """Makes room on the stack; raises Unsupported where that would be more than a thread has."""
+        """Makes room; raises Unsupported where that would be more than a kernel may have."""
         storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
-        self._bytes += 4 * size * (1 if uniform else self._w.width)
+        count = 4 * size * (1 if uniform else self._w.width)
+        self._bytes += count
         if self._bytes > MOST_BYTES:
             raise Unsupported(
-                f"the arrays that loops index or write down take more than {MOST_BYTES >> 20} MiB of "
-                "stack for the examples of one kernel: use smaller arrays or shorter loops"
+                f"the arrays that loops index or write down take more than {MOST_BYTES >> 20} MiB for "
+                "the examples of one kernel: use smaller arrays or shorter loops"
             )
-        self.allocas.append(
-            f"{storage.address} = alloca [{size} x {self.kind(storage)}], align {ALIGN}"
-        )
+        offset = self._room.take(count)
+        place = f"getelementptr i8, ptr %memory, i64 {offset}"
+        if offset is None:
+            place = f"alloca [{size} x {self.kind(storage)}], align {ALIGN}"
+        self.places.append(f"{storage.address} = {place}")
         return storage
 
     def table(self, node: Node) -> Storage:

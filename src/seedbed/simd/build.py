@@ -7,6 +7,7 @@ no other process could name, such as a function made in a function, is not kept 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import threading
@@ -25,6 +26,7 @@ from seedbed.llvm import (
     compile_object,
     fused_multiply_add,
     host_vector_unit,
+    load_object,
     toolchain,
 )
 from seedbed.simd import cache
@@ -34,6 +36,7 @@ from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
 from seedbed.simd.plan import Live
+from seedbed.simd.room import MOST_STACK, Room
 from seedbed.simd.trace import Program, Unsupported, trace
 
 __all__ = ["Refused", "Unsupported", "compile_program", "lanes", "target", "unsupported"]
@@ -132,7 +135,11 @@ def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str
 
 
 def compile_program(program: Program, width: int) -> Compiled:
-    """Machine code of a program for vectors of `width` lanes."""
+    """Machine code of a program for vectors of `width` lanes.
+
+    Raises:
+        Unsupported: it would take more of the stack than a thread has to spare, or holds other types.
+    """
     begin = time.perf_counter()
     read = {node.value[0] for node in Live(program).nodes if node.op == "input"}
     inputs, outputs = (
@@ -141,16 +148,29 @@ def compile_program(program: Program, width: int) -> Compiled:
     )
     seconds = work(program.graph) * _OPERATION_SECONDS
     tiles = max(1, min(_MOST_TILES, round(_CHUNK_SECONDS / max(seconds, 1e-9))))
-    ir = emit(program, width, fma=fused_multiply_add())
+    room = Room()
+    ir = emit(program, width, fma=fused_multiply_add(), room=room)
     text = kernel_module(
-        kernel_ir(ir, inputs, outputs, width, tiles),
+        kernel_ir(ir, inputs, outputs, width, tiles, room),
         arguments=len(inputs),
         results=len(outputs),
         chunks=Chunks(len(inputs), tiles * width),
     )
     middle = time.perf_counter()
     code = compile_object(text, width)
+    _check_stack(code)
     return Compiled(code, text, middle - begin, time.perf_counter() - middle)
+
+
+def _check_stack(code: bytes) -> None:
+    """Raise Unsupported if a kernel takes more of the stack than every thread has to spare."""
+    measure = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(load_object(code, "stack_use"))
+    used = measure(None)
+    if used > MOST_STACK:
+        raise Unsupported(
+            f"the kernel takes {used >> 10} KiB of stack, more than {MOST_STACK >> 10}, for numbers that it "
+            "needs all at once: keep them in an array that lax.scan or lax.fori_loop goes through"
+        )
 
 
 def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | None:
@@ -167,7 +187,8 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 @functools.cache
 def _compiler() -> str:
     """Hash of this compiler's own source."""
-    total = hashlib.sha256()
-    for path in (Path(llvm.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    total, folder = hashlib.sha256(), Path(__file__).parent
+    for path in (Path(llvm.__file__), *sorted(folder.rglob("*.py"))):
+        name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
+        total.update(name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()

@@ -1,7 +1,8 @@
 """From a program to the LLVM IR of a function that runs it for `W` examples at once.
 
-`@program(ptr in, ptr out, ptr shared)`: `in` and `out` hold `W` numbers for each element of each operand in
-turn (bools as 32-bit 0 or 1); `shared` points to the data of the operands that all examples share.
+`@program(ptr in, ptr out, ptr shared, ptr memory)`: `in` and `out` hold `W` numbers for each element of each
+operand in turn (bools as 32-bit 0 or 1), `shared` the addresses of the data that all examples share, `memory`
+the arrays that are not on the stack.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from seedbed.simd.arrays import Arrays, Storage
 from seedbed.simd.graph import Carry, Loop, Node
 from seedbed.simd.guards import guarded
 from seedbed.simd.instructions import SCALARS, Writer
+from seedbed.simd.kernel import ENTRY, HEAD
 from seedbed.simd.memory import Unsupported
 from seedbed.simd.plan import Guard, Item, Live, Schedule
+from seedbed.simd.room import Room
 from seedbed.simd.trace import Program, slots
 
 
-def emit(program: Program, width: int, *, fma: bool = True) -> str:
+def emit(program: Program, width: int, *, fma: bool = True, room: Room | None = None) -> str:
     """Returns the text of `@program` and of what it needs; the same program gives the same text.
 
-    Raises Unsupported where a number is of a type that kernels do not have.
+    Its arrays take their memory from `room`. Raises Unsupported for a type that kernels do not have.
     """
-    return _Emitter(program, width, fma=fma).text()
+    return _Emitter(program, Writer(width, fma=fma), room or Room()).text()
 
 
 class _Emitter:
-    def __init__(self, program: Program, width: int, *, fma: bool) -> None:
+    def __init__(self, program: Program, writer: Writer, room: Room) -> None:
         self._program = program
-        self._w = Writer(width, fma=fma)
+        self._w = writer
         self._live = Live(program)
         self._schedule = Schedule(self._live)
         self._names: dict[Node, str] = {}
@@ -36,7 +39,7 @@ class _Emitter:
         self._storage: dict[Node, Storage] = {}
         self._carried: dict[tuple[Loop, int], Storage] = {}
         self._recorded: dict[tuple[Loop, int], Storage] = {}
-        self._arrays = Arrays(self._w)
+        self._arrays = Arrays(self._w, room)
         wide = sorted({n.dtype for n in self._live.nodes} - {*SCALARS})
         if wide:
             raise Unsupported(f"a kernel has no {wide[0]}: use float32, int32, uint32 or bool")
@@ -46,14 +49,9 @@ class _Emitter:
     def text(self) -> str:
         self._emit(guarded(self._schedule, self._schedule.items[None]))
         self._write_outputs()
-        w = self._w
-        head = (
-            "define internal void @program(ptr noalias %in, ptr noalias %out, ptr noalias %shared) "
-            'nounwind alignstack(64) "prefer-vector-width"="512" "min-legal-vector-width"="512" {'
-        )
-        body = [head, "entry:", *self._arrays.allocas, *w.lines, "ret void", "}"]
-        declared = [w.declared[name] for name in sorted(w.declared)]
-        return "\n".join([*self._arrays.globals, *declared, *body, ""])
+        declared = [self._w.declared[name] for name in sorted(self._w.declared)]
+        body = [*self._arrays.places, ENTRY, *self._w.lines, "ret void", "}", ""]
+        return "\n".join([*self._arrays.globals, *declared, HEAD, *body])
 
     # Names of values
 

@@ -283,8 +283,6 @@ def _mul(g: Graph, a: Node, b: Node) -> Node | None:
 def _div(g: Graph, a: Node, b: Node) -> Node | None:
     if a.dtype not in FLOATS:
         return a if _is(b, 1) else None
-    if _is(a, 0):
-        return g.constant(0, a.dtype)
     if b.op == "constant" and b.value != 0 and np.isfinite(b.value):
         mantissa, exponent = np.frexp(b.value)
         if abs(mantissa) == 0.5 and abs(exponent) < 100:  # a power of two has an exact reciprocal

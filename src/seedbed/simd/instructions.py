@@ -40,7 +40,7 @@ class Writer:
     def __init__(self, width: int, *, fma: bool) -> None:
         self.width, self._fma = width, fma
         self.lines: list[str] = []
-        self.block = "entry"  # the one being written
+        self.block = "work"  # the one being written
         self.declared: dict[str, str] = {}
         self._count = 0
 

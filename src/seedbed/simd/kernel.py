@@ -8,12 +8,21 @@ repeats its last row in the others. Each task sets rounding and denormals, and p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from seedbed.llvm import Function, architecture
+from seedbed.simd.room import ALIGN, PROBE, RESERVE, Room, aligned, stack_use
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
-_TILE = "internal void @tile(ptr %from, ptr %to, ptr %shared)"
+HEAD = """
+define internal void @program(ptr noalias %in, ptr noalias %out, ptr noalias %shared, ptr noalias %memory)
+nounwind alignstack(64) "prefer-vector-width"="512" "min-legal-vector-width"="512" #0 {
+"""
+"""How the IR of a program begins; then come the places of its arrays, ENTRY, and what it does."""
+ENTRY = PROBE.format(first="%in", second="%out") + "\nwork:"
+_TILE = "internal void @tile(ptr %from, ptr %to, ptr %shared, ptr %memory)"
+_INLINED = 2000  # lines of a program that is made a part of `@tile`
 _COLUMNS = 4  # as many as 128 bits hold: vectors are put together from, and cut into, such pieces
 
 # Copies the rows of a partial tile, then its last row once more for each lane that has none.
@@ -99,14 +108,21 @@ class Port(NamedTuple):
 
 
 def kernel_ir(
-    program: str, inputs: Sequence[Port], outputs: Sequence[Port], width: int, tiles: int
+    program: str,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    width: int,
+    tiles: int,
+    room: Room,
 ) -> str:
     """IR of a task that runs `@program` on the rows of `inputs`, `tiles` tiles in a chunk.
 
-    `@program`, which the text `program` defines, is `void (ptr in, ptr out, ptr shared)`: `in` and
-    `out` hold a vector of `width` lanes for each element of the operands (that are not shared) and
-    results, 32 bits a lane; `shared` the addresses of the shared operands. The leading dimension
-    of the first result is the number of rows.
+    `@program`, which the text `program` defines, is `void (ptr in, ptr out, ptr shared, ptr memory)`:
+    `in` and `out` hold a vector of `width` lanes for each element of the operands (that are not shared)
+    and results, 32 bits a lane; `shared` the addresses of the shared operands; `memory` the block of the
+    heap of which it has taken some in `room`. It begins with HEAD and ENTRY. The leading dimension of the
+    first result is the number of rows. `i64 @stack_use(ptr null)` returns the bytes of the stack that a
+    task takes.
     """
     f = Function(_TASK)
     before = f.op("call i64 @set_floats()")
@@ -124,7 +140,8 @@ def kernel_ir(
     tables = [_pointers(f, len(side)) for side in (*sides, shared)]
     for i, buffer in enumerate(shared):
         f.line(f"store ptr {buffer}, ptr {f.at(tables[2], i, 'ptr')}")
-    spare = [[_bytes(f, port.size * port.bytes * width) for port, _ in side] for side in sides]
+    tile_text = _tile([port for port, _ in sides[0]], [port for port, _ in sides[1]], width, room)
+    memory = f.op(f"call ptr @reserve(i64 {room.heap})") if room.heap else "null"
     first = f.op(f"mul i64 %chunk, {tiles}")
     beyond = f.op(f"add i64 {first}, {tiles}")
     count = f.op(f"sdiv i64 {f.op(f'add i64 {rows}, {width - 1}')}, {width}")
@@ -136,38 +153,50 @@ def kernel_ir(
             [f.scaled(buffer, row, port.size * port.bytes, "i8") for port, buffer in side]
             for side in sides
         ]
-        _run_tile(f, sides, (places, spare), tables, (left, width))
+        _run_tile(f, sides, places, (tables, memory), (left, width))
+    if room.heap:
+        f.line(f"call void @free(ptr {memory})")
     f.line(f"call void @restore_floats(i64 {before})")
-    tile_text = _tile([port for port, _ in sides[0]], [port for port, _ in sides[1]], width)
     memcpy = "" if _MEMCPY in program else _MEMCPY
-    return program + memcpy + _FLOATS[architecture()] + _STAGE + tile_text + f.text()
+    called = program.count("\n") > _INLINED
+    use = stack_use(len(buffers), ("tile", "program") if called else ("tile",))
+    attributes = f"attributes #0 = {{ {'noinline' if called else 'alwaysinline'} }}\n"
+    around = memcpy + _FLOATS[architecture()] + RESERVE + _STAGE + use + attributes
+    return program + around + tile_text + f.text()
 
 
 def _run_tile(
     f: Function,
     sides: Sequence[Sequence[tuple[Port, str]]],
-    memory: tuple[list[list[str]], list[list[str]]],
-    tables: list[str],
+    places: list[list[str]],
+    memory: tuple[list[str], str],
     extent: tuple[str, int],
 ) -> None:
     """Runs `@tile` on the rows themselves, or on copies where fewer are left than lanes."""
-    (places, spare), (left, width) = memory, extent
-    call = f"call void @tile(ptr {tables[0]}, ptr {tables[1]}, ptr {tables[2]})"
+    (tables, block), (left, width) = memory, extent
+    pointers = ", ".join(f"ptr {pointer}" for pointer in (*tables, block))
     whole, part, after = f.fresh("whole"), f.fresh("part"), f.fresh("after")
     f.line(f"br i1 {f.op(f'icmp sge i64 {left}, {width}')}, label %{whole}, label %{part}")
     f.open(whole)
     _point(f, tables, places)
-    f.line(call)
+    f.line(f"call void @tile({pointers})")
     f.line(f"br label %{after}")
     f.open(part)
+    sizes = [aligned(port.size * port.bytes * width) for side in sides for port, _ in side]
+    copies = f.op(f"call ptr @reserve(i64 {sum(sizes) + ALIGN})")
+    each = iter(
+        f.at(copies, end - size, "i8") for end, size in zip(accumulate(sizes), sizes, strict=True)
+    )
+    spare = [[next(each) for _ in side] for side in sides]
     for (port, _), source, copy in zip(sides[0], places[0], spare[0], strict=True):
         row = port.size * port.bytes
         f.line(f"call void @stage(ptr {copy}, ptr {source}, i64 {row}, i64 {left}, i64 {width})")
     _point(f, tables, spare)
-    f.line(call)
+    f.line(f"call void @tile({pointers})")
     for (port, _), target, copy in zip(sides[1], places[1], spare[1], strict=True):
         size = f.op(f"mul i64 {left}, {port.size * port.bytes}")
         f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {copy}, i64 {size}, i1 false)")
+    f.line(f"call void @free(ptr {copies})")
     f.line(f"br label %{after}")
     f.open(after)
 
@@ -182,24 +211,30 @@ def _pointers(f: Function, count: int) -> str:
     return f.op(f"alloca [{count} x ptr], align 16")
 
 
-def _bytes(f: Function, count: int) -> str:
-    return f.op(f"alloca [{count} x i8], align 64")
-
-
-def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int) -> str:
+def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int, room: Room) -> str:
     """Function that runs the program on a whole tile, given where each array's rows begin."""
     # Not inlined: no float operation may move to before the rounding mode is set.
     f = Function(_TILE, "noinline")
-    slots = [_bytes(f, 4 * width * sum(p.size for p in side)) for side in (inputs, outputs)]
+
+    def slots_for(count: int) -> str:
+        size = 4 * width * count
+        offset = room.take(size)
+        if offset is None:
+            return f.op(f"alloca [{size} x i8], align {ALIGN}")
+        return f.op(f"getelementptr i8, ptr %memory, i64 {offset}")
+
+    slots = [slots_for(sum(p.size for p in side)) for side in (inputs, outputs)]
     bools = [port.size for port in (*inputs, *outputs) if port.dtype == "bool"]
-    wide = _bytes(f, 4 * width * max(bools, default=0))
+    wide = slots_for(max(bools, default=0))
+    f.line(PROBE.format(first="%from", second="%to"))
+    f.open("work")
     at = 0
     for i, port in enumerate(inputs):
         if port.read:
             rows = f.op(f"load ptr, ptr {f.at('%from', i, 'ptr')}")
             _gather(f, port, (rows, f.at(slots[0], at * width), wide), width)
         at += port.size
-    f.line(f"call void @program(ptr {slots[0]}, ptr {slots[1]}, ptr %shared)")
+    f.line(f"call void @program(ptr {slots[0]}, ptr {slots[1]}, ptr %shared, ptr %memory)")
     at = 0
     for i, port in enumerate(outputs):
         rows = f.op(f"load ptr, ptr {f.at('%to', i, 'ptr')}")

@@ -1,7 +1,7 @@
 """A JAX primitive that applies a jaxpr of one example to the rows of arrays.
 
 Operands are arrays [B, ...], or shared by all rows; results are [B, ...]. On CPU it is a kernel;
-elsewhere, and for derivatives, `jax.vmap` of the same jaxpr.
+elsewhere, and for derivatives, `jax.vmap` of the same jaxpr, if XLA compiles that in reasonable time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from seedbed.types import SeedbedError
 
-LARGEST_FALLBACK = 2000
-"""Equations that a function may have where `jax.vmap` takes the place of a kernel."""
+LARGEST_FALLBACK = 15_000
+"""Equations that a function may have where `jax.vmap` takes the place of a kernel.
+
+XLA takes about 4 ms to compile one of a physics step, a minute for all.
+"""
+GRADIENT = 3
+"""Equations of a reverse-mode derivative for one of the function, about."""
 
 vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
@@ -43,6 +48,17 @@ def count_equations(jaxpr: Any) -> int:
     """Equations of a jaxpr and of those inside it; a call itself does not count."""
     inner = [list(core.jaxprs_in_params(e.params)) for e in jaxpr.eqns]
     return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
+
+
+def _admit(closed: core.ClosedJaxpr, name: str, reason: str, equations: int = 1) -> None:
+    """Raise SeedbedError if a function, at `equations` for one of it, is too large for `jax.vmap`."""
+    equations *= count_equations(closed.jaxpr)
+    if equations > LARGEST_FALLBACK:
+        raise SeedbedError(
+            f"simd.vectorize({name}): {reason}. It is left to jax.vmap then, and {equations} equations "
+            f"are too many (at most {LARGEST_FALLBACK}): XLA would compile for minutes. To wait for it, "
+            "call jax.vmap instead of simd.vectorize"
+        )
 
 
 def _types(
@@ -124,6 +140,7 @@ def _tangent_types(*operands: Any, shared: Any, moving: Any, **params: Any) -> l
 
 def _pull_back(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
     """Cotangents of the operands that move, by the derivative of the `jax.vmap` path."""
+    _admit(params["closed"], params["name"], "a gradient has no kernel", GRADIENT)
     primals = operands[: len(params["shared"])]
     given = [ad.instantiate_zeros(c) for c in cotangents]
     run = functools.partial(_pull, params["closed"], params["shared"], params["moving"])
@@ -198,6 +215,12 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
     return f"#sdy.op_sharding_rule<{sides[0]}->{sides[1]} {{{factors}}}{whole}, custom>"
 
 
+def _lower_elsewhere(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    _admit(closed, name, f"there are kernels for CPUs only, not for {' and '.join(platforms)}")
+    return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
+
+
 def _lower_mapped(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
     del name
     run = functools.partial(mapped, closed, shared)
@@ -257,12 +280,7 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
 
 
 def _give_up(reason: str, closed: core.ClosedJaxpr, name: str) -> None:
-    equations = count_equations(closed.jaxpr)
-    if equations > LARGEST_FALLBACK:
-        raise SeedbedError(
-            f"simd.vectorize({name}): {reason}. At {equations} equations it is too large for "
-            f"jax.vmap instead (at most {LARGEST_FALLBACK})"
-        )
+    _admit(closed, name, reason)
     _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {reason}")
 
 
@@ -275,7 +293,7 @@ vectorized_p.def_abstract_eval(_types)
 vectorized_p.def_impl(functools.partial(xla.apply_primitive, vectorized_p))
 batching.primitive_batchers[vectorized_p] = _fold
 ad.primitive_jvps[vectorized_p] = _jvp
-mlir.register_lowering(vectorized_p, _lower_mapped)
+mlir.register_lowering(vectorized_p, _lower_elsewhere)
 mlir.register_lowering(vectorized_p, _lower, platform="cpu")
 
 _tangent_p.def_abstract_eval(_tangent_types)

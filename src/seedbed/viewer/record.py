@@ -66,7 +66,7 @@ def _on_device(
     def play() -> tuple[Array, Array, Array]:
         def step(now: tuple[EnvState, Any], count: Array) -> tuple[tuple[EnvState, Any], Any]:
             state, actor = now
-            keys = environment_keys(act_key, env_ids, jnp.full(episodes, count))
+            keys = environment_keys(act_key, env_ids, jnp.stack([count, jnp.uint32(0)]))
             timestep = state.timestep
             action, _, actor = agent.act(trained.params, actor, timestep, keys, evaluate=True)
             moved = move(state, action)

@@ -1,0 +1,83 @@
+"""Plays what `seedbed train` made, in Gymnasium's task and in ours, and says how far they are apart."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from _training import output
+
+EPISODES = 40
+
+
+def play(run: Path, env: str | None) -> dict[str, float]:
+    """Evaluates a run, in Gymnasium's task or in its own; `env_steps` is of the checkpoint that played."""
+    command = [sys.executable, "-m", "seedbed", "evaluate", str(run)]
+    command += ["--episodes", str(EPISODES), "--json", *(["--env", env] if env else [])]
+    result = output(command)
+    found = {name: result[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")}
+    found["standard_error"] = found["std"] / math.sqrt(result["episodes"])
+    return found | {"episodes": result["episodes"], "env_steps": result["env_steps"]}
+
+
+def gap(theirs: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
+    """Returns the difference of two means in % of the larger, and in standard errors of it."""
+    apart = abs(theirs["mean"] - ours["mean"])
+    error = math.hypot(theirs["standard_error"], ours["standard_error"])
+    largest = max(abs(theirs["mean"]), abs(ours["mean"]))
+    return {
+        "gap_percent": 100.0 * apart / max(largest, 1e-9),
+        "gap_standard_errors": apart / max(error, 1e-9),
+    }
+
+
+def judged(step: int, lines: list[dict[str, Any]]) -> str:
+    """Says which checkpoint played, by its step and the run's metrics."""
+    name = "evaluation/env_steps"
+    evaluations = len({line[name] for line in lines if name in line})
+    which = "newest" if step == lines[-1]["env_steps"] else f"step {step:,}"
+    return f"{which}; best of {evaluations} evaluations" if evaluations > 1 else which
+
+
+def physics(run: Path) -> str:
+    """Says by which integrators a run was trained and judged, and what its policy does not see."""
+    from seedbed import presets
+    from seedbed.physics.model import EULER
+
+    config = presets.from_json(json.loads((run / "config.json").read_text()))
+    env: Any = config.env
+    if not hasattr(env, "physics_model"):
+        return "The task is the same in both."
+
+    def called(number: int) -> str:
+        return "Euler" if number == EULER else "RK4"
+
+    exact = type(env)()
+    ours, theirs = (called(task.physics_model().opt.integrator) for task in (env, exact))
+    share: float = config.runtime.euler_share  # type: ignore[union-attr]
+    training = f"Euler for {share:.0%} of the steps, then {ours}" if share else ours
+    text = f"Integrators: training {training}; evaluation in ours {ours}, in Gymnasium's {theirs}."
+    seen, whole = (task.spec.observation.shape[0] for task in (env, exact))
+    if seen == whole:
+        return f"{text} The policy sees all {whole} numbers of the observation."
+    full = exact.gymnasium_options()
+    without = [name for name, shown in env.gymnasium_options().items() if shown != full[name]]
+    parts = ", ".join(
+        name.removeprefix("include_").removesuffix("_in_observation") for name in without
+    )
+    return (
+        f"{text} The policy sees {seen} of the {whole} numbers of the observation: without {parts}."
+    )
+
+
+def returned(found: dict[str, float]) -> str:
+    """Writes a mean with its standard error."""
+    return f"{found['mean']:,.1f} ± {found['standard_error']:.1f}"
+
+
+def apart(run: dict[str, Any]) -> str:
+    """Writes a gap."""
+    return f"{run['gap_percent']:.1f} %, {run['gap_standard_errors']:.1f} standard errors"

@@ -1,0 +1,232 @@
+"""Gymnasium's spaces in our terms: arrays for what is observed, an action spec, and the way back.
+
+Float64, and integers too wide for int32, become float32. All else is translated without loss, or refused
+by name with what to do about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from seedbed.types import (
+    ActionSpec,
+    Array,
+    ArraySpec,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    SeedbedError,
+    Tree,
+)
+
+LARGEST_ONE_HOT = 4096
+"""Numbers that an observation of choices may become, each choice as ones and zeros."""
+MOST_VALUES = 256
+"""Values of an integer of a Box that may be an action: each is a choice of its own."""
+_NO_BOUND = float(np.finfo(np.float32).max) / 4
+"""A bound this far away is none: float32 cannot hold the width between two of them."""
+_ROUNDING = 1e-6
+"""Share of a bound by which float32 may miss it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One array of an observation; `write` fills its row, or says what is wrong with the value."""
+
+    path: str
+    ndim: int  # of a value of the space
+    spec: ArraySpec
+    write: Callable[[np.ndarray, Any], str | None]
+
+
+def observation_leaves(space: spaces.Space, name: str, path: str = "observation") -> Tree:
+    """Translates the observation space of environment `name` into a tree of `Leaf`.
+
+    Raises SeedbedError for a space that has no array form, or none of a reasonable size.
+    """
+
+    def refuse(problem: str) -> SeedbedError:
+        return SeedbedError(f"environment {name!r}: {path} {problem}")
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _branches(space, name, path, refuse)
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        if 0 in space.shape:
+            raise refuse(f"has shape {space.shape}, which holds nothing; leave it out in a wrapper")
+        dtype = _box_dtype(space) if isinstance(space, spaces.Box) else "float32"
+        return Leaf(path, len(space.shape), ArraySpec(space.shape, dtype), _write_array)
+    if isinstance(space, spaces.Discrete):
+        counts, starts = np.array([space.n], np.int64), np.array([space.start], np.int64)
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, starts = space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
+    else:
+        raise refuse(
+            f"is a {type(space).__name__} space, which has no array form; wrap it into Box, Discrete, "
+            "MultiDiscrete, MultiBinary, Dict or Tuple"
+        )
+    total = int(counts.sum())
+    if total > LARGEST_ONE_HOT:
+        raise refuse(
+            f"is {space}, which would be {total:,} ones and zeros (at most {LARGEST_ONE_HOT:,}); wrap it "
+            "into a Box of numbers, or into MultiDiscrete digits"
+        )
+    shape = () if isinstance(space, spaces.Discrete) else space.nvec.shape
+    one_hot = _one_hot_writer(shape, counts, starts)
+    return Leaf(path, len(shape), ArraySpec((total,), "float32"), one_hot)
+
+
+def _branches(
+    space: spaces.Dict | spaces.Tuple, name: str, path: str, refuse: Callable[[str], SeedbedError]
+) -> Tree:
+    children = space.spaces
+    if not children:
+        raise refuse("is an empty space; leave it out in a wrapper")
+    if isinstance(children, dict):
+        if not all(isinstance(key, str) for key in children):
+            raise refuse(f"has the keys {list(children)}; make them strings in a wrapper")
+        return {
+            key: observation_leaves(child, name, f"{path}[{key!r}]")
+            for key, child in sorted(children.items())
+        }
+    return tuple(
+        observation_leaves(child, name, f"{path}[{i}]") for i, child in enumerate(children)
+    )
+
+
+def _box_dtype(space: spaces.Box) -> str:
+    """Chooses a dtype that JAX has: floats become float32, wide integers int32 if they fit."""
+    if space.dtype.kind in "fb":
+        return "float32"
+    if space.dtype.itemsize <= 2 or space.dtype == np.int32:
+        return space.dtype.name
+    limit = np.iinfo(np.int32)
+    fits = (space.low >= limit.min).all() and (space.high <= limit.max).all()
+    return "int32" if fits else "float32"
+
+
+def _write_array(row: np.ndarray, value: Any) -> str | None:
+    value = np.asarray(value)
+    if value.shape != row.shape:
+        return f"has shape {value.shape}, expected {row.shape}"
+    if value.dtype.kind not in {"f": "fiub", "i": "iub", "u": "iub"}[row.dtype.kind]:
+        return f"is {value.dtype}, expected {row.dtype}"
+    row[...] = value
+    if row.dtype.kind != "f" and row.dtype != value.dtype and (row != value).any():
+        return f"holds {value[row != value][0]}, which does not fit into {row.dtype}"
+    return None
+
+
+def _one_hot_writer(
+    shape: tuple[int, ...], counts: np.ndarray, starts: np.ndarray
+) -> Callable[[np.ndarray, Any], str | None]:
+    offsets = np.cumsum(counts) - counts
+
+    def write(row: np.ndarray, value: Any) -> str | None:
+        if np.shape(value) != shape or np.asarray(value).dtype.kind not in "iu":
+            return f"is {value!r}, expected integers of shape {shape}"
+        choice = np.ravel(value) - starts
+        if (choice < 0).any() or (choice >= counts).any():
+            return f"is {value!r}, which lies outside its space"
+        row[offsets + choice] = 1
+        return None
+
+    return write
+
+
+class Actions(NamedTuple):
+    """The actions of an environment."""
+
+    spec: ActionSpec
+    decode: Callable[[Array], Any]
+    """Turns an action in the spec's form, or a batch `[B, ...]`, into the space's dtype and shape."""
+
+
+def actions_of(space: spaces.Space, name: str) -> Actions:
+    """Translates the action space of environment `name`.
+
+    MultiBinary and Boxes of integers become choices, an integer a choice among all its values. Raises
+    SeedbedError for a space that is none of these.
+    """
+    if isinstance(space, spaces.Discrete):
+        start, dtype = int(space.start), space.dtype
+        # [()] makes a scalar of a single action, as the space itself draws one
+        return Actions(
+            Discrete(int(space.n)),
+            lambda action: (np.asarray(action, np.int64) + start).astype(dtype)[()],
+        )
+    if isinstance(space, spaces.MultiDiscrete):
+        return _choices(space.nvec, space.start, space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return _choices(np.full(space.shape, 2), np.zeros(space.shape, np.int64), space.dtype)
+    if isinstance(space, spaces.Box) and 0 in space.shape:
+        raise SeedbedError(f"environment {name!r}: actions of {space} hold nothing to choose")
+    if isinstance(space, spaces.Box):
+        return _real(space, name) if space.dtype.kind == "f" else _integers(space, name)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        remedy = (
+            "flatten them into one Box or one MultiDiscrete with gymnasium.wrappers.TransformAction"
+        )
+    else:
+        remedy = "wrap them into Discrete, MultiDiscrete, MultiBinary or a Box"
+    raise SeedbedError(
+        f"environment {name!r}: actions of a {type(space).__name__} space are not supported; {remedy}"
+    )
+
+
+def _choices(counts: np.ndarray, least: np.ndarray, dtype: Any) -> Actions:
+    """Choices among `counts` values each, from `least` on; both of the space's shape."""
+    offset = np.asarray(least).astype(np.int64)
+
+    def decode(action: Array) -> np.ndarray:
+        given = np.asarray(action, np.int64)
+        values = given.reshape((*given.shape[:-1], *offset.shape)) + offset
+        return np.asarray(values.astype(dtype))
+
+    return Actions(MultiDiscrete(tuple(int(n) for n in np.ravel(counts))), decode)
+
+
+def _integers(space: spaces.Box, name: str) -> Actions:
+    """A Box of integers, or of bools, whose elements are choices."""
+    # The width of an int64 may not fit into one; Python's integers have no end.
+    low, high = (bound.astype(object).ravel() for bound in (space.low, space.high))
+    most = max(int(b) - int(a) + 1 for a, b in zip(low, high, strict=True))
+    if most > MOST_VALUES:
+        raise SeedbedError(
+            f"environment {name!r}: actions of {space} have integers of {most:,} values each (at most "
+            f"{MOST_VALUES}); wrap them into a Box of floats that are rounded, or into fewer choices"
+        )
+    counts = space.high.astype(np.int64) - space.low.astype(np.int64) + 1
+    return _choices(counts, space.low, space.dtype)
+
+
+def _real(space: spaces.Box, name: str) -> Actions:
+    """A Box of floats, which may lack bounds."""
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    low = np.where(low <= -_NO_BOUND, -np.inf, low)
+    high = np.where(high >= _NO_BOUND, np.inf, high)
+    with np.errstate(over="ignore"):
+        room = low.astype(np.float32) < high.astype(np.float32)
+    if not room.all():
+        raise SeedbedError(
+            f"environment {name!r}: actions of {space} have numbers without room for a float32 between "
+            "low and high; leave those out in a wrapper"
+        )
+    least, most = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
+
+    def decode(action: Array) -> np.ndarray:
+        given = np.asarray(action, np.float32)
+        if not ((given >= least) & (given <= most)).all():
+            raise SeedbedError(
+                f"environment {name!r}: action {given.tolist()} is not in {space}; the agent must keep "
+                "its actions between the bounds of its spec"
+            )
+        # Float32 may round a bound outwards.
+        return np.asarray(np.clip(given.astype(space.dtype), space.low, space.high))
+
+    spec = Box(space.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
+    return Actions(spec, decode)

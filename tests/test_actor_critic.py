@@ -1,0 +1,219 @@
+"""What IMPALA and PPO share: clipping, memory, statistics of observations and of returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probe_environments import Aim, Match, Trainer
+from seedbed.agents import return_scale
+from seedbed.agents.actor_critic import Behaviour
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.agents.return_scale import ReturnScale
+from seedbed.ops import statistics
+from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep, Trajectory, bind
+
+KEY = jax.random.key(0)
+AGENTS = (
+    Impala(unroll=6, batch=8, hidden_sizes=(16,), lstm_size=8),
+    Ppo(
+        unroll=6, batch=8, epochs=1, minibatches=1, hidden_sizes=(16,), lstm_size=8,
+        normalise_advantages=False,
+    ),
+)  # fmt: skip
+agents = pytest.mark.parametrize("agent", AGENTS, ids=["impala", "ppo"])
+
+
+def bound(agent, **changes):
+    spec = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
+    return bind(dataclasses.replace(agent, **changes), spec, 100)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def init(agent):
+    return agent.init(KEY)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient(agent, state, trajectory):
+    return agent.gradients(state, agent.prepare(state, trajectory, KEY), KEY)
+
+
+apply = jax.jit(lambda agent, *rest: agent.apply(*rest), static_argnums=0)
+
+
+def trajectory_of(agent, seed=0, mean=0.0):
+    """Random rows of which every third begins an episode."""
+    rng = np.random.default_rng(seed)
+    rows, batch = agent.unroll, agent.batch
+    flags = np.zeros((rows + 1, batch), bool)
+    terminated, first = flags.copy(), flags.copy()
+    terminated[2::3], first[3::3] = True, True
+    observation = mean + rng.normal(size=(rows + 1, batch, 4))
+    reward = np.where(first, 0, rng.normal(size=(rows + 1, batch)))
+    numbers = (x.astype(np.float32) for x in (observation, reward))
+    action = rng.integers(0, 3, (rows, batch)).astype(np.int32)
+    log_prob = np.full((rows, batch), np.log(1 / 3), np.float32)
+    return Trajectory(
+        timesteps=Timestep(*numbers, terminated, flags, first),
+        action=action,
+        extras=Behaviour(log_prob, action),
+        actor_state=agent.actor_state(jnp.arange(batch), batch),
+        params_version=np.zeros((rows, batch), np.int32),
+    )
+
+
+def assert_close(actual, expected, tolerance=1e-6):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=tolerance), actual, expected
+    )
+
+
+@agents
+def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agent):
+    agent = bound(agent, recurrent=True, batch=32)
+    state, n = init(agent), 32
+    # A policy whose numbers differ visibly: the head is nearly 0 at the start.
+    weights = jax.tree.map(lambda x: x + 0.5 * jnp.cos(jnp.arange(x.size)).reshape(x.shape),
+                           state.params.weights)  # fmt: skip
+    state = state._replace(params=state.params._replace(weights=weights))
+    act = jax.jit(agent.act, static_argnums=4)
+    zeros = np.zeros(n, np.float32)
+    actor_state = opening = agent.actor_state(jnp.arange(n), n)
+    steps, taken = [], []
+    for t in range(agent.unroll + 1):
+        first = np.full(n, t in (0, 4))
+        step = Timestep(
+            np.ones((n, 4), np.float32), zeros, np.full(n, t == 3), first & False, first
+        )
+        # Different draws at first, then the same noise for all: only their actions tell them apart.
+        key = jax.random.fold_in(KEY, t)
+        keys = jax.random.split(key, n) if t in (0, 4) else jnp.broadcast_to(key, (n,))
+        action, extras, actor_state = act(state.params, actor_state, step, keys, False)
+        steps.append(step)
+        taken.append((np.asarray(action), extras))
+    first_action, log_prob = taken[0][0], np.asarray(taken[1][1].log_prob)
+    assert set(first_action) == {0, 1, 2}
+    assert len({float(x) for x in log_prob}) == 3
+    for choice in range(3):
+        assert len({float(x) for x in log_prob[first_action == choice]}) == 1
+    action, extras = jax.tree.map(lambda *x: np.stack(x), *taken[: agent.unroll])
+    timesteps = jax.tree.map(lambda *x: np.stack(x), *steps)
+    version = np.zeros(action.shape, np.int32)
+    _, output = gradient(agent, state, Trajectory(timesteps, action, extras, opening, version))
+    ratio = output.metrics.get("rho_mean", 1 + output.metrics.get("kl", 0.0))
+    np.testing.assert_allclose(ratio, 1, atol=1e-5)
+
+
+def normalising(agent):
+    """One that normalises everything, and whose steps are of no size."""
+    options = {"normalise_observations": True, "normalise_returns": True, "entropy_cost": 0.0}
+    return bound(agent, **options, learning_rate=1e-20)
+
+
+@agents
+def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
+    """Eight gradients of the same version, of data N(100, 1), applied one after the other."""
+    agent = normalising(agent)
+    version_0 = state = init(agent)
+    seen = []
+    for seed in range(8):
+        trajectory = trajectory_of(agent, seed, mean=100.0)
+        seen.append(trajectory.timesteps.observation[0])
+        state = apply(agent, state, *gradient(agent, version_0, trajectory))
+    seen = np.concatenate(seen)
+    np.testing.assert_allclose(state.params.seen.mean, seen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(state.params.seen.variance, seen.var(0), rtol=0.05)
+    np.testing.assert_allclose(state.params.seen.weight, len(seen), rtol=1e-5)
+
+
+@agents
+def test_values_stay_what_they_are_when_their_scale_moves(agent):
+    agent = normalising(agent)
+    state, trajectory = init(agent), trajectory_of(agent)
+    steps = trajectory.timesteps
+
+    @jax.jit
+    def values(state, seen):
+        params = state.params._replace(seen=seen)
+        _, output, _ = agent._evaluate(params, steps, (), ())
+        return agent._return_scale(state).values(output)
+
+    def learn(state, factor, offset):
+        reward = np.float32(factor) * steps.reward + np.float32(offset)
+        changed = trajectory._replace(timesteps=steps._replace(reward=reward))
+        grads, output = gradient(agent, state, changed)
+        return apply(agent, state, grads, output), grads
+
+    # Without any reward there is no scale, and nothing to learn.
+    state, grads = learn(state, 0, 0)
+    assert not agent._return_scale(state).known and (values(state, state.params.seen) == 0).all()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(grads.weights))
+    state, _ = learn(state, 1, 0)
+    assert agent._return_scale(state).known
+    after, grads = learn(state, 30, 7)
+    assert any(leaf.any() for leaf in jax.tree.leaves(grads.weights))
+    assert after.auxiliary.returns.mean > state.auxiliary.returns.mean + 1
+    assert after.auxiliary.returns.variance > 10 * state.auxiliary.returns.variance
+    seen = state.params.seen
+    np.testing.assert_allclose(values(after, seen), values(state, seen), rtol=1e-4, atol=1e-4)
+
+
+LEARNERS = {
+    "impala": Impala(
+        unroll=8, batch=32, hidden_sizes=(32,), optimizer="adam", learning_rate=1e-2,
+        entropy_cost=0.001,
+    ),
+    "ppo": Ppo(unroll=8, batch=32, epochs=2, minibatches=2, hidden_sizes=(32,), learning_rate=1e-2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "probe"), [("impala", Match), ("ppo", Aim)])
+def test_learning_is_the_same_whatever_the_size_of_rewards(name, probe):
+    """Bit for bit where it is a power of two, since every size enters as a ratio."""
+
+    def trained(size):
+        class Sized(probe):
+            def reward(self, action):
+                return size * super().reward(action)
+
+        agent = dataclasses.replace(LEARNERS[name], normalise_returns=True)
+        return Trainer(agent, Sized, updates=60).train()
+
+    one = trained(1.0)
+    assert one.mean_reward(20) > 0.8
+    for size in (2.0**-10, 2.0**10):
+        other = trained(size)
+        jax.tree.map(np.testing.assert_array_equal, other.state.params, one.state.params)
+        spread = other.state.auxiliary.returns.variance
+        assert spread == size**2 * one.state.auxiliary.returns.variance
+
+
+def test_the_scale_follows_returns_that_grow_and_keeps_still_afterwards():
+    size = np.where(np.arange(600) < 200, 1, 100)[:, None]
+    returns = size * (3 + np.random.default_rng(0).normal(size=(600, 64)))
+
+    def step(seen, rows):
+        seen = return_scale.absorb(seen, statistics.deviations(seen, rows))
+        return seen, return_scale.scale_of(seen).deviation
+
+    run = jax.jit(functools.partial(jax.lax.scan, step))
+    _, deviation = run(return_scale.initial(), returns.astype(np.float32))
+    np.testing.assert_allclose(deviation[199], 1, rtol=0.05)
+    assert deviation[210] > 30  # soon of the right size
+    np.testing.assert_allclose(deviation[599], 100, rtol=0.25)
+    assert np.abs(np.diff(np.log(deviation)))[-100:].max() < 0.01
+
+
+def test_returns_that_hardly_differ_are_not_blown_up():
+    seen = return_scale.initial()
+    seen = return_scale.absorb(seen, statistics.deviations(seen, np.full(5, -500.0, np.float32)))
+    scale = return_scale.scale_of(seen)
+    assert scale.deviation == 5
+    assert ReturnScale(*scale).outputs(jnp.float32(-490.0)) == 2

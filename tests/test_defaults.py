@@ -1,0 +1,245 @@
+"""The table of defaults: every kind of task has agents that fit it, with settings that suit it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from seedbed import defaults, trees
+from seedbed.defaults import ROWS, Task, configure, task_of
+from seedbed.envs.atari import AtariEnv
+from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.classic.pendulum import Pendulum
+from seedbed.envs.gym import FactoryEnv, GymEnv
+from seedbed.presets import from_json, resolve, to_json
+from seedbed.runtime.config import FusedConfig
+from seedbed.runtime.stacking import stacked_spec
+from seedbed.types import (
+    ActorState,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    OnPolicy,
+    SeedbedError,
+    Timestep,
+    Trajectory,
+    action_array,
+)
+
+INF = float("inf")
+OBSERVATIONS = {
+    "vectors": spaces.Dict({"a": spaces.Box(-1, 1, (7, 7, 3)), "b": spaces.Discrete(3)}),
+    "images": spaces.Tuple([spaces.Box(0, 255, (24, 20, 3), np.uint8), spaces.Box(-1, 1, (4,))]),
+}
+ACTIONS = {
+    "Discrete": spaces.Discrete(3),
+    "MultiDiscrete": spaces.MultiBinary(2),
+    "bounded Box": spaces.Box(-2.0, 2.0, (2,)),
+    "unbounded Box": spaces.Box(np.array([0, -INF], np.float32), np.array([INF, INF], np.float32)),
+}
+SPECS = {
+    "Discrete": Discrete(3),
+    "MultiDiscrete": MultiDiscrete((2, 2)),
+    "bounded Box": Box((2,), (-2.0, -2.0), (2.0, 2.0)),
+    "unbounded Box": Box((2,), (0.0, -INF), (INF, INF)),
+}
+
+
+class Shown(gymnasium.Env):
+    """An environment of a kind of task."""
+
+    def __init__(self, observation: str, action: str) -> None:
+        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevice:
+    """The same on the device."""
+
+    observation: str
+    action: str
+    episode_steps: int = 10
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        host = shown(self.observation, self.action).make(1, 0)
+        return EnvSpec(host.spec.observation, SPECS[self.action])
+
+    def reset(self, key): ...
+    def step(self, state, action): ...
+
+
+def shown(observation, action):
+    return FactoryEnv(f"{__name__}:Shown", kwargs={"observation": observation, "action": action})
+
+
+def example(task):
+    """An environment of a kind of task."""
+    if task.environment == "Atari":
+        return AtariEnv("pong")
+    make = OnDevice if task.environment == "device" else shown
+    return make(task.observation, task.action)
+
+
+KINDS = [
+    *itertools.starmap(Task, itertools.product(("host", "device"), OBSERVATIONS, ACTIONS)),
+    Task("Atari", "images", "Discrete"),
+]
+
+
+@pytest.mark.parametrize("task", KINDS, ids="-".join)
+def test_every_kind_of_task_is_found_and_in_one_row(task):
+    env = example(task)
+    assert task_of(env) == task
+    (row,) = (row for row in ROWS if row.takes(task))
+    assert configure(env).name == next(iter(row.agents))
+    for agent in row.agents:
+        config = configure(env, agent, "x")
+        assert config.name == f"x/{agent}"
+        if (task.environment, agent) == ("Atari", "r2d2"):
+            assert config.env == dataclasses.replace(env, frame_stack=1)  # it has a memory
+        else:
+            assert config.env == env
+        assert isinstance(config.runtime, FusedConfig) == (task.environment == "device")
+        assert from_json(to_json(config)) == config
+        assert getattr(config.agent, "reward_clip", 0.0) == 0 or task.environment == "Atari"
+
+
+def test_no_row_is_for_nothing():
+    assert all(any(row.takes(task) for task in KINDS) for row in ROWS)
+    assert sum(len(row.actions) for row in ROWS) == len(KINDS)
+
+
+def trace(agent, spec):
+    """Traces acting, evaluating and an update, without compiling; returns what an action looks like."""
+    n, key = 2, jax.random.key(0)
+    keys, ids = jax.random.split(key, n), jnp.arange(n)
+    experience = agent.experience
+    rows = experience.unroll if isinstance(experience, OnPolicy) else experience.steps - 1
+
+    def filled(tree, *lead):
+        return jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), tree)
+
+    def steps(*lead):
+        no = jnp.zeros(lead, bool)
+        observation = trees.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), spec.observation)
+        return Timestep(observation, jnp.zeros(lead), no, no, no)
+
+    def whole(key):
+        state = agent.init(key)
+        before: ActorState = agent.actor_state(ids, n)
+        action, extras, after = agent.act(state.params, before, steps(n), keys, evaluate=False)
+        agent.act(state.params, before, steps(n), keys, evaluate=True)
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before)
+        trajectory = Trajectory(
+            timesteps=steps(rows + 1, n),
+            action=filled(action, rows),
+            extras=filled(extras, rows),
+            actor_state=before,
+            params_version=jnp.zeros((rows, n), jnp.int32),
+            importance=jnp.ones(n),
+        )
+        batch = agent.prepare(state, trajectory, key)
+        grads, output = agent.gradients(state, batch, key)
+        return agent.apply(state, grads, output), state, action
+
+    after, state, action = jax.eval_shape(whole, key)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), (after)) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    return action
+
+
+@pytest.mark.parametrize(
+    ("task", "agent"),
+    [
+        (task, agent)
+        for task in KINDS
+        for agent in next(row.agents for row in ROWS if row.takes(task))
+        if task.environment == "host"
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_an_agent_of_the_table_acts_and_learns_in_its_tasks(task, agent):
+    config = configure(shown(task.observation, task.action), agent)
+    spec = stacked_spec(config.env.make(1, 0).spec, 2)
+    action = trace(dataclasses.replace(config.agent, spec=spec), spec)
+    wanted = action_array(spec.action)
+    assert (action.shape, str(action.dtype)) == ((2, *wanted.shape), wanted.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "agent", "kind"),
+    [
+        ("Pendulum-v1", None, "Ppo"),
+        ("Acrobot-v1", None, "Ppo"),
+        ("CartPole-v1", "dqn", "Dqn"),
+        ("Pendulum-v1", "sac", "Sac"),
+        ("FrozenLake-v1", None, "Ppo"),
+        ("Blackjack-v1", None, "Ppo"),
+        ("ALE/Pong-v5", None, "Impala"),
+        ("Ant-v5", None, "Ppo"),
+        ("swimmer", None, "Ppo"),
+        ("cartpole", "r2d2", "R2d2"),
+        ("ant", "sac", "Sac"),
+    ],
+)
+def test_what_a_name_begins_with(name, agent, kind):
+    config = resolve(name, agent)
+    assert type(config.agent).__name__ == kind
+    assert config.name == f"{name}/{agent or kind.lower()}"
+    assert getattr(config.agent, "reward_clip", 0.0) == (1.0 if "ALE" in name else 0.0)
+
+
+def test_a_replay_of_vectors_begins_soon_and_fits_in_memory():
+    agent = resolve("CartPole-v1", "dqn").agent
+    assert agent.min_size <= 1_000 and agent.capacity <= 100_000
+
+
+def test_a_preset_goes_before_the_table():
+    assert resolve("cartpole").name == "cartpole/impala"
+    assert resolve("cartpole", "ppo").env == CartPole()
+    assert task_of(Pendulum()) == Task("device", "vectors", "bounded Box")
+
+
+@pytest.mark.parametrize(
+    ("env", "agent", "words"),
+    [
+        (
+            shown("vectors", "Discrete"),
+            "sac",
+            "sac does not fit .* takes Discrete actions from vectors",
+        ),
+        (
+            shown("vectors", "unbounded Box"),
+            "sac",
+            "unbounded Box .*choose ppo or impala .sac takes",
+        ),
+        (shown("images", "bounded Box"), "sac", "from images: choose ppo or impala"),
+        (GymEnv("Pendulum-v1"), "dqn", "choose ppo or sac or impala .dqn takes Discrete actions"),
+        (shown("vectors", "MultiDiscrete"), "r2d2", "choose ppo or impala .r2d2 takes Discrete"),
+        (AtariEnv("pong"), "sac", "choose impala or ppo or dqn or r2d2"),
+        (GymEnv("Pendulum-v1", kwargs={"wrong": 1}), None, "raised TypeError"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_what_can(env, agent, words):
+    with pytest.raises(SeedbedError, match=words) as caught:
+        configure(env, agent)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_docs_print_the_table():
+    lines = [f"| {' | '.join(cells)} |" for cells in (defaults.COLUMNS, *(r.cells() for r in ROWS))]
+    lines.insert(1, "|---" * len(defaults.COLUMNS) + "|")
+    text = (Path(__file__).parent.parent / "docs" / "environments.md").read_text()
+    assert "\n".join(lines) in text, "docs/environments.md lacks this table:\n" + "\n".join(lines)
