@@ -337,7 +337,9 @@ def test_actions_it_cannot_take_are_refused_when_it_is_bound(action, remedy):
 
 def test_images_are_refused_when_it_is_bound():
     spec = {"arm": ArraySpec((4,), "float32"), "camera": ArraySpec((24, 24, 3), "uint8")}
-    with pytest.raises(SeedbedError, match=r"Sac .* image of shape \(24, 24, 3\); choose agent ppo"):
+    with pytest.raises(
+        SeedbedError, match=r"Sac .* image of shape \(24, 24, 3\); choose agent ppo"
+    ):
         bind(SMALL, EnvSpec(spec, BOX))
     assert bind(SMALL, EnvSpec({"keys": ArraySpec((8,), "uint8")}, BOX)).spec is not None
 
