@@ -15,6 +15,7 @@ benchmarks/peers/sample_factory_setup.sh.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -114,26 +115,31 @@ def steps_of(window: list[dict[str, Any]]) -> int:
 def summary(window: list[dict[str, Any]]) -> dict[str, float]:
     """Rates and shares of a run between the first line and the last."""
     first, last = window[0], window[-1]
+    seconds = [after["wall_s"] - before["wall_s"] for before, after in itertools.pairwise(window)]
 
-    def share(name: str) -> float:
-        return (last[name] - first[name]) / (last["wall_s"] - first["wall_s"])
+    def rate(name: str) -> float:
+        return (last[name] - first[name]) / sum(seconds)
+
+    def mean(name: str) -> float:
+        """Averages what a line tells of the time since the line before it."""
+        return statistics.fmean((line[name] or 0.0 for line in window[1:]), seconds)
 
     found = {
-        "env_steps_per_s": share("env_steps"),
-        "frames_per_s": share("frames"),
-        "updates_per_env_step": share("learner_steps") / share("env_steps"),
-        "learner_waiting": share("learner_waiting_s"),
-        "acting_blocked": share("inference_blocked_s"),
-        "inference_rows_mean": last["inference_rows_mean"],
+        "env_steps_per_s": rate("env_steps"),
+        "frames_per_s": rate("frames"),
+        "updates_per_env_step": rate("learner_steps") / rate("env_steps"),
+        "learner_waiting": mean("learner_waiting_share"),
+        "acting_blocked": mean("inference_blocked_share"),
+        "inference_rows_mean": mean("inference_rows_mean"),
         "rss_mb": max(line["rss_mb"] for line in window),
     }
     if "lag_mean" in last:
         return found | {"lag_mean": statistics.fmean(line["lag_mean"] or 0.0 for line in window)}
-    short = share("replay/short_s")
+    short = mean("replay/short_share")
     return found | {
         "learner_waiting_for_steps": short,
         "learner_waiting_for_replay": found["learner_waiting"] - short,
-        "replay_busy": share("replay/busy_s"),
+        "replay_busy": mean("replay/busy_share"),
         "bytes_per_frame": last["replay/bytes_per_frame"],
     }
 

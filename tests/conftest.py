@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
+import time
+import types
 
 # Before anything imports JAX. The user's own flags stay. What tests compile runs for moments, so LLVM's
 # full effort would cost more than it saves. (At level 0 it aborts over some convolutions.)
@@ -26,7 +29,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Strict dtype promotion is not practical: optax's Adam mixes a Python float with an int32 count.
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -39,15 +42,48 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture
+def pool_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that puts the clock of actor pools forward by seconds."""
+    from seedbed.transport import pool
+
+    ahead = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(pool, "time", clock)
+
+    def forward(seconds: float) -> None:
+        ahead[0] += seconds
+
+    return forward
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
+    """A pipe that takes no more, as that of a paused pager, and a function that lets it go on."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(theirs, bytes(4096))
+    os.set_blocking(theirs, True)
+    release = contextlib.ExitStack()
+    release.callback(os.close, ours)
+    yield theirs, release.close
+    release.close()
+    os.close(theirs)
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
-    """Kills the processes that a test leaves behind, so that the next one has the machine."""
+    """Fails a test that leaves a process behind, and kills it, so that the next one has the machine."""
     before = set(psutil.Process().children(recursive=True))
     yield
     left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    _, left = psutil.wait_procs(left, timeout=5)
+    named = []
     for child in left:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            named.append(" ".join(child.cmdline()))
             child.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(left, timeout=5)
+    assert not named, f"processes were left behind: {named}"

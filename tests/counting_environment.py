@@ -19,7 +19,8 @@ class CountingEnvironment(gymnasium.Env):
 
     The environment number is its seed. Episode e of environment s lasts
     `episode_length(s, e, length, spread)` steps; odd episodes are truncated if `truncate`, all others
-    terminate. `fault` happens at the environment's `fault_at`-th call of `step`.
+    terminate. `fault` happens at the environment's `fault_at`-th call of `step`, in the environment
+    `fault_env` or, if that is -1, in all.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class CountingEnvironment(gymnasium.Env):
         truncate: bool = True,
         fault: str = "",
         fault_at: int = 5,
+        fault_env: int = -1,
         sleep_s: float = 0.0,
     ) -> None:
         self.observation_space = spaces.Box(0, np.iinfo(np.int32).max, (4,), np.int32)
         self.action_space = spaces.Discrete(NUM_ACTIONS)
         self._length, self._spread, self._truncate = length, spread, truncate
-        self._fault, self._fault_at, self._sleep_s = fault, fault_at, sleep_s
+        self._fault, self._fault_at, self._fault_env = fault, fault_at, fault_env
+        self._sleep_s = sleep_s
         self._env, self._episode, self._step, self._calls = 0, -1, 0, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -52,7 +55,8 @@ class CountingEnvironment(gymnasium.Env):
         if self._sleep_s:
             time.sleep(self._sleep_s)
         observation, reward = self._observe(action), 1000.0 * self._episode + self._step
-        if self._fault and self._calls == self._fault_at:
+        faulty = self._fault_env in (-1, self._env)
+        if self._fault and faulty and self._calls == self._fault_at:
             observation, reward = self._break(observation, reward)
         length = episode_length(self._env, self._episode, self._length, self._spread)
         end = self._step == length
@@ -87,6 +91,17 @@ def episode_length(env: int, episode: int, length: int, spread: int = 5) -> int:
     return length + (env + episode) % spread
 
 
+def timestep_number(env: int, episode: int, step: int, length: int) -> int:
+    """Counts the timesteps of an environment's life up to this one; the first opening one is 1."""
+    return 1 + step + sum(1 + episode_length(env, e, length) for e in range(episode))
+
+
+def environment_number(seed: int, actor: int, group: int, index: int) -> int:
+    """Finds the number of an environment in the first life of an actor of a pool with this seed."""
+    host = int(np.random.SeedSequence(seed, spawn_key=(actor, group)).generate_state(1)[0])
+    return int(np.random.SeedSequence(host).generate_state(index + 1)[index]) & 0x7FFFFFFF
+
+
 def is_truncated(episode: int, truncate: bool) -> bool:
     """Whether an episode ends by truncation."""
     return truncate and episode % 2 == 1
@@ -95,6 +110,14 @@ def is_truncated(episode: int, truncate: bool) -> bool:
 def make(**options: Any) -> CountingEnvironment:
     """Makes a counting environment."""
     return CountingEnvironment(**options)
+
+
+def make_never(hang: bool = False) -> CountingEnvironment:
+    """Ends the process instead of making an environment, or hangs."""
+    if hang:
+        time.sleep(1e6)
+    print("no such device", flush=True)
+    os._exit(3)
 
 
 def make_float(**options: Any) -> gymnasium.Env:

@@ -284,4 +284,6 @@ def test_another_replay_is_refused_by_name(run_folder):
     replay_train(run_folder)
     with pytest.raises(Exception, match="capacity"):
         replay_train(run_folder, resume=True, agent=CountingReplayAgent(capacity=99), steps=4000)
+    with pytest.raises(SeedbedError, match="groups 4 of 2 .*--actors"):
+        replay_train(run_folder, resume=True, actors=1, steps=4000)
     assert list((run_folder / "replay").iterdir())

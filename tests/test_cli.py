@@ -239,6 +239,30 @@ def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypat
     )
 
 
+def test_actors_are_those_that_the_container_allows_and_stay_so(trained, monkeypatch, tmp_path):
+    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 2.5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert cli.main(["train", "cartpole", "--run", "r", "--actors", "0"]) == 0
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["central"]["actors"] == 2
+    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 0.5)
+    assert cli.main(["train", "--resume", "--run", "r"]) == 0
+    assert trained[1].config.actors == 2
+    assert cli.main(["train", "--resume", "--run", "r", "--actors", "0"]) == 0
+    assert trained[2].config.actors == 1
+
+
+def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, tmp_path):
+    from seedbed.runtime import central
+
+    nothing = "interrupted before training began: there was nothing to save"
+    monkeypatch.setattr(central, "train", raises(KeyboardInterrupt(nothing)))
+    assert cli.main(["train", "cartpole", "--run", "r"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == f"seedbed: {nothing}\n"
+    assert "saved" not in captured.out.replace(nothing, "")
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path):
     from seedbed.runtime import central
 
@@ -276,8 +300,9 @@ def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
 
     calls = []
 
-    def evaluate(*, env, agent, params, episodes, seed):
+    def evaluate(*, env, agent, params, episodes, seed, actor_timeout_s):
         calls.append((env, agent, episodes, seed))
+        assert actor_timeout_s == 120.0
         return {"episode_return_mean": 20.5, "episode_return_std": 1.5, "episodes": episodes}
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)

@@ -227,6 +227,37 @@ def test_a_full_disk_stops_saving_and_not_training(disk):
     assert events == sorted(events) and events[-1] > view.empty_from
 
 
+def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, full_pipe):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seedbed", "train", *COMMAND, "--steps", "1_000_000_000", "--run", run_folder],
+        env=environment, stdout=full_pipe[0], stderr=full_pipe[0],
+    )  # fmt: skip
+    try:
+        wait_for(lambda: lines(run_folder), process)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert max(list_steps(run_folder / "checkpoints")) == lines(run_folder)[-1]["env_steps"] > 0
+
+
+def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
+    evaluate = Program.evaluate
+
+    def interrupted(self, *arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Program, "evaluate", interrupted)
+    summary = train(run_folder, CartPole())
+    assert summary["interrupted"] and "evaluation/env_steps" not in summary
+    assert max(list_steps(run_folder / "checkpoints")) == summary["env_steps"] == 640
+    assert not read_best(run_folder / "checkpoints")
+
+
 # -- what the learner sees --------------------------------------------------------------------------
 
 

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import pty
+import sys
+import termios
 import threading
 
 import pytest
 from rich.console import Console
 
+from seedbed.viewer.background import MAX_TEXTS, BackgroundView, Descriptor, tell
 from seedbed.viewer.live import LiveView, PlainLog, make_view
 
 METRICS = {
@@ -50,7 +55,7 @@ def test_live_view_fits_and_tells_all(width):
         view.update(METRICS)
         view.update({"evaluation/episode_return_mean": 12.5, "evaluation/episode_return_std": 2.0})
         view.update({**METRICS, "wall_s": 764.2, "env_steps": 1_824_000})
-        view.message("evaluated 8 episodes")
+        view.message("evaluated 8 episodes", 0.0)
     text = rendered(view, width)
     assert max(len(line) for line in text.splitlines()) <= width
     for part in (
@@ -82,7 +87,7 @@ def test_live_view_fits_a_small_terminal():
     with view:
         view.update({**METRICS, **{f"loss/{n}": 1.0 for n in range(9)}})
         for n in range(6):
-            view.message(f"message {n} " * 20)
+            view.message(f"message {n} " * 20, 0.0)
     lines = rendered(view).splitlines()
     assert len(lines) < 24
     assert any("message 5" in line for line in lines)
@@ -108,7 +113,7 @@ def test_plain_log_is_one_line_an_update():
     out = console(40, terminal=False)
     with PlainLog(10_000_000, "pong/impala", "runs/x", out) as view:
         view.update({**METRICS, "evaluation/episode_return_mean": 12.5})
-        view.message("saved [brackets] stay")
+        view.message("saved [brackets] stay", 0.0)
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[1] == (
@@ -122,3 +127,91 @@ def test_plain_log_is_one_line_an_update():
 def test_the_terminal_decides():
     assert isinstance(make_view(1, "t", "r", console(terminal=True)), LiveView)
     assert isinstance(make_view(1, "t", "r", console(terminal=False)), PlainLog)
+
+
+class Gate:
+    """A screen that is stuck in its first message until the gate opens."""
+
+    report_every_s = 1.0
+    printed = None
+
+    def __init__(self):
+        self.open, self.shown = threading.Event(), []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.shown.append("end")
+
+    def message(self, text, at):
+        self.open.wait()
+        self.shown.append(text)
+
+    def update(self, metrics):
+        self.shown.append(metrics)
+
+
+def test_a_stuck_screen_gets_the_newest_metrics_and_messages():
+    screen = Gate()
+    with BackgroundView(screen, patience_s=60.0) as view:
+        for n in range(MAX_TEXTS + 50):
+            view.message(f"{n}")
+            view.update({"n": n})
+        assert screen.shown == []
+        screen.open.set()
+    told = [text for text in screen.shown[:-2] if text.endswith("messages were not shown")]
+    texts = [text for text in screen.shown[:-2] if text not in told]
+    assert sum(int(text.split()[0]) for text in told) == MAX_TEXTS + 50 - len(texts) > 0
+    assert texts[-MAX_TEXTS:] == [f"{n}" for n in range(50, MAX_TEXTS + 50)]
+    assert screen.shown[-2:] == [{"n": MAX_TEXTS + 49}, "end"]
+
+
+@pytest.fixture
+def stopped_terminal():
+    """A terminal whose user has pressed Ctrl-S, and a function that lets it go on."""
+    ours, theirs = pty.openpty()
+    termios.tcflow(theirs, termios.TCOOFF)
+    yield theirs, lambda: os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.parametrize("kind", ["full_pipe", "stopped_terminal"])
+def test_a_blocked_terminal_blocks_only_its_thread(kind, request):
+    descriptor, release = request.getfixturevalue(kind)
+    with os.fdopen(descriptor, "w", closefd=False) as file:
+        console = Console(file=Descriptor(file), force_terminal=True)
+        before = sys.stdout
+        with BackgroundView(LiveView(10, "t", "r", console), patience_s=0.1) as view:
+            view.update(METRICS)
+            view.message("hello")
+            print("what an agent prints")
+            print("a warning", file=sys.stderr)
+        thread = view._thread
+        assert thread.is_alive() and sys.stdout is before
+        release()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_closed_terminal_is_left_alone():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as file:
+        console = Console(file=Descriptor(file))
+        with BackgroundView(PlainLog(10, "t", "r", console), patience_s=60.0) as view:
+            view.message("nobody reads this")
+            view.update(METRICS)
+    tell("nor this", file)
+
+
+def test_what_others_print_is_shown_above_the_panel(capsys):
+    out = console(60)
+    with BackgroundView(LiveView(10, "t", "r", out), patience_s=60.0) as view:
+        print("one\ntwo", end="")
+        sys.stdout.flush()
+        print("careful", file=sys.stderr)
+        view.message("a message")
+    text = out.file.getvalue()
+    assert all(text.index(word) < text.rindex("a message") for word in ("one", "two", "careful"))
+    assert capsys.readouterr() == ("", "")

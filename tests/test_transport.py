@@ -20,7 +20,7 @@ import pytest
 from counting_environment import NUM_ACTIONS, Checker
 from seedbed import trees
 from seedbed.envs.gym import FactoryEnv
-from seedbed.transport.pool import MAX_DEATHS, ActorPool
+from seedbed.transport.pool import MAX_DEATHS, TIMEOUT_S, ActorPool
 from seedbed.transport.slots import Slot, make_layout, spec_from_json, spec_to_json
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
@@ -173,6 +173,47 @@ def test_an_answer_to_a_dead_actor_is_harmless() -> None:
         old.action[...] = 5  # the memory of the dead is still there
         assert not pool.reply(ready[0], old.incarnation)
         assert pool.slots[ready[0]].step == 1
+
+
+def test_an_actor_that_gives_no_sign_is_replaced(pool_clock: Callable[[float], None]) -> None:
+    with ActorPool(counting(), actors=2, envs_per_actor=2, seed=4) as pool:
+        assert pool.spec
+        learner = Learner(pool)
+        learner.run(lambda: min(learner.steps) >= 110)
+        os.kill(pool.pids()[0], signal.SIGSTOP)
+        # First as if the learner were stopped too, by Ctrl-Z, for an hour: that counts little.
+        for seconds in (3600.0, *[TIMEOUT_S / 10] * 10):
+            pool_clock(seconds)
+            before = list(learner.steps)
+            learner.run(lambda before=before: all(learner.steps[g] > before[g] for g in (2, 3)))
+        learner.run(lambda: learner.lives == {0: 1, 1: 1, 2: 0, 3: 0})
+        learner.run(lambda: min(learner.steps) >= 20)
+        notices = [notice for notice in pool.take_notices() if "actor 0" in notice]
+        assert re.fullmatch(
+            r"actor 0 has given no sign for \d\d s; it is replaced after 120 s \(--actor-timeout-s\)",
+            notices[0],
+        )
+        assert re.fullmatch(
+            r"actor 0 was killed, as it gave no sign for 120 s \(--actor-timeout-s\), after \d{3,} "
+            "steps; started again",
+            notices[1],
+        )
+        assert len(notices) == 2
+
+
+def test_a_start_that_takes_too_long_is_an_error(pool_clock: Callable[[float], None]) -> None:
+    def forward() -> bool:
+        pool_clock(5.0)
+        return False
+
+    env = FactoryEnv("counting_environment:make_never", kwargs={"hang": True})
+    with (
+        ActorPool(env, actors=1, envs_per_actor=2, seed=0, timeout_s=30.0) as pool,
+        pytest.raises(
+            SeedbedError, match="no actor answered within 30 s of its start .*--actor-timeout-s"
+        ),
+    ):
+        pool.wait_spec(forward)
 
 
 def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:

@@ -35,6 +35,7 @@ from seedbed.types import (
     bind,
     is_on_device,
 )
+from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
 
@@ -70,14 +71,15 @@ def train(
     encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
-    with folder.training(encoded), make_view(options.steps, config.name, str(path)) as view:
+    screen = make_view(options.steps, config.name, str(path))
+    with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view)
     return {**summary, "run": str(path)}
 
 
 def _tell(text: str) -> None:
     """Prints a message of the run's start: the view does not exist yet."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    tell(text, sys.stderr)
 
 
 def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:
@@ -140,6 +142,7 @@ class Trained:
     params: Tree
     step: int  # of the checkpoint: transitions
     member: str = ""  # of a population, the best, such as `seed 3`
+    actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
 def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
@@ -151,7 +154,8 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     template = jax.eval_shape(agent.init, jax.random.key(0))
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
-        return Trained(config.env, forms, agent, state.params, step)
+        patience_s = config.runtime.actor_timeout_s
+        return Trained(config.env, forms, agent, state.params, step, actor_timeout_s=patience_s)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
@@ -244,7 +248,12 @@ def evaluate(
         )
     else:
         result = evaluation.evaluate(
-            env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
+            env=config,
+            agent=trained.agent,
+            params=trained.params,
+            episodes=episodes,
+            seed=seed,
+            actor_timeout_s=trained.actor_timeout_s,
         )
     played = {"member": trained.member} if trained.member else {}
     return {**result, "env_steps": trained.step, **played}

@@ -19,6 +19,7 @@ from seedbed.options import TrainArguments, UsageError
 from seedbed.presets import TrainConfig
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.types import SeedbedError
+from seedbed.viewer.background import tell
 
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
@@ -69,8 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, arguments, 2)
     except SeedbedError as error:
         return _fail(error, arguments, 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", arguments, 130)
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or "interrupted", arguments, 130)
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -84,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: object, arguments: list[str], status: int) -> int:
     text = str(error).strip() or type(error).__name__
     if "--debug" in arguments:
-        traceback.print_exc()
+        tell(traceback.format_exc().rstrip(), sys.stderr)
     else:
         text = text.splitlines()[0]  # an actor's error brings its traceback below the first line
-    print(f"seedbed: {text}", file=sys.stderr)  # noqa: T201
+    tell(f"seedbed: {text}", sys.stderr)
     return status
 
 
@@ -109,13 +110,13 @@ def _train(arguments: list[str]) -> int:
     summary = api.train(config, run=given.run, resume=given.resume)
     run = summary["run"]
     if summary.get("interrupted"):
-        _print(f"stopped and saved; go on with: seedbed train --resume --run {run}")
+        tell(f"stopped and saved; go on with: seedbed train --resume --run {run}", sys.stdout)
         return 130
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
     if "evaluation/best_member" in summary:
         end += f" (median; best: {summary['evaluation/best_return']:.2f})"
-    _print(f"trained{end}; play it with: seedbed evaluate {run}")
+    tell(f"trained{end}; play it with: seedbed evaluate {run}", sys.stdout)
     return 0
 
 

@@ -307,7 +307,8 @@ def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:
     for key in sorted({**now, **was}, key=lambda key: key == "segments"):
         before, here = was.get(key, "nothing"), now.get(key, "nothing")
         if before != here:
+            options = " (--actors and --envs-per-actor)" if key == "groups" else ""
             raise SeedbedError(
                 f"the replay was of {key} {before}, this one is of {here}; resume with the settings of "
-                f"before, or remove {folder} to begin with an empty replay"
+                f"before{options}, or remove {folder} to begin with an empty replay"
             )

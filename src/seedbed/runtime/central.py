@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from typing import Any
 
@@ -20,7 +19,7 @@ from seedbed.runtime.learning import Learner
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
 from seedbed.runtime.replaying import ReplayFeed
-from seedbed.runtime.reporting import Start, View, choose_devices, stopping_signals
+from seedbed.runtime.reporting import Interruption, Start, View, choose_devices, stopping_signals
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stacked_spec
 from seedbed.runtime.supervisor import Setup, Supervisor
@@ -46,16 +45,17 @@ def train(
 
     `config` is resolved for the agent. A transition is done when it has been learned from, or with an agent
     that learns from replay when it is there; then the updates that are owed for it are still made.
-    A folder that holds checkpoints is gone on with. SIGINT and SIGTERM stop training and save; a second
-    one gives up at once. Raises SeedbedError on what the user can mend, after saving what was learned.
+    A folder that holds checkpoints is gone on with. SIGINT, SIGTERM and SIGHUP stop training and save; a
+    second one gives up at once. Raises SeedbedError on what the user can mend, after saving what was
+    learned, and KeyboardInterrupt where a signal came before there was anything to save.
     """
-    begun, stop = time.monotonic(), threading.Event()
+    begun = time.monotonic()
     # Acting takes less time than handing it to a thread of JAX's. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     # A resumed run must not play the episodes again with which it began.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
-        interrupted = stack.enter_context(stopping_signals(stop, view))
+        interruption = stack.enter_context(stopping_signals(view))
         pool = stack.enter_context(
             ActorPool(
                 env,
@@ -63,23 +63,33 @@ def train(
                 envs_per_actor=config.envs_per_actor,
                 seed=derived_seed(config.seed, sum(past)),
                 niceness=_MODEST if learns_from_replay(agent) else 0,
+                timeout_s=config.actor_timeout_s,
             )
         )
         view.message(
             f"starting {config.actors} actors with {config.envs_per_actor} environments each"
         )
-        if pool.wait_spec(stop.is_set) is None:
-            return {"interrupted": True}
+        _await_spec(pool, interruption, view)
         setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        stack.callback(setup.feed.close)
-        stack.callback(stop.set)
         log = MetricsLog(run.path, setup.start.env_steps, view.message)
         stack.callback(log.close)
         writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
         stack.enter_context(writer)
-        supervisor = Supervisor(setup, log, writer, view, stop)
+        supervisor = Supervisor(setup, log, writer, view, interruption)
         supervisor.run()
-        return supervisor.finish(interrupted)
+        return supervisor.finish()
+
+
+def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None:
+    """Waits for the first actor; tells of deaths meanwhile; raises KeyboardInterrupt at a signal."""
+
+    def give_up() -> bool:
+        for notice in pool.take_notices():
+            view.message(notice)
+        return interruption.requested()
+
+    if pool.wait_spec(give_up) is None:
+        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
 
 
 def _set_up(

@@ -24,6 +24,8 @@ class CentralConfig:
     envs_per_actor: int = 0
     """Environments of an actor, stepped in two groups; 0 takes 32, or as many as the batch of an agent needs
     that acts, stops and learns."""
+    actor_timeout_s: float = 120.0
+    """Seconds without a sign of an actor, at its start or in a step, after which it is replaced."""
     inference_devices: tuple[int, ...] = (0,)
     """Indices of the devices that choose actions."""
     learner_devices: tuple[int, ...] = (0,)
@@ -49,6 +51,7 @@ class CentralConfig:
             _at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             _at_least(field, getattr(self, field), 0.1)
+        _at_least("actor_timeout_s", self.actor_timeout_s, 1)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
 

@@ -84,17 +84,28 @@ def evaluation_envs(episodes: int) -> int:
     return next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
 
 
+def evaluation_pool(env: HostEnvConfig, envs: int, seed: int, timeout_s: float) -> ActorPool:
+    """Starts the actor process of an evaluation in `envs` environments, which play whole games."""
+    whole = env.for_evaluation()
+    return ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1, timeout_s=timeout_s)
+
+
 def evaluate(
-    *, env: HostEnvConfig, agent: Agent, params: Tree, episodes: int, seed: int
+    *,
+    env: HostEnvConfig,
+    agent: Agent,
+    params: Tree,
+    episodes: int,
+    seed: int,
+    actor_timeout_s: float,
 ) -> dict[str, Any]:
     """Plays `episodes` whole episodes in an actor process of their own, and summarises raw returns.
 
     Returns mean, standard deviation, minimum and maximum of the return, the mean length and the number
-    of episodes. Raises SeedbedError if none ends.
+    of episodes. Raises SeedbedError if one does not end.
     """
     envs = evaluation_envs(episodes)
-    whole = env.for_evaluation()
-    with ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1) as pool:
+    with evaluation_pool(env, envs, seed, actor_timeout_s) as pool:
         carry = empty_carry(agent, pool.spec, env.frame_stack, envs)
         player = Player(compile_play(agent, env.frame_stack), params, carry, seed)
         result = play_episodes(pool, player, episodes, threading.Event())
@@ -105,7 +116,10 @@ def evaluate(
 def play_episodes(
     pool: ActorPool, player: Player, episodes: int, stop: threading.Event
 ) -> dict[str, Any] | None:
-    """Plays an equal number of episodes in each environment of a pool; None if `stop` came first."""
+    """Plays an equal number of episodes in each environment of a pool; None if `stop` came first.
+
+    Raises SeedbedError if an environment has not played its episodes within `MAX_EPISODE_STEPS` for each.
+    """
     quota = episodes // pool.num_envs
     tally = _Tally(pool.num_envs, quota)
     steps = 0
@@ -120,10 +134,10 @@ def play_episodes(
             pool.reply(group)
             steps += 1
     returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
-    if not returns.size:
+    if not tally.done:
         raise SeedbedError(
-            f"no episode of the evaluation ended within {steps:,} steps: give the environment a time "
-            "limit, or train with --evaluate-every 0"
+            f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end within "
+            f"{steps:,} steps: give the environment a time limit"
         )
     return {
         "episode_return_mean": float(returns.mean()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from seedbed.runtime.metrics import STAGES, MetricsLog, RecentEpisodes, processe
 from seedbed.runtime.program import Program
 from seedbed.runtime.reporting import (
     Clock,
+    Interruption,
     Start,
     View,
     require_finite,
@@ -34,14 +34,14 @@ def train(
 ) -> dict[str, Any]:
     """Trains until every member made `config.steps` transitions, and returns a summary of the run.
 
-    A folder that holds checkpoints is gone on with, bit for bit. SIGINT and SIGTERM stop training and
-    save; a second one gives up at once. Raises SeedbedError on what the user can mend.
+    A folder that holds checkpoints is gone on with, bit for bit. SIGINT, SIGTERM and SIGHUP stop training
+    and save; a second one gives up at once. Raises SeedbedError on what the user can mend.
     """
-    begun, stop = time.monotonic(), threading.Event()
+    begun = time.monotonic()
     # The host waits for every iteration anyway. Without effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     with contextlib.ExitStack() as stack:
-        interrupted = stack.enter_context(stopping_signals(stop, view))
+        interruption = stack.enter_context(stopping_signals(view))
         program = Program(env, agent, config)
         carry, start, transitions, episodes = _begin(program, run, view)
         log = MetricsLog(run.path, start.env_steps, view.message)
@@ -56,9 +56,9 @@ def train(
         view.message("compiling")
         program.compile(carry)
         progress = _Progress(program, carry, start, transitions, episodes, begun - start.wall_s)
-        driver = _Driver(progress, log, writer, view)
-        driver.run(stop)
-        return driver.finish(interrupted)
+        driver = _Driver(progress, log, writer, view, interruption)
+        driver.run()
+        return driver.finish()
 
 
 class _Progress:
@@ -149,15 +149,21 @@ class _Driver:
     """Runs iterations, and between them reports, saves and evaluates."""
 
     def __init__(
-        self, progress: _Progress, log: MetricsLog, writer: CheckpointWriter, view: View
+        self,
+        progress: _Progress,
+        log: MetricsLog,
+        writer: CheckpointWriter,
+        view: View,
+        interruption: Interruption,
     ) -> None:
         self._progress, self._log, self._writer, self._view = progress, log, writer, view
+        self._interruption = interruption
         self._evaluated: dict[str, Any] = {}
         begun = (time.monotonic(), sum(progress.transitions), np.zeros(3))
         self._last = {"log": begun, "view": begun}
 
-    def run(self, stop: threading.Event) -> None:
-        """Runs until the steps are done or `stop` is set."""
+    def run(self) -> None:
+        """Runs until the steps are done or a signal comes."""
         progress, config = self._progress, self._progress.program.config
         log, show, save = (
             Clock(period)
@@ -166,7 +172,7 @@ class _Driver:
         self._save(*progress.checkpoint())  # at once: there is always one to go back to
         every = config.evaluate_every or config.steps + 1
         next_evaluation = (progress.env_steps // every + 1) * every
-        while not progress.done and not stop.is_set():
+        while not progress.done and not self._interruption.requested():
             progress.advance()
             if log.due():
                 self._log.write(self._metrics("log"))
@@ -178,28 +184,30 @@ class _Driver:
             elif save.due():
                 self._save(*progress.checkpoint())
 
-    def finish(self, interrupted: threading.Event) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Saves, evaluates unless interrupted, and returns a summary."""
-        if interrupted.is_set():
+        interrupted = self._interruption.requested() or not self._evaluate()
+        if interrupted:
             self._save(*self._progress.checkpoint())
-        else:
-            self._evaluate()
         metrics = self._metrics("log")
         self._log.write(metrics)
         self._view.update(metrics)
         self._writer.wait()
-        return metrics | {"interrupted": interrupted.is_set()}
+        return metrics | {"interrupted": interrupted}
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluates and saves with the score; returns False, and does neither, if a signal came first."""
         progress = self._progress
         config, step = progress.program.config, progress.env_steps
         seed = derived_seed(config.seed, step)
         begun = time.monotonic()
         try:
-            results = progress.program.evaluate(progress.carry, seed)
+            results = progress.program.evaluate(progress.carry, seed, self._interruption.requested)
         except SeedbedError:
             self._save(*progress.checkpoint())  # what was learned is not lost with it
             raise
+        if results is None:
+            return False
         spent = time.monotonic() - begun  # does not count in rates and shares
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
@@ -210,6 +218,7 @@ class _Driver:
         self._view.message(f"evaluation at {step:,} steps: return {text}")
         at, carry, metadata = progress.checkpoint()
         self._save(at, carry, metadata | {"best_seed": best}, scores[best])
+        return True
 
     def _save(
         self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None

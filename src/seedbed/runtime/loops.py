@@ -15,14 +15,14 @@ import numpy as np
 from seedbed.runtime.inference import Acted, Inference, Unroll
 from seedbed.runtime.learning import Learner, progress_of
 from seedbed.runtime.metrics import EpisodeStatistics
-from seedbed.runtime.reporting import require_finite
+from seedbed.runtime.reporting import Stopwatch, require_finite
 from seedbed.runtime.shards import Call, Shard
 from seedbed.transport.pool import ActorPool
 from seedbed.types import LearnerState, Timestep, Tree
 
 
 class Feed(Protocol):
-    """Where experience goes and batches come from; closing it wakes whoever waits."""
+    """Where experience goes and batches come from; closing it wakes every thread that waits."""
 
     env_steps: int  # transitions of the whole run that count so far; one thread writes it
     steps: int  # transitions for which the run trains
@@ -42,12 +42,16 @@ class Feed(Protocol):
         """What is to be reported of it."""
         ...
 
+    def seconds(self) -> dict[str, float]:
+        """Returns seconds since the start, by name; what is reported is their share of each interval."""
+        ...
+
     def take_notices(self) -> list[str]:
         """Returns, once each, what people should know."""
         ...
 
     def close(self) -> None:
-        """Wakes every waiter; nothing more passes."""
+        """Wakes every thread that waits; nothing more passes."""
         ...
 
 
@@ -56,7 +60,7 @@ class Recorder(Protocol):
 
     env_steps: int  # transitions of the whole run that were appended so far
     steps: int  # transitions for which the run trains
-    waited_s: float  # for room, so far
+    waited: Stopwatch  # runs while `append` waits for room
 
     def restart(self, group: int) -> None:
         """Ends the streams of a group whose actor was restarted."""
@@ -72,9 +76,10 @@ class Recorder(Protocol):
 
 
 class UnrollQueue:
-    """A bounded queue of unrolls that blocks at either end and never drops.
+    """A bounded queue of unrolls that blocks at either end and drops nothing until it ends or is closed.
 
-    A transition counts when it has been learned from. The queue ends when `steps` have.
+    A transition counts when it has been learned from, so what is dropped then does not count. The queue
+    ends when `steps` have been learned from.
     """
 
     def __init__(
@@ -90,14 +95,14 @@ class UnrollQueue:
         self._items: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
         self._closed = False
-        self.waited_s = 0.0  # for room, so far
+        self.waited = Stopwatch()  # runs while `put` waits for room
 
     def put(self, unroll: Unroll) -> bool:
-        """Waits for room; returns False if the queue was closed instead."""
+        """Waits for room; returns False if the queue was closed instead. Call from one thread."""
         with self._condition:
-            begun = time.perf_counter()
+            self.waited.start()
             self._condition.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-            self.waited_s += time.perf_counter() - begun
+            self.waited.stop()
             if not self._closed:
                 self._items.append(unroll)
                 self._condition.notify_all()
@@ -133,6 +138,10 @@ class UnrollQueue:
         """How many unrolls wait; how old those learned from were, once one was."""
         return {"queued_unrolls": len(self._items), "lag_mean": None, "lag_max": None}
 
+    def seconds(self) -> dict[str, float]:
+        """Returns an empty dict: nothing but `put` takes time here."""
+        return {}
+
     def take_notices(self) -> list[str]:
         """Returns, once, that a batch was older than it may be."""
         return [self._notices.popleft() for _ in range(len(self._notices))]
@@ -141,7 +150,7 @@ class UnrollQueue:
         """Does nothing: the queue ends by itself, when its steps have been learned from."""
 
     def close(self) -> None:
-        """Wakes every waiter; nothing more passes."""
+        """Wakes every thread that waits; nothing more passes."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -154,7 +163,6 @@ class InferenceCounters:
     calls: int = 0
     rows: int = 0
     busy_s: float = 0.0
-    blocked_s: float = 0.0
 
 
 class InferenceLoop:
@@ -178,9 +186,8 @@ class InferenceLoop:
             self._shards.append(Shard(inference, first, pool.slots[first].timestep))
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
-        self._recorded = [
-            -1
-        ] * pool.num_groups  # the incarnation of the step that went to replay last
+        # The incarnation of the step that went to replay last.
+        self._recorded = [-1] * pool.num_groups
         self._calls: collections.deque[Call] = collections.deque()
         self._unrolls: collections.deque[Unroll] = collections.deque()  # to be handed on
 
@@ -196,13 +203,17 @@ class InferenceLoop:
             call = self._calls.popleft() if self._calls and (full or not able) else None
             if call is not None:
                 self._finish(call)
-            waited = sink.waited_s
+            blocked_s = self.blocked_s
             if not self._hand_on(call):
                 break
-            waited = sink.waited_s - waited
-            self.counters.blocked_s += waited
-            self.counters.busy_s += time.perf_counter() - gathered - waited
+            blocked_s = self.blocked_s - blocked_s
+            self.counters.busy_s += time.perf_counter() - gathered - blocked_s
         sink.finish()
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds since the start in which acting waited for the learner; for any thread."""
+        return self._sink.waited.read()
 
     def _gather(self) -> None:
         """Waits for a group, then a deadline for others, unless a call is in flight."""
@@ -270,14 +281,6 @@ class InferenceLoop:
         return True
 
 
-@dataclasses.dataclass
-class LearnerCounters:
-    """Sums since the start of the process; read by the thread that reports."""
-
-    busy_s: float = 0.0
-    waiting_s: float = 0.0
-
-
 class LearnerLoop:
     """Turns unrolls into parameters, one update in flight, and publishes only finished ones."""
 
@@ -293,7 +296,7 @@ class LearnerLoop:
         self.state = learner.place(state)
         self.updates = int(state.updates)
         self.intact = True  # false where a failure left the state half donated
-        self.counters = LearnerCounters()
+        self.busy, self.waiting = Stopwatch(), Stopwatch()  # of updates, and of waiting for batches
         self.metrics: dict[str, float] = {}
         self._wanted, self._snapshot = threading.Event(), threading.Event()
         self._updating = threading.Lock()
@@ -301,20 +304,21 @@ class LearnerLoop:
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
-        """Learns until the feed is closed; raises TrainingDiverged before publishing bad parameters."""
+        """Learns until `stop` is set or the feed has no more batches.
+
+        Raises TrainingDiverged before bad parameters are published.
+        """
         while not stop.is_set():
-            start = time.perf_counter()
+            self.waiting.start()
             unrolls = self._feed.take()
-            taken = time.perf_counter()
-            self.counters.waiting_s += taken - start
+            self.waiting.stop()
             if not unrolls:
                 break
+            self.busy.start()
             with self._updating:
                 self._update(unrolls)
-            self.counters.busy_s += time.perf_counter() - taken
-            if self._wanted.is_set():
-                self._wanted.clear()
-                self._offer_snapshot()
+            self.busy.stop()
+            self._serve_snapshot()
 
     def _update(self, unrolls: list[Unroll]) -> None:
         self.intact = False
@@ -334,18 +338,23 @@ class LearnerLoop:
 
     def request_snapshot(self) -> None:
         """Asks for a copy of the state: now, if the learner waits, else after its update."""
-        if not self._updating.acquire(blocking=False):
-            self._wanted.set()
-            return
-        try:
-            if self.intact:
-                self._offer_snapshot()
-        finally:
-            self._updating.release()
+        self._wanted.set()
+        self._serve_snapshot()
 
-    def _offer_snapshot(self) -> None:
-        self._copy = self.snapshot()
-        self._snapshot.set()
+    def _serve_snapshot(self) -> None:
+        """Copies the state if a copy is wanted and no update is under way; any thread may call it.
+
+        It is called after every request and after every update. A request that finds an update under way
+        is set before that update ends, so the learner sees it.
+        """
+        while self._wanted.is_set() and self._updating.acquire(blocking=False):
+            try:
+                if self._wanted.is_set() and self.intact:
+                    self._copy = self.snapshot()
+                    self._snapshot.set()
+                self._wanted.clear()
+            finally:
+                self._updating.release()
 
     def snapshot(self) -> tuple[LearnerState, int]:
         """Copies the state to the host, with the transitions that count by now; not during an update."""

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -24,6 +24,11 @@ from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tre
 
 MOST_STEPS = 100_000
 """Steps that an episode of evaluation may take where the environment has no limit of its own."""
+_STEPS_AT_ONCE = 100
+"""Steps of an evaluation between two questions whether it is to stop: a second at most, as a rule."""
+
+Play: TypeAlias = Callable[[Tree, int, Callable[[], bool]], list[dict[str, Any]] | None]
+"""An evaluation: (params, seed, stop) -> a summary for each member, or None if `stop` said so first."""
 
 
 class Program:
@@ -55,7 +60,7 @@ class Program:
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
         self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Iteration]] | None = None
-        self._play: Callable[..., Any] | None = None
+        self._play: Play | None = None
 
     @property
     def carry_specs(self) -> Carry:
@@ -149,18 +154,19 @@ class Program:
         progress = np.array([progress_of(each, self.config.steps) for each in done])
         return progress if self.members > 1 else progress[0]
 
-    def evaluate(self, carry: Carry, seed: int) -> list[dict[str, Any]]:
-        """Plays episodes with the policy of each seed; returns a summary for each."""
-        episodes = self.config.evaluate_episodes
+    def evaluate(
+        self, carry: Carry, seed: int, stop: Callable[[], bool] = lambda: False
+    ) -> list[dict[str, Any]] | None:
+        """Plays episodes with the policy of each seed; returns a summary for each.
+
+        Returns None if `stop`, which it asks about once a second, says so before the end. Raises
+        SeedbedError if an episode does not end.
+        """
         if self._play is None:
-            most = self.env.episode_steps or MOST_STEPS
-            play = functools.partial(rollout.play, self.agent, self.env, episodes, most)
-            many = self.members > 1
-            self._play = jax.jit(jax.vmap(play, in_axes=(0, None)) if many else play)
+            episodes = self.config.evaluate_episodes
+            self._play = compile_play(self.agent, self.env, episodes, self.members)
         params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
-        played = jax.device_get(self._play(params, jax.random.key(seed)))
-        rows = zip(*(np.reshape(x, (self.members, episodes)) for x in played), strict=True)
-        return [_summary(*row) for row in rows]
+        return self._play(params, seed, stop)
 
 
 def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
@@ -239,6 +245,32 @@ def _check_sweep(agent: Agent, config: FusedConfig) -> None:
             )
 
 
+def compile_play(agent: Agent, env: Environment, episodes: int, members: int) -> Play:
+    """Makes the evaluation of a bound agent, or of several at once; it compiles when it first runs."""
+    most = env.episode_steps or MOST_STEPS
+    opened = functools.partial(rollout.open_episodes, agent, env, episodes)
+    played = functools.partial(rollout.play, agent, env)
+    if members > 1:
+        opened = jax.vmap(opened, in_axes=None, axis_size=members)
+        played = jax.vmap(played, in_axes=(0, None, 0, None))
+    opened, played = jax.jit(opened), jax.jit(played)
+
+    def play(params: Tree, seed: int, stop: Callable[[], bool]) -> list[dict[str, Any]] | None:
+        reset_key, act_key = jax.random.split(jax.random.key(seed))
+        now, steps = opened(reset_key), 0
+        while steps < most and not np.all(now.done):
+            if stop():
+                return None
+            steps = min(steps + _STEPS_AT_ONCE, most)
+            now = played(params, act_key, now, np.uint32(steps))
+        results = jax.device_get((now.done, now.returns, now.lengths))
+        return [
+            _summary(*row) for row in zip(*(x.reshape(members, -1) for x in results), strict=True)
+        ]
+
+    return play
+
+
 def evaluate(
     *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
 ) -> dict[str, Any]:
@@ -246,9 +278,10 @@ def evaluate(
 
     `agent` is bound. Raises SeedbedError if one does not end.
     """
-    env = episode_statistics(training(env))
-    play = functools.partial(rollout.play, agent, env, episodes, env.episode_steps or MOST_STEPS)
-    return _summary(*jax.device_get(jax.jit(play)(params, jax.random.key(seed))))
+    play = compile_play(agent, episode_statistics(training(env)), episodes, 1)
+    results = play(params, seed, lambda: False)
+    assert results is not None, "nobody stopped it"
+    return results[0]
 
 
 def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:

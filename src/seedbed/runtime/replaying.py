@@ -17,6 +17,7 @@ from seedbed.replay.replay import Replay, Sample
 from seedbed.runtime.checkpoint_writer import list_steps, name_of
 from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.inference import Acted, Unroll
+from seedbed.runtime.reporting import Stopwatch
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
@@ -24,25 +25,6 @@ from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timest
 
 _BUFFERS = 2  # one is learned from while the other is filled
 _WAKE_S = 0.1
-
-
-class _Stopwatch:
-    """Adds up stretches of time."""
-
-    def __init__(self) -> None:
-        self._total_s, self._since = 0.0, math.inf
-
-    def start(self) -> None:
-        """Begins a stretch."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Ends it, if it has not ended yet."""
-        self._total_s, self._since = self.read(), math.inf
-
-    def read(self) -> float:
-        """Returns seconds so far."""
-        return self._total_s + max(0.0, time.perf_counter() - self._since)
 
 
 class ReplayFeed:
@@ -83,7 +65,7 @@ class ReplayFeed:
         self.replay = Replay(
             layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
         )
-        self.waited_s = 0.0  # for the learner to catch up, so far
+        self.waited = Stopwatch()  # runs while `append` waits for the learner to catch up
         self._drawing_s = 0.0
         self._saves, self._checkpoints = config.save_replay, run.checkpoints
         self._closed = threading.Event()
@@ -94,8 +76,9 @@ class ReplayFeed:
         self._ready: collections.deque[Sample] = collections.deque()
         self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
         self._taken: Sample | None = None
-        self._idle = _Stopwatch()  # runs while `run` has nothing to do but wait for steps
+        self._idle = Stopwatch()  # runs while `run` has nothing to do but wait for steps
         self._short_s = 0.0
+        self._idle_at_take = math.inf  # how long it had been idle when the learner began to wait
         self._notices: collections.deque[str] = collections.deque()
 
     def restart(self, group: int) -> None:
@@ -109,9 +92,9 @@ class ReplayFeed:
         """
         replay = self.replay
         if not replay.can_insert():
-            begun = time.perf_counter()
+            self.waited.start()
             replay.wait_until(replay.can_insert, self._closed.is_set)
-            self.waited_s += time.perf_counter() - begun
+            self.waited.stop()
         if self._closed.is_set():
             return False
         replay.append(group, timestep, acted.action, acted.extras, acted.core)
@@ -177,9 +160,10 @@ class ReplayFeed:
         Returns none if the feed was closed instead, or has ended.
         """
         with self._work:
-            idle_s = self._idle.read()
+            self._idle_at_take = self._idle.read()
             self._work.wait_for(lambda: self._closed.is_set() or self._ended or bool(self._ready))
-            self._short_s += self._idle.read() - idle_s
+            self._short_s += self._idle.read() - self._idle_at_take
+            self._idle_at_take = math.inf
             if self._closed.is_set() or not self._ready:
                 return []
             self._taken = sample = self._ready.popleft()
@@ -220,16 +204,17 @@ class ReplayFeed:
         return f"replay goes on with {self.replay.items:,} items"
 
     def metrics(self) -> dict[str, Any]:
-        """What is kept and the memory it takes; seconds of drawing and sealing, and of waiting for steps.
+        """Returns what is kept and the memory that it takes."""
+        return {f"replay/{name}": value for name, value in self.replay.stats().items()}
 
-        `replay/short_s` is the part of the learner's waiting in which replay had nothing to do: acting had
+    def seconds(self) -> dict[str, float]:
+        """Returns seconds since the start: of drawing and sealing, and of waiting for steps.
+
+        `replay/short` is the part of the learner's waiting in which replay had nothing to do: acting had
         not yet brought the steps that `min_size` and `ratio` ask for.
         """
-        return {
-            **{f"replay/{name}": value for name, value in self.replay.stats().items()},
-            "replay/busy_s": self._drawing_s,
-            "replay/short_s": self._short_s,
-        }
+        short_s = self._short_s + max(0.0, self._idle.read() - self._idle_at_take)
+        return {"replay/busy": self._drawing_s, "replay/short": short_s}
 
     def take_notices(self) -> list[str]:
         """Returns, once each, what people should know."""

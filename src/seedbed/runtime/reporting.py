@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from seedbed.types import SeedbedError
 
 
 class View(Protocol):
-    """Where progress is shown."""
+    """Where progress is shown. Every method returns at once, whatever the terminal does."""
 
     @property
     def report_every_s(self) -> float:
@@ -57,6 +58,16 @@ def require_finite(metrics: dict[str, Any], update: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def after(failure: BaseException, view: View) -> Iterator[None]:
+    """Does what is still to be done after a failure: what fails of it is told and noted, not raised."""
+    try:
+        yield
+    except Exception as error:
+        view.message(str(error))
+        failure.add_note(f"and then: {error}")
+
+
 class Clock:
     """Comes due once a period."""
 
@@ -74,28 +85,68 @@ class Clock:
         return True
 
 
-@contextlib.contextmanager
-def stopping_signals(stop: threading.Event, view: View) -> Iterator[threading.Event]:
-    """Turns the first SIGINT or SIGTERM into `stop`, a second one into KeyboardInterrupt."""
-    seen = threading.Event()
+class Interruption:
+    """Whether a signal has asked the run to stop."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._signal: int | None = None  # set by the signal handler, which does nothing else
+        self._told = False
+
+    def requested(self) -> bool:
+        """Returns whether a signal has come, and tells the view of it once. Call from the main thread."""
+        if self._signal is not None and not self._told:
+            self._told = True
+            name = signal.Signals(self._signal).name
+            self._view.message(f"{name}: stopping and saving; again to give up at once")
+        return self._signal is not None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal: notes the first; raises KeyboardInterrupt at the second."""
         del frame
-        if seen.is_set():
+        if self._signal is not None:
             raise KeyboardInterrupt
-        seen.set()
-        stop.set()
-        view.message(
-            f"{signal.Signals(number).name}: stopping and saving; again to give up at once"
-        )
+        self._signal = number
 
+
+class Stopwatch:
+    """Adds up stretches of time. One thread starts and stops it; any thread may read it."""
+
+    def __init__(self) -> None:
+        # Seconds of past stretches, and when the present one began: one value, so that a reader sees both.
+        self._state = (0.0, math.inf)
+
+    def start(self) -> None:
+        """Begins a stretch."""
+        self._state = (self._state[0], time.perf_counter())
+
+    def stop(self) -> None:
+        """Ends the stretch, if there is one."""
+        self._state = (self.read(), math.inf)
+
+    def read(self) -> float:
+        """Returns seconds so far, those of the present stretch among them."""
+        total_s, since = self._state
+        return total_s + max(0.0, time.perf_counter() - since)
+
+
+@contextlib.contextmanager
+def stopping_signals(view: View) -> Iterator[Interruption]:
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request to stop, a second into KeyboardInterrupt.
+
+    SIGHUP stays ignored where the process was started so, as by nohup. Outside the main thread no signal
+    is handled.
+    """
+    interruption = Interruption(view)
     if threading.current_thread() is not threading.main_thread():
-        yield seen
+        yield interruption
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interruption.handle) for number in numbers}
     try:
-        yield seen
+        yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

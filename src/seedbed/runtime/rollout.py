@@ -259,38 +259,55 @@ def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -
     return Trajectory(timesteps, rows.action, rows.extras, actor, version)
 
 
-def play(
-    agent: Agent, env: Environment, episodes: int, most_steps: int, params: Tree, key: Array
-) -> tuple[Array, Array, Array]:
-    """Plays one episode in each of `episodes` environments as evaluation does; consumes the key.
+class Episodes(NamedTuple):
+    """An episode in each of B environments, as far as it has been played."""
 
-    Returns whether each ended, its return and its length.
+    env: EnvState  # [B, ...]
+    actor: ActorState  # [B, ...]
+    done: Array  # [B] bool
+    steps: Array  # uint32 scalar
+    returns: Array  # [B] float32
+    lengths: Array  # [B] int32
+
+
+def open_episodes(agent: Agent, env: Environment, episodes: int, key: Array) -> Episodes:
+    """Opens an episode in each of `episodes` environments; consumes the key."""
+    state = simd.vectorize(env.reset)(jax.random.split(key, episodes))
+    actor = agent.actor_state(jnp.arange(episodes, dtype=jnp.uint32), episodes)
+    return Episodes(
+        env=state,
+        actor=actor,
+        done=jnp.zeros(episodes, bool),
+        steps=jnp.uint32(0),
+        returns=jnp.zeros(episodes),
+        lengths=jnp.zeros(episodes, jnp.int32),
+    )
+
+
+def play(
+    agent: Agent, env: Environment, params: Tree, key: Array, begun: Episodes, until: Array
+) -> Episodes:
+    """Plays on as evaluation does, to the end of every episode or up to step `until`, a uint32 scalar.
+
+    The key is folded, not consumed.
     """
-    reset_key, act_key = jax.random.split(key)
-    env_ids = jnp.arange(episodes, dtype=jnp.uint32)
-    state = simd.vectorize(env.reset)(jax.random.split(reset_key, episodes))
+    env_ids = jnp.arange(begun.done.shape[0], dtype=jnp.uint32)
     move = simd.vectorize(env.step)
 
-    def unfinished(now: tuple) -> Array:
-        return (~now[2]).any() & (now[3] < most_steps)
+    def unfinished(now: Episodes) -> Array:
+        return (~now.done).any() & (now.steps < until)
 
-    def step(now: tuple) -> tuple:
+    def step(now: Episodes) -> Episodes:
         state, actor, done, steps, returns, lengths = now
-        keys = environment_keys(act_key, env_ids, jnp.stack([steps, jnp.uint32(0)]))
+        keys = environment_keys(key, env_ids, jnp.stack([steps, jnp.uint32(0)]))
         action, _, actor = agent.act(params, actor, state.timestep, keys, evaluate=True)
         state = move(state, action)
         returns = returns + jnp.where(done, 0.0, state.timestep.reward)
         lengths = lengths + ~done
         done = done | state.timestep.terminated | state.timestep.truncated
-        return state, actor, done, steps + 1, returns, lengths
+        return Episodes(state, actor, done, steps + 1, returns, lengths)
 
-    zeros = jnp.zeros(episodes)
-    begun = (
-        *(state, agent.actor_state(env_ids, episodes), zeros > 0),
-        *(jnp.uint32(0), zeros, zeros.astype(jnp.int32)),
-    )
-    _, _, done, _, returns, lengths = jax.lax.while_loop(unfinished, step, begun)
-    return done, returns, lengths
+    return jax.lax.while_loop(unfinished, step, begun)
 
 
 def _add(ended: Ended, moved: EnvState) -> Ended:

@@ -17,6 +17,7 @@ from seedbed.runtime.evaluation import (
     compile_play,
     empty_carry,
     evaluation_envs,
+    evaluation_pool,
     play_episodes,
 )
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
@@ -28,7 +29,7 @@ from seedbed.runtime.metrics import (
     usable_cores,
 )
 from seedbed.runtime.replaying import ReplayFeed
-from seedbed.runtime.reporting import Clock, Start, View
+from seedbed.runtime.reporting import Clock, Interruption, Start, View, after
 from seedbed.transport.pool import ActorPool
 from seedbed.types import Agent, HostEnvConfig, LearnerState, StorageError
 
@@ -74,8 +75,7 @@ class Evaluation:
         seed = derived_seed(setup.config.seed, self.snapshot.step)
         envs = evaluation_envs(episodes)
         try:
-            env = setup.env.for_evaluation()
-            pool = ActorPool(env, actors=1, envs_per_actor=envs, seed=seed, groups=1)
+            pool = evaluation_pool(setup.env, envs, seed, setup.config.actor_timeout_s)
             self._pool = pool
             with pool:
                 spec = pool.wait_spec(self._cancel.is_set)
@@ -102,12 +102,26 @@ class Evaluation:
         """Process ids of its actor."""
         return self._pool.pids() if self._pool and not self.done else []
 
+    def take_notices(self) -> list[str]:
+        """Returns, once each, what happened to its actor."""
+        return self._pool.take_notices() if self._pool else []
+
     def wait(self, give_up: Callable[[], bool]) -> None:
         """Waits for the end, which `give_up` brings on early."""
         while not self.done:
             if give_up():
                 self._cancel.set()
             self._thread.join(0.2)
+
+
+class Sums(NamedTuple):
+    """What has added up since the start; a line of metrics tells of the difference of two."""
+
+    wall_s: float
+    env_steps: int
+    calls: int  # of inference
+    rows: int  # that they acted on
+    seconds: dict[str, float]  # by name; a line has their shares of the wall time
 
 
 class Meter:
@@ -118,21 +132,20 @@ class Meter:
         self._setup, self._others = setup, others
         self._shares = MachineShares(usable_cores(), setup.config.actors)
         self._shares.start(self._counters())
-        self._last = (time.monotonic(), setup.feed.env_steps)
+        self._last = self._sums()
 
     def read(self) -> dict[str, Any]:
-        """Returns one line of metrics; rates are since the last call."""
+        """Returns one line of metrics; rates, shares and the mean of rows are of the time since the last."""
         setup = self._setup
         acting, learning = setup.acting, setup.learning
-        now, steps = time.monotonic(), setup.feed.env_steps
-        before, steps_before = self._last
-        self._last = (now, steps)
-        rate = (steps - steps_before) / max(now - before, 1e-9)
-        skip = setup.env.frame_skip
+        last, now = self._last, self._sums()
+        self._last = now
+        passed_s, calls = max(now.wall_s - last.wall_s, 1e-9), now.calls - last.calls
+        rate, skip = (now.env_steps - last.env_steps) / passed_s, setup.env.frame_skip
         return {
-            "wall_s": setup.start.wall_s + now - setup.begun,
-            "env_steps": steps,
-            "frames": steps * skip,
+            "wall_s": setup.start.wall_s + now.wall_s - setup.begun,
+            "env_steps": now.env_steps,
+            "frames": now.env_steps * skip,
             "env_steps_per_s": rate,
             "frames_per_s": rate * skip,
             "learner_steps": learning.updates,
@@ -140,12 +153,25 @@ class Meter:
             **setup.feed.metrics(),
             **learning.metrics,
             **self._shares.update(self._counters()),
-            "inference_rows_mean": acting.counters.rows / max(acting.counters.calls, 1),
-            "inference_blocked_s": acting.counters.blocked_s,
-            "learner_waiting_s": learning.counters.waiting_s,
+            "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
+            **{
+                f"{name}_share": max(0.0, seconds - last.seconds[name]) / passed_s
+                for name, seconds in now.seconds.items()
+            },
             "actor_restarts": setup.pool.restarts,
             "rss_mb": processes_rss([os.getpid(), *setup.pool.pids(), *self._others()[0]]),
         }
+
+    def _sums(self) -> Sums:
+        acting, learning, feed = self._setup.acting, self._setup.learning, self._setup.feed
+        waits = {"inference_blocked": acting.blocked_s, "learner_waiting": learning.waiting.read()}
+        return Sums(
+            wall_s=time.monotonic(),
+            env_steps=feed.env_steps,
+            calls=acting.counters.calls,
+            rows=acting.counters.rows,
+            seconds=waits | feed.seconds(),
+        )
 
     def _counters(self) -> Counters:
         setup = self._setup
@@ -154,7 +180,7 @@ class Meter:
             actors_cpu=setup.pool.cpu_seconds() + self._others()[1],
             learner_cpu=time.process_time(),
             inference_busy=setup.acting.counters.busy_s,
-            learning_busy=setup.learning.counters.busy_s,
+            learning_busy=setup.learning.busy.read(),
         )
 
 
@@ -167,11 +193,12 @@ class Supervisor:
         log: MetricsLog,
         writer: CheckpointWriter,
         view: View,
-        stop: threading.Event,
+        interruption: Interruption,
     ) -> None:
-        """Takes what it looks after; `stop` ends the run."""
+        """Takes what it looks after."""
         self._setup, self._log, self._writer, self._view = setup, log, writer, view
-        self._stop = stop
+        self._interruption = interruption
+        self._stop = threading.Event()  # tells the loops to end
         self._failures: list[BaseException] = []
         self._play = compile_play(setup.agent, setup.env.frame_stack)
         self._evaluation: Evaluation | None = None
@@ -179,13 +206,8 @@ class Supervisor:
         self._evaluations_cpu = 0.0
         self._wanted: set[str] = set()
 
-    @property
-    def env_steps(self) -> int:
-        """Transitions of the whole run that count so far."""
-        return self._setup.feed.env_steps
-
     def run(self) -> None:
-        """Runs until the steps are done, `stop` is set or something fails."""
+        """Runs until the steps are done, a signal comes or something fails."""
         setup = self._setup
         loops = {"inference": setup.acting.run, "learner": self._learn}
         if isinstance(setup.feed, ReplayFeed):
@@ -199,12 +221,13 @@ class Supervisor:
         self._log_meter, self._view_meter = Meter(setup, self._others), Meter(setup, self._others)
         try:
             self._watch()
-        except BaseException as failure:  # also what the view's terminal may throw: save first
+        except Exception as failure:  # save first
             self._failures.append(failure)
         finally:
             self.stop()
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.join()
+        self._tell_notices()
 
     def stop(self) -> None:
         """Tells the loops to end, whatever they wait for."""
@@ -212,27 +235,33 @@ class Supervisor:
         self._setup.feed.close()
 
     def _watch(self) -> None:
-        config, setup = self._setup.config, self._setup
+        config, feed = self._setup.config, self._setup.feed
         next_evaluation = self._next_evaluation()
         log, show, save = (
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
         self._want("save")  # a first checkpoint at once: there is always one to go back to
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(0.1) and not self._interruption.requested():
             if log.due():
                 self._write_log()
             if show.due():
                 self._view.update(self._view_meter.read() | self._evaluated)
-            for notice in (*setup.pool.take_notices(), *setup.feed.take_notices()):
-                self._view.message(notice)
+            self._tell_notices()
             if save.due():
                 self._want("save")
-            if self.env_steps >= next_evaluation and self._evaluation is None:
+            # At the end there is one anyway.
+            if next_evaluation <= feed.env_steps < config.steps and self._evaluation is None:
                 next_evaluation = self._next_evaluation()
                 self._want("evaluate")
             self._serve_snapshot()
             self._collect_evaluation()
+
+    def _tell_notices(self) -> None:
+        for notice in (*self._setup.pool.take_notices(), *self._setup.feed.take_notices()):
+            self._view.message(notice)
+        for notice in self._evaluation.take_notices() if self._evaluation else ():
+            self._view.message(f"evaluation: {notice}")
 
     def _others(self) -> tuple[list[int], float]:
         """Tells process ids and CPU seconds of evaluations and of the checkpoints' helper."""
@@ -244,29 +273,42 @@ class Supervisor:
 
     def _next_evaluation(self) -> int:
         every = self._setup.config.evaluate_every or self._setup.config.steps + 1
-        return (self.env_steps // every + 1) * every
+        return (self._setup.feed.env_steps // every + 1) * every
 
-    def finish(self, interrupted: threading.Event) -> dict[str, Any]:
-        """Saves, evaluates unless interrupted, and returns a summary; raises what stopped the run."""
-        if self._setup.learning.intact:
-            last = self._save(*self._setup.learning.snapshot())
-            self._writer.wait()
-            if self._evaluation is not None:
-                self._evaluation.wait(lambda: bool(self._failures) or interrupted.is_set())
-                if self._evaluation.snapshot.step < last.step:
-                    self._collect_evaluation()
-            if not self._failures and not interrupted.is_set():
-                episodes = self._setup.config.evaluate_episodes
-                self._view.message(f"trained; evaluating {episodes} episodes")
-                self._evaluation = Evaluation(self._setup, self._play, last)
-                self._evaluation.wait(interrupted.is_set)
-                self._collect_evaluation()
+    def finish(self) -> dict[str, Any]:
+        """Saves, evaluates unless interrupted, and returns a summary; raises what ended the run early."""
         if self._failures:
+            with after(self._failures[0], self._view):
+                if self._setup.learning.intact:
+                    self._save_last()
+            self._end_evaluation()
             raise self._failures[0]
-        self._write_log()
+        last = self._save_last()
+        self._end_evaluation()
+        if not self._give_up():
+            episodes = self._setup.config.evaluate_episodes
+            self._view.message(f"trained; evaluating {episodes} episodes")
+            self._evaluation = Evaluation(self._setup, self._play, last)
+            self._end_evaluation()
+        summary = self._write_log()
         self._view.update(self._view_meter.read() | self._evaluated)
         self._writer.wait()
-        return self._log_meter.read() | self._evaluated | {"interrupted": interrupted.is_set()}
+        return summary | {"interrupted": self._interruption.requested()}
+
+    def _save_last(self) -> Snapshot:
+        snapshot = self._save(*self._setup.learning.snapshot())
+        self._writer.wait()
+        return snapshot
+
+    def _end_evaluation(self) -> None:
+        """Waits for an evaluation that runs, or cuts it short where there is no time."""
+        if self._evaluation is not None:
+            self._evaluation.wait(self._give_up)
+            self._collect_evaluation()
+
+    def _give_up(self) -> bool:
+        """Whether there is no time for an evaluation."""
+        return bool(self._failures) or self._interruption.requested()
 
     def _learn(self, stop: threading.Event) -> None:
         """Learns; when there is nothing more to learn from, the run is done."""
@@ -281,8 +323,10 @@ class Supervisor:
             self._failures.append(failure)
             self.stop()
 
-    def _write_log(self) -> None:
-        self._log.write(self._log_meter.read() | self._evaluated)
+    def _write_log(self) -> dict[str, Any]:
+        metrics = self._log_meter.read() | self._evaluated
+        self._log.write(metrics)
+        return metrics
 
     def _want(self, purpose: str) -> None:
         self._wanted.add(purpose)
@@ -314,10 +358,10 @@ class Supervisor:
                 setup.feed.save(start.env_steps)
             finally:  # an invalid priority ends the run, but not before this checkpoint
                 self._write(snapshot)
-            for notice in setup.feed.take_notices():
-                self._view.message(notice)
+            self._tell_notices()
         else:
             self._write(snapshot)
+        self._newest = snapshot
         return snapshot
 
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
@@ -338,6 +382,7 @@ class Supervisor:
         self._evaluations_cpu += evaluation.cpu_seconds
         result, snapshot = evaluation.result, evaluation.snapshot
         if evaluation.failure is not None:
+            self._evaluated = {}  # those of an earlier one would pass for this one's
             self._view.message(
                 f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
             )
@@ -350,4 +395,6 @@ class Supervisor:
             f"evaluation at {snapshot.step:,} steps: return {mean:.2f} +- {deviation:.2f} "
             f"({result['episodes']} episodes)"
         )
-        self._write(snapshot, score=mean)  # where the arrays are there, only the score
+        # The arrays are there, so that this adds the score only; unless learning went on at the same step.
+        if snapshot is self._newest or snapshot.step < self._newest.step:
+            self._write(snapshot, score=mean)

@@ -217,7 +217,8 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
 
 def _lower_elsewhere(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
-    _admit(closed, name, f"there are kernels for CPUs only, not for {' and '.join(platforms)}")
+    where = " and ".join(platforms)
+    _admit(closed, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
     return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
 
 

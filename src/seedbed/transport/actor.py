@@ -37,9 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An actor process; started by the learner.")
     parser.add_argument("--fd", type=int, required=True, help="an inherited Unix socket")
     fd = parser.parse_args().fd
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the learner, which closes the socket
+    # The terminal sends these to the learner too, which closes the socket.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(fd, False)  # a process that an environment starts must not keep it open
     connection = socket.socket(fileno=fd)
     threading.Thread(target=_leave_with_learner, args=(fd,), daemon=True).start()

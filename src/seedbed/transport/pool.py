@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import select
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
 
 MAX_DEATHS = 5  # in a row, of one actor, each before
 SETTLED_STEPS = 100  # timesteps of a group
-START_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
+_NOTICE = 0.25  # of the timeout: people are told of an actor that is silent for so long
+_LOOK = 0.125  # of the timeout: what passes between two looks counts as no more
 _MAX_NOTICES = 16  # kept for who takes them; the newest
 _LINE_CHARACTERS = 300
 _LOOK_S = 1.0
@@ -31,7 +34,9 @@ class ActorPool:
 
     For one thread, but for `take_notices`. An actor that dies is started again as its next incarnation,
     with new memory and new seeds; its groups yield nothing until then, and their slot objects are
-    replaced. `niceness` is how far processes step back for others, as nice(1) has it.
+    replaced. So is an actor that owes a step, or its start, and gives no sign for `timeout_s`; only time
+    in which the pool is attended to counts. `niceness` is how far processes step back for others, as
+    nice(1) has it.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class ActorPool:
         seed: int,
         groups: int = 2,
         niceness: int = 0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if actors < 1 or groups < 1 or envs_per_actor < groups or envs_per_actor % groups:
             raise SeedbedError(
@@ -73,7 +79,14 @@ class ActorPool:
         self._deaths = [0] * actors  # in a row
         self._dying: list[int] = []  # hung up and killed, not yet reaped
         self._epoll = select.epoll()
+        self._timeout_s = timeout_s
         self._looked = time.monotonic()
+        self._attended_s = 0.0  # a clock that goes on little while this process is stopped, or busy
+        self._silent_since = [
+            math.inf
+        ] * actors  # on that clock; infinity if the actor owes nothing
+        self._suspects: set[int] = set()  # silent actors that people were told of
+        self._hung: set[int] = set()  # killed for their silence
         self._doorbells: dict[int, int] = {}  # descriptor -> group
         self._calls: dict[int, Callable[[], None]] = {}  # other descriptors
         self._actors: list[ActorProcess] = []
@@ -93,13 +106,14 @@ class ActorPool:
 
     def wait_spec(self, stop: Callable[[], bool]) -> EnvSpec | None:
         """Waits for the environments' spec until `stop` says to give up, and then returns None."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        begun_s = self._attended_s
         while self._layout is None:
             if stop():
                 return None
-            if time.monotonic() > deadline:
+            if self._attended_s - begun_s >= self._timeout_s:
                 raise SeedbedError(
-                    f"no actor answered within {START_TIMEOUT_S:.0f} s of its start"
+                    f"no actor answered within {self._timeout_s:g} s of its start (where making "
+                    "environments takes longer, raise --actor-timeout-s)"
                     + _quote(self._actors[0].last_words())
                 )
             self._attend(0.1)
@@ -129,6 +143,7 @@ class ActorPool:
         self._awaiting[group] = False
         slot.answer()
         actor, local = divmod(group, self._groups)
+        self._silent_since[actor] = min(self._silent_since[actor], self._attended_s)
         eventfd_write(self._actors[actor].bells[local][1], 1)
         return True
 
@@ -179,6 +194,7 @@ class ActorPool:
         ):
             self._epoll.register(fd, select.EPOLLIN)
             self._calls[fd] = call
+        self._heard(actor)
         return process
 
     def _attend(self, timeout_s: float) -> None:
@@ -199,18 +215,40 @@ class ActorPool:
         # the rest comes after, and looks again: a descriptor's number may be taken anew meanwhile
         for call in others:
             call()
-        self._look_for_exits()
+        self._look()
         if self._dying:
             self._reap()
 
-    def _look_for_exits(self) -> None:
-        """Finds, once a second, actors that died while a child of theirs held the socket open."""
-        if time.monotonic() - self._looked < _LOOK_S:
+    def _look(self) -> None:
+        """Finds, about once a second, actors that hang, and those whose death their children hide."""
+        longest_s = _LOOK * self._timeout_s
+        passed_s = time.monotonic() - self._looked
+        if passed_s < min(_LOOK_S, longest_s):
             return
-        self._looked = time.monotonic()
+        self._looked += passed_s
+        self._attended_s += min(passed_s, longest_s)
         for actor, process in enumerate(self._actors):
-            if actor not in self._dying and process.popen.poll() is not None:
+            silent_s = self._attended_s - self._silent_since[actor]
+            if actor in self._dying:
+                continue
+            if process.popen.poll() is not None:  # a child of it holds the socket open
                 self._hung_up(actor)
+            elif silent_s >= self._timeout_s and self._layout is not None:
+                self._hung.add(actor)
+                self._hung_up(actor)
+            elif silent_s >= _NOTICE * self._timeout_s and actor not in self._suspects:
+                self._suspects.add(actor)
+                self._notices.append(
+                    f"actor {actor} has given no sign for {silent_s:.0f} s; it is replaced after "
+                    f"{self._timeout_s:g} s (--actor-timeout-s)"
+                )
+
+    def _heard(self, actor: int) -> None:
+        """Notes a sign of an actor, from which its silence counts if it owes another."""
+        first = actor * self._groups
+        owes = not all(self._awaiting[first : first + self._groups])
+        self._silent_since[actor] = self._attended_s if owes else math.inf
+        self._suspects.discard(actor)
 
     def _arrived(self, group: int) -> None:
         actor, local = divmod(group, self._groups)
@@ -222,6 +260,7 @@ class ActorPool:
         self._awaiting[group] = True
         self.slots[group] = slot
         self._ready.append(group)
+        self._heard(actor)
 
     def _message(self, actor: int) -> None:
         if actor in self._dying:
@@ -261,6 +300,7 @@ class ActorPool:
             # edge-triggered: every ring is an event, and nobody need read the counter
             self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
             self._doorbells[bell] = actor * self._groups + local
+        self._heard(actor)
 
     def _output(self, actor: int) -> None:
         process = self._actors[actor]
@@ -299,16 +339,20 @@ class ActorPool:
             words = process.last_words()
             steps = max((slot.step for slot in process.slots), default=0)
             process.release()
+            end = exit_text(status)
+            if actor in self._hung:
+                end = (
+                    f"was killed, as it gave no sign for {self._timeout_s:g} s (--actor-timeout-s),"
+                )
+                self._hung.remove(actor)
             if self._deaths[actor] >= MAX_DEATHS:
                 self._fail(
                     f"actor {actor} ({self._name()}) died {MAX_DEATHS} times in a row before its "
-                    f"step {SETTLED_STEPS}; the last time it {exit_text(status)}{_quote(words)}"
+                    f"step {SETTLED_STEPS}; the last time it {end}{_quote(words)}"
                 )
             self.restarts += 1
             said = f" ({_last_line(words)})" if words else ""
-            self._notices.append(
-                f"actor {actor} {exit_text(status)} after {steps} steps{said}; started again"
-            )
+            self._notices.append(f"actor {actor} {end} after {steps} steps{said}; started again")
             self._actors[actor] = self._launch(actor, process.incarnation + 1)
 
     def _name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import sys
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from seedbed.viewer.background import unbuffered
 
 SHARES = (
     ("environment", "green"),
@@ -36,8 +39,8 @@ _RUNTIME = frozenset(
         "bottleneck",
         "rss_mb",
         "inference_rows_mean",
-        "inference_blocked_s",
-        "learner_waiting_s",
+        "inference_blocked_share",
+        "learner_waiting_share",
         "queued_unrolls",
         "actor_restarts",
     ]
@@ -49,7 +52,7 @@ def make_view(
     total_steps: int, title: str, run: str, console: Console | None = None
 ) -> LiveView | PlainLog:
     """Chooses the live view on a terminal and plain lines elsewhere."""
-    console = console or Console(stderr=False, highlight=False)
+    console = console or Console(file=unbuffered(sys.stdout), highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(total_steps, title, run, console)
     return PlainLog(total_steps, title, run, console)
@@ -59,16 +62,15 @@ class PlainLog:
     """One plain line for every update and message."""
 
     report_every_s = 10.0
+    printed = None  # it may go between the lines
 
-    def __init__(
-        self, total_steps: int, title: str, run: str, console: Console | None = None
-    ) -> None:
+    def __init__(self, total_steps: int, title: str, run: str, console: Console) -> None:
         self._total_steps, self._title, self._run = total_steps, title, run
-        self._console = console or Console(highlight=False)
+        self._console = console
         self._progress = _Progress(total_steps)
 
     def __enter__(self) -> PlainLog:
-        self.message(f"training {self._title} for {_count(self._total_steps)} steps in {self._run}")
+        self._print(f"training {self._title} for {_count(self._total_steps)} steps in {self._run}")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -93,8 +95,9 @@ class PlainLog:
             parts.append(f"evaluation {_number(evaluation)}")
         self._print(" | ".join(parts))
 
-    def message(self, text: str) -> None:
-        """Prints a message."""
+    def message(self, text: str, at: float) -> None:
+        """Prints a message, without its time."""
+        del at
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -104,20 +107,25 @@ class PlainLog:
 
 
 class LiveView:
-    """A panel that is redrawn in place; drawn by `update` and `message` only, never by a thread."""
+    """A panel that is redrawn in place; drawn by its methods only, in the thread that calls them."""
 
     report_every_s = 1.0
 
-    def __init__(
-        self, total_steps: int, title: str, run: str, console: Console | None = None
-    ) -> None:
+    def __init__(self, total_steps: int, title: str, run: str, console: Console) -> None:
         self._total_steps, self._title, self._run = total_steps, title, run
-        self._console = console or Console(highlight=False)
+        self._console = console
         self._progress = _Progress(total_steps)
         self._done, self._remaining = 0.0, "-"
         self._metrics: dict[str, Any] = {}
         self._messages: collections.deque[str] = collections.deque(maxlen=5)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        # What others print comes through `printed`: redirecting would make them wait for the terminal.
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> LiveView:
         self._live.start()
@@ -133,10 +141,14 @@ class LiveView:
         self._done, self._remaining = self._progress.update(self._metrics)
         self._draw()
 
-    def message(self, text: str) -> None:
-        """Adds a message below the figures."""
-        self._messages.append(f"{time.strftime('%H:%M:%S')}  {text}")
+    def message(self, text: str, at: float) -> None:
+        """Adds a message of the time `at`, in seconds since the epoch, below the figures."""
+        self._messages.append(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}")
         self._draw()
+
+    def printed(self, text: str) -> None:
+        """Writes a line that something else in the process printed above the panel."""
+        self._console.print(Text.from_ansi(text))
 
     def _draw(self) -> None:
         self._live.update(self.render(), refresh=True)

@@ -1,0 +1,219 @@
+"""Showing a run on a terminal that may block: a thread draws, and a bounded hand-over feeds it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import os
+import queue
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+PATIENCE_S = 2.0
+"""Seconds for which the end of a run waits for a terminal that takes no more text."""
+MAX_TEXTS = 200
+"""Messages and printed lines that wait for the terminal at most; then the oldest are dropped."""
+
+
+class Screen(Protocol):
+    """A view that draws on a terminal. A method may block, and may raise OSError or ValueError."""
+
+    report_every_s: float
+
+    @property
+    def printed(self) -> Callable[[str], None] | None:
+        """Shows a line that something else in the process printed; None where that may go beside."""
+        ...
+
+    def __enter__(self) -> Any:
+        """Begins to draw."""
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends drawing."""
+        ...
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Shows one line of metrics."""
+        ...
+
+    def message(self, text: str, at: float) -> None:
+        """Shows a message of the time `at`, in seconds since the epoch."""
+        ...
+
+
+class BackgroundView:
+    """Draws a screen in a thread of its own, so that a blocked terminal blocks nothing else.
+
+    `update` and `message` return at once and may be called from any thread. The newest metrics win; of
+    texts the newest `MAX_TEXTS` are kept until the terminal takes them. A terminal that fails is not
+    written to again, and the run goes on. Leaving the context waits at most `patience_s` for the terminal.
+    """
+
+    def __init__(self, screen: Screen, patience_s: float = PATIENCE_S) -> None:
+        self.report_every_s = screen.report_every_s
+        self._screen, self._patience_s = screen, patience_s
+        # No locks: a KeyboardInterrupt may come anywhere in the thread that hands over.
+        self._metrics: collections.deque[dict[str, Any]] = collections.deque(maxlen=1)
+        self._texts: collections.deque[Callable[[], None]] = collections.deque(maxlen=MAX_TEXTS)
+        self._dropped = 0
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._draw, name="view", daemon=True)
+        self._prints = contextlib.ExitStack()
+
+    def __enter__(self) -> BackgroundView:
+        printed = self._screen.printed
+        if printed is not None:
+
+            def take(line: str) -> None:
+                self._hand_over(lambda: printed(line))
+
+            out, err = _Prints(sys.stdout, take), _Prints(sys.stderr, take)
+            self._prints.enter_context(contextlib.redirect_stdout(out))
+            self._prints.enter_context(contextlib.redirect_stderr(err))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._prints.close()
+        self._ended = True
+        self._notify()
+        self._thread.join(self._patience_s)
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        """Hands over one line of metrics, in place of one that has not been shown yet."""
+        self._metrics.append(metrics)
+        self._notify()
+
+    def message(self, text: str) -> None:
+        """Hands over a message."""
+        now = time.time()
+        self._hand_over(lambda: self._screen.message(text, now))
+
+    def _hand_over(self, show: Callable[[], None]) -> None:
+        self._dropped += len(self._texts) == MAX_TEXTS
+        self._texts.append(show)
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._wake.empty():
+            self._wake.put(None)
+
+    def _draw(self) -> None:
+        # A terminal that is closed or has vanished: there is nobody left to tell.
+        with contextlib.suppress(OSError, ValueError), self._screen:
+            ended = False
+            while not ended:
+                self._wake.get()
+                ended = self._ended
+                if self._dropped:
+                    dropped, self._dropped = self._dropped, 0
+                    self._screen.message(f"{dropped} messages were not shown", time.time())
+                while self._texts:
+                    self._texts.popleft()()
+                if self._metrics:
+                    self._screen.update(self._metrics.pop())
+
+
+class _Prints(io.TextIOBase):
+    """Takes the place of `sys.stdout` or `sys.stderr` and hands over what is printed, line by line."""
+
+    def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
+        self._stream, self._take = stream, take
+        self._lock = threading.Lock()
+        self._line = ""
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._take(line)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            line, self._line = self._line, ""
+        if line:
+            self._take(line)
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+class TerminalGone(OSError):
+    """A pipe has no reader left. Rich would take a BrokenPipeError for the end of the process."""
+
+
+class Descriptor(io.TextIOBase):
+    """Writes text straight to a stream's file descriptor.
+
+    A thread that is stuck here holds no lock of `sys.stdout`, which the interpreter flushes as it ends.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._fd, self._encoding = stream.fileno(), stream.encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return self._encoding
+
+    def write(self, text: str) -> int:
+        """Writes all of a text, waiting for the terminal; raises OSError where that is gone."""
+        data = text.encode(self._encoding, "replace")
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BrokenPipeError as error:
+                raise TerminalGone("nobody reads it any more") from error
+            except BlockingIOError:  # another process made it non-blocking
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll()
+        return len(text)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal's."""
+        return os.isatty(self._fd)
+
+
+def unbuffered(stream: TextIO) -> TextIO:
+    """Returns a stream that writes straight to the descriptor of the process's own stdout or stderr.
+
+    What another has put in the place of these, such as a notebook, is returned as it is.
+    """
+    if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
+        return stream
+    stream.flush()
+    return Descriptor(stream)  # type: ignore[return-value]
+
+
+def tell(text: str, stream: TextIO) -> None:
+    """Writes a last line; gives up after `PATIENCE_S` on a terminal that is blocked, or that is gone."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            out = unbuffered(stream)
+            out.write(f"{text}\n")
+            out.flush()
+
+    thread = threading.Thread(target=write, name="last line", daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)

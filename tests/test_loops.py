@@ -1,0 +1,185 @@
+"""The queue of unrolls, the learner's loop and the meter, without actors and without JAX programs."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from seedbed.runtime import evaluation
+from seedbed.runtime.config import CentralConfig
+from seedbed.runtime.evaluation import play_episodes
+from seedbed.runtime.inference import Unroll
+from seedbed.runtime.learning import Update
+from seedbed.runtime.loops import InferenceCounters, LearnerLoop, UnrollQueue
+from seedbed.runtime.metrics import EpisodeStatistics
+from seedbed.runtime.reporting import Start, Stopwatch
+from seedbed.runtime.supervisor import Meter, Setup
+from seedbed.types import LearnerState, SeedbedError, Timestep
+
+
+def unroll(number):
+    return Unroll(number, (), (), (), ())  # type: ignore[arg-type]
+
+
+def queue_of(capacity, per_batch, kind=UnrollQueue):
+    return kind(capacity, per_batch, most_lag=9, env_steps=0, steps=100)
+
+
+def test_closing_a_queue_wakes_who_waits_and_drops_what_is_in_it():
+    queue, found = queue_of(2, 2), []
+    taking = threading.Thread(target=lambda: found.append(queue.take()), daemon=True)
+    taking.start()
+    queue.close()
+    taking.join(60)
+    assert found == [[]]
+    full = queue_of(1, 1)
+    full.put(unroll(0))
+    putting = threading.Thread(target=lambda: found.append(full.put(unroll(1))), daemon=True)
+    putting.start()
+    full.close()
+    putting.join(60)
+    assert found == [[], False] and full.take() == [] and full.env_steps == 0
+
+
+class Learner:
+    """Counts updates in place of learning."""
+
+    def place(self, state):
+        return state
+
+    def assemble(self, unrolls):
+        return unrolls
+
+    def update(self, state, batch, progress):
+        metrics = {"lag_max": np.float32(0)}
+        return Update(state._replace(updates=state.updates + 1), metrics, ()), np.int32(3)
+
+
+def learner_loop(feed):
+    state = LearnerState({"w": np.zeros(2)}, (), np.int32(0), np.float32(0))
+    return LearnerLoop(Learner(), state, [], feed)  # type: ignore[arg-type]
+
+
+def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_does():
+    """Forces the order: the request finds an update, which ends, and the learner waits; then it goes on."""
+    updating, go_on, waiting = (threading.Event() for _ in range(3))
+
+    class Queue(UnrollQueue):
+        def take(self):
+            if loop.updates:
+                waiting.set()
+            return super().take()
+
+    class Slow(Learner):
+        def update(self, state, batch, progress):
+            updating.set()
+            assert go_on.wait(60)
+            return super().update(state, batch, progress)
+
+    class Lock:
+        """A lock on which a request that finds it taken is overtaken by the learner."""
+
+        def __init__(self):
+            self._lock = threading.Lock()
+
+        def acquire(self, blocking=True):
+            free = self._lock.acquire(blocking)
+            if not free:
+                go_on.set()
+                assert waiting.wait(60)
+            return free
+
+        def release(self):
+            self._lock.release()
+
+        __enter__ = acquire
+
+        def __exit__(self, *exception):
+            self.release()
+
+    queue = queue_of(2, 1, Queue)
+    loop = learner_loop(queue)
+    loop._learner, loop._updating = Slow(), Lock()
+    thread = threading.Thread(target=loop.run, args=(threading.Event(),), daemon=True)
+    thread.start()
+    try:
+        queue.put(unroll(0))
+        assert updating.wait(60)
+        loop.request_snapshot()
+        state, env_steps = loop.take_snapshot()
+        assert (state.updates, env_steps) == (1, 3)
+        loop.request_snapshot()  # and of a learner that waits
+        assert loop.take_snapshot() is not None and loop.take_snapshot() is None
+    finally:
+        queue.close()
+        thread.join(60)
+
+
+def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(
+        monotonic=lambda: now[0], perf_counter=lambda: now[0], process_time=lambda: now[0]
+    )
+    monkeypatch.setattr("seedbed.runtime.supervisor.time", clock)
+    monkeypatch.setattr("seedbed.runtime.reporting.time", clock)
+    pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
+    blocked, waiting = Stopwatch(), Stopwatch()
+
+    class Acting:
+        episodes, counters = EpisodeStatistics(1, 1), InferenceCounters()
+        blocked_s = property(lambda self: blocked.read())
+
+    acting, queue = Acting(), queue_of(2, 1)
+    learning = types.SimpleNamespace(updates=0, metrics={}, waiting=waiting, busy=Stopwatch())
+    env, config = types.SimpleNamespace(frame_skip=4), CentralConfig(actors=1)
+    setup = Setup(None, env, config, pool, acting, learning, queue, Start())  # type: ignore[arg-type]
+    meter = Meter(setup, lambda: ([], 0.0))
+    found = []
+    for steps, calls, rows in ((100, 10, 80), (300, 20, 100), (300, 20, 100)):
+        queue.env_steps, acting.counters.calls, acting.counters.rows = steps, calls, rows
+        waiting.start()  # and goes on waiting into the next interval
+        now[0] += 5.0
+        found.append(meter.read())
+        now[0] += 5.0
+        waiting.stop()
+        blocked.start()
+        now[0] += 10.0
+        blocked.stop()
+    assert [line["env_steps_per_s"] for line in found] == [20.0, 10.0, 0.0]
+    assert [line["inference_rows_mean"] for line in found] == [8.0, 2.0, None]
+    assert [line["learner_waiting_share"] for line in found] == [1.0, 0.5, 0.5]
+    assert [line["inference_blocked_share"] for line in found] == [0.0, 0.5, 0.5]
+
+
+def test_an_evaluation_that_does_not_end_is_refused_and_not_averaged(monkeypatch):
+    """Of three environments the first ends its episodes at step 2, 4 and so on, the others later or never."""
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 5)
+    slot = types.SimpleNamespace(action=np.zeros(3, np.int32))
+    flag, step = np.zeros(3, bool), 0
+
+    def poll(timeout_s):
+        nonlocal step
+        ends = np.array([step % 2 == 1, step == 8, False])
+        reward = np.ones(3, np.float32)
+        slot.timestep = Timestep(np.zeros(3), reward, ends, flag, flag)
+        step += 1
+        return [0]
+
+    pool = types.SimpleNamespace(num_envs=3, slots=[slot], poll=poll, reply=lambda group: True)
+    player = types.SimpleNamespace(act=lambda timestep: np.zeros(3, np.int32))
+    with pytest.raises(SeedbedError, match="3 of 6 episodes .* did not end within 10 steps"):
+        play_episodes(pool, player, 6, threading.Event())  # type: ignore[arg-type]
+
+
+def test_a_stopwatch_runs():
+    watch = Stopwatch()
+    watch.stop()
+    assert watch.read() == 0.0
+    watch.start()
+    while watch.read() == 0.0:
+        pass
+    watch.stop()
+    assert watch.read() == watch.read() > 0.0
