@@ -530,9 +530,9 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._learner, name)
 
-    def update(self, state, batch):
+    def update(self, state, batch, progress):
         time.sleep(1.0)
-        return self._learner.update(state, batch)
+        return self._learner.update(state, batch, progress)
 
 
 def test_a_signal_saves_whatever_is_slow(run_folder, monkeypatch):

@@ -243,7 +243,7 @@ def feed(run_folder, priorities):
     spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
     pool = types.SimpleNamespace(spec=spec, num_groups=1, group_size=2)
     agent = bind(CountingReplayAgent(), spec)
-    made = ReplayFeed(agent, pool, 1, CentralConfig(), run)
+    made = ReplayFeed(agent, pool, 1, CentralConfig(), run, 0)
     made.replay._writer._priorities = priorities
     for row in range(24):
         zero, no = np.zeros(2, np.float32), np.zeros(2, bool)

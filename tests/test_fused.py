@@ -254,7 +254,7 @@ def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
     monkeypatch.setattr(Program, "evaluate", interrupted)
     summary = train(run_folder, CartPole())
     assert summary["interrupted"] and "evaluation/env_steps" not in summary
-    assert max(list_steps(run_folder / "checkpoints")) == summary["env_steps"] == 640
+    assert max(list_steps(run_folder / "checkpoints")) == summary["env_steps"] >= 640
     assert not read_best(run_folder / "checkpoints")
 
 

@@ -14,9 +14,9 @@ from seedbed.runtime.evaluation import play_episodes
 from seedbed.runtime.inference import Unroll
 from seedbed.runtime.learning import Update
 from seedbed.runtime.loops import InferenceCounters, LearnerLoop, UnrollQueue
+from seedbed.runtime.meter import Meter, Setup
 from seedbed.runtime.metrics import EpisodeStatistics
 from seedbed.runtime.reporting import Start, Stopwatch
-from seedbed.runtime.supervisor import Meter, Setup
 from seedbed.types import LearnerState, SeedbedError, Timestep
 
 

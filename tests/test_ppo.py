@@ -455,7 +455,7 @@ def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
     )
     log_prob, _, _ = network_outputs(agent, weights, trajectory)
     trajectory = trajectory._replace(extras=trajectory.extras._replace(log_prob=log_prob))
-    after, metrics = jax.jit(learn, static_argnums=(0, 4))(agent, state, trajectory, KEY, None)
+    after, metrics, _ = jax.jit(learn, static_argnums=(0, 4))(agent, state, trajectory, KEY, None)
     np.testing.assert_allclose([metrics["kl"], metrics["clipped"]], 0, atol=1e-6)
     mean = trajectory.timesteps.observation[0].mean(0)
     np.testing.assert_allclose(after.params.seen.mean, mean, rtol=1e-5)

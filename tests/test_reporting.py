@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -27,7 +28,10 @@ class View:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_is_noted_and_the_second_gives_up(number):
+def test_the_first_signal_is_noted_and_the_second_gives_up(number, request):
+    # Under nohup SIGHUP is ignored, and stays so.
+    request.addfinalizer(functools.partial(signal.signal, number, signal.getsignal(number)))
+    signal.signal(number, signal.SIG_DFL)
     before, view = signal.getsignal(number), View()
     with stopping_signals(view) as interruption:
         assert not interruption.requested()

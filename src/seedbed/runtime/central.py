@@ -17,12 +17,13 @@ from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.inference import Inference
 from seedbed.runtime.learning import Learner
 from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
+from seedbed.runtime.meter import Setup
 from seedbed.runtime.metrics import EpisodeStatistics, MetricsLog
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Interruption, Start, View, choose_devices, stopping_signals
 from seedbed.runtime.run_folder import RunFolder
 from seedbed.runtime.stacking import stacked_spec
-from seedbed.runtime.supervisor import Setup, Supervisor
+from seedbed.runtime.supervisor import Supervisor
 from seedbed.transport.pool import ActorPool
 from seedbed.types import (
     Agent,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 from seedbed.ops.counts import derived_seed
 from seedbed.runtime.checkpoint import CheckpointWriter
-from seedbed.runtime.config import CentralConfig
 from seedbed.runtime.evaluation import (
     Play,
     Player,
@@ -20,32 +18,12 @@ from seedbed.runtime.evaluation import (
     evaluation_pool,
     play_episodes,
 )
-from seedbed.runtime.loops import InferenceLoop, LearnerLoop, UnrollQueue
-from seedbed.runtime.metrics import (
-    Counters,
-    MachineShares,
-    MetricsLog,
-    processes_rss,
-    usable_cores,
-)
+from seedbed.runtime.meter import Meter, Setup
+from seedbed.runtime.metrics import MetricsLog
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Interruption, Start, View, after
 from seedbed.transport.pool import ActorPool
-from seedbed.types import Agent, HostEnvConfig, LearnerState, StorageError
-
-
-class Setup(NamedTuple):
-    """All that a run is made of, once environments have said what they are."""
-
-    agent: Agent
-    env: HostEnvConfig
-    config: CentralConfig
-    pool: ActorPool
-    acting: InferenceLoop
-    learning: LearnerLoop
-    feed: UnrollQueue | ReplayFeed
-    start: Start
-    begun: float = 0.0  # the monotonic time at which training was asked for
+from seedbed.types import LearnerState, StorageError
 
 
 class Snapshot(NamedTuple):
@@ -112,76 +90,6 @@ class Evaluation:
             if give_up():
                 self._cancel.set()
             self._thread.join(0.2)
-
-
-class Sums(NamedTuple):
-    """What has added up since the start; a line of metrics tells of the difference of two."""
-
-    wall_s: float
-    env_steps: int
-    calls: int  # of inference
-    rows: int  # that they acted on
-    seconds: dict[str, float]  # by name; a line has their shares of the wall time
-
-
-class Meter:
-    """Measures a run from one call to the next."""
-
-    def __init__(self, setup: Setup, others: Callable[[], tuple[list[int], float]]) -> None:
-        """Starts measuring; `others` tells process ids and CPU seconds of evaluations and helpers."""
-        self._setup, self._others = setup, others
-        self._shares = MachineShares(usable_cores(), setup.config.actors)
-        self._shares.start(self._counters())
-        self._last = self._sums()
-
-    def read(self) -> dict[str, Any]:
-        """Returns one line of metrics; rates, shares and the mean of rows are of the time since the last."""
-        setup = self._setup
-        acting, learning = setup.acting, setup.learning
-        last, now = self._last, self._sums()
-        self._last = now
-        passed_s, calls = max(now.wall_s - last.wall_s, 1e-9), now.calls - last.calls
-        rate, skip = (now.env_steps - last.env_steps) / passed_s, setup.env.frame_skip
-        return {
-            "wall_s": setup.start.wall_s + now.wall_s - setup.begun,
-            "env_steps": now.env_steps,
-            "frames": now.env_steps * skip,
-            "env_steps_per_s": rate,
-            "frames_per_s": rate * skip,
-            "learner_steps": learning.updates,
-            **acting.episodes.summary(),
-            **setup.feed.metrics(),
-            **learning.metrics,
-            **self._shares.update(self._counters()),
-            "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
-            **{
-                f"{name}_share": max(0.0, seconds - last.seconds[name]) / passed_s
-                for name, seconds in now.seconds.items()
-            },
-            "actor_restarts": setup.pool.restarts,
-            "rss_mb": processes_rss([os.getpid(), *setup.pool.pids(), *self._others()[0]]),
-        }
-
-    def _sums(self) -> Sums:
-        acting, learning, feed = self._setup.acting, self._setup.learning, self._setup.feed
-        waits = {"inference_blocked": acting.blocked_s, "learner_waiting": learning.waiting.read()}
-        return Sums(
-            wall_s=time.monotonic(),
-            env_steps=feed.env_steps,
-            calls=acting.counters.calls,
-            rows=acting.counters.rows,
-            seconds=waits | feed.seconds(),
-        )
-
-    def _counters(self) -> Counters:
-        setup = self._setup
-        return Counters(
-            wall=time.monotonic(),
-            actors_cpu=setup.pool.cpu_seconds() + self._others()[1],
-            learner_cpu=time.process_time(),
-            inference_busy=setup.acting.counters.busy_s,
-            learning_busy=setup.learning.busy.read(),
-        )
 
 
 class Supervisor:
@@ -343,8 +251,7 @@ class Supervisor:
 
     def _save(self, state: LearnerState, env_steps: int) -> Snapshot:
         setup = self._setup
-        wall_s = setup.start.wall_s + time.monotonic() - setup.begun
-        start = Start(env_steps, wall_s, int(state.updates))
+        start = Start(env_steps, self._setup.wall_s(time.monotonic()), int(state.updates))
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
@@ -396,5 +303,11 @@ class Supervisor:
             f"({result['episodes']} episodes)"
         )
         # The arrays are there, so that this adds the score only; unless learning went on at the same step.
-        if snapshot is self._newest or snapshot.step < self._newest.step:
+        if (
+            snapshot is self._newest
+        ):  # a run that goes on from here has spent the time of this evaluation too
+            start = snapshot.metadata["start"] | {"wall_s": self._setup.wall_s(time.monotonic())}
+            snapshot = snapshot._replace(metadata=snapshot.metadata | {"start": start})
+            self._write(snapshot, score=mean)
+        elif snapshot.step < self._newest.step:
             self._write(snapshot, score=mean)
