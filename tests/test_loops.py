@@ -123,7 +123,7 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     clock = types.SimpleNamespace(
         monotonic=lambda: now[0], perf_counter=lambda: now[0], process_time=lambda: now[0]
     )
-    monkeypatch.setattr("seedbed.runtime.supervisor.time", clock)
+    monkeypatch.setattr("seedbed.runtime.meter.time", clock)
     monkeypatch.setattr("seedbed.runtime.reporting.time", clock)
     pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
     blocked, waiting = Stopwatch(), Stopwatch()
