@@ -37,7 +37,6 @@ from seedbed.types import (
     Discrete,
     HostEnv,
     OnPolicy,
-    Replay,
     Timestep,
     Tree,
     bind,
@@ -209,11 +208,12 @@ def drawing_cost(replay: HostReplay, batch: int, priorities: Tree) -> np.ndarray
     return median_cost(draw, DRAWING)
 
 
-def updates_per_step(experience: OnPolicy | Replay) -> float:
+def updates_per_step(agent: Agent) -> float:
     """Returns the batches that are learned from for each env step."""
-    if isinstance(experience, Replay):
-        return experience.ratio / (experience.period * experience.batch)
-    return 1.0 / (experience.unroll * experience.batch)
+    if learns_from_replay(agent):
+        return agent.experience.ratio / (agent.experience.period * agent.experience.batch)
+    assert isinstance(agent.experience, OnPolicy)
+    return 1.0 / (agent.experience.unroll * agent.experience.batch)
 
 
 def measure(run: Path, groups: int, folder: Path) -> Costs:
@@ -234,7 +234,7 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         actor = Actor(agent, pool, env.frame_stack, played)
         acting = median_cost(lambda: actor.act(groups), ACTING) / (groups * pool.group_size)
         parts = {"environment": played.cost, "inference": acting}
-        updates = updates_per_step(agent.experience)
+        updates = updates_per_step(agent)
         if not learns_from_replay(agent):
             again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)

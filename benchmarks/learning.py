@@ -177,7 +177,7 @@ def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
     name = args.preset.replace("/", "-")
-    remark = REMARK + (EXPLORES if args.preset.endswith(("dqn", "apex", "r2d2")) else "")
+    remark = REMARK + (EXPLORES if args.preset.endswith(("dqn", "r2d2")) else "")
     commands, curves = [], {}
     for seed in args.seeds:
         run = args.runs / f"{name}-{seed}"

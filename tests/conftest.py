@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import gc
 import os
 import shutil
+import sys
 import tempfile
 import time
 import types
 
 # Before anything imports JAX. The user's own flags stay. What tests compile runs for moments, so LLVM's
-# full effort would cost more than it saves. (At level 0 it aborts over some convolutions.)
+# full effort would cost more than it saves. (Fusion emitters compile slower, and abort over some
+# convolutions at level 0.)
 for _flag, _value in (
     ("--xla_force_host_platform_device_count", "8"),
-    ("--xla_backend_optimization_level", "1"),
+    ("--xla_backend_optimization_level", "0"),
+    ("--xla_cpu_use_fusion_emitters", "false"),
 ):
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
@@ -34,6 +39,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+ROOM = 200_000_000
+bound = [1_100_000_000]
 
 
 @pytest.fixture
@@ -87,3 +95,19 @@ def no_leftovers() -> Iterator[None]:
             child.kill()
     psutil.wait_procs(left, timeout=5)
     assert not named, f"processes were left behind: {named}"
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Drops what JAX and tests keep of earlier tests whenever a worker has grown by `ROOM` bytes.
+
+    A worker may hold 1.5 GB; the programs of a hundred tests are more. The cache on disk has them still.
+    """
+    yield
+    if psutil.Process().memory_info().rss > bound[0] and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        if "numpy_jaxpr" in sys.modules:
+            sys.modules["numpy_jaxpr"].Program.known.clear()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        bound[0] = max(bound[0], psutil.Process().memory_info().rss + ROOM)

@@ -41,6 +41,7 @@ from test_central import (  # noqa: F401  a fixture
     lines,
     train,
 )
+from test_checkpoint import stopped
 from test_metrics import curve
 
 
@@ -156,13 +157,18 @@ def test_several_inference_and_learner_devices(run_folder, taken):
 
 
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
+    """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
     process = test_central.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
     test_central.wait_for(lambda: len(test_central.checkpoints(run_folder)) >= 2, process)
-    process.kill()
-    process.wait()
-    view = View()
-    newest = max(int(path.name) for path in test_central.checkpoints(run_folder))
-    summary = replay_train(run_folder, view, resume=True, steps=newest + 500)
+    with stopped(helper := test_central.helper_of(process)):
+        process.kill()
+        process.wait()
+        newest = max(int(path.name) for path in test_central.checkpoints(run_folder))
+        view = test_central.Waker(helper)
+        summary = replay_train(run_folder, view, resume=True, steps=newest + 500)
+    assert view.messages[0].startswith("waiting until")
+    (begun,) = (text for text in view.messages if text.startswith("going on from step"))
+    assert int(begun.split()[4].replace(",", "")) >= newest
     (message,) = (text for text in view.messages if "replay goes on" in text)
     assert int(message.split()[-2].replace(",", "")) >= 20
     assert summary["learner_steps"] > lines(run_folder)[0]["learner_steps"]

@@ -8,12 +8,24 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent
+from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
+from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
 from seedbed.runtime.inference import Unroll
 from seedbed.runtime.learning import Learner, learn
-from seedbed.types import ActorState, ArraySpec, Box, Discrete, EnvSpec, Timestep, Trajectory, bind
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    Timestep,
+    Trajectory,
+    bind,
+    learns_from_replay,
+)
 
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 
@@ -171,8 +183,10 @@ def record(agent, state, envs):
             lstm_size=8, normalise_observations=True),
         Impala(unroll=6, batch=8, hidden_sizes=(8,), normalise_observations=True),
         Sac(batch=8, hidden_sizes=(8, 8)),
+        Dqn(batch=8, n_step=6, hidden_sizes=(8,), dueling=True),
+        R2d2(batch=8, burn_in=2, sequence=4, n_step=2, hidden_sizes=(8,), lstm_size=8, head_size=8),
     ],
-    ids=["ppo", "impala", "sac"],
+    ids=["ppo", "impala", "sac", "dqn", "r2d2"],
 )  # fmt: skip
 def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
     bounds = Box((2,), (-1.0, -1.0), (1.0, 1.0))
@@ -182,7 +196,7 @@ def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
     progress = np.float32(0.25)
     timesteps, action, extras, memory = record(agent, initial, 8)
     version, importance = np.zeros((6, 8), np.int32), ()
-    if isinstance(agent, Sac):
+    if learns_from_replay(agent):
         version, importance = (), np.linspace(0.5, 1, 8, dtype=np.float32)
     fused = jax.jit(learn, static_argnums=(0, 4))(
         agent,

@@ -72,6 +72,7 @@ def test_no_agent_clips_rewards_by_itself(agent):
 def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
     config, pong = resolve(game, agent), resolve("pong", agent)
     assert config.agent == pong.agent and config.name == f"{game}/{agent}"
+    assert getattr(config.agent, "reward_clip", 0.0) == float(agent != "r2d2")
     assert config.env.frame_stack == pong.env.frame_stack
     assert config.env.game == game.rpartition("/")[2].partition("-")[0].lower()
     assert config.env.stickiness == (0.25 if game.startswith("ALE/") else 0.0)

@@ -204,6 +204,12 @@ ret void
     np.testing.assert_array_equal(arrays[1].read(), given)
 
 
+def add_to_wide_rows():
+    """A function of rows of which a tile's copies are larger than the stack."""
+    x = np.ones((40, 4_500), np.float32)
+    np.testing.assert_array_equal(vectorize(lambda row: row + 1)(x), x + 1)
+
+
 def record_much():
     """An array of 20,000 numbers for each example, which the second loop reads."""
 
@@ -220,7 +226,7 @@ def record_much():
 def on_a_small_stack():
     """Run in a process of its own, which a full stack ends."""
     threading.stack_size(1 << 20)
-    for work in (copy_wide_rows, record_much):
+    for work in (copy_wide_rows, add_to_wide_rows, record_much):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -237,7 +243,7 @@ def test_large_rows_and_arrays_do_not_fill_the_stack(tmp_path):
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "after copy_wide_rows\nafter record_much\n"
+    assert result.stdout == "after copy_wide_rows\nafter add_to_wide_rows\nafter record_much\n"
 
 
 def test_what_registers_do_not_hold_counts(monkeypatch):
