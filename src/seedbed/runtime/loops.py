@@ -349,10 +349,11 @@ class LearnerLoop:
         """
         while self._wanted.is_set() and self._updating.acquire(blocking=False):
             try:
-                if self._wanted.is_set() and self.intact:
+                # Before the copy: a request that comes meanwhile is served once more.
+                self._wanted.clear()
+                if self.intact:
                     self._copy = self.snapshot()
                     self._snapshot.set()
-                self._wanted.clear()
             finally:
                 self._updating.release()
 
