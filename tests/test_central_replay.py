@@ -194,6 +194,24 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
     assert len(seen) >= 3 and all(seen)
 
 
+def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
+    run_folder, monkeypatch
+):
+    save, saves = ReplayFeed.save, []
+
+    def interrupted(self, step):
+        saves.append(step)
+        if len(saves) == 3:
+            raise KeyboardInterrupt
+        save(self, step)
+
+    monkeypatch.setattr(ReplayFeed, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replay_train(run_folder, steps=10**6, checkpoint_every_s=0.3)
+    whole = list_steps(run_folder / "checkpoints")
+    assert whole and saves[2] not in whole and has_replay(run_folder, max(whole))
+
+
 def test_it_saves_before_it_learns(run_folder):
     """While replay fills there is a checkpoint too, and what was filled is not lost."""
     agent = CountingReplayAgent(min_size=140)

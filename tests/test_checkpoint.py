@@ -124,6 +124,19 @@ def test_helper_ignores_interrupts_survives_kill_and_ends_when_idle(tmp_path):
     assert_same(restored, tree(2.0))
 
 
+def test_who_gives_up_waits_for_no_write(tmp_path):
+    """A second Ctrl-C; the helper that is stopped would never end what it writes."""
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(tmp_path) as writer:
+        writer.save(1, tree(1.0), {})
+        writer.wait()
+        with stopped(helper := psutil.Process(writer.helper_pid)):
+            writer.save(2, tree(2.0), {})
+            writer.save(3, tree(3.0), {})
+            raise KeyboardInterrupt
+    psutil.wait_procs([helper], timeout=10)
+    assert list_steps(tmp_path) == [1] and not helper.is_running()
+
+
 def test_a_full_disk_is_reported_and_costs_nothing_else(tmp_path):
     writer = CheckpointWriter(tmp_path)
     writer.save(1, tree(), {})

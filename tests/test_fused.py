@@ -25,6 +25,7 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.envs import wrappers
 from seedbed.envs.classic.cartpole import CartPole
+from seedbed.envs.classic.pendulum import Pendulum
 from seedbed.envs.gym import GymEnv
 from seedbed.envs.probes import DelayProbe, TruncationProbe
 from seedbed.ops.counts import halves
@@ -683,6 +684,11 @@ def test_a_sweep_that_cannot_be_is_refused(sweep, words):
         Program(CartPole(), TINY, FusedConfig(sweep=sweep))
 
 
-def test_an_option_that_changes_the_program_cannot_be_swept():
+@pytest.mark.parametrize(
+    ("env", "sweep"),
+    [(CartPole(), "value_clip=0.1,0.2"), (Pendulum(), "initial_scale=0.5,1")],
+    ids=["flag", "constant"],
+)
+def test_an_option_that_changes_the_program_cannot_be_swept(env, sweep):
     with pytest.raises(SeedbedError, match="changes the program itself"):
-        run_program(CartPole(), TINY, 1, sweep="value_clip=0.1,0.2")
+        run_program(env, TINY, 1, sweep=sweep)

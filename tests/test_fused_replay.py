@@ -19,7 +19,7 @@ from seedbed.presets import TrainConfig
 from seedbed.runtime.config import FusedConfig
 from seedbed.runtime.evaluation import Policy
 from seedbed.runtime.program import Program
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, bind
 from test_fused import same, saved
 
 TINY = Dqn(
@@ -60,8 +60,10 @@ def train(folder, env, agent=TINY, resume=False, **options):
 
 @pytest.mark.parametrize(
     ("probe", "without"),
-    [(RepeatProbe(delay=2), 18 / 4), (TMazeProbe(length=5), 1.95)],
-    ids=["repeat", "t-maze"],
+    [
+        pytest.param(RepeatProbe(delay=2), 18 / 4, id="repeat"),
+        pytest.param(TMazeProbe(length=5), 1.95, id="t-maze", marks=pytest.mark.slow),
+    ],
 )
 def test_memory_decides_what_is_learned(probe, without):
     """A recurrent agent nears the best return; one without memory cannot pass its bound."""
@@ -125,6 +127,17 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, env, agent):
     whole, parts = (saved(tmp_path / name) for name in ("whole", "parts"))
     assert 640 <= whole[0] == parts[0] < 640 + 32 and int(whole[1].learner.updates) > 0
     same(parts[1], whole[1])
+
+
+def test_a_resumed_run_explores_as_it_is_told(tmp_path):
+    train(tmp_path, CartPole(), steps=64)
+    _, before, _ = saved(tmp_path)
+    agent = dataclasses.replace(TINY, epsilon=0.5 * TINY.epsilon)
+    train(tmp_path, CartPole(), agent, resume=True)
+    _, after, _ = saved(tmp_path)
+    wanted = jax.device_get(bind(agent, CartPole().spec).actor_state(np.arange(4), 4)).per_env
+    same(after.actor.per_env, wanted, rtol=1e-6)
+    assert not np.array_equal(before.actor.per_env, after.actor.per_env)
 
 
 def test_a_population_is_its_seeds_one_by_one():

@@ -269,3 +269,13 @@ def test_every_array_is_stacked_along_its_last_axis(stack):
                     visible &= not first[now, env]
                 wanted = np.concatenate(frames, axis=-1) if leaf.ndim > 2 else frames[0]
                 np.testing.assert_array_equal(got.observation[name][row, env], wanted)
+
+
+def test_any_publication_lets_groups_act_again():
+    """Also that of an update that changed nothing, and so has the same version."""
+    inference = make_inference()
+    params = CountingAgent().init(jax.random.key(0)).params
+    assert inference.renew() and not inference.renew()
+    inference.publish(params, 0)
+    inference.wait_for_newer(60.0)
+    assert inference.renew() and not inference.renew()

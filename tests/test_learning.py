@@ -211,6 +211,7 @@ def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
     assert transitions == (~timesteps.first[1:]).sum()
     fused, central = jax.device_get((fused, central))
     assert central.state.updates == fused.state.updates == agent.epochs * agent.minibatches
+    assert learner._step._cache_size() == 1, "compiled once for all minibatches"
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), initial.params, fused.state.params)
     assert max(jax.tree.leaves(moved)) > 1e-5
     jax.tree.map(

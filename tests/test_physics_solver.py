@@ -137,7 +137,7 @@ def check(
         ("hopper", 120, 1e-4),
         ("walker2d_v5", 120, 1e-4),
         ("pusher_v5", 80, 1e-4),
-        ("humanoid", 50, 2e-5),
+        pytest.param("humanoid", 50, 2e-5, marks=pytest.mark.slow),
     ],
 )
 def test_accelerations_are_mujocos(name, count, float32):

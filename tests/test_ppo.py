@@ -399,6 +399,21 @@ def test_the_adaptive_step_size_follows_the_divergence():
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-2, rtol=1e-5)
 
 
+def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
+    agent = bound(dataclasses.replace(SMALL, schedule="adaptive", learning_rate=1e-3))
+    grads, output = some_gradient()
+
+    def applied(agent, state, kl):
+        metrics = output.metrics | {"kl": jnp.float32(kl)}
+        return agent.apply(state, grads, output._replace(metrics=metrics))
+
+    state = applied(agent, initial(agent), 1.0)
+    resumed = dataclasses.replace(agent, learning_rate=1e-4)
+    for _ in range(2):
+        state = applied(resumed, state, resumed.target_kl)
+        np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-4 / 1.5, rtol=1e-5)
+
+
 def test_a_minibatch_too_far_away_is_left_out():
     agent = dataclasses.replace(SMALL, max_kl=0.01, schedule="constant")
     sizes, state = steps_of(agent, [0.009, 0.011, math.nan, 0.009])

@@ -164,8 +164,10 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
     if members == 1:
         return Trained(config.env, forms, agent, state.params, step)
-    best = metadata.get("best_seed", 0)  # no evaluation has chosen yet
+    best = metadata.get("best_seed", 0)
     member = config.runtime.member_names[best]
+    if "best_seed" not in metadata:
+        warn(f"no member of the population was evaluated yet: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], state.params)
     return Trained(config.env, forms, agent, params, step, member)
 
@@ -231,7 +233,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, in its own or another environment of its shape.
 
-    Of a population it plays the member that its evaluation found best, and names it in `member`.
+    Of a population it plays the member that its evaluation found best, or the first if there was none, and
+    names it in `member`.
 
     An on-device environment's Gymnasium task, such as Ant-v5, is made with the observation options that
     the policy was trained with; all else is Gymnasium's default, and so is the return.

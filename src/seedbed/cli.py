@@ -171,7 +171,7 @@ def _evaluate(arguments: list[str]) -> int:
         _print(
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
             f"over {result['episodes']} episodes"
-            + (f" (the best of the population: {result['member']})" if "member" in result else "")
+            + (f" ({result['member']} of the population)" if "member" in result else "")
         )
     if given.video is not None or given.html is not None:
         from seedbed.viewer.record import SHOWN, show

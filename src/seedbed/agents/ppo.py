@@ -47,7 +47,8 @@ class Optimizer(NamedTuple):
     """What the optimizer carries."""
 
     moments: Tree
-    learning_rate: Array  # float32 scalar
+    learning_rate: Array  # float32 scalar, of the last update
+    asked: Array  # the agent's `learning_rate` then
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,14 +160,15 @@ class Ppo(ActorCriticAgent):
                 lambda new, old: jnp.where(near, new, old), moments, optimizer.moments
             )
         weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
-        state = state._replace(optimizer_state=Optimizer(moments, rate))
+        asked = jnp.float32(self.learning_rate)
+        state = state._replace(optimizer_state=Optimizer(moments, rate, asked))
         return self._finish_minibatch(state, weights, grads, output)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         state = super().init(key)
         rate = jnp.float32(self.learning_rate)
-        return state._replace(optimizer_state=Optimizer(state.optimizer_state, rate))
+        return state._replace(optimizer_state=Optimizer(state.optimizer_state, rate, rate))
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
         """Loss of a minibatch: clipped surrogate, value error and entropy, as in equation 9."""
@@ -206,7 +208,9 @@ class Ppo(ActorCriticAgent):
 
     def _learning_rate(self, state: LearnerState, kl: Array) -> Array:
         if self.schedule == "adaptive":
-            rate = state.optimizer_state.learning_rate
+            before = state.optimizer_state
+            # 1, unless the run was resumed with another learning rate.
+            rate = before.learning_rate * (self.learning_rate / before.asked)
             factor = jnp.where(kl > 2.0 * self.target_kl, 1 / 1.5, 1.0)
             factor = jnp.where(kl < 0.5 * self.target_kl, 1.5, factor)
             return jnp.clip(rate * factor, *_ADAPTIVE_RATES)

@@ -49,10 +49,12 @@ def initial(spec: Tree) -> RunningStatistics:
 
     def moment(index: int) -> Tree:
         plain = (0.0, 1.0)[index]
-        return jax.tree.map(
-            lambda leaf: jnp.full(leaf.shape, _BYTES[index] if leaf.dtype == "uint8" else plain),
-            spec,
-        )
+
+        def known(leaf: Any) -> Array:
+            value = _BYTES[index] if leaf.dtype == "uint8" else plain
+            return jnp.full(leaf.shape, value, jnp.float32)
+
+        return jax.tree.map(known, spec)
 
     return RunningStatistics(weight=jnp.zeros(()), mean=moment(0), variance=moment(1))
 

@@ -63,11 +63,15 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._helper: _Helper | None = None
         self._error: str | None = None
+        self._given_up = False
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        if failure is not None and not isinstance(failure, Exception):
+            self._give_up()  # a second Ctrl-C
+            return
         try:
             self.close()
         except StorageError as error:
@@ -117,6 +121,17 @@ class CheckpointWriter:
             self._thread = None
         self._raise_error()
 
+    def _give_up(self) -> None:
+        """Drops what is not written yet; checkpoints that are whole stay so."""
+        self._given_up = True
+        helper, thread = self._helper, self._thread
+        if helper is not None:
+            helper.process.kill()
+        if thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._requests.put_nowait(None)
+            thread.join(timeout=1)
+
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
@@ -130,7 +145,7 @@ class CheckpointWriter:
                 self._stop_helper()
                 continue
             try:
-                if request is None:
+                if request is None or self._given_up:
                     self._stop_helper()
                     return
                 reason = self._write(request)
@@ -156,6 +171,8 @@ class CheckpointWriter:
                 tail = self._helper.tail() if self._helper else ""
                 self._stop_helper()
                 reason = f"its helper process ended ({error}) {tail}".strip()
+                if self._given_up:
+                    break
         return reason
 
     def _stop_helper(self) -> None:

@@ -137,7 +137,11 @@ def _begin(
         if (run.path / "metrics.jsonl").exists():
             view.message("the run has no checkpoint yet: starting from the beginning")
         return program.place(program.first()), Start(), [0] * program.members, episodes
-    step, carry, metadata = restore(run.checkpoints, jax.eval_shape(program.first), view.message)
+    template = jax.eval_shape(program.first)
+    step, carry, metadata = restore(run.checkpoints, template, view.message)
+    if jax.tree.leaves(template.actor.per_env):  # exploration rates are options, which may be new
+        per_env = jax.jit(lambda: program.first().actor.per_env)()
+        carry = carry._replace(actor=carry.actor._replace(per_env=per_env))
     start = Start(**metadata["start"])
     for each, state in zip(episodes, metadata["episodes"], strict=True):
         each.load(state)

@@ -245,8 +245,8 @@ class Published(NamedTuple):
 class Inference:
     """Acting on one device for a fixed set of groups; one thread calls it, another publishes to it.
 
-    With a synchronous agent a group rests when it has completed its unrolls of a batch, until parameters
-    of a newer version are published.
+    With a synchronous agent a group rests when it has completed its unrolls of a batch, until the next
+    parameters are published.
     """
 
     def __init__(
@@ -281,8 +281,9 @@ class Inference:
             # First unrolls begin one after the other: groups that completed theirs together would fill the
             # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
             self._hold += np.arange(self.num_groups) * self.unroll // self.num_groups
-        # Unrolls with the parameters of this version; a group may complete `_quota`, or any number if 0.
-        self._completed, self._version = np.zeros(self.num_groups, np.int32), -1
+        # Unrolls since `renew` found these parameters; a group may complete `_quota`, or any number if 0.
+        self._completed = np.zeros(self.num_groups, np.int32)
+        self._renewed: Published | None = None
         self._counter = np.zeros(self.num_groups, np.uint64)
         self._published: Published | None = None
         self._changed = threading.Condition()  # guards `_published`
@@ -329,21 +330,22 @@ class Inference:
         return self.num_groups if not self._quota else int((self._completed < self._quota).sum())
 
     def renew(self) -> bool:
-        """Lets all groups act again if newer parameters have been published; returns whether they were."""
+        """Lets all groups act again if parameters have been published since; returns whether they were.
+
+        Those of an update that changed nothing count too: they have the same version.
+        """
         with self._changed:
             published = self._published
-        if published is None or published.version == self._version:
+        if published is self._renewed:
             return False
-        self._version = published.version
+        self._renewed = published
         self._completed[:] = 0
         return True
 
     def wait_for_newer(self, timeout_s: float) -> None:
         """Waits until `renew` has something to do."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._published and self._published.version != self._version, timeout_s
-            )
+            self._changed.wait_for(lambda: self._published is not self._renewed, timeout_s)
 
     def act(self, timestep: Timestep, groups: list[int]) -> Acted:
         """Starts acting on numpy timesteps `[k, n, ...]` of `groups` (a size of `sizes`, or fewer: padded).

@@ -253,7 +253,9 @@ class Learner:
         """
         key = jax.random.fold_in(self.key, state.updates)
         metrics, transitions = self._measure(unroll, state.updates)
-        state = state._replace(progress=progress)
+        # Placed as the rest of the state is, or the first minibatch would have a program of its own.
+        placed = jax.device_put(progress, NamedSharding(self.mesh, P()))
+        state = state._replace(progress=placed)
         prepare_key, key = jax.random.split(key)
         batch = self._prepare(state, unroll, prepare_key)
         outputs: list[Output] = []

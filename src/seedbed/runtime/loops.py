@@ -298,9 +298,8 @@ class LearnerLoop:
         self.intact = True  # false where a failure left the state half donated
         self.busy, self.waiting = Stopwatch(), Stopwatch()  # of updates, and of waiting for batches
         self.metrics: dict[str, float] = {}
-        self._wanted, self._snapshot = threading.Event(), threading.Event()
-        self._updating = threading.Lock()
-        self._copy: tuple[LearnerState, int] | None = None
+        self._wanted, self._updating = threading.Event(), threading.Lock()
+        self._copies = collections.deque[tuple[LearnerState, int]](maxlen=1)  # the newest asked for
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
@@ -352,8 +351,7 @@ class LearnerLoop:
                 # Before the copy: a request that comes meanwhile is served once more.
                 self._wanted.clear()
                 if self.intact:
-                    self._copy = self.snapshot()
-                    self._snapshot.set()
+                    self._copies.append(self.snapshot())
             finally:
                 self._updating.release()
 
@@ -363,11 +361,7 @@ class LearnerLoop:
 
     def take_snapshot(self) -> tuple[LearnerState, int] | None:
         """Returns the copy and its transitions, once, when they are there."""
-        if not self._snapshot.is_set():
-            return None
-        self._snapshot.clear()
-        copy, self._copy = self._copy, None
-        return copy
+        return self._copies.popleft() if self._copies else None
 
     def _publish(self) -> None:
         for inference in self._inferences:

@@ -130,7 +130,7 @@ class Program:
             begun = self._progress([0] * self.members)
             lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
             compiled = lowered.compile()
-        except jax.errors.TracerBoolConversionError as error:
+        except jax.errors.ConcretizationTypeError as error:
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"

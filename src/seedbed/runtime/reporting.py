@@ -54,7 +54,7 @@ def require_finite(metrics: dict[str, Any], update: int) -> None:
         raise TrainingDiverged(
             f"{bad[0]} is {metrics[bad[0]]} at learner step {update}: training stopped before these "
             "parameters were used. Go on from the last checkpoint with --resume and a lower "
-            "--agent.learning-rate or --agent.max-gradient-norm"
+            "--agent.learning-rate"
         )
 
 

@@ -23,7 +23,7 @@ from seedbed.runtime.metrics import MetricsLog
 from seedbed.runtime.replaying import ReplayFeed
 from seedbed.runtime.reporting import Clock, Interruption, Start, View, after
 from seedbed.transport.pool import ActorPool
-from seedbed.types import LearnerState, StorageError
+from seedbed.types import LearnerState, SeedbedError, StorageError
 
 
 class Snapshot(NamedTuple):
@@ -263,11 +263,11 @@ class Supervisor:
                 self._tell(error)
             try:
                 setup.feed.save(start.env_steps)
-            finally:  # an invalid priority ends the run, but not before this checkpoint
+            except SeedbedError:  # an invalid priority ends the run, but not before this checkpoint
                 self._write(snapshot)
+                raise
             self._tell_notices()
-        else:
-            self._write(snapshot)
+        self._write(snapshot)
         self._newest = snapshot
         return snapshot
 

@@ -126,7 +126,7 @@ class _Prints(io.TextIOBase):
 
     def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
         self._stream, self._take = stream, take
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collected object may print while a line is taken
         self._line = ""
 
     @property

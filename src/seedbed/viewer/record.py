@@ -104,9 +104,10 @@ def _in_gymnasium(
     for i in range(episodes):
         observation, _ = env.reset(seed=seed + i)
         policy.reset()
-        qpos, rewards, terminated = [env.data.qpos.copy()], [], False
+        qpos, rewards, reward, terminated = [env.data.qpos.copy()], [], 0.0, False
         while not terminated and len(rewards) < limit:
-            observation, reward, terminated, _, _ = env.step(policy.act(observation))
+            action = policy.act(observation, reward=reward)
+            observation, reward, terminated, _, _ = env.step(action)
             qpos.append(env.data.qpos.copy())
             rewards.append(reward)
         shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt))
