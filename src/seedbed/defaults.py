@@ -69,10 +69,7 @@ def vectors_ppo(env: HostEnvConfig, **options: Any) -> TrainConfig:
 
 
 def real_vectors_ppo(env: HostEnvConfig) -> TrainConfig:
-    """PPO for vectors and actions that are vectors too, with noise that does not fade.
-
-    It begins at the bounds: MountainCarContinuous is out of reach of small pushes.
-    """
+    """PPO for vectors and actions that are vectors too, with noise that does not fade, and large at first."""
     return vectors_ppo(env, initial_scale=1.5, least_scale=0.3)
 
 
