@@ -205,7 +205,7 @@ def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_pat
 
 
 def test_a_group_that_stalls_gives_way_and_comes_back():
-    keeps = experience(sequence=7, period=5, burn_in=3, capacity=5000)
+    keeps = experience(sequence=7, period=5, burn_in=3, capacity=1200)
     shape = layout(keeps, groups=2, size=8, frame_stack=2)
     shape.__dict__["num_segments"] = 3  # too few for the capacity
     replay = Replay(shape)
@@ -215,7 +215,8 @@ def test_a_group_that_stalls_gives_way_and_comes_back():
     for _ in range(1700):
         recorder.append(1)
     replay.check_valid()
-    assert (replay._storage.items.windows.env[replay._storage.items.tree.weights > 0] >= 8).all()
+    kept = replay._storage.items.windows.env[replay._storage.items.tree.weights > 0]
+    assert kept.size > 500 and (kept >= 8).all()
     for _ in range(40):
         recorder.append(0)
     replay.seal_pending()

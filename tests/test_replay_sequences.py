@@ -85,7 +85,7 @@ def test_rows_into_padding_are_no_transitions():
     assert masks.valid.any() and not masks.valid.all()
 
 
-@pytest.mark.parametrize("size", [1, 600])
+@pytest.mark.parametrize("size", [1, 300])
 def test_groups_of_any_size(size):
     replay = Replay(layout(experience(capacity=3000), groups=1, size=size))
     recorder = Recorder(replay, 20)
