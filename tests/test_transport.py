@@ -97,12 +97,12 @@ def test_actors_step_back_for_others_also_when_they_are_replaced() -> None:
     with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0, niceness=3) as pool:
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 10)
-        mine = psutil.Process().nice()
-        assert psutil.Process(pool.pids()[0]).nice() == mine + 3
+        lower = min(19, psutil.Process().nice() + 3)
+        assert psutil.Process(pool.pids()[0]).nice() == lower
         psutil.Process(pool.pids()[0]).kill()
         learner.run(lambda: pool.restarts == 1 and all(pool.pids()))
         learner.run(lambda: min(learner.steps) >= 20)
-        assert psutil.Process(pool.pids()[0]).nice() == mine + 3
+        assert psutil.Process(pool.pids()[0]).nice() == lower
 
 
 def test_a_group_is_not_stepped_before_its_answer() -> None:
