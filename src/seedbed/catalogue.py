@@ -191,7 +191,7 @@ def hopper_ppo() -> TrainConfig:
         minibatches=8,
         gamma=0.995,
         learning_rate=1e-3,
-        initial_scale=0.6,
+        initial_scale=1.0,
         least_scale=0.3,
     )
 
