@@ -11,8 +11,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from seedbed.envs.gym import GymEnv
 from seedbed.types import SeedbedError
-from seedbed.viewer import video
+from seedbed.viewer import record, video
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
 
@@ -120,3 +121,24 @@ def test_failed_film_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(SeedbedError, match="filming failed"):
         write_video(walking_ant(2), kept, width=WIDTH, height=HEIGHT)
     assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == b"an older film"
+
+
+def test_a_policy_that_is_filmed_is_given_its_rewards(monkeypatch):
+    """A memory may be fed the reward before."""
+    given = []
+
+    class Still:
+        def __init__(self, *_):
+            pass
+
+        def reset(self):
+            given.clear()
+
+        def act(self, observation, reward=None):
+            given.append(reward)
+            return np.zeros(1, np.float32)
+
+    monkeypatch.setattr(record.api, "Policy", Still)
+    film = record._in_gymnasium(GymEnv("InvertedPendulum-v5"), None, 1, 0, "")
+    rewards = film.episodes[0].reward
+    assert len(rewards) > 3 and given == [0.0, *rewards[:-1]]
