@@ -1,7 +1,7 @@
 """Trains a preset from the command line with several seeds and writes its curve to docs/results/.
 
-Seeds run one after another, each with the whole machine. A run whose folder already holds a finished
-run is not repeated, so that an interrupted series goes on where it stopped.
+Seeds run one after another, each with the whole machine, and each is then played. An interrupted series goes
+on where it stopped: what was played is not trained again.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from _judging import EPISODES, judged
+from _training import Failed, output, started
 from central import cpu_name, read_lines, split_overrides
 
 ROOT = Path(__file__).parent.parent
@@ -22,21 +27,48 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
 
 
-def train(preset: str, seed: int, run: Path, overrides: list[str]) -> list[str]:
-    """Trains one seed unless its folder holds a finished run; returns the command."""
+class Judged(NamedTuple):
+    """A run's command, its metrics, and what `seedbed evaluate` said of it."""
+
+    command: str
+    lines: list[dict[str, Any]]
+    played: dict[str, Any]
+
+
+def train(command: list[str], run: Path, stop_at: float) -> None:
+    """Trains to the end, or until the mean training return is `stop_at`: then it is stopped as by Ctrl-C."""
+    resume = ["--resume"] if (run / "config.json").exists() else []
+    full = [sys.executable, "-m", *command, "--run", str(run), *resume]
+    with started(full) as process:
+        stopped = False
+        while process.poll() is None:
+            time.sleep(1.0)
+            lines = [line for line in read_lines(run / "metrics.jsonl") if line["episodes"]]
+            if not stopped and lines and lines[-1]["episode_return_mean"] >= stop_at:
+                stopped = True
+                process.send_signal(signal.SIGINT)
+    if process.returncode and not stopped:
+        raise Failed(f"{' '.join(full)}\nended with {process.returncode}")
+
+
+def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]) -> Judged:
+    """Trains one seed and plays it, unless its folder says what came of that."""
+    run = args.runs / f"{preset.replace('/', '-')}-{seed}"
     command = ["seedbed", "train", preset, "--seed", str(seed), *overrides]
-    lines = read_lines(run / "metrics.jsonl")
-    if not lines or "evaluation/episode_return_mean" not in lines[-1]:
-        resume = ["--resume"] if (run / "config.json").exists() else []
-        subprocess.run([sys.executable, "-m", *command, "--run", str(run), *resume], check=True)
-    return command
+    played = run / "played.json"
+    if not played.exists():
+        train(command, run, args.target if args.until_target else math.inf)
+        play = ["-m", "seedbed", "evaluate", str(run), "--episodes", str(EPISODES), "--json"]
+        played.write_text(json.dumps(output([sys.executable, *play])))
+    return Judged(
+        " ".join(command), read_lines(run / "metrics.jsonl"), json.loads(played.read_text())
+    )
 
 
-def reached(lines: list[dict[str, Any]], target: float, measure: str) -> str:
-    """Says when a measure of the return was at least the target for the first time."""
+def reached(lines: list[dict[str, Any]], target: float) -> str:
+    """Says when the mean training return was at least the target for the first time."""
     for line in lines:
-        value = line.get(measure)
-        if value is not None and value >= target:
+        if line["episodes"] and line["episode_return_mean"] >= target:
             return f"{minutes(line['wall_s'])}, {line['frames']:,} frames"
     return "not reached"
 
@@ -94,7 +126,11 @@ def minutes(seconds: float) -> str:
 
 REMARK = (
     "Wall-clock counts from the start of the command but for imports; compilation and periodic evaluations "
-    "are included. Returns are raw scores of whole games."
+    f"are included. Returns are raw scores of whole games; the evaluation is {EPISODES} games, mean ± "
+    "standard deviation, of the checkpoint that did best in the run's own evaluations, or else the newest."
+)
+STOPPED = (
+    " Each run was stopped, as by Ctrl-C, when its mean training return had reached the target."
 )
 EXPLORES = (
     " Training explores: its environments act at random at rates from 40 % down to 0.07 %, "
@@ -136,24 +172,21 @@ def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, pag
     (out / f"{name}.md").write_text("\n".join(lines))
 
 
-def table(curves: dict[int, list[dict[str, Any]]], target: float) -> list[str]:
+def table(runs: dict[int, Judged], target: float) -> list[str]:
     """Tells for each seed when the target was reached, and what came of it."""
     rows = []
-    for seed, lines in sorted(curves.items()):
+    for seed, (_, lines, played) in sorted(runs.items()):
         last = lines[-1]
-        trained = reached(lines, target, "episode_return_mean")
-        evaluated = reached(lines, target, "evaluation/episode_return_mean")
         rows.append(
-            f"| {seed} | {trained} | {evaluated} | {last['episode_return_mean']:.2f} | "
-            f"{last['evaluation/episode_return_mean']:.2f} ± "
-            f"{last['evaluation/episode_return_std']:.2f} ({last['evaluation/episodes']:.0f} games) | "
-            f"{minutes(last['wall_s'])} | "
-            f"{last['frames'] / last['wall_s']:,.0f} |"
+            f"| {seed} | {reached(lines, target)} | {last['episode_return_mean']:.2f} | "
+            f"{played['episode_return_mean']:.2f} ± {played['episode_return_std']:.2f} | "
+            f"{played['episode_return_min']:.0f} | {judged(played['env_steps'], lines)} | "
+            f"{minutes(last['wall_s'])} | {last['frames'] / last['wall_s']:,.0f} |"
         )
     return [
-        f"| seed | mean return (last 100) >= {target:g} | an evaluation >= {target:g} | at the end | "
-        "evaluation of the newest | wall-clock | frames/s |",
-        "|---|---|---|---|---|---|---|",
+        f"| seed | mean return (last 100) >= {target:g} | at the end | evaluation | its worst game | "
+        "checkpoint | wall-clock | frames/s |",
+        "|---" * 8 + "|",
         *rows,
     ]
 
@@ -172,20 +205,23 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=18.0)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     parser.add_argument(
+        "--until-target", action="store_true", help="stop a run that has reached the target"
+    )
+    parser.add_argument(
         "--commit", default=head(), help="that trained runs which are there already"
     )
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
-    name = args.preset.replace("/", "-")
-    remark = REMARK + (EXPLORES if args.preset.endswith(("dqn", "r2d2")) else "")
-    commands, curves = [], {}
+    remark = REMARK + (STOPPED if args.until_target else "")
+    remark += EXPLORES if args.preset.endswith(("dqn", "r2d2")) else ""
+    runs: dict[int, Judged] = {}
     for seed in args.seeds:
-        run = args.runs / f"{name}-{seed}"
-        commands.append(" ".join(train(args.preset, seed, run, overrides)))
-        curves[seed] = read_lines(run / "metrics.jsonl")
-        page = Page(table(curves, args.target), remark, commands, args.commit)
-        write(name, curves, args.target, page)
-    print(json.dumps({seed: lines[-1]["episode_return_mean"] for seed, lines in curves.items()}))
+        runs[seed] = judge(args.preset, seed, args, overrides)
+        commands = [run.command for run in runs.values()]
+        curves = {seed: run.lines for seed, run in runs.items()}
+        page = Page(table(runs, args.target), remark, commands, args.commit)
+        write(args.preset.replace("/", "-"), curves, args.target, page)
+    print("\n".join(table(runs, args.target)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ for _flag, _value in (
     ("--xla_force_host_platform_device_count", "8"),
     ("--xla_backend_optimization_level", "0"),
     ("--xla_cpu_use_fusion_emitters", "false"),
+    ("--xla_cpu_parallel_codegen_split_count", "1"),
 ):
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}={_value}".strip()
@@ -31,6 +32,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# The workers of xdist are the parallel part; OpenBLAS's threads wait for work by turning over.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A worker's million objects are nearly all JAX's, and stay: looking through them costs time.
+gc.set_threshold(100_000, 20, 50)
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Strict dtype promotion is not practical: optax's Adam mixes a Python float with an int32 count.
 

@@ -112,6 +112,11 @@ def make(**options: Any) -> CountingEnvironment:
     return CountingEnvironment(**options)
 
 
+def make_slow() -> CountingEnvironment:
+    """Makes one that leaves the cores to whoever waits for something else."""
+    return CountingEnvironment(sleep_s=0.005)
+
+
 def make_never(hang: bool = False) -> CountingEnvironment:
     """Ends the process instead of making an environment, or hangs."""
     if hang:

@@ -207,7 +207,8 @@ def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
 
     monkeypatch.setattr(ReplayFeed, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        replay_train(run_folder, steps=10**6, checkpoint_every_s=0.3)
+        env = counting_env(sleep_s=0.005)
+        replay_train(run_folder, env=env, steps=10**6, checkpoint_every_s=0.3)
     whole = list_steps(run_folder / "checkpoints")
     assert whole and saves[2] not in whole and has_replay(run_folder, max(whole))
 
@@ -236,7 +237,8 @@ def test_a_full_disk_stops_saving_and_not_training(disk):
     told = ["metrics cannot be written", "the checkpoint of step", "the replay could not be saved"]
     view = Outage(disk, told)
     with pytest.raises(StorageError, match="the checkpoint of step .* could not be written"):
-        replay_train(disk.path, view, steps=10**9, checkpoint_every_s=0.1, log_every_s=0.1)
+        env, often = counting_env(sleep_s=0.002), {"checkpoint_every_s": 0.1, "log_every_s": 0.1}
+        replay_train(disk.path, view, env=env, steps=10**9, **often)
     disk.empty()
     assert sum(told[0] in text for text in view.at_once) == 1
     assert any("training goes on" in text for text in view.messages)

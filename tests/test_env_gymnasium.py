@@ -17,16 +17,18 @@ from seedbed.envs.classic.cartpole import CartPole
 from seedbed.envs.classic.mountain_car import MountainCar
 from seedbed.envs.classic.pendulum import Pendulum
 from seedbed.envs.gymnasium_api import make_gymnasium
-from seedbed.envs.locomotion.ant import Ant
+from seedbed.envs.locomotion.hopper import Hopper
 from seedbed.envs.probes import DelayProbe
 from seedbed.types import SeedbedError
 
-ANT = Ant(integrator="euler")
+HOPPER = Hopper(integrator="euler")
 LIMITED = CartPole(episode_steps=12)
 
 
 @pytest.mark.parametrize(
-    "task", [CartPole(), Acrobot(), MountainCar(), DelayProbe(), ANT], ids=lambda task: type(task)
+    "task",
+    [CartPole(), Acrobot(), MountainCar(), DelayProbe(), HOPPER],
+    ids=lambda task: type(task),
 )
 def test_gymnasiums_checker_has_nothing_to_say(task):
     with warnings.catch_warnings():
@@ -41,11 +43,11 @@ def test_it_warns_of_the_pendulums_actions_as_of_gymnasiums_own():
 
 
 def test_spaces_are_the_specs():
-    env = make_gymnasium(ANT)
+    env = make_gymnasium(HOPPER)
     assert isinstance(env, gymnasium.Env) and env.render_mode is None
-    assert env.observation_space.shape == (105,) and env.observation_space.dtype == np.float32
-    assert env.action_space == gymnasium.spaces.Box(-1, 1, (8,), np.float32)
-    assert env.spec.id == "seedbed/Ant-v0" and env.spec.max_episode_steps == 1000
+    assert env.observation_space.shape == (11,) and env.observation_space.dtype == np.float32
+    assert env.action_space == gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    assert env.spec.id == "seedbed/Hopper-v0" and env.spec.max_episode_steps == 1000
     vector = make_gymnasium(CartPole(), 3)
     assert isinstance(vector, VectorEnv) and vector.num_envs == 3
     assert vector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -108,7 +110,7 @@ def test_the_vector_environment_resets_in_the_step_after_an_end():
 
 
 def test_infos_hold_the_metrics():
-    _, info = make_gymnasium(ANT).reset(seed=0)
+    _, info = make_gymnasium(HOPPER).reset(seed=0)
     assert info["reward_forward"] == 0.0 and type(info["reward_forward"]) is float
     env = make_gymnasium(wrappers.episode_statistics(CartPole()), 2)
     env.reset(seed=0)
@@ -119,10 +121,10 @@ def test_infos_hold_the_metrics():
 @pytest.mark.parametrize(
     ("task", "num_envs", "action", "text"),
     [
-        (ANT, None, np.zeros(7), r"shape \(7,\) and dtype float64; expected \(8,\) and a float"),
-        (ANT, None, np.zeros((1, 8)), r"shape \(1, 8\)"),
-        (ANT, None, ["a"] * 8, "dtype <U1"),
-        (ANT, None, np.full(8, np.nan), r"not finite: nan at \[0\]"),
+        (HOPPER, None, np.zeros(7), r"shape \(7,\) and dtype float64; expected \(3,\) and a float"),
+        (HOPPER, None, np.zeros((1, 8)), r"shape \(1, 8\)"),
+        (HOPPER, None, ["a"] * 3, "dtype <U1"),
+        (HOPPER, None, np.full(3, np.nan), r"not finite: nan at \[0\]"),
         (Pendulum(), 2, np.array([[0.0], [np.inf]]), r"not finite: inf at \[1, 0\]"),
         (Pendulum(), 2, np.zeros(2), r"shape \(2,\) and dtype float64; expected \(2, 1\)"),
         (CartPole(), None, 2, "action 2 is outside 0 to 1"),

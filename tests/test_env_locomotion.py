@@ -53,6 +53,15 @@ CHANGED: dict[str, Any] = {
 }
 BASE_FIELDS = {field.name for field in dataclasses.fields(MujocoTask)} - {"frame_skip"}
 named = pytest.mark.parametrize("kind", TASKS, ids=lambda kind: kind.__name__)
+# A kernel of a humanoid compiles for ten seconds, and the two are one body.
+named_but_long = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind is HumanoidStandup else ())
+        for kind in TASKS
+    ],
+    ids=lambda kind: kind.__name__,
+)
 
 
 def twin(task: Any, **options: Any) -> Any:
@@ -125,12 +134,16 @@ def stepper(task: MujocoTask) -> Any:
     return jax.jit(simd.vectorize(step))
 
 
-def integrators() -> list[tuple[Any, str]]:
-    in_file = {kind: kind().physics_model().opt.integrator for kind in TASKS}
-    return [(kind, name) for kind in TASKS for name in ("xml", "euler")[: 1 + in_file[kind]]]
+# Euler's part in a step is small.
+STEPS = [
+    pytest.param(kind, name, marks=pytest.mark.slow if long else ())
+    for kind in TASKS
+    for name in ("xml", "euler")[: 1 + kind().physics_model().opt.integrator]
+    for long in [kind is HumanoidStandup or (name == "euler" and kind is not Ant)]
+]
 
 
-@pytest.mark.parametrize(("kind", "integrator"), integrators())
+@pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)
     steps = roll(task, twin(task), 150)
@@ -168,7 +181,7 @@ def changed(task: Any, name: str) -> Any:
     return not value if isinstance(value, bool) else 1.7 * value + 0.1
 
 
-@named
+@named_but_long
 def test_every_option_is_gymnasiums(kind):
     plain = kind()
     names = [f.name for f in dataclasses.fields(kind) if f.name not in BASE_FIELDS]
@@ -235,7 +248,7 @@ def test_observation_options_reach_gymnasium(kind):
         assert hash(task) == hash(dataclasses.replace(task))
 
 
-@named
+@named_but_long
 def test_resets_are_drawn_as_gymnasiums(kind):
     options = {"reset_noise_scale": 0.03} if hasattr(kind, "reset_noise_scale") else {}
     task = kind(**options)

@@ -142,7 +142,7 @@ def test_one_two_and_eight_devices_agree():
 
 # -- killed, interrupted, resumed -----------------------------------------------------------------
 
-LONG = 2500 * 128
+LONG = 1600 * 128
 COMMAND = [
     *("seedbed.envs.classic.cartpole:CartPole", "--steps", str(LONG), "--evaluate-episodes", "2"),
     *("--agent.unroll", "8", "--agent.batch", "16", "--agent.epochs", "2"),
@@ -253,10 +253,14 @@ def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
         return evaluate(self, *arguments)
 
     monkeypatch.setattr(Program, "evaluate", interrupted)
-    summary = train(run_folder, CartPole())
+    summary = train(run_folder, CartPole(), seeds=2)
     assert summary["interrupted"] and "evaluation/env_steps" not in summary
     assert max(list_steps(run_folder / "checkpoints")) == summary["env_steps"] >= 640
     assert not read_best(run_folder / "checkpoints")
+    warnings = []
+    assert api.restore(run_folder, warnings.append).member == "seed 0"
+    (warning,) = warnings
+    assert "no member of the population was evaluated yet: taking the first, seed 0" in warning
 
 
 # -- what the learner sees --------------------------------------------------------------------------
@@ -445,7 +449,7 @@ def test_populations_and_devices_change_the_integrator_too(options):
     program, carry, _ = run_program(Falling(), TINY, 1, steps=640, euler_share=0.5, **options)
     _, report = program.run(carry, [319] * program.members)
     np.testing.assert_array_equal(report.returns, 5 * report.episodes)
-    program, carry, _ = run_program(Falling(), TINY, 0, steps=640, euler_share=0.5, **options)
+    carry = program.place(program.first())
     carry, _ = program.run(carry, [320] * program.members)
     _, report = program.run(carry, [320] * program.members)
     np.testing.assert_array_equal(report.returns, 10 * report.episodes)
@@ -664,8 +668,12 @@ def test_a_sweep_is_its_values_one_by_one():
     config = FusedConfig(**options)
     assert config.member_seeds == (3, 4, 3, 4)
     for i, values in enumerate(config.variations):
-        agent = dataclasses.replace(TINY, **values)
-        _, one, _ = run_program(CartPole(), agent, 2, seed=config.member_seeds[i])
+        agent, seed = dataclasses.replace(TINY, **values), config.member_seeds[i]
+        if i % 2 == 0:
+            program, one, _ = run_program(CartPole(), agent, 2, seed=seed)
+        else:
+            first = Program(CartPole(), agent, FusedConfig(steps=256, seed=seed)).first()
+            one, _ = advance(program, program.place(first), 2)
         member = jax.tree.map(lambda x, i=i: x[i], swept.learner.params)
         same(member, one.learner.params, rtol=1e-4, atol=1e-5)
 

@@ -62,9 +62,10 @@ def train(folder, env, agent=TINY, resume=False, **options):
     ("probe", "without"),
     [
         pytest.param(RepeatProbe(delay=2), 18 / 4, id="repeat"),
-        pytest.param(TMazeProbe(length=5), 1.95, id="t-maze", marks=pytest.mark.slow),
+        pytest.param(TMazeProbe(length=5), 1.95, id="t-maze"),
     ],
 )
+@pytest.mark.slow
 def test_memory_decides_what_is_learned(probe, without):
     """A recurrent agent nears the best return; one without memory cannot pass its bound."""
     sizes = {"envs": 32, "unroll": 16, "evaluate_episodes": 256}
@@ -114,7 +115,7 @@ def test_replay_holds_what_happened():
 @pytest.mark.parametrize(
     ("env", "agent"),
     [
-        (CartPole(), TINY),
+        pytest.param(CartPole(), TINY, marks=pytest.mark.slow),
         (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
         (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
     ],
@@ -142,8 +143,13 @@ def test_a_resumed_run_explores_as_it_is_told(tmp_path):
 
 def test_a_population_is_its_seeds_one_by_one():
     _, both, _ = run_program(CartPole(), TINY, 10, seeds=2, seed=5)
+    program, one, _ = run_program(CartPole(), TINY, 10, seed=5)
     for index in range(2):
-        _, one, _ = run_program(CartPole(), TINY, 10, seed=5 + index)
+        if index:
+            config = FusedConfig(steps=320, seed=5 + index, **SIZES)
+            one = program.place(Program(CartPole(), TINY, config).first())
+            for _ in range(10):
+                one, _ = program.run(one, [0])
         mine = jax.tree.map(lambda x, i=index: x[i], both)
         same(jax.device_get(mine), jax.device_get(one), rtol=1e-4, atol=1e-5)
 
@@ -180,12 +186,12 @@ def test_sizes_that_do_not_fit_are_answered_with_some_that_do(tmp_path):
 
 
 def test_a_loaded_memory_takes_the_reward_in():
-    program, carry, _ = run_program(RepeatProbe(), REMEMBERS, 2, envs=32, unroll=16)
-    agent, spec = program.agent, RepeatProbe().spec
+    agent, spec = bind(REMEMBERS, RepeatProbe().spec), RepeatProbe().spec
+    params = agent.init(jax.random.key(0)).params
     observation = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]]
 
     def memory(**reward):
-        policy = Policy(agent, spec, 1, carry.learner.params)
+        policy = Policy(agent, spec, 1, params)
         policy.act(observation)
         policy.act(observation, **reward)
         return policy._player._carry.actor_state.core.lstm.hidden

@@ -90,8 +90,13 @@ def scaling_of(x, seed=1):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["nature", "resnet", "mlp"])
-@pytest.mark.parametrize("image", ["bytes", "floats"])
+@pytest.mark.parametrize(
+    ("kind", "image"),
+    [
+        *((kind, "bytes") for kind in ("nature", "resnet", "mlp")),
+        *((kind, "floats") for kind in ("nature", "mlp")),
+    ],
+)
 def test_scaled_images(kind, dtype, image):
     x = images((2, 36, 36, 2))
     x = x if image == "bytes" else x / np.float32(255)

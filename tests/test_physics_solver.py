@@ -135,7 +135,7 @@ def check(
         ("ant", 120, 2e-5),
         ("half_cheetah", 120, 1e-4),
         ("hopper", 120, 1e-4),
-        ("walker2d_v5", 120, 1e-4),
+        pytest.param("walker2d_v5", 120, 1e-4, marks=pytest.mark.slow),
         ("pusher_v5", 80, 1e-4),
         pytest.param("humanoid", 50, 2e-5, marks=pytest.mark.slow),
     ],

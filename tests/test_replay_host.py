@@ -473,7 +473,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestMachine.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
 
 
 def test_templates_are_what_acting_gives():

@@ -38,7 +38,7 @@ def feed(recorder: Recorder, random: np.random.Generator, rows: int, restart: fl
     compress=st.booleans(),
     restart=st.sampled_from([0.0, 0.02, 0.2]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_items_are_those_of_the_slow_account(
     seed, sequence, period, burn_in, frame_stack, longest, rows, cross, compress, restart
 ):
