@@ -12,7 +12,7 @@ __all__ = ["__version__", "load", "make_gymnasium", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    # Actor processes import this package too and must not pay for JAX.
+    # Actor processes import this package too, and must not spend time and memory on JAX.
     if name in ("load", "make_gymnasium", "train"):
         from seedbed import api
 

@@ -1,4 +1,4 @@
-"""`python -m seedbed`."""
+"""Runs the command line for `python -m seedbed`."""
 
 import sys
 

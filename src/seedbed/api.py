@@ -1,4 +1,4 @@
-"""What Python programs call: train an agent, load a trained one, evaluate it."""
+"""The Python interface: trains an agent, loads a trained one and evaluates it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,12 @@ def train(
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
-    `runtime_options` are fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`. With
-    `resume` the run in the folder `run` goes on with the configuration that it has, unless `what` is
-    another.
+    The summary holds the last metrics, `interrupted` (bool) and `run` (the folder). `runtime_options` are
+    fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`.
+
+    With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
+    or environment, and the run keeps its saved configuration; a `TrainConfig` replaces that configuration.
+    Raises SeedbedError if the user can repair the failure.
     """
     if resume and run is None:
         raise SeedbedError("resume needs the folder of the run: name it with run")
@@ -68,7 +71,8 @@ def train(
     if isinstance(options, CentralConfig):
         options = options.resolved(config.agent)
     config = dataclasses.replace(config, runtime=options)
-    encoded = presets.to_json(config)  # before the folder is made, for what cannot be saved
+    # Encode before the folder is made: an option that cannot be saved must leave no folder behind.
+    encoded = presets.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     screen = make_view(options.steps, config.name, str(path))
@@ -78,12 +82,16 @@ def train(
 
 
 def _tell(text: str) -> None:
-    """Prints a message of the run's start: the view does not exist yet."""
+    """Prints a message to stderr while the run starts, when the view does not exist yet."""
     tell(text, sys.stderr)
 
 
 def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:
-    """Trains in the runtime whose options the configuration has; it must be that of the environment."""
+    """Trains in the runtime that the type of `config.runtime` names.
+
+    Raises SeedbedError if that runtime does not fit the environment: on-device environments need the fused
+    runtime, all others need the central one.
+    """
     env, agent, options = config.env, config.agent, config.runtime
     if is_on_device(env) != isinstance(options, FusedConfig):
         raise SeedbedError(
@@ -101,25 +109,25 @@ def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]
 
 
 class Forms(Protocol):
-    """How an environment's observations and actions look; a closed `HostEnv` tells."""
+    """The formats of an environment's observations and actions. A closed `HostEnv` also provides them."""
 
     @property
     def spec(self) -> EnvSpec:
-        """Shapes and types."""
+        """The shapes and types of single frames and actions."""
         ...
 
     def encode(self, observation: Any) -> Tree:
-        """Turns an observation as the environment gives it, or a batch of them, into the spec's form."""
+        """Converts the environment's own form of an observation, or a batch of them, to the spec's form."""
         ...
 
     def decode(self, action: Array) -> Any:
-        """Turns an action in the spec's form, or a batch of them, into one that the environment takes."""
+        """Converts an action in the spec's form, or a batch of them, to the environment's own form."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class _PlainForms:
-    """Of an on-device environment: arrays as they are."""
+    """The formats of an on-device environment: arrays are not converted, except to the spec's dtypes."""
 
     spec: EnvSpec
 
@@ -134,19 +142,24 @@ class _PlainForms:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a run has learned."""
+    """The policy that a run has learned, and the environment it was trained in."""
 
     env: HostEnvConfig | Environment
     forms: Forms
-    agent: Agent  # bound
+    agent: Agent  # bound: its `spec` is filled in
     params: Tree
-    step: int  # of the checkpoint: transitions
-    member: str = ""  # of a population, the best, such as `seed 3`
+    step: int  # transitions that were done at the checkpoint
+    member: str = ""  # name of the best member of a population, such as `seed 3`
     actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
 def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
-    """Restores the checkpoint of a run that evaluated best, or else its newest."""
+    """Restores the checkpoint with the run's best evaluation, or the newest if none was evaluated.
+
+    Of a population, it takes only the best member. Calls `warn` with a message about each damaged
+    checkpoint, and if no member of a population was evaluated yet. Raises SeedbedError if the folder is not
+    that of a run, or has no whole checkpoint.
+    """
     folder = RunFolder.read(Path(run))
     config = presets.from_json(folder.read_config())
     forms = _forms(config.env)
@@ -175,9 +188,10 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
 def make_gymnasium(
     name: str, num_envs: int | None = None, seed: int | None = None, **options: Any
 ) -> gymnasium.Env | gymnasium.vector.VectorEnv:
-    """Makes an on-device environment into one of Gymnasium's, or a vector environment of `num_envs`.
+    """Makes a Gymnasium environment from an on-device one, or a vector environment if `num_envs` is given.
 
-    `name` is a short name such as ant, or `module:Class`; `options` are fields of the environment.
+    `name` is a short name such as ant, or `module:Class`. `options` are fields of the environment. `seed` is
+    that of the first reset that is given none. Raises SeedbedError for host environments and unknown options.
     """
     from seedbed.envs.gymnasium_api import make_gymnasium as make
 
@@ -196,7 +210,7 @@ def make_gymnasium(
 
 
 class Policy:
-    """A trained policy for people's own loops: takes the environment's observations, gives its actions."""
+    """A trained policy for the user's own loops: takes the environment's observations, returns actions."""
 
     def __init__(self, trained: Trained, seed: int = 0) -> None:
         self._forms = trained.forms
@@ -205,21 +219,21 @@ class Policy:
         )
 
     def reset(self) -> None:
-        """Forgets the past: the next observation opens an episode."""
+        """Clears recurrent state and frame stack: the next observation opens an episode."""
         self._policy.reset()
 
     def act(self, observation: Any, first: Array | None = None, reward: Array | None = None) -> Any:
-        """Chooses the action for one observation, or actions for a batch as vector environments give it.
+        """Chooses the action for one observation, or actions for a batch as a vector environment gives it.
 
-        `first` (a bool, or bools `[B]`) marks observations that open an episode; without it only the one
-        after construction or `reset` does. An agent with a memory wants the `reward` (a number, or `[B]`)
-        of the last action too.
+        `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
+        observation after construction or `reset` does. An agent with a memory also needs `reward` (a number,
+        or `[B]`), the reward of the last action. A change of the batch size works like `reset`.
         """
         return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
 
 
 def load(run: str | Path, seed: int = 0) -> Policy:
-    """Loads a trained policy: `seedbed.load(run).act(observation)`."""
+    """Loads a run's best policy, to be used as `seedbed.load(run).act(observation)`."""
     return Policy(restore(run), seed)
 
 
@@ -231,13 +245,17 @@ def evaluate(
     seed: int = 0,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Plays whole episodes with a run's best policy, in its own or another environment of its shape.
+    """Plays whole episodes with a run's best policy and returns a summary of their returns.
 
-    Of a population it plays the member that its evaluation found best, or the first if there was none, and
-    names it in `member`.
+    `env` names another environment with the same shapes; None plays the run's own. `env_steps` in the
+    result is the number of transitions that the policy was trained for.
 
-    An on-device environment's Gymnasium task, such as Ant-v5, is made with the observation options that
-    the policy was trained with; all else is Gymnasium's default, and so is the return.
+    Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
+    member if there was no evaluation. `member` in the result names it.
+
+    If `env` is the Gymnasium task of an on-device environment, such as Ant-v5, it is made with the
+    observation options that the policy was trained with. All else is Gymnasium's default, so the return is
+    that of the standard task. Calls `warn` like `restore`. Raises SeedbedError if an episode does not end.
     """
     if episodes < 1:
         raise SeedbedError(f"episodes is {episodes}: it must be 1 or more")
@@ -263,7 +281,10 @@ def evaluate(
 
 
 def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvConfig | Environment:
-    """Finds an environment that fits what was trained; raises SeedbedError if it does not."""
+    """Makes the environment `name` for a trained policy; raises SeedbedError if its shapes do not fit.
+
+    `run` is for the error message only.
+    """
     if is_on_device(trained.env) and getattr(trained.env, "gymnasium_id", None) == name:
         config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
     else:
@@ -278,7 +299,7 @@ def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvCo
 
 
 def _forms(env: HostEnvConfig | Environment) -> Forms:
-    """Learns an environment's observations and actions; of the host, by making one."""
+    """Returns the formats of an environment; makes a host environment once to see its spaces."""
     if is_on_device(env):
         return _PlainForms(env.spec)
     host = env.make(1, 0)  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""The presets: environments and agents that are known to go well together, with their options.
+"""The presets: environments and agents that are known to work well together, with their options.
 
-Agents and on-device environments are imported where they are named: they bring JAX, which
-`seedbed list` does not need.
+Functions import agents and on-device environments when they are called, because these import JAX, which
+`seedbed list` does not need. `seedbed list` shows the docstring of every function in `PRESETS`: one line.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from seedbed.types import Agent, Environment, HostEnvConfig
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All that a run depends on."""
+    """The configuration of a run: environment, agent and runtime, each with its options."""
 
     env: HostEnvConfig | Environment
     agent: Agent
     runtime: CentralConfig | FusedConfig
-    name: str = ""  # what the user asked for, such as pong/impala
+    name: str = ""  # the name that the user asked for, such as pong/impala
 
 
 def atari_impala(env: AtariEnv) -> TrainConfig:
-    """IMPALA for a workstation: small batches, and pixels less their mean, which Pong learns by."""
+    """Atari with IMPALA for a workstation: small batches, and normalised pixels, without which Pong fails."""
     from seedbed.agents.impala import Impala
 
     agent = Impala(
@@ -44,7 +44,7 @@ def atari_impala(env: AtariEnv) -> TrainConfig:
 
 
 def atari_ppo(env: AtariEnv) -> TrainConfig:
-    """PPO for a workstation."""
+    """Atari with PPO for a workstation."""
     from seedbed.agents.ppo import Ppo
 
     agent = Ppo(
@@ -61,7 +61,10 @@ def atari_ppo(env: AtariEnv) -> TrainConfig:
 
 
 def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
-    """Double dueling DQN for a workstation: a small network, and replay that fits a laptop."""
+    """Atari with double dueling DQN for a workstation: a small network, and replay that fits a laptop.
+
+    `options` are fields of `Dqn`; they replace the settings here.
+    """
     from seedbed.agents.dqn import Dqn
 
     shared: dict[str, Any] = {
@@ -82,7 +85,7 @@ def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
 
 
 def atari_r2d2(env: AtariEnv) -> TrainConfig:
-    """R2D2 for two cores: single frames, a small network and short sequences."""
+    """Atari with R2D2 for two cores: single frames, a small network and short sequences."""
     from seedbed.agents.r2d2 import R2d2
 
     agent = R2d2(
@@ -117,7 +120,7 @@ def pong_impala() -> TrainConfig:
 
 
 def pong_r2d2() -> TrainConfig:
-    """Atari Pong with R2D2 (small CNN, memory instead of stacked frames, no sticky actions)."""
+    """Atari Pong with R2D2 (small CNN, LSTM instead of stacked frames, no sticky actions)."""
     return _pong(atari_r2d2, 5_000_000)
 
 
@@ -140,11 +143,13 @@ def cartpole_impala() -> TrainConfig:
 def on_device_ppo(
     env: Environment, steps: int = 10_000_000, euler_share: float = 0.0, **options: Any
 ) -> TrainConfig:
-    """An on-device environment with PPO: what most of them share, and what this one has otherwise.
+    """An on-device environment with PPO: the settings that most of these tasks share.
 
-    Found for the most of a short time on two cores. Noise that does not fade (`least_scale`) is what
-    keeps MuJoCo's tasks from settling for standing still. Where RK4 doubles the cost of a step, most of a
-    run trains with Euler's integrator; the rest is enough to make up for it.
+    `options` are fields of `Ppo`; they replace the shared settings. These settings were tuned to learn as
+    much as possible in a short time on two cores. `least_scale` keeps the noise of the policy from fading:
+    without noise, policies of MuJoCo's tasks settle for standing still. `euler_share` is for tasks in which
+    RK4 doubles the cost of a step: this share of the run trains with Euler's integrator, and the rest of the
+    run is enough to make up for the difference.
     """
     from seedbed.agents.ppo import Ppo
 
@@ -167,7 +172,7 @@ def on_device_ppo(
 
 
 def ant_ppo() -> TrainConfig:
-    """Ant-v5 on our own physics with PPO (27 of 105 numbers observed: no contact forces)."""
+    """Ant-v5 on our own physics with PPO (observes 27 of 105 numbers: no contact forces)."""
     from seedbed.envs.locomotion.ant import Ant
 
     return on_device_ppo(Ant(include_cfrc_ext_in_observation=False), 8_500_000, euler_share=0.8)
@@ -204,7 +209,7 @@ def walker2d_ppo() -> TrainConfig:
 
 
 def humanoid_ppo() -> TrainConfig:
-    """Humanoid-v5 on our own physics with PPO (45 of 348 numbers observed: joints alone)."""
+    """Humanoid-v5 on our own physics with PPO (observes 45 of 348 numbers: joints only)."""
     from seedbed.envs.locomotion.humanoid import Humanoid
 
     env = Humanoid(
@@ -278,7 +283,7 @@ def cartpole_dqn() -> TrainConfig:
 
 
 def half_cheetah_sac() -> TrainConfig:
-    """HalfCheetah-v5 on our own physics with SAC: an update every other step."""
+    """HalfCheetah-v5 on our own physics with SAC (one update for every two steps)."""
     from seedbed.agents.sac import Sac
     from seedbed.envs.locomotion.half_cheetah import HalfCheetah
 

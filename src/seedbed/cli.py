@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | evaluate | list | bench`. JAX loads only where it is needed."""
+"""The command line: `seedbed train | evaluate | list | bench`. JAX is loaded only if a command needs it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ commands:
 
 
 def program() -> int:
-    """Is the `seedbed` program: `main`, in a process that suits the command."""
+    """Runs the `seedbed` program and returns its exit status. For `train`, it sets up malloc first."""
     if sys.argv[1:2] == ["train"]:
         set_up_malloc()
     return main()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns the exit status."""
+    """Runs a command and returns the exit status. `arguments` defaults to those of the process.
+
+    The status is 2 after an error in the command line, 1 after any other error, and 130 after an
+    interruption. Errors go to stderr in one line; `--debug` shows the traceback.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
@@ -59,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(f"seedbed {seedbed.__version__}")
         return 0
     here = str(Path.cwd())
-    if here not in sys.path:  # where the user's module:factory and module:Class are found
+    # The user's module:factory and module:Class are found in the current folder.
+    if here not in sys.path:
         sys.path.append(here)
     try:
         if arguments[0] not in commands:
@@ -72,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, arguments, 1)
     except KeyboardInterrupt as error:
         return _fail(str(error) or "interrupted", arguments, 130)
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+    except BrokenPipeError:
+        # The reader of our output is gone, as after `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:
@@ -87,7 +93,8 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
     if "--debug" in arguments:
         tell(traceback.format_exc().rstrip(), sys.stderr)
     else:
-        text = text.splitlines()[0]  # an actor's error brings its traceback below the first line
+        # An actor's error has its traceback below the first line.
+        text = text.splitlines()[0]
     tell(f"seedbed: {text}", sys.stderr)
     return status
 
@@ -121,7 +128,10 @@ def _train(arguments: list[str]) -> int:
 
 
 def _configuration(given: TrainArguments) -> TrainConfig | None:
-    """Finds what a run starts from; None where only help is wanted."""
+    """Returns the configuration that a run starts from, or None if the user only asks for general help.
+
+    Raises UsageError if the target, or the folder of a run to resume, is missing.
+    """
     if given.resume and given.run is None and not given.help:
         raise UsageError("--resume needs the folder of the run: add --run DIR")
     if given.resume and given.run is not None:
@@ -156,7 +166,8 @@ def _evaluate(arguments: list[str]) -> int:
         given = parser.parse_args(arguments)
     except SystemExit:  # help was printed
         return 0
-    RunFolder.read(given.run)  # a wrong path is told before JAX loads
+    # Check the path now: the user sees an error before JAX takes time to load.
+    RunFolder.read(given.run)
     from seedbed import api
 
     def warn(text: str) -> None:
@@ -257,10 +268,10 @@ def _bench(arguments: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are of one line."""
+    """A parser whose errors have one line."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Raises UsageError."""
+        """Raises UsageError, instead of printing usage and exiting."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 

@@ -1,7 +1,7 @@
-"""The defaults: which agents fit which kind of task, and the settings that each of them begins with.
+"""The defaults: the agents that fit each kind of task, and the settings that each agent starts with.
 
-`ROWS` is the whole table; `seedbed list` and docs/environments.md print it. Agents are imported where
-they are named: they bring JAX, which `seedbed list` does not need.
+`ROWS` is the whole table; `seedbed list` and docs/environments.md print it. Functions import agents when
+they are called, because agents import JAX, which `seedbed list` does not need.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ from seedbed.types import (
 )
 
 Maker = Callable[[Any], TrainConfig]
-"""Makes a configuration for an environment."""
+"""A function that makes a configuration for an environment."""
 
 
 def _config(
     env: HostEnvConfig | Environment, agent: Agent, steps: int, envs_per_actor: int = 0
 ) -> TrainConfig:
-    """Puts an agent into the runtime of its environment."""
+    """Returns a configuration with the runtime that the environment needs.
+
+    `envs_per_actor` is for host environments only. Their evaluations are a tenth of the run apart, but at
+    least 50,000 steps.
+    """
     if is_on_device(env):
         return TrainConfig(env, agent, FusedConfig(steps=steps))
     central = CentralConfig(
@@ -51,7 +55,10 @@ def _config(
 
 
 def vectors_ppo(env: HostEnvConfig, **options: Any) -> TrainConfig:
-    """PPO for vectors and choices; Schulman et al. (2017), with more environments and larger steps."""
+    """PPO for vectors and discrete actions: Schulman et al. (2017), with more environments and larger steps.
+
+    `options` are fields of `Ppo`; they replace the settings here.
+    """
     from seedbed.agents.ppo import Ppo
 
     shared: dict[str, Any] = {
@@ -69,7 +76,7 @@ def vectors_ppo(env: HostEnvConfig, **options: Any) -> TrainConfig:
 
 
 def real_vectors_ppo(env: HostEnvConfig) -> TrainConfig:
-    """PPO for vectors and actions that are vectors too, with noise that does not fade, and large at first."""
+    """PPO for vectors and real actions, with action noise that is large at first and does not fade."""
     return vectors_ppo(env, initial_scale=1.5, least_scale=0.3)
 
 
@@ -91,7 +98,7 @@ def vectors_impala(env: HostEnvConfig | Environment) -> TrainConfig:
 
 
 def vectors_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
-    """Double DQN for vectors, with an update every fourth step."""
+    """Double DQN for vectors, with one update for every four steps."""
     from seedbed.agents.dqn import Dqn
 
     agent = Dqn(
@@ -132,14 +139,14 @@ def vectors_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
 
 
 def vectors_sac(env: HostEnvConfig | Environment) -> TrainConfig:
-    """SAC as published, with an update every step."""
+    """SAC for vectors, as published, with one update for every step after the first 1,000 transitions."""
     from seedbed.agents.sac import Sac
 
     return _config(env, Sac(min_size=1_000), 500_000, envs_per_actor=8)
 
 
 def images_impala(env: HostEnvConfig | Environment) -> TrainConfig:
-    """IMPALA for images, as for Atari but for the rewards, which are learned from as they are."""
+    """IMPALA for images: as for Atari, but rewards are not clipped and returns are normalised."""
     config = atari_impala(env)  # type: ignore[arg-type]
     agent = dataclasses.replace(config.agent, reward_clip=0.0, normalise_returns=True)  # type: ignore[type-var]
     return _config(env, agent, 10_000_000, envs_per_actor=16)
@@ -163,7 +170,7 @@ def images_ppo(env: HostEnvConfig) -> TrainConfig:
 
 
 def images_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
-    """Double dueling DQN for images, in replay that fits a laptop also where they are large."""
+    """Double dueling DQN for images, with replay that fits a laptop even if the images are large."""
     from seedbed.agents.dqn import Dqn
 
     agent = Dqn(
@@ -202,15 +209,15 @@ def images_r2d2(env: HostEnvConfig | Environment) -> TrainConfig:
 
 
 class Task(NamedTuple):
-    """What the defaults of an environment depend on."""
+    """A kind of task: the properties of an environment that its defaults depend on."""
 
-    environment: str  # Atari, host (any other environment there) or device
-    observation: str  # images, if some array of it goes through convolutions, else vectors
+    environment: str  # Atari, host (any other host environment) or device
+    observation: str  # images if an array of it is large enough for convolutions, else vectors
     action: str  # Discrete, MultiDiscrete, bounded Box or unbounded Box
 
 
 class Row(NamedTuple):
-    """The agents for some kinds of task, the default first."""
+    """The agents for some kinds of task, with the default agent first."""
 
     environment: str
     observation: str
@@ -218,7 +225,7 @@ class Row(NamedTuple):
     agents: dict[str, Maker]
 
     def takes(self, task: Task) -> bool:
-        """Says whether the row is for a kind of task."""
+        """Returns whether the row is for a kind of task."""
         kind = (task.environment, task.observation)
         return kind == (self.environment, self.observation) and task.action in self.actions
 
@@ -296,17 +303,17 @@ ROWS = (
         {"ppo": on_device_ppo, "impala": vectors_impala},
     ),
 )
-"""The table; every kind of task is in one row."""
+"""The table. Every kind of task is in exactly one row."""
 
 
 def configure(
     env: HostEnvConfig | Environment, agent: str | None = None, name: str = ""
 ) -> TrainConfig:
-    """Returns the configuration that an environment's kind of task has for an agent, or for its default.
+    """Returns the configuration for an environment, with the settings for its kind of task.
 
-    `agent` is a name of the table, `name` what the run calls the environment. A host environment is made
-    once, to see its spaces. Raises SeedbedError for an environment that cannot be made, and for an agent
-    that does not fit.
+    `agent` is a name in the table; None takes the default agent. `name` is the run's name for the
+    environment. A host environment is made once, to see its spaces. Raises SeedbedError if the environment
+    cannot be made, or if the agent does not fit it.
     """
     task = task_of(env)
     agents = next(row.agents for row in ROWS if row.takes(task))
@@ -322,7 +329,10 @@ def configure(
 
 
 def task_of(env: HostEnvConfig | Environment) -> Task:
-    """Finds the kind of task; makes a host environment once. Raises SeedbedError if it cannot be made."""
+    """Returns an environment's kind of task.
+
+    Makes a host environment other than Atari once, to see its spaces; raises SeedbedError if that fails.
+    """
     if isinstance(env, AtariEnv):
         return Task("Atari", "images", "Discrete")
     if is_on_device(env):

@@ -1,4 +1,4 @@
-"""Compile LLVM IR text for the host CPU, and write such text with loops and temporaries."""
+"""Compilation of LLVM IR text for the host CPU, and a writer of such text with loops and temporaries."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import NamedTuple
 import llvmlite
 import llvmlite.binding as llvm
 
-_LOCK = threading.Lock()  # LLVM's global context is not thread-safe
-_ENGINES: list[llvm.ExecutionEngine] = []  # machine code lives as long as its engine
-# Calls out of the machine code go through a table: its memory manager leaves no room for stubs.
+# LLVM's global context is not thread-safe.
+_LOCK = threading.Lock()
+# Machine code lives as long as its engine, so the engines are kept.
+_ENGINES: list[llvm.ExecutionEngine] = []
+# Calls out of the machine code go through a table, because its memory manager leaves no room for stubs.
 _FAR_CALLS = """
 !llvm.module.flags = !{!1000000}
 !1000000 = !{i32 7, !"RtLibUseGOT", i32 1}
 """
-_WIDER = {  # beginnings of the names of x86 features that need more lanes
+# Lanes -> how the names of the x86 features start that need more lanes.
+_WIDER = {
     4: ("avx2", "avx10", "avx512", "amx", "vaes", "vpclmul", "gfni"),
     8: ("avx10", "avx512", "amx"),
     16: (),
@@ -26,7 +29,7 @@ _WIDER = {  # beginnings of the names of x86 features that need more lanes
 
 
 class VectorUnit(NamedTuple):
-    """Float32 lanes per vector register, and how many such registers the CPU has."""
+    """The vector unit of a CPU: float32 lanes per vector register, and the number of such registers."""
 
     width: int
     registers: int
@@ -40,7 +43,7 @@ def _initialize() -> None:
 
 @functools.cache
 def host_vector_unit() -> VectorUnit:
-    """Vector unit of this machine: 16 lanes for AVX-512, 8 for AVX2, otherwise 4."""
+    """Returns the vector unit of this machine: 16 lanes for AVX-512, 8 for AVX2 with FMA, otherwise 4."""
     _initialize()
     features = llvm.get_host_cpu_features()
     if features.get("avx512f") and features.get("avx512vl"):
@@ -52,9 +55,9 @@ def host_vector_unit() -> VectorUnit:
 
 
 def narrowed(width: int) -> dict[str, bool]:
-    """Features of this CPU without those of vectors wider than `width` float32 lanes.
+    """Returns the features of this CPU by name; those that need more than `width` float32 lanes are off.
 
-    Fused multiply-add stays, which x86 has with registers of 128 bits too.
+    Only x86 features are turned off. Fused multiply-add stays on: x86 has it for 128-bit registers too.
     """
     _initialize()
     wide = _WIDER[width] if architecture() == "x86_64" else ()
@@ -63,27 +66,27 @@ def narrowed(width: int) -> dict[str, bool]:
 
 
 def architecture() -> str:
-    """Name of this CPU's instruction set: "x86_64", "aarch64" or another."""
+    """Returns the name of this CPU's instruction set: "x86_64", "aarch64" or another."""
     name = llvm.get_process_triple().split("-")[0]
     return "aarch64" if name == "arm64" else name
 
 
 def fused_multiply_add() -> bool:
-    """Whether this CPU multiplies and adds with one rounding in one instruction."""
+    """Returns whether this CPU multiplies and adds with one rounding in one instruction."""
     _initialize()
     return architecture() == "aarch64" or bool(llvm.get_host_cpu_features().get("fma"))
 
 
 def toolchain(width: int) -> str:
-    """Everything about LLVM and this CPU on which machine code for `width` lanes depends."""
+    """Describes everything about LLVM and this CPU on which machine code for `width` lanes depends."""
     versions = f"llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}"
     return f"{versions}, {llvm.get_process_triple()}, {llvm.get_host_cpu_name()}, {_flags(width)}"
 
 
 def compile_ir(text: str, symbol: str) -> int:
-    """Address of function `symbol` of the module `text`, compiled for this machine.
+    """Compiles the module `text` for this machine and returns the address of its function `symbol`.
 
-    The machine code stays valid until the process ends.
+    The machine code stays valid until the process ends. Any thread may call this.
 
     Raises:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or lacks `symbol`.
@@ -92,7 +95,9 @@ def compile_ir(text: str, symbol: str) -> int:
 
 
 def compile_object(text: str, width: int) -> bytes:
-    """Object file of the module `text`, for vectors of at most `width` float32 lanes.
+    """Compiles the module `text` to an object file, for vectors of at most `width` float32 lanes.
+
+    Any thread may call this.
 
     Raises:
         RuntimeError: the text is not valid LLVM IR; LLVM's message is kept.
@@ -112,7 +117,9 @@ def compile_object(text: str, width: int) -> bytes:
 
 
 def load_object(code: bytes, symbol: str) -> int:
-    """Address of function `symbol` of an object file, which stays loaded until the process ends.
+    """Loads an object file and returns the address of its function `symbol`.
+
+    The object stays loaded until the process ends. Any thread may call this.
 
     Raises:
         RuntimeError: the object lacks `symbol`.
@@ -138,7 +145,7 @@ def _flags(width: int) -> str:
 def _target_machine(width: int) -> llvm.TargetMachine:
     _initialize()
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    # The JIT's default code model is "large": it spends an instruction on each constant's address.
+    # The JIT's default code model, "large", needs an extra instruction for the address of each constant.
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=_flags(width),
@@ -149,62 +156,70 @@ def _target_machine(width: int) -> llvm.TargetMachine:
 
 
 class Carry:
-    """Values carried round a counted loop: `values` inside it, `next` to be set in it."""
+    """The values that a counted loop carries.
+
+    `index` and `values` are the names in the body of the loop. The body sets `next` to the values for
+    the next iteration, which stay valid after the loop; by default they do not change.
+    """
 
     def __init__(self, index: str, values: list[str]) -> None:
-        """Carry of a loop whose index is `index` and whose phi nodes are `values`."""
+        """Takes the names of the loop's index and of the phi nodes of its values."""
         self.index, self.values, self.next = index, values, list(values)
 
 
 class Function:
-    """Text of one LLVM function, grown instruction by instruction."""
+    """The text of one LLVM function, built instruction by instruction in the block that is open."""
 
     def __init__(self, signature: str, attributes: str = "") -> None:
-        """Start `define <signature> <attributes> {` with one open basic block."""
-        # 512-bit registers are opt-in for CPUs that LLVM tunes for 256 bits.
+        """Starts the text, `define <signature> nounwind <attributes> ... {`, and opens the block `entry`."""
+        # For CPUs that LLVM tunes for 256 bits, 512-bit registers must be asked for.
         wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
         self._lines = [f"define {signature} nounwind {attributes} {wide} {{", "entry:"]
         self._block = "entry"
         self._count = 0
 
     def fresh(self, prefix: str = "t") -> str:
-        """Name not used in this function so far."""
+        """Returns a name, without `%`, that this function has not used so far."""
         self._count += 1
         return f"{prefix}{self._count}"
 
     def line(self, text: str) -> None:
-        """Append an instruction without a result."""
+        """Appends an instruction without a result."""
         self._lines.append(text)
 
     def op(self, text: str) -> str:
-        """Append an instruction and return the name of its result."""
+        """Appends an instruction and returns the name of its result."""
         name = f"%{self.fresh()}"
         self._lines.append(f"{name} = {text}")
         return name
 
     def label(self, name: str) -> None:
-        """Close the current block by falling into the new block `name`."""
+        """Ends the current block with a branch to the new block `name`, and opens that."""
         self._lines += [f"br label %{name}", f"{name}:"]
         self._block = name
 
     def open(self, name: str) -> None:
-        """Open block `name` after an instruction that ended the current one."""
+        """Opens the block `name`. The last instruction must have ended the current block."""
         self._lines.append(f"{name}:")
         self._block = name
 
     def at(self, base: str, index: str | int, kind: str = "float") -> str:
-        """Address of element `index` of the `kind` array at `base`."""
+        """Returns the address of element `index` of the array of type `kind` at `base`."""
         if index in (0, "0"):
             return base
         return self.op(f"getelementptr {kind}, ptr {base}, i64 {index}")
 
     def scaled(self, base: str, index: str, stride: int, kind: str = "float") -> str:
-        """Address of element `index * stride` of the `kind` array at `base`."""
+        """Returns the address of element `index * stride` of the array of type `kind` at `base`."""
         return self.at(base, self.op(f"mul i64 {index}, {stride}"), kind)
 
     @contextmanager
     def repeat(self, count: int | str, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Carry]:
-        """Loop `count` >= 1 times, perhaps a value; `carried` gives (type, initial value) of each carry."""
+        """Emits a loop that runs `count` >= 1 times around the instructions that the `with` block appends.
+
+        `count` is a number or the name of an i64 value. `carried` holds (type, initial value) of each
+        carried value.
+        """
         body, before = self.fresh("body"), self._block
         names = [f"%{self.fresh()}" for _ in range(len(carried) + 1)]
         carry = Carry(names[0], names[1:])
@@ -227,7 +242,10 @@ class Function:
 
     @contextmanager
     def between(self, start: str, stop: str) -> Iterator[str]:
-        """Loop over an index from `start` to `stop` (both run-time values, perhaps empty)."""
+        """Emits a loop around what the `with` block appends, and yields the name of its i64 index.
+
+        The index runs from `start` to `stop` - 1. Both are run-time values; the range may be empty.
+        """
         head, body, done = self.fresh("head"), self.fresh("body"), self.fresh("done")
         before = self._block
         self.label(head)
@@ -244,5 +262,5 @@ class Function:
         self.open(done)
 
     def text(self, returns: str = "void") -> str:
-        """The finished function, which returns `returns`."""
+        """Returns the text of the finished function, which returns `returns`, such as "i64 0"."""
         return "\n".join([*self._lines, f"ret {returns}", "}", ""])

@@ -1,4 +1,4 @@
-"""Command-line options: a run's dataclasses as flags, and errors of one line."""
+"""The options of `seedbed train`: a run's dataclasses as command-line flags, with errors in one line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from seedbed.presets import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.types import Environment, HostEnvConfig, is_on_device
 
 _FIXED = ("id", "factory", "game", "kwargs")
-"""Fields of a host environment that say which it is: the target names it, and defaults follow from it."""
+"""Fields that identify a host environment. They are not options: the target already names the environment,
+and the default settings depend on it."""
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
 
 class UsageError(Exception):
-    """A command line that cannot be understood; its text is one line."""
+    """Raised when a command line cannot be understood. The text has one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TrainArguments:
 
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
-    """Separates what chooses the configuration from what overrides it."""
+    """Separates the options that choose a configuration from those that override parts of it."""
     values: dict[str, str | None] = {"--agent": None, "--run": None}
     switches = {"--resume": False, "--debug": False, "--help": False, "-h": False}
     target, rest, waiting = None, [], iter(_split_equals(arguments))
@@ -67,7 +68,10 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
 
 
 def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> TrainConfig:
-    """Applies `--agent.x`, `--env.x` and the runtime's flags; prints help and exits if asked to."""
+    """Returns the configuration with `--agent.x`, `--env.x` and the runtime's flags applied.
+
+    With `show_help`, prints help and raises SystemExit. Raises UsageError for options that it cannot use.
+    """
     arguments = [_plain_name(token) for token in arguments]
     known = dict(_known_options(config))
     arguments = _whole_numbers(arguments, known)
@@ -98,7 +102,7 @@ under runs/. --resume goes on with the run in --run DIR. --debug shows traceback
 
 
 def _options_of(config: TrainConfig) -> tuple[Any, Any]:
-    """Makes a function whose parameters tyro turns into flags, and the way back to a configuration."""
+    """Returns a dataclass whose fields tyro turns into flags, and a function that converts it back."""
     env_kind = _without(type(config.env), _fixed(config.env))
     agent_kind = _without(type(config.agent), BOUND)
     env_fields = {
@@ -135,12 +139,12 @@ def _options_of(config: TrainConfig) -> tuple[Any, Any]:
 
 
 def _fixed(env: HostEnvConfig | Environment) -> tuple[str, ...]:
-    """Names the fields of an environment that are no options."""
+    """Returns the names of the environment's fields that are not options."""
     return ENV_BOUND if is_on_device(env) else _FIXED
 
 
 def _without(kind: type, names: tuple[str, ...]) -> Any:
-    """Subclasses a dataclass so that tyro hides fields that are no options."""
+    """Returns a subclass of a dataclass in which tyro hides the fields `names`; itself if it has none."""
     hidden = [
         (field.name, tyro.conf.Suppress[Any], dataclasses.field(default=field.default))
         for field in dataclasses.fields(kind)
@@ -152,7 +156,7 @@ def _without(kind: type, names: tuple[str, ...]) -> Any:
 
 
 def _known_options(config: TrainConfig) -> Iterator[tuple[str, Any]]:
-    """Lists flags with the values they override."""
+    """Yields the flags of a configuration, as `--agent.x`, with the values that they override."""
     yield from _flags("", config.runtime)
     env = ("env.", config.env, _fixed(config.env))
     for part, value, left_out in (env, ("agent.", config.agent, BOUND)):
@@ -178,7 +182,8 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             near = difflib.get_close_matches(token, [*known, *others], n=1, cutoff=0.5)
-            if not near:  # the part after the dot alone
+            if not near:
+                # Compare only the part after the dot.
                 tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}
                 tail = token.rpartition(".")[2].lstrip("-")
                 near = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1, cutoff=0.5)]
@@ -189,7 +194,7 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
 
 
 def _whole_numbers(arguments: Sequence[str], known: dict[str, Any]) -> list[str]:
-    """Writes 2e6 out where a whole number is wanted."""
+    """Replaces numbers like 2e6 by their digits if the option takes an int."""
     written, option = [], None
     for token in arguments:
         option = token if token.startswith("--") else option
@@ -207,7 +212,7 @@ def _split_equals(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _plain_name(token: str) -> str:
-    """Spells an option as tyro does; the runtime's flags also go by its name, as `--central.steps`."""
+    """Returns an option as tyro spells it: with dashes, and `--central.steps` without the runtime's name."""
     if not token.startswith("--"):
         return token
     prefix, dot, rest = token[2:].partition(".")
@@ -221,7 +226,10 @@ def _value_after(option: str, value: str | None) -> str:
 
 
 def _pop_target(rest: list[str], agent: str | None) -> str | None:
-    """Takes out the word that follows a switch, which has no value: it names what to train."""
+    """Removes the target from `rest` and returns it, or None: the first word that follows a switch.
+
+    Switches are options without a value, so such a word cannot be the value of an option.
+    """
     words = [
         place
         for place in range(1, len(rest))
@@ -235,7 +243,7 @@ def _pop_target(rest: list[str], agent: str | None) -> str | None:
 
 
 def _switches(agent: str | None) -> set[str]:
-    """Names the options that are true or false, in any preset and in the agent."""
+    """Returns the options of all presets, and of the agent, whose values are true or false."""
     configs = [preset() for preset in presets.PRESETS.values()]
     if agent is not None:
         configs.append(dataclasses.replace(configs[0], agent=presets.load_agent_class(agent)()))
@@ -264,7 +272,7 @@ def _is_number(token: str) -> bool:
 
 
 def _one_line(boxed: str) -> str:
-    """Takes the message out of tyro's box."""
+    """Returns the message in tyro's box of text as one line."""
     lines = []
     for line in boxed.splitlines()[1:]:
         text = line.strip("│ \t")

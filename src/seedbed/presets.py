@@ -1,6 +1,6 @@
-"""Names that become objects: presets, agents and environments, and a run's configuration as JSON.
+"""Turns names into presets, agents and environments, and a run's configuration into JSON and back.
 
-Agents are imported where they are named: they bring JAX, which `seedbed list` does not need.
+Agents are imported only when they are used, because they import JAX, which `seedbed list` does not need.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ AGENTS = {
     "sac": "seedbed.agents.sac:Sac",
 }
 BOUND = ("spec",)
-"""Agent fields that `types.bind` fills: neither options nor part of a configuration."""
+"""Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
 ENV_BOUND = ("model",)
-"""The same of an on-device environment: what wrappers fill."""
+"""Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
 RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
-"""Kinds of runtime by the name under which a configuration keeps their options."""
+"""The options class of each runtime, by the key under which a saved configuration has them."""
 
 
 def description(preset: str) -> str:
-    """Returns a preset's one-line description."""
+    """Returns a preset's description, which is the docstring of its function in `PRESETS`."""
     return (PRESETS[preset].__doc__ or "").strip()
 
 
 def resolve(target: str, agent: str | None = None) -> TrainConfig:
-    """Finds a preset (`pong/impala`, or `pong` for the first of that environment), else an environment.
+    """Returns the configuration for the name of a preset or of an environment.
 
-    `agent` is a name of `AGENTS` or `module:Class`, which begins with its own defaults; `pong/dqn` is `pong`
-    with agent `dqn`. What no preset names, the table `defaults.ROWS` decides.
+    `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
+    `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
+    agent of `AGENTS` gets its settings from the table `defaults.ROWS`, and a class keeps its own defaults.
+    Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
     """
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
@@ -66,7 +68,10 @@ def resolve(target: str, agent: str | None = None) -> TrainConfig:
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
-    """Reads what the run in a folder trains; a target or an agent that is named must be the run's."""
+    """Returns the configuration of the run in a folder.
+
+    Raises SeedbedError if a target or an agent is given that is not the run's own.
+    """
     saved = from_json(RunFolder.read(run).read_config())
     env, _, own_agent = saved.name.rpartition("/")
     if target not in (None, env, saved.name) or agent not in (None, own_agent):
@@ -79,7 +84,10 @@ def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
 
 
 def resolve_env(target: str) -> HostEnvConfig | Environment:
-    """Finds an environment: a short name, a Gymnasium id or `module:factory`."""
+    """Makes the configuration of an environment from a short name, a Gymnasium id or `module:factory`.
+
+    Raises SeedbedError, with similar names, if there is no such environment.
+    """
     try:
         return registry.resolve(target)
     except SeedbedError as error:
@@ -104,14 +112,18 @@ def _is_environment(name: str) -> bool:
 
 
 def _near_envs(head: str, tail: str) -> list[str]:
-    """Lists what may have been meant by `head/tail`, where `head` is all of an unslashed name."""
+    """Returns known environments whose names are close to `head`, or to `tail` if `head` is empty."""
     known = [*registry.names(), *(preset.partition("/")[0] for preset in PRESETS)]
     names = difflib.get_close_matches(head or tail, known, n=3, cutoff=0.7)
     return list(dict.fromkeys(names))
 
 
 def load_agent_class(name: str) -> type:
-    """Imports an agent's class by its name in `AGENTS` or as `module:Class`."""
+    """Imports an agent's class, named in `AGENTS` or as `module:Class`.
+
+    Raises SeedbedError if it cannot be found, is not a dataclass, or lacks one of the methods init, act,
+    prepare and gradients.
+    """
     path = AGENTS.get(name, name)
     module_name, separator, class_name = path.partition(":")
     if not separator:
@@ -139,7 +151,7 @@ def load_agent_class(name: str) -> type:
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
-    """Describes a configuration in JSON types."""
+    """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
     env = config.env
     env = _encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
     (kind,) = (name for name, found in RUNTIMES.items() if type(config.runtime) is found)
@@ -152,7 +164,11 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> TrainConfig:
-    """Inverts `to_json`; imports the classes of the agent and of an on-device environment."""
+    """Makes a configuration from the result of `to_json`.
+
+    Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
+    if a part is missing or has an unknown option.
+    """
     try:
         kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
         options = {name: _plain_tuple(value) for name, value in data[kind].items()}

@@ -1,4 +1,4 @@
-"""Pytrees of numpy arrays without JAX: tuples, NamedTuples, lists and dicts (in sorted key order, as JAX)."""
+"""Pytrees of numpy arrays without JAX: tuples, NamedTuples, lists and dicts (by sorted keys, as in JAX)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Tree = Any
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Lists the leaves in the order in which JAX lists them; None is an empty tree."""
+    """Returns the leaves in the order in which JAX lists them; None is an empty tree."""
     if tree is None:
         return []
     if isinstance(tree, dict):
@@ -20,7 +20,11 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa: A001
-    """Applies a function to the leaves of trees of one structure; raises ValueError if structures differ."""
+    """Applies a function to the leaves of trees of the same structure, and returns a tree of the results.
+
+    Raises ValueError if a dict in `tree` does not meet dicts with the same keys in `rest`, or a sequence
+    does not meet sequences of the same length.
+    """
     if tree is None:
         return None
     if isinstance(tree, dict):
@@ -38,7 +42,10 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa:
 
 
 def unflatten(structure: Tree, flat: list[Any]) -> Tree:
-    """Builds a tree of `structure` from leaves in the order of `leaves`."""
+    """Builds a tree of the structure of `structure` from `flat`, its leaves in the order of `leaves`.
+
+    Raises ValueError if there are too many leaves, and StopIteration if there are too few.
+    """
     remaining = iter(flat)
     tree = map(lambda _: next(remaining), structure)
     if len(flat) != len(leaves(structure)):

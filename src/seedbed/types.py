@@ -1,8 +1,9 @@
 """The contract between environments, agents and runtimes.
 
-Arrays are time-major, `[T, B, ...]`. Row t of a trajectory is (observation_t, action_t) and what the
-action led to, (reward_{t+1}, terminated_{t+1}, truncated_{t+1}), which is stored with observation_{t+1}.
-This module imports no JAX, so that an actor process starts in a tenth of a second.
+Arrays are time-major, `[T, B, ...]`: T is time, B counts environments. Row t of a trajectory is
+observation_t, action_t and the result of the action: reward_{t+1}, terminated_{t+1} and truncated_{t+1},
+which are stored with observation_{t+1}.
+This module does not import JAX, so that an actor process starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Array: TypeAlias = Any
-"""A numpy or JAX array; the contract holds for both."""
+"""A numpy or JAX array. The contract is the same for both."""
 Tree: TypeAlias = Any
 """A pytree: nested tuples, NamedTuples, lists and dicts of arrays."""
 
 
 class Timestep(NamedTuple):
-    """What arrives from an environment; leaves are `[B, ...]`, or `[T + 1, B, ...]` in a trajectory.
+    """The data that an environment returns; leaves are `[B, ...]`, or `[T + 1, B, ...]` in a trajectory.
 
-    `reward`, `terminated` and `truncated` describe the step that arrived here; `first` marks the opening
-    observation of an episode. Auto-reset is next-step: after an end the next call ignores its action and
-    returns the opening observation with reward 0 and `first` set, so the true last observation is always
-    in the trajectory.
+    `reward`, `terminated` and `truncated` describe the step that led to `observation`. `first` marks the
+    opening observation of an episode. Auto-reset is next-step: after the end of an episode, the next call
+    ignores its action and returns the opening observation with reward 0 and `first` set. The true last
+    observation of an episode is therefore always in the trajectory.
     """
 
     observation: Tree
@@ -44,10 +45,10 @@ class Timestep(NamedTuple):
 
 
 class ActorState(NamedTuple):
-    """What acting carries from step to step; leaves are `[B, ...]`."""
+    """The state that acting carries from step to step; leaves are `[B, ...]`."""
 
-    core: Tree  # recurrent state; the agent resets it where `first` is set
-    per_env: Tree  # constants of an environment, such as an exploration rate
+    core: Tree  # recurrent state; the agent resets it if `first` is set
+    per_env: Tree  # constants of each environment, such as an exploration rate
 
 
 class Trajectory(NamedTuple):
@@ -57,23 +58,23 @@ class Trajectory(NamedTuple):
     action: Tree  # [T, B, ...]
     extras: Tree  # [T, B, ...] the behaviour policy's output
     actor_state: ActorState  # [B, ...] before acting on row 0
-    params_version: Tree  # [T, B] int32, the learner step whose parameters chose; () from replay
-    importance: Tree = ()  # [B] float32, by which an item's loss counts; () outside replay
+    params_version: Tree  # [T, B] int32: `updates` of the parameters that chose; () from replay
+    importance: Tree = ()  # [B] float32, the weight of an item's loss; () outside replay
 
 
 class Masks(NamedTuple):
     """Per-row masks of a trajectory, each `[T, B]`."""
 
     valid: Array  # bool: row t is a transition, not an auto-reset
-    discount: Array  # float32: gamma, 0 where the episode terminated
-    trace: Array  # float32: lambda, 0 where the episode ended in any way
+    discount: Array  # float32: gamma, or 0 if the episode terminated in row t
+    trace: Array  # float32: lambda, or 0 if the episode ended in row t in any way
 
 
 def trajectory_masks(timesteps: Timestep, gamma: float, trace_decay: float) -> Masks:
-    """Derives the masks that every loss uses from timesteps `[T + 1, B]`.
+    """Computes the masks that every loss uses, from timesteps `[T + 1, B]`.
 
-    A truncated step keeps its discount, so it bootstraps from the true last observation; recursions stop
-    at either kind of end. Importance weights must be 0 where `valid` is false.
+    A truncated step keeps its discount, so that it bootstraps from the true last observation. Recursions
+    over time stop at both kinds of end. A loss must set importance weights to 0 where `valid` is false.
     """
     terminated, truncated = timesteps.terminated[1:], timesteps.truncated[1:]
     return Masks(
@@ -85,7 +86,7 @@ def trajectory_masks(timesteps: Timestep, gamma: float, trace_decay: float) -> M
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of one environment's array."""
+    """The shape and dtype of one environment's array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -93,21 +94,21 @@ class ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """One of `n` actions; an int32 scalar."""
+    """A choice of one of `n` actions: an int32 scalar from 0 to n - 1."""
 
     n: int
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """One choice in each of several sets; int32 `[len(nvec)]`."""
+    """A choice from each of several sets, of `nvec[i]` elements: int32 `[len(nvec)]`."""
 
     nvec: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A bounded real vector; float32 of `shape`, bounds per element, flattened (may be infinite)."""
+    """A real array: float32 of `shape`. Bounds are per element, flattened, and may be infinite."""
 
     shape: tuple[int, ...]
     low: tuple[float, ...]
@@ -119,14 +120,14 @@ ActionSpec = Discrete | MultiDiscrete | Box
 
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
-    """What an agent needs to know of an environment; `observation` is a tree of `ArraySpec`."""
+    """The observations (a tree of `ArraySpec`) and actions of an environment, without a batch axis."""
 
     observation: Tree
     action: ActionSpec
 
 
 def action_array(action: ActionSpec) -> ArraySpec:
-    """Returns shape and dtype of one action."""
+    """Returns the shape and dtype of one action."""
     if isinstance(action, Discrete):
         return ArraySpec((), "int32")
     if isinstance(action, MultiDiscrete):
@@ -136,10 +137,10 @@ def action_array(action: ActionSpec) -> ArraySpec:
 
 @dataclasses.dataclass(frozen=True)
 class OnPolicy:
-    """Experience taken as it comes: a batch is `batch` unrolls of `unroll` steps, learned from once.
+    """Experience that is used as it comes: a batch is `batch` unrolls of `unroll` steps, then discarded.
 
-    A synchronous agent acts, stops and learns: the parameters from which the update of a batch starts
-    chose every action in it. For any other agent acting goes on while it learns.
+    A synchronous agent acts, stops and learns: all actions of a batch are chosen with the parameters from
+    which the update of that batch starts. With any other agent, the central runtime acts while it learns.
     """
 
     unroll: int
@@ -149,76 +150,78 @@ class OnPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Experience that is kept and drawn again: an update uses `batch` items.
+    """Experience that is kept and drawn many times: an update uses `batch` items.
 
-    An item has `burn_in + sequence` transitions of one environment; one begins every `period` steps of
-    an episode, and is cut short where the episode ends: what is missing after the end, and before the
-    beginning where memory is warmed up, are rows with `first` set, which are no transitions. With
-    `cross_episodes` items run on through auto-resets, and one begins every `period` steps of all.
+    An item has `burn_in + sequence` transitions of one environment. A new item begins every `period` steps
+    of an episode (in the fused runtime: of the environment's stream of steps). An item is cut short at the
+    end of its episode. Rows that are missing after the end, or in a burn-in before the start, have `first`
+    set and are not transitions (in the fused runtime, a burn-in may contain steps of an earlier episode).
+    With `cross_episodes`, items continue through auto-resets, and a new item begins every `period` steps
+    of the stream in both runtimes.
     """
 
     batch: int
     sequence: int  # transitions of an item that are learned from
-    period: int  # steps from the start of an item to the next
-    capacity: int  # items kept; the oldest goes first
-    min_size: int  # items before the first update
-    ratio: float  # how often an item is drawn, on average: what ties learning to acting
-    burn_in: int = 0  # transitions before these that only warm up the memory
-    priority_exponent: float = 0.0  # of drawing; 0 draws all items alike
-    importance_exponent: float = 0.0  # how far weights make up for that
+    period: int  # steps from the start of an item to the start of the next
+    capacity: int  # most items that are kept; the oldest is dropped first
+    min_size: int  # items that must be there before the first update
+    ratio: float  # how often an item is drawn on average; this ties learning to acting
+    burn_in: int = 0  # transitions before `sequence`, which only warm up the recurrent state
+    priority_exponent: float = 0.0  # of the probability of drawing; 0 draws uniformly
+    importance_exponent: float = 0.0  # of the weights that correct for it; 1 corrects fully
     cross_episodes: bool = False
 
     @property
     def steps(self) -> int:
-        """Timesteps of an item."""
+        """The number of timesteps in an item: one more than its transitions."""
         return self.burn_in + self.sequence + 1
 
 
 class LearnerState(NamedTuple):
-    """What learning carries from update to update.
+    """The state that learning carries from update to update.
 
     Schedules follow `progress`, from 0 to 1: the share of the run's transitions (`--steps`) that were done
-    when the batch being learned from was not yet counted. The runtime sets it before the first minibatch of
-    a batch, and `apply` hands it on as it is.
+    before the current batch. The runtime sets it before the first minibatch of a batch; `apply` returns it
+    unchanged. No two leaves may share a buffer: the central runtime donates all but `params`, and the fused
+    runtime donates all.
     """
 
-    params: Tree  # all that acting needs; published, never donated
+    params: Tree  # everything that acting needs
     optimizer_state: Tree
-    updates: Array  # int32 scalar: applied gradients
+    updates: Array  # int32 scalar: gradients applied so far
     progress: Array  # float32 scalar, set by the runtime: share of the run done before this batch
-    auxiliary: Tree = ()  # what only learning needs, such as target networks; shares no buffers
+    auxiliary: Tree = ()  # state that only learning needs, such as target networks
 
 
 class Output(NamedTuple):
-    """What a gradient computation reports besides the gradient."""
+    """The results of a gradient computation besides the gradient."""
 
     metrics: dict[str, Array]  # scalars, means over the valid rows
-    weight: (
-        Array  # float32 scalar: valid rows, by which devices' gradients and metrics are averaged
-    )
-    priorities: Tree = ()  # [B] float32 above 0, of the items of a batch; () outside replay
+    # Float32 scalar: the number of valid rows, the weight in averages over devices.
+    weight: Array
+    priorities: Tree = ()  # [B] float32 above 0: new priorities of the items; () outside replay
 
 
 @runtime_checkable
 class Agent(Protocol):
     """An algorithm: a frozen dataclass of hyperparameters whose methods are pure functions.
 
-    `spec` is empty in a preset; `bind` fills it before any method is called.
+    `spec` is None in a preset; `bind` fills it before any method is called.
     """
 
     @property
     def spec(self) -> EnvSpec | None:
-        """What the environments show and take."""
+        """The observations, with stacked frames, and actions of the environments; None before `bind`."""
         ...
 
     @property
     def epochs(self) -> int:
-        """Passes over a batch."""
+        """The number of passes over a batch."""
         ...
 
     @property
     def minibatches(self) -> int:
-        """Parts, along B, into which a pass divides a batch."""
+        """The number of parts, along axis 1, into which each pass divides a batch."""
         ...
 
     @property
@@ -227,52 +230,55 @@ class Agent(Protocol):
         ...
 
     def init(self, key: Array) -> LearnerState:
-        """Makes the initial learner state; consumes the key."""
+        """Makes the initial learner state. Consumes the key."""
         ...
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Makes the initial actor state of environments `env_ids` `[B]` out of `num_envs`."""
+        """Makes the initial actor state of environments `env_ids` `[B]` out of `num_envs` in the run."""
         ...
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
     ) -> tuple[Tree, Tree, ActorState]:
-        """Chooses actions `[B]`; returns (action, extras, actor_state). Consumes `keys` `[B]`."""
+        """Chooses actions `[B, ...]`; returns (action, extras, actor_state). Consumes `keys` `[B]`.
+
+        `extras` become `Trajectory.extras`. `evaluate` asks for the policy that evaluations judge.
+        """
         ...
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Tree:
-        """Turns a trajectory into a batch whose leaves divide along axis 1; consumes the key."""
+        """Turns a trajectory into a batch whose leaves can be split along axis 1. Consumes the key."""
         ...
 
     def gradients(self, state: LearnerState, minibatch: Tree, key: Array) -> tuple[Tree, Output]:
-        """Computes the gradient of the mean loss over the valid rows; consumes the key."""
+        """Computes the gradient of the mean loss over the valid rows. Consumes the key."""
         ...
 
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
-        """Applies a gradient."""
+        """Applies a gradient; returns the new state, with `updates` one larger."""
         ...
 
 
 class ReplayAgent(Agent, Protocol):
-    """An agent that learns from replay: one epoch and one minibatch of items an update."""
+    """An agent that learns from replay, with one epoch and one minibatch of items per update."""
 
     @property
     def experience(self) -> Replay:
-        """What it keeps and draws."""
+        """How experience is kept and drawn."""
         ...
 
     def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
-        """Priorities `[B]`, above 0, of new items, from what acting knew; no key is consumed.
+        """Returns priorities `[B]`, above 0, of new items, from the extras of acting. Consumes no key.
 
-        Leaves are `[T + 1, B, ...]`, T of them transitions of `burn_in + sequence`; the observation is ().
+        All leaves are `[T + 1, B, ...]` with T = `burn_in + sequence`. `timesteps.observation` is ().
         """
         ...
 
 
 def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:
-    """Says whether an agent learns from replay, rather than from unrolls as they come.
+    """Returns whether an agent learns from replay (True) or from unrolls as they come (False).
 
-    Raises SeedbedError if its experience is `Replay` but it has no `initial_priorities`.
+    Raises SeedbedError if the agent's experience is `Replay` but it has no `initial_priorities`.
     """
     if not isinstance(agent.experience, Replay):
         return False
@@ -288,7 +294,7 @@ AgentT = TypeVar("AgentT", bound=Agent)
 
 
 def bind(agent: AgentT, spec: EnvSpec) -> AgentT:
-    """Returns the agent for environments of this spec."""
+    """Returns a copy of the agent for environments of this spec, which has stacked frames."""
     return dataclasses.replace(agent, spec=spec)  # type: ignore[type-var]
 
 
@@ -297,81 +303,81 @@ class HostEnvConfig(Protocol):
 
     @property
     def frame_stack(self) -> int:
-        """Observations that the runtime stacks along the last axis of each of their arrays."""
+        """The number of observations that the runtime stacks, along the last axis of each array."""
         ...
 
     @property
     def frame_skip(self) -> int:
-        """Simulator frames of one step, by which reported frames are counted."""
+        """The number of simulator frames in one step; reports of frames count with it."""
         ...
 
     def for_evaluation(self) -> HostEnvConfig:
-        """The same environments with whole episodes, by which policies are judged."""
+        """Returns the options for the same environments with whole episodes, as evaluations need them."""
         ...
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
-        """Makes `num_envs` environments in lock-step; without a seed they take the system's entropy."""
+        """Makes `num_envs` environments in lock-step. Without a seed they use the system's entropy."""
         ...
 
 
 class HostEnv(Protocol):
     """Environments in lock-step on the host, with next-step auto-reset; arrays are numpy `[n, ...]`."""
 
-    spec: EnvSpec
+    spec: EnvSpec  # of single frames
 
     def reset(self) -> Timestep:
-        """Opens the first episodes (seeded at construction)."""
+        """Opens the first episodes. Their seeds were given at construction."""
         ...
 
     def step(self, action: Array) -> Timestep:
-        """Steps every environment."""
+        """Steps every environment, or opens its next episode if the last one has ended."""
         ...
 
     def close(self) -> None:
-        """Releases processes, threads and files; `encode` and `decode` go on working."""
+        """Releases processes, threads and files. `encode` and `decode` still work afterwards."""
         ...
 
     def encode(self, observation: Any) -> Tree:
-        """Turns an observation as the environment gives it, or a batch of them, into the spec's form."""
+        """Converts the environment's own form of an observation, or a batch of them, to the spec's form."""
         ...
 
     def decode(self, action: Array) -> Any:
-        """Turns an action in the spec's form, or a batch of them, into one that the environment takes."""
+        """Converts an action in the spec's form, or a batch of them, to the environment's own form."""
         ...
 
 
 class EnvState(NamedTuple):
-    """One on-device environment between two steps; leaves have no batch axis."""
+    """The state of one on-device environment between two steps; leaves have no batch axis."""
 
-    inner: Tree  # what the environment simulates, and what its wrappers keep
-    timestep: Timestep  # what arrived last: one observation, scalars for the rest
+    inner: Tree  # the state of the simulation and of the wrappers
+    timestep: Timestep  # the last timestep: one observation, scalars for the rest
     metrics: dict[str, Array]  # float32 scalars about the last step, for reports
 
 
 class Environment(Protocol):
     """An environment on the device: a frozen dataclass of options, whose methods are pure functions.
 
-    It is written for one environment; runtimes batch it. It neither resets itself nor ends at a time
-    limit: `envs.wrappers` adds both.
+    Its methods handle one environment without a batch axis; runtimes batch them. It does not reset itself
+    and does not end at a time limit: `envs.wrappers` adds both.
     """
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows and takes."""
+        """The observations and actions."""
         ...
 
     @property
     def episode_steps(self) -> int:
-        """Steps after which an episode is truncated; 0 is never."""
+        """The number of steps after which an episode is truncated; 0 means no limit."""
         ...
 
     @property
     def frame_skip(self) -> int:
-        """Simulator frames of one step, by which reported frames are counted."""
+        """The number of simulator frames in one step; reports of frames count with it."""
         ...
 
     def reset(self, key: Array) -> EnvState:
-        """Opens an episode: reward 0, `first` set; consumes the key."""
+        """Opens an episode: reward is 0 and `first` is set. Consumes the key."""
         ...
 
     def step(self, state: EnvState, action: Array) -> EnvState:
@@ -380,13 +386,14 @@ class Environment(Protocol):
 
 
 def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
-    """Says whether an environment is one of the device, rather than the options of one of the host."""
-    return hasattr(type(env), "step")  # the class: an instance's spec may take a second to make
+    """Returns whether an environment runs on the device; a host environment's options give False."""
+    # Only the class is looked at: an instance's spec may take a second to make.
+    return hasattr(type(env), "step")
 
 
 class SeedbedError(Exception):
-    """A failure that the user can mend; its text names the thing, its value and the remedy."""
+    """A failure that the user can repair. Its text names the thing, its value and the remedy."""
 
 
 class StorageError(SeedbedError):
-    """The disk refused to store something. Nothing else is wrong, and training can go on."""
+    """Raised when the disk refuses to store something. Nothing else is wrong: training can go on."""

@@ -1,4 +1,4 @@
-"""What agents with a policy and a value have in common: acting, memory, and what they normalise by."""
+"""A base for agents with a policy and a value: acting, memory and normalisation."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ Tree = Any
 
 
 class Behaviour(NamedTuple):
-    """What the policy that acted says of its action; `[T, B, ...]` in a trajectory."""
+    """The behaviour policy's draw and its probability; leaves are `[T, B, ...]` in a trajectory."""
 
     log_prob: Array  # of the draw
-    draw: Tree  # the action, or of a Box the vector that became it by squashing
+    draw: Tree  # the action; for a Box, the vector before it is squashed into an action
 
 
 class LearningStatistics(NamedTuple):
-    """What learning carries besides the network; () in place of what is not normalised."""
+    """The state of normalisation while learning; () for statistics that are not kept."""
 
     returns: RunningStatistics | tuple[()]  # of value targets
-    sums: Sums  # what the batch has added so far
-    parts: Array  # int32 scalar: minibatches of the batch that were applied
+    sums: Sums  # from this batch's minibatches so far
+    parts: Array  # int32 scalar: minibatches of this batch that were applied
 
 
 @dataclasses.dataclass(frozen=True)
 class ActorCriticAgent(NetworkAgent, abc.ABC):
-    """The options of the network and the policy, and what acting and learning do with them."""
+    """A base class with the options of network and policy, and the parts of acting and learning."""
 
     unroll: int = 20
-    """Steps of an unroll."""
+    """Steps in an unroll."""
     batch: int = 32
-    """Unrolls of an update."""
+    """Unrolls in a batch."""
     normalise_returns: bool = False
-    """Whether values are learned in running deviations of the return, for rewards of unknown size."""
+    """Whether values are normalised by running statistics of returns; for rewards of unknown size."""
     value_sizes: tuple[int, ...] = ()
-    """Layers of an mlp of the value's own; empty: it shares the policy's network."""
+    """Units of the mlp's layers in a separate network for the value; if empty, it shares the policy's."""
     recurrent: bool = False
-    """Whether the network has a memory, which is also fed the previous action and reward."""
+    """Whether the network has a memory, which also gets the previous action and reward."""
     lstm_size: int = 256
     """Units of the memory."""
     squash: Literal["tanh", "clip"] = "tanh"
-    """How a normal draw becomes an action between bounds."""
+    """Function that brings a normal draw between the bounds of an action."""
     initial_scale: float = 0.7
-    """Deviation of draws at the start, where the bounds are -1 and 1."""
+    """Standard deviation of normal draws at the start, if the bounds of an action are -1 and 1."""
     least_scale: float = 0.001
-    """Deviation below which draws do not fall: a policy that must not settle too early."""
+    """Lower limit of that deviation; raise it if the policy stops exploring too early."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "unroll", "batch", "lstm_size")
         self._require("sizes of at least 1", lambda x: min(x, default=1) >= 1, "value_sizes")
@@ -95,7 +95,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
 
     @property
     def experience(self) -> OnPolicy:
-        """Unrolls as they come."""
+        """Returns options of experience: unrolls in the order in which they arrive."""
         return OnPolicy(self.unroll, self.batch)
 
     def init(self, key: Array) -> LearnerState:
@@ -120,7 +120,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Makes empty memories for environments `[B]`; they do not differ from one another."""
+        """Makes empty memories for environments `env_ids` `[B]`, the same for each; () without memory."""
         del num_envs
         if not self.recurrent:
             return ActorState(core=(), per_env=())
@@ -133,8 +133,8 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     ) -> tuple[Tree, Behaviour, ActorState]:
         """Chooses actions `[B]`; extras are a `Behaviour`. Consumes `keys` `[B]`.
 
-        To evaluate, it still samples choices (a mode can be stuck for ever) but takes the mode of
-        continuous actions.
+        If `evaluate` is set, an action in a Box is the policy's mode, and the keys are unused. Choices are
+        sampled even then, because a policy that always takes the mode can get stuck for ever.
         """
         row = jax.tree.map(lambda x: x[None], timestep)
         previous, core = self._memory(actor_state.core)
@@ -151,7 +151,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
 
     @abc.abstractmethod
     def _optimizer(self) -> optax.GradientTransformation:
-        """What turns gradients into changes of the weights."""
+        """Makes the optimizer, which turns gradients into changes of the weights."""
 
     def _evaluate(
         self, params: Params, steps: Timestep, previous: Tree, core: Tree
@@ -172,10 +172,10 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         return cast(tuple[Array, Array, Tree], outputs)
 
     def _memory(self, core: Tree, action: Array | None = None) -> tuple[Tree, Tree]:
-        """Returns what a memory is fed of previous actions, `[T + 1, B, A]`, and the network's core.
+        """Returns previous actions as vectors `[T + 1, B, A]` for the memory, and the network's core.
 
-        `core` is the actor state's before row 0, `action` `[T, B, ...]` holds the actions from row 0 on. Both
-        results are () without a memory.
+        `core` is that of the actor state before row 0. `action` `[T, B, ...]` has the actions from row 0 on;
+        if it is None, T is 0. Both results are () without a memory.
         """
         if not self.recurrent:
             return (), ()
@@ -185,10 +185,10 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         return action_vector(self._env().action, taken), core.lstm
 
     def _policy(self, parameters: Array) -> Distribution:
-        """Returns the distribution of draws, for `[..., P]` from the network.
+        """Returns the distribution of draws for the network's parameters `[..., P]`.
 
-        Squashing is the same for all policies, so it cancels from ratios of probabilities and from their
-        gradients, and no draw has to be recovered from its action.
+        Probabilities are those of draws, before squashing. Squashing is the same for all policies, so it
+        cancels in ratios of probabilities and in their gradients, and it never has to be inverted.
         """
         scales = Scales(self.initial_scale, self.least_scale)
         return distribution(self._env().action, parameters, scales)
@@ -199,9 +199,9 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     def _gradient(
         self, state: LearnerState, weights: Tree, observation: Tree, targets: Array, valid: Array
     ) -> Gradient:
-        """Joins a gradient of the weights with what its minibatch adds to the statistics.
+        """Joins a gradient of the weights with the sums of its minibatch for the statistics.
 
-        Observations are `[T, B, ...]`, of which the opening rows count; targets and valid are `[T, B]`.
+        Observations are `[T, B, ...]`, and only their opening rows count; targets and valid are `[T, B]`.
         """
         opening = jax.tree.map(lambda x: x[0], observation)
         weight = valid.sum(dtype=jnp.float32)
@@ -216,12 +216,14 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
     ) -> LearnerState:
         """Returns the state after a minibatch whose step led to `weights`.
 
-        Statistics absorb a batch after its last minibatch: until then its minibatches, advantages and targets
-        use those of the policy that acted. Only the first epoch is summed, as it shows every row once. When
-        the scale of returns moves, the value's last layer is rescaled so that values stay what they are.
+        Statistics absorb a batch after its last minibatch. Until then, all its minibatches, advantages and
+        targets use the statistics of the policy that acted. Only the first epoch is summed, because it has
+        every row once. When the scale of returns changes, the value's last layer is rescaled so that values
+        do not change.
         """
         held: LearningStatistics = state.auxiliary
-        passes = cast(Agent, self)  # a subclass is one: it has epochs and minibatches
+        # A subclass is an Agent: it has epochs and minibatches.
+        passes = cast(Agent, self)
         factor = jnp.where(held.parts < passes.minibatches, output.weight, 0.0)
         sums = Sums(
             observations=_add_sums(held.sums.observations, grads.sums.observations, factor),
@@ -261,7 +263,7 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
 
 
 def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
-    """Makes sums of no rows, for statistics of observations and of returns."""
+    """Makes the sums of no rows, for the statistics of observations and of returns."""
 
     def none(of: RunningStatistics | tuple[()]) -> Deviations | tuple[()]:
         return statistics.no_deviations(of) if isinstance(of, RunningStatistics) else ()
@@ -272,7 +274,7 @@ def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics |
 def _add_sums(
     held: Deviations | tuple[()], new: Deviations | tuple[()], factor: Array
 ) -> Deviations | tuple[()]:
-    """Adds `factor` times new sums, where there are any."""
+    """Adds `factor` times new sums to those held; returns () if either is ()."""
     if isinstance(held, Deviations) and isinstance(new, Deviations):
         return statistics.add(held, new.times(factor))
     return ()

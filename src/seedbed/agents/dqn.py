@@ -1,10 +1,10 @@
-"""DQN: action values learnt from replay, with the improvements that make it Ape-X.
+"""DQN: action values learnt from replay, with options for the improvements up to Ape-X.
 
 Sources: Mnih et al. (2015), "Human-level control through deep reinforcement learning"; van Hasselt,
 Guez and Silver (2016), double Q-learning; Wang et al. (2016), dueling networks; Schaul et al. (2016),
-prioritised replay; Horgan et al. (2018), "Distributed Prioritized Experience Replay", whose many
-environments, each with an exploration rate of its own, replace the falling rate of the first.
-Ape-X is n_step 3, dueling, priority_exponent 0.6, importance_exponent 0.4.
+prioritised replay; Horgan et al. (2018), "Distributed Prioritized Experience Replay" (Ape-X). As in
+Ape-X, each environment has its own constant exploration rate; Mnih et al. have one rate that falls.
+The options of Ape-X are n_step 3, dueling, priority_exponent 0.6 and importance_exponent 0.4.
 """
 
 from __future__ import annotations
@@ -35,39 +35,45 @@ Tree = Any
 
 
 class Batch(NamedTuple):
-    """The opening steps of items, leaves `[1, B, ...]`, and where their returns go on."""
+    """The opening steps of items, and the observations from which their returns bootstrap.
+
+    Leaves are `[1, B, ...]`.
+    """
 
     observation: Tree
     action: Array  # int32
-    rewards: Array  # discounted sum of up to n_step
+    rewards: Array  # discounted sum of up to n_step rewards
     discount: Array  # of the value of `final`
     final: Tree  # observation after the last of these rewards
-    valid: Array  # bool
-    importance: Array
+    valid: Array  # bool: the opening step is a transition
+    importance: Array  # weight of the item's loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Dqn(QLearningAgent):
-    """Hyperparameters of DQN, and its pure functions; defaults are double DQN's on Atari, with Adam."""
+    """An agent that learns by DQN; its fields are the hyperparameters, its methods are pure functions.
+
+    The defaults are those of double DQN on Atari, with Adam.
+    """
 
     double: bool = True
-    """Whether the network that learns chooses the action whose value the target network gives."""
+    """Whether the learning network chooses the action and the target network gives its value."""
     dueling: bool = False
-    """Whether the network adds up a value and advantages."""
+    """Whether the network has a dueling head: the sum of a value and of advantages."""
     head_size: int = 512
-    """Units of each of these two parts."""
+    """Hidden units of the value and of the advantages in the dueling head."""
     error_clip: float = 1.0
-    """Error beyond which the loss is linear (Huber); 0: it is squared everywhere."""
+    """Error from which the loss is linear (Huber) instead of squared; 0 is squared everywhere."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "head_size")
         self._require("0 or more", lambda x: x >= 0, "error_clip")
 
     @property
     def experience(self) -> Replay:
-        """An item for each step: it and those that its return adds up."""
+        """Returns options of replay: an item begins at each step and has the `n_step` steps of its return."""
         return Replay(
             batch=self.batch,
             sequence=self.n_step,
@@ -80,7 +86,7 @@ class Dqn(QLearningAgent):
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Exploration rates of environments `[B]`; there is no memory."""
+        """Makes the actor state of environments `env_ids` `[B]`: exploration rates, and no memory."""
         return ActorState(core=(), per_env=self._ladder(env_ids, num_envs))
 
     def act(
@@ -92,7 +98,7 @@ class Dqn(QLearningAgent):
         return action, extras, actor_state
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
-        """Sizes `[B]` of the opening steps' errors, by the values of acting; no key is consumed."""
+        """Returns priorities `[B]`: the sizes of the opening steps' errors, by the values of acting."""
         opening = self._opening_returns(timesteps)
         items = jnp.arange(extras.best.shape[1])
         best = extras.best[opening.last + 1, items]
@@ -100,7 +106,7 @@ class Dqn(QLearningAgent):
         return jnp.where(timesteps.first[1], 0.0, jnp.abs(error)) + LEAST_PRIORITY
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
-        """Adds up rewards and takes the two observations that count; the key is unused."""
+        """Computes the rewards of each return and picks its two observations; the key is unused."""
         del state, key
         steps = trajectory.timesteps
         opening = self._opening_returns(steps)
@@ -117,7 +123,7 @@ class Dqn(QLearningAgent):
         return jax.tree.map(lambda x: x[None], batch)
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
-        """Mean over the valid items of importance times Huber loss, with a fixed target."""
+        """Returns the mean over valid items of importance times Huber loss; targets get no gradient."""
         observation, action, rewards, discount, final, valid, importance = jax.tree.map(
             lambda x: x[0], batch
         )
@@ -138,7 +144,7 @@ class Dqn(QLearningAgent):
         return loss, Output(metrics, valid.sum(dtype=jnp.float32), priorities)
 
     def _opening_returns(self, steps: Timestep) -> OpeningReturn:
-        """Returns of items' opening steps, each `[B]`, from timesteps `[n_step + 1, B]`."""
+        """Computes the returns of items' opening steps, leaves `[B]`, from timesteps `[n_step + 1, B]`."""
         masks = trajectory_masks(steps, self.gamma, 1.0)
         return jax.vmap(value_learning.opening_return, in_axes=1)(
             self._rewards(steps), masks.discount, masks.trace
@@ -154,7 +160,7 @@ class Dqn(QLearningAgent):
         return self._network().init(key, observation)
 
     def _values(self, weights: Tree, seen: Seen, observation: Tree) -> Array:
-        """Action values `[B, A]` of observations `[B, ...]`."""
+        """Returns action values `[B, A]` for observations `[B, ...]`."""
         return self._network().apply(weights, observation, self._scaling(seen))  # type: ignore[return-value]
 
     def _network(self) -> QNetwork:

@@ -1,7 +1,7 @@
-"""IMPALA: actor-critic learning from somewhat stale experience, corrected by V-trace.
+"""IMPALA: actor-critic learning from slightly old experience, which V-trace corrects.
 
 Source: Espeholt et al. (2018), "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-Actor-Learner Architectures"; defaults are its Atari settings.
+Actor-Learner Architectures". The defaults are its Atari settings.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ class Batch(NamedTuple):
 
     timesteps: Timestep  # [T + 1, B, ...]
     behaviour: Behaviour  # [T, B, ...]
-    previous: Tree  # [T + 1, B, A] the actions before, where the network has a memory; else ()
-    core: Tree  # [1, B, ...] of the network, before row 0
+    previous: Tree  # [T + 1, B, A] previous actions if the network has a memory, else ()
+    core: Tree  # [1, B, ...] the network's, before row 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Impala(ActorCriticAgent):
-    """Hyperparameters of IMPALA, and its pure functions."""
+    """An agent that learns by IMPALA; its fields are the hyperparameters, its methods are pure functions."""
 
     trace_decay: float = 1.0
-    """Lambda: how far errors travel back along an unroll."""
+    """Lambda of V-trace: how far errors travel back along an unroll."""
     rho_clip: float = 1.0
-    """Bound of the importance weights of temporal differences."""
+    """Largest importance weight of temporal differences."""
     c_clip: float = 1.0
-    """Bound of the importance weights of traces."""
+    """Largest importance weight of traces."""
     pg_rho_clip: float = 1.0
-    """Bound of the importance weights of policy gradients."""
+    """Largest importance weight of policy gradients."""
     entropy_cost: float = 0.01
-    """Weight of the entropy bonus; of a bounded vector, the entropy before it is squashed."""
+    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
     value_cost: float = 0.5
-    """Weight of half the squared value error."""
+    """Weight of the value loss, half the squared error."""
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
     learning_rate_decay: bool = True
-    """Whether the step size falls linearly to 0 with the steps that are left of the training."""
+    """Whether the step size falls linearly to 0 at the end of the training."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """Which optimizer."""
+    """Method that turns gradients into changes of the weights."""
     max_gradient_norm: float = 40.0
-    """Bound of the norm of the gradient, summed over the rows of a batch as in the paper."""
+    """Largest norm of the gradient, which is summed over a batch's rows as in the paper."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
@@ -73,16 +73,16 @@ class Impala(ActorCriticAgent):
 
     @property
     def epochs(self) -> int:
-        """One: V-trace corrects for the lag of the actors, not for reuse."""
+        """Returns 1: V-trace corrects for the lag of the actors, not for repeated use of a batch."""
         return 1
 
     @property
     def minibatches(self) -> int:
-        """One."""
+        """Returns 1: a batch is not divided."""
         return 1
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
-        """Takes what the loss needs, with the environments on axis 1; the key is unused."""
+        """Collects the inputs of the loss, with the environments on axis 1; the key is unused."""
         del state, key
         previous, core = self._memory(trajectory.actor_state.core, trajectory.action)
         core = jax.tree.map(lambda x: x[None], core)
@@ -102,7 +102,7 @@ class Impala(ActorCriticAgent):
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
-        """Applies a gradient; one that is not finite shows in the metrics of its output."""
+        """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite."""
         changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
         left = 1.0 - state.progress if self.learning_rate_decay else 1.0
         rate = jnp.float32(self.learning_rate) * left
@@ -113,7 +113,10 @@ class Impala(ActorCriticAgent):
     def _loss(
         self, weights: Tree, state: LearnerState, batch: Batch
     ) -> tuple[Array, tuple[Output, Array]]:
-        """Loss of a batch: policy gradient, value error and entropy, as in section 4.2; and value targets."""
+        """Returns the loss of a batch, with metrics and the value targets `[T, B]`.
+
+        The loss adds up policy gradient, value error and entropy, as in the paper's section 4.2.
+        """
         steps = batch.timesteps
         core = jax.tree.map(lambda x: x[0], batch.core)
         parameters, outputs, _ = self._evaluate(
@@ -158,14 +161,15 @@ class Impala(ActorCriticAgent):
         return loss, (output, vtrace.targets)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        """What turns gradients into changes of the weights, for a step size of 1."""
+        """Makes the optimizer for a step size of 1; `apply` multiplies its changes by the step size."""
         if self.optimizer == "adam":
             step = optax.scale_by_adam()
         else:
-            # TF1's, which the paper used: squares average from 1 on, and epsilon is below the root.
+            # TensorFlow 1's RMSProp, as in the paper: the average of squares starts at 1, and epsilon is
+            # added under the root.
             step = optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
-        # The paper sums the loss over the rows: with a mean, its bound of the norm would never be
-        # reached and its epsilon of .01 would swamp the squared gradient.
+        # The paper sums the loss over the rows. With a mean, the gradient would never reach the paper's
+        # bound of the norm, and its square would be far below the paper's epsilon of 0.01.
         return optax.chain(
             optax.scale(self._rows()), optax.clip_by_global_norm(self.max_gradient_norm), step
         )

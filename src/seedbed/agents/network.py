@@ -1,4 +1,4 @@
-"""What agents whose network begins with torsos have in common: its options and normalised observations."""
+"""A base for agents whose network begins with torsos: its options, and normalisation of observations."""
 
 from __future__ import annotations
 
@@ -20,63 +20,62 @@ from seedbed.types import ArraySpec, EnvSpec, SeedbedError, Timestep
 Tree = Any
 
 Seen = RunningStatistics | tuple[()]
-"""Statistics of observations, where the agent normalises them."""
+"""Statistics of observations, or () if the agent does not normalise them."""
 
 
 class Params(NamedTuple):
-    """What acting needs."""
+    """The parameters that acting uses."""
 
     weights: Tree
-    seen: Seen  # of observations
+    seen: Seen
 
 
 class Sums(NamedTuple):
-    """What rows of experience add to statistics; () where there are none."""
+    """The amounts that rows of experience add to statistics; () for statistics that are not kept."""
 
     observations: Deviations | tuple[()]
     returns: Deviations | tuple[()] = ()
 
 
 class Gradient(NamedTuple):
-    """Gradients of the weights, and sums for the statistics that travel and are averaged with them."""
+    """The gradients of the weights, and sums for the statistics, which are averaged in the same way."""
 
     weights: Tree
     sums: Sums
 
 
 class Memory(NamedTuple):
-    """What acting with a recurrent network carries from step to step."""
+    """The state that acting with a recurrent network carries from step to step."""
 
     lstm: Tree  # leaves [B, H]
-    action: Array  # [B, ...] the action taken last, in the form of the environment's spec
+    action: Array  # [B, ...] the previous action, in the form of the environment's spec
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkAgent:
-    """The options of the torsos, and what every agent does with what they see."""
+    """A base class with the options of the torsos and of the observations and rewards to learn from."""
 
     spec: EnvSpec | None = None
+    """Spec of the environment; None in a preset. `bind` sets it."""
 
     gamma: float = 0.99
-    """Discount of a step."""
+    """Discount factor for each step."""
     reward_clip: float = 0.0
-    """Bound of a reward's size in the loss, as on Atari; 0 is no bound."""
+    """Largest size of a reward in the loss; larger ones are clipped (Atari: 1). 0 clips nothing."""
     normalise_observations: bool = False
-    """Whether the network sees each number (each pixel) less its running mean, in running deviations, of
-    which it sees 5 at most."""
+    """Whether to shift and scale each number by its running mean and deviation and clip it to [-5, 5]."""
 
     torso: TorsoName = "auto"
-    """Network of images `[H, W, C]`. Auto is nature from 36 x 36 pixels and small from 20 x 20; smaller
-    images, and observations that are no images, are flattened into the mlp."""
+    """Network for images; auto is nature from 36 x 36 pixels, small from 20 x 20. All else uses the mlp."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Layers of the mlp."""
+    """Units of the mlp's layers, one number for each layer."""
     activation: ActivationName = "relu"
-    """What follows a layer of an mlp."""
+    """Activation function after each layer of an mlp."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the torso."""
+    """Dtype of the torso's arithmetic; weights are always float32."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         self._require("0 or more", lambda x: x >= 0, "reward_clip")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
@@ -94,13 +93,13 @@ class NetworkAgent:
         return statistics.initial(self._env().observation) if self.normalise_observations else ()
 
     def _scaling(self, seen: Seen) -> Tree:
-        """What torsos do to observations: a tree of `Scaling`, or None."""
+        """Returns the scaling that torsos apply to observations: a tree of `Scaling`, or None."""
         if not isinstance(seen, RunningStatistics):
             return None
         return jax.tree.map(_scaling, self._env().observation, seen.mean, seen.variance)
 
     def _rewards(self, steps: Timestep) -> Array:
-        """Rewards `[T, B]` of timesteps `[T + 1, B]`, as the loss sees them."""
+        """Returns the rewards `[T, B]` of timesteps `[T + 1, B]`, clipped for the loss."""
         reward = steps.reward[1:]
         if self.reward_clip:
             reward = jnp.clip(reward, -self.reward_clip, self.reward_clip)
@@ -127,11 +126,12 @@ class NetworkAgent:
 
 
 def observation_sums(seen: Seen, opening: Tree, weight: Array) -> Deviations | tuple[()]:
-    """Sums what a batch's opening rows, leaves `[B, ...]`, add to the statistics, divided by `weight`.
+    """Sums over a batch's opening rows, leaves `[B, ...]`, for the statistics, divided by `weight`.
 
-    Gradients are averaged by `weight`, their number of valid rows. Divided by it here, and multiplied by the
-    whole batch's in `absorb`, the sums over any division of a batch are those of the whole. One row of an
-    unroll is sample enough.
+    `weight` is the number of valid rows, by which the learner averages gradients. The sums are averaged
+    with them. They are divided by the weight of a part here, and multiplied by that of the whole batch in
+    `absorb`; so the result is the same for every division of the batch into parts. The opening row of each
+    unroll is a large enough sample. Returns () if `seen` is ().
     """
     if not isinstance(seen, RunningStatistics):
         return ()
@@ -139,13 +139,13 @@ def observation_sums(seen: Seen, opening: Tree, weight: Array) -> Deviations | t
 
 
 def absorb(seen: Seen, sums: Deviations | tuple[()], weight: Array) -> Seen:
-    """Adds sums that were divided by `weight` to the statistics, where there are any."""
+    """Multiplies sums by `weight` and adds them to the statistics; returns () if there are none."""
     if isinstance(seen, RunningStatistics) and isinstance(sums, Deviations):
         return statistics.absorb(seen, sums.times(weight))
     return ()
 
 
 def _scaling(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:
-    # A pixel that hardly ever changes is not blown up beyond one grey level.
+    # The deviation is at least one grey level for bytes and 0.01 for floats: small changes are not blown up.
     least = 1.0 if leaf.dtype == "uint8" else 1e-4
     return Scaling(mean, jax.lax.rsqrt(jnp.maximum(variance, least)))

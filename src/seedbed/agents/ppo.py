@@ -1,4 +1,4 @@
-"""PPO: actor-critic learning that goes over each batch several times, in steps of bounded size.
+"""PPO: actor-critic learning that uses each batch several times, with limited changes of the policy.
 
 Source: Schulman et al. (2017), "Proximal Policy Optimization Algorithms".
 """
@@ -28,67 +28,66 @@ from seedbed.types import (
 
 Tree = Any
 _ADAPTIVE_RATES = (1e-6, 1e-2)
+"""Smallest and largest step size of the adaptive schedule."""
 
 
 class Batch(NamedTuple):
-    """Rows to learn from; all leaves have the environments on axis 1."""
+    """A batch of rows to learn from; all leaves have the environments on axis 1."""
 
     timesteps: Timestep  # [T, B, ...]
     behaviour: Behaviour  # [T, B, ...]
     advantage: Array  # [T, B]
     target: Array  # [T, B] of the value
-    value: Array  # [T, B] as it was
-    valid: Array  # [T, B]
-    previous: Tree  # [T, B, A] the actions before, where the network has a memory; else ()
-    core: Tree  # [1, B, ...] of the network, before row 0
+    value: Array  # [T, B] before the update
+    valid: Array  # [T, B] bool
+    previous: Tree  # [T, B, A] previous actions if the network has a memory, else ()
+    core: Tree  # [1, B, ...] the network's, before row 0
 
 
 class Optimizer(NamedTuple):
-    """What the optimizer carries."""
+    """The state of the optimizer."""
 
     moments: Tree
-    learning_rate: Array  # float32 scalar, of the last update
-    asked: Array  # the agent's `learning_rate` then
+    learning_rate: Array  # float32 scalar, step size of the last update
+    asked: Array  # float32 scalar, the option `learning_rate` at that update
 
 
 @dataclasses.dataclass(frozen=True)
 class Ppo(ActorCriticAgent):
-    """Hyperparameters of PPO, and its pure functions."""
+    """An agent that learns by PPO; its fields are the hyperparameters, its methods are pure functions."""
 
     trace_decay: float = 0.95
     """Lambda of the advantage estimates."""
     epochs: int = 4
     """Passes over a batch."""
     minibatches: int = 4
-    """Parts into which a pass divides the environments of a batch."""
+    """Parts into which each pass divides a batch, by environments; it must divide `batch`."""
     clip: float = 0.2
     """How far a probability ratio may move from 1 before its gradient stops."""
     value_clip: float = 0.0
-    """How far a value may move from what it was before its gradient stops; 0 is no bound. It is in
-    deviations of the return where `normalise_returns`."""
+    """How far a value may move before its gradient stops, in deviations if normalised; 0 is no limit."""
     normalise_advantages: bool = True
-    """Whether advantages have mean 0 and deviation 1 in a batch."""
+    """Whether to scale the advantages of each batch to mean 0 and deviation 1."""
     entropy_cost: float = 0.0
-    """Weight of the entropy bonus; of a bounded vector, the entropy before it is squashed."""
+    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
     value_cost: float = 0.5
-    """Weight of half the squared value error."""
+    """Weight of the value loss, half the squared error."""
     reward_scale: float = 1.0
-    """What rewards are multiplied by, once clipped, before anything is learned from them."""
+    """Factor for rewards, after clipping."""
 
     learning_rate: float = 3e-4
     """Step size of Adam at the start."""
     schedule: Literal["constant", "linear", "adaptive"] = "linear"
-    """Step size over the training; linear falls to 0 with the steps that are left, and adaptive keeps the
-    divergence of an update near `target_kl`."""
+    """Step size over time: linear falls to 0 at the end; adaptive keeps the KL divergence near target_kl."""
     target_kl: float = 0.01
-    """Divergence from the acting policy that an adaptive step size aims at."""
+    """KL divergence from the acting policy, in nats, that the adaptive schedule aims at."""
     max_kl: float = 0.0
-    """Minibatches whose policy is further than this from the acting one are left out; 0 is no bound."""
+    """Minibatches whose KL divergence from the acting policy is above this are skipped; 0 is no limit."""
     max_gradient_norm: float = 0.5
-    """Bound of the gradient's norm."""
+    """Largest norm of the gradient; a longer gradient is scaled down to it."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "epochs", "minibatches")
         not_negative = ("value_clip", "entropy_cost", "value_cost", "max_kl")
@@ -104,7 +103,10 @@ class Ppo(ActorCriticAgent):
 
     @property
     def experience(self) -> OnPolicy:
-        """Unrolls of the policy that a batch starts from: advantages are not corrected for any other."""
+        """Returns options of experience: all unrolls come from the policy that the update begins with.
+
+        PPO does not correct advantages for another policy.
+        """
         return OnPolicy(self.unroll, self.batch, synchronous=True)
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
@@ -149,7 +151,11 @@ class Ppo(ActorCriticAgent):
         return self._gradient(state, weights, observation, minibatch.target, valid), output
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
-        """Applies a gradient; one that is not finite shows in the metrics of its output."""
+        """Applies a gradient, or skips it if the divergence is above `max_kl`.
+
+        Statistics and `updates` advance in both cases. The gradient is not checked here: the metrics show a
+        loss that is not finite.
+        """
         kl, optimizer = output.metrics["kl"], state.optimizer_state
         rate = self._learning_rate(state, kl)
         changes, moments = self._optimizer().update(grads.weights, optimizer.moments)
@@ -171,7 +177,10 @@ class Ppo(ActorCriticAgent):
         return state._replace(optimizer_state=Optimizer(state.optimizer_state, rate, rate))
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
-        """Loss of a minibatch: clipped surrogate, value error and entropy, as in equation 9."""
+        """Returns the loss of a minibatch: clipped surrogate, value error and entropy.
+
+        Source: Schulman et al. (2017), equation 9.
+        """
         core = jax.tree.map(lambda x: x[0], batch.core)
         params = Params(weights, state.params.seen)
         parameters, value, _ = self._evaluate(params, batch.timesteps, batch.previous, core)
@@ -199,7 +208,7 @@ class Ppo(ActorCriticAgent):
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "entropy": entropy,
-            # Schulman's low-variance estimate of KL(acting || new)
+            # Schulman's estimate of KL(acting || new), which has a low variance.
             "kl": mean(ratio - 1.0 - log_ratio),
             "clipped": mean((ratio != clipped).astype(jnp.float32)),
             "explained_variance": losses.explained_variance(value, target, batch.valid),
@@ -209,7 +218,7 @@ class Ppo(ActorCriticAgent):
     def _learning_rate(self, state: LearnerState, kl: Array) -> Array:
         if self.schedule == "adaptive":
             before = state.optimizer_state
-            # 1, unless the run was resumed with another learning rate.
+            # The ratio is 1 unless the run was resumed with another learning rate.
             rate = before.learning_rate * (self.learning_rate / before.asked)
             factor = jnp.where(kl > 2.0 * self.target_kl, 1 / 1.5, 1.0)
             factor = jnp.where(kl < 0.5 * self.target_kl, 1.5, factor)
@@ -224,7 +233,10 @@ class Ppo(ActorCriticAgent):
 
 
 def _normalised(advantage: Array, target: Array, valid: Array) -> Array:
-    """Mean 0 and deviation 1 over the valid rows of all devices; 0 if all are alike."""
+    """Scales advantages to mean 0 and deviation 1 over the valid rows of all devices.
+
+    The result is 0 if all advantages are equal.
+    """
     count = mean_over_devices(valid.mean(dtype=jnp.float32))
     weight = valid / jnp.maximum(count, 1e-6)
 
@@ -232,6 +244,6 @@ def _normalised(advantage: Array, target: Array, valid: Array) -> Array:
         return mean_over_devices((weight * x).mean())
 
     centred = advantage - mean(advantage)
-    # Below a hundred-thousandth of the values' size, advantages are what rounding made of them.
+    # Advantages below a hundred-thousandth of the values' size are only rounding errors.
     least = jnp.maximum(1e-10 * mean(jnp.square(target)), 1e-30)
     return centred * jax.lax.rsqrt(mean(jnp.square(centred)) + least)

@@ -1,4 +1,4 @@
-"""What agents that learn action values from replay have in common: acting, targets, updates."""
+"""A base for agents that learn action values from replay: acting, target networks and updates."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from seedbed.types import (
 
 Tree = Any
 LEAST_PRIORITY = 1e-6
-"""Added to priorities, so that an item without error can be drawn again."""
+"""Number that is added to priorities, so that an item without error can be drawn again."""
 
 
 class ActingValues(NamedTuple):
-    """What acting says of its action, float32 `[B]`, or `[T, B]` in a trajectory."""
+    """The action values that acting records, float32 `[B]`, or `[T, B]` in a trajectory."""
 
     chosen: Array  # value of the action taken
     best: Array  # value of the best action
@@ -41,42 +41,45 @@ class ActingValues(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QLearningAgent(NetworkAgent, abc.ABC):
-    """The options of acting and of replay, and one update with a target network."""
+    """A base class with the options of acting and replay, and the update with a target network.
+
+    Environment i of N takes a random action with probability
+    `epsilon ** (1 + epsilon_power * i / (N - 1))` during the whole of the training.
+    """
 
     batch: int = 32
-    """Items of an update."""
+    """Items in an update."""
     capacity: int = 1_000_000
-    """Items kept; the oldest goes first."""
+    """Items that replay keeps; when it is full, a new item replaces the oldest."""
     min_size: int = 20_000
-    """Items before the first update."""
+    """Items in replay before the first update."""
     ratio: float = 8.0
-    """How often an item is drawn, on average."""
+    """Average number of times that an item is drawn from replay."""
     priority_exponent: float = 0.0
-    """How strongly errors decide what is drawn; 0 draws all items alike."""
+    """Strength of prioritised replay; 0 draws all items with equal probabilities."""
     importance_exponent: float = 0.0
-    """How far the weights of items make up for that; 1 is fully."""
+    """How far importance weights undo the bias of prioritised replay; 1 undoes all of it."""
     n_step: int = 1
-    """Rewards of a return, before it goes on with a value."""
+    """Number of rewards in a return, before it bootstraps from a value."""
     target_period: int = 2_000
-    """Updates from one copy into the target network to the next."""
+    """Updates between two copies of the weights into the target network."""
 
     epsilon: float = 0.4
-    """Share of random actions in the environment that explores most."""
+    """Probability of a random action in environment 0, which explores most."""
     epsilon_power: float = 7.0
-    """How much less the last environment explores: environment i of N acts at random with probability
-    epsilon ** (1 + epsilon_power * i / (N - 1)), for the whole of the training."""
+    """Exploration falls from epsilon in the first to epsilon ** (1 + this) in the last environment."""
     evaluation_epsilon: float = 1e-3
-    """Share of random actions in evaluations."""
+    """Probability of a random action in evaluations."""
 
     learning_rate: float = 1e-4
     """Step size of Adam."""
     adam_epsilon: float = 1.5e-4
-    """What Adam adds to the size of the gradients by which it divides."""
+    """Number that Adam adds to the gradient's root mean square, by which it divides."""
     max_gradient_norm: float = 10.0
-    """Bound of the gradient's norm."""
+    """Largest norm of the gradient; a longer gradient is scaled down to it."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         counts = ("batch", "capacity", "min_size", "n_step", "target_period")
         self._require("at least 1", lambda x: x >= 1, *counts)
@@ -92,16 +95,16 @@ class QLearningAgent(NetworkAgent, abc.ABC):
 
     @property
     def epochs(self) -> int:
-        """One: replay decides how often an item is used."""
+        """Returns 1: `ratio` decides how often replay draws an item."""
         return 1
 
     @property
     def minibatches(self) -> int:
-        """One."""
+        """Returns 1: a batch is not divided."""
         return 1
 
     def init(self, key: Array) -> LearnerState:
-        """Makes the initial learner state, `auxiliary` the target's weights; consumes the key."""
+        """Makes the initial learner state; `auxiliary` is the target network's weights. Consumes the key."""
         weights = self._initial_weights(key)
         return LearnerState(
             params=Params(weights, self._initial_seen()),
@@ -123,7 +126,7 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         return Gradient(weights, Sums(sums)), output._replace(metrics=metrics)
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
-        """Applies a gradient; one that is not finite shows in the metrics of its output.
+        """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite.
 
         The target network becomes a copy of the new weights after every `target_period` updates.
         """
@@ -142,19 +145,19 @@ class QLearningAgent(NetworkAgent, abc.ABC):
 
     @abc.abstractmethod
     def _initial_weights(self, key: Array) -> Tree:
-        """Weights of the network; consumes the key."""
+        """Makes the initial weights of the network; consumes the key."""
 
     @abc.abstractmethod
     def _loss(self, weights: Tree, state: LearnerState, batch: Tree) -> tuple[Array, Output]:
-        """Loss of a batch with these weights; the target's are `state.auxiliary`."""
+        """Returns the loss of a batch with `weights`; the target network's weights are `state.auxiliary`."""
 
     @abc.abstractmethod
     def _opening(self, batch: Tree) -> Tree:
-        """One observation of each item, leaves `[B, ...]`, for the statistics."""
+        """Returns one observation of each item, leaves `[B, ...]`, for the statistics."""
 
     @property
     def _gradient_scale(self) -> float:
-        """By what the gradient of the mean over rows is multiplied before it is clipped."""
+        """Returns the factor that multiplies the gradient of the mean over rows before it is clipped."""
         return 1.0
 
     def _optimizer(self) -> optax.GradientTransformation:
@@ -165,14 +168,20 @@ class QLearningAgent(NetworkAgent, abc.ABC):
         )
 
     def _ladder(self, env_ids: Array, num_envs: int) -> Array:
-        """Exploration rates `[B]` of environments `[B]`; Horgan et al. (2018), section 4.1."""
+        """Returns the exploration rates `[B]` of environments `env_ids` `[B]`.
+
+        Source: Horgan et al. (2018), section 4.1.
+        """
         place = env_ids.astype(jnp.float32) / max(num_envs - 1, 1)
         return self.epsilon ** (1.0 + self.epsilon_power * place)
 
     def _choose(
         self, q: Array, epsilon: Array, keys: Array, evaluate: bool
     ) -> tuple[Array, ActingValues]:
-        """Chooses actions `[B]` by values `[B, A]`, epsilon-greedily; consumes `keys` `[B]`."""
+        """Chooses actions `[B]` epsilon-greedily from values `[B, A]`; consumes `keys` `[B]`.
+
+        If `evaluate` is set, `evaluation_epsilon` replaces `epsilon` `[B]`.
+        """
         if evaluate:
             epsilon = jnp.full_like(epsilon, self.evaluation_epsilon)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)

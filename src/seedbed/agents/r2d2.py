@@ -1,7 +1,7 @@
 """R2D2: action values of a network with a memory, learnt from replayed sequences.
 
-Source: Kapturowski et al. (2019), "Recurrent Experience Replay in Distributed Reinforcement Learning";
-defaults are its Atari settings, where it tells them, with sequences that do not overlap.
+Source: Kapturowski et al. (2019), "Recurrent Experience Replay in Distributed Reinforcement Learning".
+The defaults are its Atari settings as far as the paper gives them, but sequences do not overlap.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Tree = Any
 
 
 class Batch(NamedTuple):
-    """Items whose leaves all have axis 1 for the items; T is burn_in + sequence."""
+    """A batch of items, which are on axis 1 of all leaves; T is burn_in + sequence."""
 
     timesteps: Timestep  # [T + 1, B, ...]
     action: Array  # [T, B]
     memory: Memory  # [1, B, ...] before row 0
-    importance: Array  # [1, B]
+    importance: Array  # [1, B] weight of the item's loss
 
 
 @dataclasses.dataclass(frozen=True)
 class R2d2(QLearningAgent):
-    """Hyperparameters of R2D2, and its pure functions."""
+    """An agent that learns by R2D2; its fields are the hyperparameters, its methods are pure functions."""
 
     gamma: float = 0.997
     batch: int = 64
@@ -58,21 +58,21 @@ class R2d2(QLearningAgent):
     target_period: int = 2_500
     adam_epsilon: float = 1e-3
     max_gradient_norm: float = 40.0
-    """Bound of the gradient's norm, summed over the rows of a sequence as in the paper."""
+    """Largest norm of the gradient, which is summed over a sequence's rows as in the paper."""
 
     sequence: int = 80
     """Steps of an item that are learned from; the next item begins after them."""
     burn_in: int = 40
-    """Steps before these, which only warm up the memory."""
+    """Steps of an item before these, which only warm up the memory."""
     lstm_size: int = 512
     """Units of the memory."""
     head_size: int = 512
-    """Units of each of the two parts, value and advantages, that are added up."""
+    """Hidden units of the value and of the advantages in the dueling head."""
     largest_share: float = 0.9
-    """Share of the largest error in an item's priority; the rest is their mean."""
+    """Weight of the largest error in an item's priority; the mean error has the rest."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "sequence", "lstm_size", "head_size")
         self._require("0 or more", lambda x: x >= 0, "burn_in")
@@ -80,7 +80,7 @@ class R2d2(QLearningAgent):
 
     @property
     def experience(self) -> Replay:
-        """Sequences one after the other, each with what came before."""
+        """Returns options of replay: successive sequences, each with the `burn_in` steps before it."""
         return Replay(
             batch=self.batch,
             sequence=self.sequence,
@@ -94,7 +94,7 @@ class R2d2(QLearningAgent):
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Empty memories and exploration rates of environments `[B]`."""
+        """Makes the actor state of environments `env_ids` `[B]`: empty memories, exploration rates."""
         return ActorState(
             core=self._initial_memory(env_ids.shape[0]), per_env=self._ladder(env_ids, num_envs)
         )
@@ -110,7 +110,7 @@ class R2d2(QLearningAgent):
         return action, extras, actor_state._replace(core=Memory(lstm, action))
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:
-        """Priorities `[B]` by the values of acting, one network for both; no key is consumed."""
+        """Returns priorities `[B]` by the values of acting, which stand for both networks' values."""
         learned = jax.tree.map(lambda x: x[self.burn_in :], timesteps)
         masks = self._masks(learned)
         best, chosen = extras.best[self.burn_in + 1 :], extras.chosen[self.burn_in : -1]
@@ -118,7 +118,7 @@ class R2d2(QLearningAgent):
         return self._priorities(error, masks.valid)
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
-        """Takes what the loss needs, with the items on axis 1; the key is unused."""
+        """Collects the inputs of the loss, with the items on axis 1; the key is unused."""
         del state, key
         memory, importance = jax.tree.map(
             lambda x: x[None], (trajectory.actor_state.core, trajectory.importance)
@@ -126,7 +126,7 @@ class R2d2(QLearningAgent):
         return Batch(trajectory.timesteps, trajectory.action, memory, importance)
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
-        """Mean over the valid learned rows of importance times half the squared error."""
+        """Returns the mean over valid learned rows of importance times half the squared error."""
         learned = jax.tree.map(lambda x: x[self.burn_in :], batch.timesteps)
         masks = self._masks(learned)
         q = self._sequence_values(weights, state.params.seen, batch)
@@ -144,9 +144,9 @@ class R2d2(QLearningAgent):
         return loss, Output(metrics, weight, self._priorities(error, masks.valid))
 
     def _sequence_values(self, weights: Tree, seen: Seen, batch: Batch) -> Array:
-        """Values `[sequence + 1, B, A]` of the learned rows, from a memory that was warmed up.
+        """Returns action values `[sequence + 1, B, A]` of the learned rows.
 
-        No gradient goes into the rows before them.
+        The `burn_in` rows before them only warm up the memory and get no gradient.
         """
         memory = jax.tree.map(lambda x: x[0], batch.memory)
         previous = jnp.concatenate([memory.action[None], batch.action])
@@ -162,7 +162,7 @@ class R2d2(QLearningAgent):
         return self._values(weights, seen, steps, action, lstm)[0]
 
     def _targets(self, best: Array, learned: Timestep, masks: Masks) -> Array:
-        """Rescaled n-step returns `[sequence, B]` from bootstrap values of that shape."""
+        """Returns rescaled n-step returns `[sequence, B]`, for bootstrap values `best` of that shape."""
         returns = partial(value_learning.rescaled_n_step_returns, n=self.n_step)
         return jax.vmap(returns, in_axes=1, out_axes=1)(
             best, self._rewards(learned), masks.discount, masks.trace
@@ -177,11 +177,11 @@ class R2d2(QLearningAgent):
 
     @property
     def _gradient_scale(self) -> float:
-        # The paper sums the loss over the rows: Adam's epsilon and the bound of the norm are for that.
+        # The paper sums the loss over the rows. Its epsilon of Adam and bound of the norm are for the sum.
         return float(self.sequence)
 
     def _opening(self, batch: Batch) -> Tree:
-        # Rows before it may be padding.
+        # Earlier rows may be padding.
         return jax.tree.map(lambda x: x[self.burn_in], batch.timesteps.observation)
 
     def _initial_memory(self, batch: int) -> Memory:
@@ -198,7 +198,7 @@ class R2d2(QLearningAgent):
     def _values(
         self, weights: Tree, seen: Seen, steps: Timestep, previous_action: Array, lstm: LSTMState
     ) -> tuple[Array, LSTMState]:
-        """Action values `[T, B, A]` of timesteps `[T, B]`, and the state after the last row."""
+        """Returns action values `[T, B, A]` for timesteps `[T, B]`, and the state after the last row."""
         return self._network().apply(  # type: ignore[return-value]
             weights,
             steps.observation,

@@ -1,4 +1,4 @@
-"""Values learned in running deviations of the return, whatever the size of rewards.
+"""Normalisation of values by the running mean and deviation of returns, for rewards of any size.
 
 Source: van Hasselt et al. (2016), "Learning values across many orders of magnitude" (PopArt).
 """
@@ -15,14 +15,15 @@ from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import ArraySpec
 
 FORGOTTEN = 0.01
-"""Share of the past that a batch replaces once a hundred were seen; before, all batches count alike."""
+"""Share of the weight of all earlier returns that each batch removes: about 100 batches count."""
 _LEAST_DEVIATION = 0.01
+"""Smallest deviation of returns, as a share of the size of their mean."""
 
 
 class ReturnScale(NamedTuple):
-    """Where values lie: the network's output u stands for the value `deviation * u + mean`.
+    """The scale of values: the network's output u stands for the value `deviation * u + mean`.
 
-    A deviation of 0 says that nothing is known yet; values are then 0.
+    A deviation of 0 means that the scale is not known yet. Values are then 0.
     """
 
     mean: Array  # float32 scalar
@@ -30,25 +31,26 @@ class ReturnScale(NamedTuple):
 
     @property
     def known(self) -> Array:
-        """Whether there is a scale; bool scalar."""
+        """Returns whether the scale is known; bool scalar."""
         return self.deviation > 0
 
     def values(self, output: Array) -> Array:
-        """Returns the values that outputs of the network stand for, of any shape."""
+        """Returns the values for outputs of the network, of any shape."""
         return output * self.deviation + self.mean
 
     def outputs(self, value: Array) -> Array:
-        """Returns the outputs that stand for values, of any shape; 0 while nothing is known."""
+        """Returns the outputs that stand for values, of any shape; 0 if the scale is not known."""
         return self.scaled(value - self.mean)
 
     def scaled(self, difference: Array) -> Array:
-        """Returns differences of values in deviations, of any shape; 0 while nothing is known."""
+        """Divides differences of values by the deviation, any shape; 0 if the scale is not known."""
         return jnp.where(self.known, difference / jnp.where(self.known, self.deviation, 1.0), 0.0)
 
     def change(self, to: ReturnScale) -> tuple[Array, Array]:
-        """Returns the factor and offset that let outputs stand for the same values in another scale.
+        """Returns the factor and offset that turn outputs in this scale into outputs in scale `to`.
 
-        Where either scale is unknown, outputs stay as they are: values then begin near the mean return.
+        `factor * output + offset` stands for the same value in the new scale. If either scale is unknown,
+        outputs do not change: values then begin near the mean return.
         """
         both = self.known & to.known
         divisor = jnp.where(both, to.deviation, 1.0)
@@ -57,15 +59,15 @@ class ReturnScale(NamedTuple):
 
 
 def initial() -> RunningStatistics:
-    """Makes statistics of no returns."""
+    """Makes the statistics of returns before any return was seen."""
     return statistics.initial(ArraySpec((), "float32"))
 
 
 def scale_of(seen: RunningStatistics | tuple[()]) -> ReturnScale:
-    """Reads the scale off statistics of returns; without any, values are the network's outputs."""
+    """Returns the scale that statistics of returns give; for (), values are the network's outputs."""
     if not isinstance(seen, RunningStatistics):
         return ReturnScale(jnp.float32(0.0), jnp.float32(1.0))
-    # Returns that hardly differ are not blown up beyond a hundredth of their size.
+    # The deviation is at least a hundredth of the mean: returns that hardly differ are not blown up.
     least = jnp.square(_LEAST_DEVIATION * seen.mean)
     deviation = jnp.sqrt(jnp.maximum(seen.variance, least))
     return ReturnScale(seen.mean, jnp.where(seen.weight > 0, deviation, 0.0))
@@ -74,11 +76,14 @@ def scale_of(seen: RunningStatistics | tuple[()]) -> ReturnScale:
 def return_sums(
     seen: RunningStatistics | tuple[()], returns: Array, valid: Array
 ) -> Deviations | tuple[()]:
-    """Sums what the returns `[T, B]` of the valid rows add to the statistics, divided by their number."""
+    """Sums over the returns `[T, B]` of valid rows for the statistics, divided by their number.
+
+    Returns () if there are no statistics.
+    """
     if not isinstance(seen, RunningStatistics):
         return ()
     count = valid.sum(dtype=jnp.float32)
-    # An invalid row may hold anything; at the mean it adds nothing.
+    # An invalid row may hold any number. The mean in its place adds nothing.
     rows = jnp.where(valid, returns, seen.mean).reshape(-1)
     sums = statistics.deviations(seen, rows)._replace(weight=count)
     return sums.times(1.0 / jnp.maximum(count, 1.0))
@@ -87,9 +92,10 @@ def return_sums(
 def absorb(
     seen: RunningStatistics | tuple[()], sums: Deviations | tuple[()]
 ) -> RunningStatistics | tuple[()]:
-    """Adds a batch's sums, where there are any, and forgets a share of what came before.
+    """Adds a batch's sums to the statistics and removes a share of the earlier weight (`FORGOTTEN`).
 
-    Returns grow while an agent learns, so their mean and deviation must follow.
+    Returns grow while an agent learns, so their mean and deviation must follow. The result is () if there
+    are no statistics or no sums.
     """
     if not (isinstance(seen, RunningStatistics) and isinstance(sums, Deviations)):
         return ()

@@ -1,4 +1,4 @@
-"""SAC: twin critics, and a random policy that follows them as far as its entropy allows.
+"""SAC: twin critics, and a random policy that maximises their values plus a bonus for entropy.
 
 Source: Haarnoja et al. (2018), "Soft Actor-Critic Algorithms and Applications".
 """
@@ -36,10 +36,11 @@ from seedbed.types import (
 
 Tree = Any
 _LOG_SCALES = (-20.0, 2.0)
+"""Bounds of the logarithm of the policy's standard deviation."""
 
 
 class Learned(NamedTuple):
-    """What gradients are taken of; also the shape of a gradient."""
+    """The parameters that learning changes; a gradient has the same structure."""
 
     policy: Tree
     critics: Tree  # leaves [2, ...]
@@ -47,60 +48,64 @@ class Learned(NamedTuple):
 
 
 class Auxiliary(NamedTuple):
-    """What only learning needs."""
+    """The parameters that only learning uses."""
 
     critics: Tree  # leaves [2, ...]
-    targets: Tree  # the critics, averaged over the past
+    targets: Tree  # leaves [2, ...], running average of the critics
     log_temperature: Array  # float32 scalar
 
 
 class Batch(NamedTuple):
-    """Transitions; all leaves have the items on axis 1."""
+    """A batch of transitions; all leaves have the items on axis 1."""
 
     inputs_tm1: Array  # [T, B, D] observations as vectors
-    inputs_t: Array  # [T, B, D]
-    action_tm1: Array  # [T, B, A] where the bounds are -1 and 1
+    inputs_t: Array  # [T, B, D] next observations as vectors
+    action_tm1: Array  # [T, B, A] scaled to bounds of -1 and 1
     reward_t: Array  # [T, B]
     discount_t: Array  # [T, B]
-    valid: Array  # [T, B]
-    importance: Array  # [T, B] by which a row counts
+    valid: Array  # [T, B] bool
+    importance: Array  # [T, B] weight of a row's loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Sac:
-    """Hyperparameters of SAC, and its pure functions."""
+    """An agent that learns by SAC; its fields are the hyperparameters, its methods are pure functions."""
 
     spec: EnvSpec | None = None
+    """Spec of the environment; None in a preset. `bind` sets it."""
 
     batch: int = 256
-    """Transitions of an update."""
+    """Transitions in an update."""
     capacity: int = 1_000_000
-    """Transitions kept; the oldest goes first."""
+    """Transitions that replay keeps; when it is full, a new one replaces the oldest."""
     min_size: int = 10_000
-    """Transitions before the first update."""
+    """Transitions in replay before the first update."""
     ratio: float = 256.0
-    """How often a transition is drawn on average; `batch` is one update a step."""
+    """Average number of times that a transition is drawn; equal to `batch`, it is one update per step."""
     gamma: float = 0.99
-    """Discount of a step."""
+    """Discount factor for each step."""
     reward_scale: float = 1.0
-    """What rewards are multiplied by before anything is learned from them."""
+    """Factor for rewards."""
 
     hidden_sizes: tuple[int, ...] = (256, 256)
-    """Layers of the policy, and of each critic."""
+    """Units of the layers of the policy and of each critic, one number for each layer."""
     activation: ActivationName = "relu"
-    """What follows a layer."""
+    """Activation function after each layer."""
 
     learning_rate: float = 3e-4
-    """Step size of Adam, for policy, critics and temperature."""
+    """Step size of Adam for policy, critics and temperature."""
     tau: float = 0.005
-    """Share of the critics in their targets after an update."""
+    """Share by which the target critics move towards the critics after each update."""
     initial_temperature: float = 1.0
-    """Worth of a nat of entropy at the start, in scaled rewards."""
+    """Value of one nat of entropy at the start, in scaled rewards."""
     target_entropy: float = -1.0
-    """Entropy that the temperature aims at, in nats for each number of an action between -1 and 1."""
+    """Entropy that the temperature aims at, in nats per element of an action scaled to [-1, 1]."""
 
     def __post_init__(self) -> None:
-        """Refuses values that cannot work; raises SeedbedError."""
+        """Raises SeedbedError for a value that cannot work.
+
+        If `spec` is given, it must have a bounded Box as action and no images.
+        """
         self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
@@ -115,17 +120,17 @@ class Sac:
 
     @property
     def epochs(self) -> int:
-        """One: the batch of an update is drawn for it."""
+        """Returns 1: replay draws a new batch for each update."""
         return 1
 
     @property
     def minibatches(self) -> int:
-        """One."""
+        """Returns 1: a batch is not divided."""
         return 1
 
     @property
     def experience(self) -> Replay:
-        """Single transitions, all drawn alike."""
+        """Returns options of replay: single transitions, drawn with equal probabilities."""
         return Replay(
             batch=self.batch,
             sequence=1,
@@ -158,14 +163,17 @@ class Sac:
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Nothing: the policy has no memory."""
+        """Returns an empty actor state: the policy has no memory."""
         del env_ids, num_envs
         return ActorState(core=(), per_env=())
 
     def act(
         self, params: Tree, actor_state: ActorState, timestep: Timestep, keys: Array, evaluate: bool
     ) -> tuple[Array, tuple[()], ActorState]:
-        """Chooses actions `[B, ...]`, to evaluate the middle ones. Consumes `keys` `[B]`."""
+        """Chooses actions `[B, ...]`; extras are (). Consumes `keys` `[B]`.
+
+        If `evaluate` is set, an action is the squashed mean of the policy, and the keys are unused.
+        """
         draw, scale = self._normal(params, vectors(timestep.observation, 1))
         if not evaluate:
             noise = jax.vmap(lambda key: jax.random.normal(key, draw.shape[1:]))(keys)
@@ -173,12 +181,12 @@ class Sac:
         return squash(self._box(), draw, "tanh"), (), actor_state
 
     def initial_priorities(self, timesteps: Timestep, extras: Tree) -> Array:
-        """Ones `[B]`: all items are drawn alike."""
+        """Returns ones `[B]`: items are drawn with equal probabilities."""
         del extras
         return jnp.ones(timesteps.first.shape[1:])
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
-        """Takes what the losses need, with the items on axis 1; the key is unused."""
+        """Collects the inputs of the losses, with the items on axis 1; the key is unused."""
         del state, key
         steps = trajectory.timesteps
         inputs = vectors(steps.observation, 2)
@@ -202,7 +210,7 @@ class Sac:
         return jax.grad(self._loss, has_aux=True)(learned, targets, minibatch, key)
 
     def apply(self, state: LearnerState, grads: Learned, output: Output) -> LearnerState:
-        """Applies a gradient, then moves the targets after the critics."""
+        """Applies a gradient without checking it, then moves the target critics towards the critics."""
         del output
         changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
         learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
@@ -218,10 +226,12 @@ class Sac:
     def _loss(
         self, learned: Learned, targets: Tree, batch: Batch, key: Array
     ) -> tuple[Array, Output]:
-        """Sum of the losses of critics, policy and temperature: equations 5, 7 and 18.
+        """Returns the sum of three losses: critics, policy and temperature. Consumes the key.
 
-        No parameter is in two of them, so one gradient serves all three: each is taken where the
-        update began, while the paper's policy already sees the critics' step.
+        They are the paper's equations 5, 7 and 18, but the last has the logarithm of the temperature in place
+        of the temperature.
+        No parameter gets a gradient from two losses, so one gradient serves all three. All losses use the
+        parameters from before the update, while the paper updates the policy after the critics.
         """
         fixed = lax.stop_gradient(learned)
         temperature = jnp.exp(fixed.log_temperature)
@@ -254,28 +264,28 @@ class Sac:
         return critic_loss + policy_loss + temperature_loss, output
 
     def _normal(self, policy: Tree, inputs: Array) -> tuple[Array, Array]:
-        """Mean and deviation, each `[N, A]`, of what is squashed to an action."""
+        """Returns mean and standard deviation, each `[N, A]`, of draws before they are squashed."""
         parameters: Any = self._policy().apply(policy, inputs)
         mean, log_scale = jnp.split(parameters, 2, axis=-1)
         return mean, jnp.exp(jnp.clip(log_scale, *_LOG_SCALES))
 
     def _sample(self, policy: Tree, inputs: Array, key: Array) -> tuple[Array, Array]:
-        """Draws actions `[T, B, A]`, with log-densities `[T, B]` where the bounds are -1 and 1.
+        """Draws actions `[T, B, A]` scaled to bounds of -1 and 1; returns them and log-densities `[T, B]`.
 
-        Both follow from the noise, so that neither needs the inverse of the tanh, and both have
-        gradients. Consumes the key.
+        Both are computed from the noise, so they have gradients, and the tanh is never inverted. Consumes
+        the key.
         """
         mean, scale = self._normal(policy, inputs.reshape(-1, inputs.shape[-1]))
         noise = jax.random.normal(key, mean.shape)
         draw = mean + scale * noise
         normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
-        # log(1 - tanh(x)^2) without cancellation
+        # This is log(1 - tanh(x)^2) without cancellation.
         slope = 2.0 * (math.log(2.0) - draw - jax.nn.softplus(-2.0 * draw))
         rows = inputs.shape[:-1]
         return jnp.tanh(draw).reshape(*rows, -1), (normal - slope).sum(-1).reshape(rows)
 
     def _values(self, critics: Tree, inputs: Array, action: Array) -> Array:
-        """Values `[2, T, B]` of actions `[T, B, A]` between -1 and 1."""
+        """Returns both critics' values `[2, T, B]` of actions `[T, B, A]` between -1 and 1."""
         rows = inputs.shape[:-1]
         folded = (x.reshape(-1, x.shape[-1]) for x in (inputs, action))
         values: Any = self._critics().apply(critics, *folded)
@@ -291,7 +301,7 @@ class Sac:
         return optax.adam(self.learning_rate)
 
     def _box(self) -> Box:
-        """The actions; raises SeedbedError unless each number of them has two bounds."""
+        """Returns the action spec; raises SeedbedError unless it is a Box with finite bounds."""
         action = self._env().action
         if not isinstance(action, Box):
             raise SeedbedError(

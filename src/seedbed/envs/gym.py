@@ -1,4 +1,4 @@
-"""Any Gymnasium environment, by its id or from a function, stepped one after the other."""
+"""Gymnasium environments on the host, by id or from a function; a group is stepped one by one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from seedbed.types import Array, Discrete, EnvSpec, HostEnv, SeedbedError, Times
 _Row = tuple[Any, float, bool, bool, bool]
 """Observation, reward, terminated, truncated and first of one environment."""
 Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
+"""Keyword arguments; a configuration keeps them as sorted pairs, so that it can be hashed."""
 _LARGEST = float(np.finfo(np.float32).max)
+"""Largest finite reward."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GymEnv:
-    """An environment registered with Gymnasium; `module:EnvId` imports the module first."""
+    """An environment that is registered with Gymnasium; `module:EnvId` imports the module first."""
 
     id: str
+    """Gymnasium's id, or `module:EnvId`."""
     frame_stack: int = 1
-    kwargs: Options = ()  # keyword arguments of `gymnasium.make`
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    kwargs: Options = ()
+    """Keyword arguments of `gymnasium.make`."""
 
     def __post_init__(self) -> None:
         require_frames(self.frame_stack)
@@ -35,15 +40,18 @@ class GymEnv:
 
     @property
     def frame_skip(self) -> int:
-        """One: what the environment repeats within a step is its own affair."""
+        """Returns 1: frames that the environment itself repeats within a step are not counted."""
         return 1
 
     def for_evaluation(self) -> GymEnv:
-        """The same: episodes are as they are."""
+        """Returns the same configuration: training does not shorten its episodes."""
         return self
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
-        """Makes `num_envs` environments, each with a seed of its own."""
+        """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.
+
+        Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
+        """
         require_id(self.id)
         options = dict(self.kwargs)
         return _GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
@@ -51,11 +59,14 @@ class GymEnv:
 
 @dataclasses.dataclass(frozen=True)
 class FactoryEnv:
-    """An environment made by a callable, `module:callable`, that returns a `gymnasium.Env`."""
+    """An environment from a callable that returns a `gymnasium.Env`."""
 
     factory: str
+    """The callable, as `module:callable`."""
     frame_stack: int = 1
-    kwargs: Options = ()  # keyword arguments of the callable
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    kwargs: Options = ()
+    """Keyword arguments of the callable."""
 
     def __post_init__(self) -> None:
         require_frames(self.frame_stack)
@@ -63,21 +74,24 @@ class FactoryEnv:
 
     @property
     def frame_skip(self) -> int:
-        """One: what the environment repeats within a step is its own affair."""
+        """Returns 1: frames that the environment itself repeats within a step are not counted."""
         return 1
 
     def for_evaluation(self) -> FactoryEnv:
-        """The same: episodes are as they are."""
+        """Returns the same configuration: training does not shorten its episodes."""
         return self
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
-        """Makes `num_envs` environments, each with a seed of its own."""
+        """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.
+
+        Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
+        """
         function, options = _load(self.factory), dict(self.kwargs)
         return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
 
 
 def require_frames(frame_stack: int) -> None:
-    """Raises SeedbedError unless at least one observation is shown."""
+    """Raises SeedbedError unless `frame_stack` is 1 or more."""
     if frame_stack < 1:
         raise SeedbedError(f"frame_stack is {frame_stack}: it must be 1 or more")
 
@@ -88,7 +102,7 @@ def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
 
 
 def require_id(env_id: str) -> None:
-    """Raises unless Gymnasium knows the id."""
+    """Raises SeedbedError unless Gymnasium knows the id; imports the module of `module:EnvId` first."""
     module, _, name = env_id.rpartition(":")
     if module:
         _import(module, env_id)
@@ -102,7 +116,7 @@ def require_id(env_id: str) -> None:
 
 def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
     try:
-        # the checker wraps every step to test the first; we test all of them
+        # Gymnasium's checker wraps every step but tests only the first. `_GymHost` tests all of them.
         return gymnasium.make(env_id, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise SeedbedError(f"environment {env_id!r} lacks a package: {error}") from error
@@ -136,7 +150,11 @@ def _load(factory: str) -> Callable[..., Any]:
 
 
 class _GymHost:
-    """Gymnasium environments stepped in turn, with next-step auto-reset."""
+    """A group of Gymnasium environments, stepped in turn, with next-step auto-reset.
+
+    Raises SeedbedError, with the environment's index and the step, if an environment raises, or if it
+    returns an observation or a reward that does not fit its spaces or is not finite.
+    """
 
     def __init__(
         self, make: Callable[[], gymnasium.Env], name: str, num_envs: int, seed: int | None
@@ -162,19 +180,20 @@ class _GymHost:
         action, self._decode = actions_of(self._envs[0].action_space, name)
         self.spec = EnvSpec(observation, action)
         self._seeds = np.random.SeedSequence(seed).generate_state(num_envs).tolist()
-        self._ended = [False] * num_envs  # the next call opens an episode
+        # If set, the next step opens an episode.
+        self._ended = [False] * num_envs
 
     def reset(self) -> Timestep:
-        """Opens the first episodes."""
+        """Opens an episode in every environment, with the seeds that were drawn at construction."""
         self._steps = 0
         rows = [self._guard(i, self._open, i, seed) for i, seed in enumerate(self._seeds)]
         return self._timestep(rows)
 
     def step(self, action: Array) -> Timestep:
-        """Steps every environment, or opens its next episode."""
+        """Steps every environment; one whose episode has ended opens its next episode instead."""
         self._steps += 1
         given = self._decode(action)
-        # A space of one choice has scalars, every other has arrays, also of no axis.
+        # Actions of a Discrete space are scalars. All other actions are arrays, even with no axis.
         scalars = isinstance(self.spec.action, Discrete)
         rows = []
         for i in range(len(self._envs)):
@@ -191,7 +210,10 @@ class _GymHost:
             env.close()
 
     def encode(self, observation: Any) -> Tree:
-        """Turns an observation of the space, or a batch as vector environments give it, into arrays."""
+        """Turns an observation of the space into arrays in the spec's form.
+
+        A batch, as vector environments return it, becomes arrays `[n, ...]`.
+        """
 
         def size(leaf: Leaf, value: Any) -> int:
             return len(value) if np.ndim(value) > leaf.ndim else -1
@@ -205,7 +227,7 @@ class _GymHost:
         return self._batch(self._leaves, [rows(i) for i in range(n)])
 
     def decode(self, action: Array) -> Any:
-        """Turns an action, or a batch of them, into the action space's form."""
+        """Turns an action, or a batch of actions, into the form of the action space."""
         return self._decode(action)
 
     def _open(self, index: int, seed: int | None = None) -> _Row:
@@ -246,7 +268,10 @@ class _GymHost:
         )
 
     def _batch(self, leaves: Tree, values: list[Any]) -> Tree:
-        """Collects the observations of n environments into arrays `[n, ...]`."""
+        """Collects the observations of n environments into arrays `[n, ...]`.
+
+        Raises SeedbedError if an observation does not fit its space or is not finite.
+        """
         if isinstance(leaves, Leaf):
             batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
             for i, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""On-device environments behind Gymnasium's interface, for tools that expect it."""
+"""On-device environments behind Gymnasium's interface, for tools that expect this interface."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def make_gymnasium(
 ) -> gymnasium.Env | VectorEnv:
     """Makes one Gymnasium environment, or a vector environment of `num_envs`, on the default device.
 
-    Both end at the environment's time limit by truncation; the vector environment resets by itself in
-    the step after an end. `seed` is that of the first reset that is given none. Rewards of the vector
-    environment are float32. An `info` holds the environment's metrics. Nothing is rendered.
+    Both truncate episodes at the environment's time limit. The vector environment resets each environment
+    in the step after an end (next-step auto-reset). The first reset uses `seed`, unless the caller gives
+    that reset another seed. Rewards of the vector environment are float32. The dict `info` has the
+    environment's metrics. Nothing is rendered. Raises SeedbedError if `env` has `auto_reset` in it, or if
+    `num_envs` is below 1.
     """
     if wrappers.resets_itself(env):
         raise SeedbedError(
@@ -52,7 +54,7 @@ def make_gymnasium(
 
 
 class _Batch:
-    """A batch of environments, their state, and the two compiled functions."""
+    """A batch of environments: their state, and the compiled functions that reset and step them."""
 
     def __init__(self, env: Environment, size: int) -> None:
         self.env, self.size = env, size
@@ -61,13 +63,16 @@ class _Batch:
         self._state: EnvState | None = None
 
     def reset(self, rng: np.random.Generator) -> EnvState:
-        """Opens an episode in every environment; returns arrays of the caller's own `[size, ...]`."""
+        """Opens an episode in every environment; returns numpy arrays `[size, ...]`.
+
+        The arrays are copies, which the caller may change. `rng` is advanced.
+        """
         data = jnp.asarray(rng.integers(1 << 32, size=2, dtype=np.uint32))
         key = jax.random.wrap_key_data(data, impl="threefry2x32")
         return self._arrived(self._reset(jax.random.split(key, self.size)))
 
     def step(self, action: np.ndarray) -> EnvState:
-        """Takes actions `[size, ...]`."""
+        """Takes actions `[size, ...]`; returns copies as `reset` does. Raises SeedbedError before a reset."""
         if self._state is None:
             raise SeedbedError("step was called before reset; call reset first")
         return self._arrived(self._step(self._state, action))
@@ -79,7 +84,7 @@ class _Batch:
 
 
 class _SingleEnv(gymnasium.Env):
-    """One environment, compiled as a batch of one."""
+    """A single Gymnasium environment, compiled as a batch of one."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 Gymnasium's own declaration
 
@@ -97,7 +102,7 @@ class _SingleEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Opens an episode; there are no options."""
+        """Opens an episode; raises SeedbedError if `options` is not empty."""
         _no_options(options)
         seed, self._seed = self._seed if seed is None else seed, None
         super().reset(seed=seed)
@@ -106,7 +111,7 @@ class _SingleEnv(gymnasium.Env):
         return self._row(arrived)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes an action; after an end, reset first."""
+        """Takes an action; raises SeedbedError if the action does not fit or no episode is open."""
         if self._ended:
             raise SeedbedError("step was called before reset; call reset to open an episode")
         given = _checked(action, self._batch.env.spec.action, ())
@@ -123,7 +128,7 @@ class _SingleEnv(gymnasium.Env):
 
 
 class _BatchedEnv(VectorEnv):
-    """Environments in lock-step."""
+    """A Gymnasium vector environment: environments in lock-step, with next-step auto-reset."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -138,7 +143,7 @@ class _BatchedEnv(VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Opens an episode in every environment; there are no options."""
+        """Opens an episode in every environment; raises SeedbedError if `options` is not empty."""
         _no_options(options)
         seed, self._seed = self._seed if seed is None else seed, None
         super().reset(seed=seed)
@@ -146,14 +151,17 @@ class _BatchedEnv(VectorEnv):
         return arrived.timestep.observation, self._info(arrived)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Takes actions `[num_envs, ...]`; where an episode ended, opens the next one instead."""
+        """Takes actions `[num_envs, ...]`; an environment whose episode has ended opens its next one.
+
+        Raises SeedbedError before a reset, or if the actions do not fit.
+        """
         given = _checked(actions, self._batch.env.spec.action, (self.num_envs,))
         arrived = self._batch.step(given)
         now = arrived.timestep
         return now.observation, now.reward, now.terminated, now.truncated, self._info(arrived)
 
     def _info(self, arrived: EnvState) -> dict[str, Any]:
-        """Metrics, and as Gymnasium has it the mask of environments that have them: all."""
+        """Returns metrics and, as Gymnasium requires, for each a mask: all environments have it."""
         masks = {f"_{name}": np.ones(self.num_envs, bool) for name in arrived.metrics}
         return {**arrived.metrics, **masks}
 
@@ -167,7 +175,10 @@ def _no_options(options: dict[str, Any] | None) -> None:
 
 
 def _space(spec: Tree) -> spaces.Space:
-    """A space of arrays of the spec; floats are finite, so that their bounds are the largest float32."""
+    """Returns the space for a tree of `ArraySpec`.
+
+    Bounds of floats are the largest float32 and its negative, because observations are always finite.
+    """
     if isinstance(spec, ArraySpec):
         dtype = np.dtype(spec.dtype)
         if dtype.kind == "f":
@@ -191,7 +202,10 @@ def _action_space(action: ActionSpec) -> spaces.Space:
 
 
 def _checked(given: Any, action: ActionSpec, batch: tuple[int, ...]) -> np.ndarray:
-    """The actions in the spec's form, or a complaint."""
+    """Returns actions in the spec's form, with leading axes `batch`; raises SeedbedError if they do not fit.
+
+    Choices must be in range and real numbers finite; the bounds of a Box are not checked.
+    """
     spec = action_array(action)
     try:
         array = np.asarray(given)

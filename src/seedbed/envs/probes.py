@@ -1,4 +1,4 @@
-"""Probe tasks on the device: learnt in seconds, and each shows one class of bug by its number."""
+"""Probe tasks on the device: an agent learns each in seconds, and its return reveals one class of bug."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState, Timeste
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelayProbe:
-    """Pays one step late: each observation names the action that earns 1 (the other -1) a step later.
+    """A task that pays each action's reward one step late: tests whether credit reaches earlier actions.
 
-    It shows (a fair random sign, what the next step will pay, the share of the episode that has passed),
-    and action 1 matches sign 1. An episode terminates after `length` steps: the first pays nothing, and
-    what the last earned is lost.
+    The observation `[3]` is (a fair random sign, the reward that the next step will pay, the share of the
+    episode that has passed). Action 1 is right if the sign is 1, action 0 if it is -1. The right action
+    earns 1 and the other -1; the step after pays it. An episode terminates after `length` steps. The first
+    step pays nothing, and the reward that the last step earns is never paid.
 
-    The best return is length - 1; guessing has 0. With discount g, the best policy's value after t steps
-    is what the next step will pay + g + g^2 + ... + g^(length - 1 - t). An agent that credits a reward to
-    the action just taken only, as one with discount 0 does, stays at return 0.
+    The best return is length - 1; random actions have 0 on average. With discount g, the best policy's
+    value after t steps is r + g + g^2 + ... + g^(length - 1 - t), where r is the reward that the next step
+    will pay. An agent that credits a reward only to the action just taken, for example because its
+    discount is 0, stays at return 0.
     """
 
     length: int = 8
+    """Steps of an episode."""
 
     @property
     def episode_steps(self) -> int:
-        """None: it ends by itself."""
+        """Returns 0: there is no time limit, because episodes terminate after `length` steps."""
         return 0
 
     @property
     def frame_skip(self) -> int:
-        """One."""
+        """Returns 1: each step is one step of the simulation."""
         return 1
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[3]`, and two actions."""
         return EnvSpec(ArraySpec((3,), "float32"), Discrete(2))
 
     def reset(self, key: Array) -> EnvState:
-        """Opens an episode; nothing is owed."""
+        """Opens an episode in which no reward is owed yet; consumes the key."""
         return self._state(jnp.int32(0), key, jnp.float32(0), jnp.float32(0))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Pays what the step before earned."""
+        """Pays the reward that the previous step earned."""
         passed, key, sign, owed = state.inner
         earned = jnp.where((action == 1) == (sign > 0), 1.0, -1.0)
         return self._state(passed + 1, key, owed, earned)
@@ -62,38 +65,40 @@ class DelayProbe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TruncationProbe:
-    """Ends by the time limit alone, where going on is worth most: tests bootstrapping at a truncation.
+    """A task whose best episodes end by the time limit: tests bootstrapping at a truncation.
 
-    It shows -1 at first. Any action costs 1 and leads to where it shows 1 for ever. There, action 0 earns
-    0.2 and stays; action 1 earns 0.4 and terminates. Episodes are truncated after two steps. Clipping of
-    rewards to [-1, 1] changes nothing.
+    The observation `[1]` is -1 at the start. The first action, whichever it is, costs 1; from then on the
+    observation is 1. At observation 1, action 0 earns 0.2 and changes nothing; action 1 earns 0.4 and
+    terminates the episode. Episodes are truncated after two steps. Clipping rewards to [-1, 1] changes
+    nothing.
 
-    With discount g > 0.5 the best policy stays. Its values are v = 0.2 / (1 - g) at 1 and g v - 1 at -1: 2
-    and 0.8 with g = 0.9; its return is -0.8. An agent that takes truncation for termination, or
-    bootstraps from the next episode's opening observation, finds that action 1 is better: with g = 0.9 the
-    values are 0.4 and -0.64, the return -0.6.
+    With discount g > 0.5 the best policy takes action 0. Its value is v = 0.2 / (1 - g) at observation 1
+    and g v - 1 at observation -1: 2 and 0.8 for g = 0.9. Its return is -0.8. An agent prefers action 1 if
+    it treats a truncation as a termination, or if it bootstraps from the next episode's opening
+    observation: for g = 0.9 its values are 0.4 and -0.64, and its return is -0.6.
     """
 
     episode_steps: int = 2
+    """Steps after which an episode is truncated."""
 
     @property
     def frame_skip(self) -> int:
-        """One."""
+        """Returns 1: each step is one step of the simulation."""
         return 1
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[1]`, and two actions."""
         return EnvSpec(ArraySpec((1,), "float32"), Discrete(2))
 
     def reset(self, key: Array) -> EnvState:
-        """Opens an episode, always the same."""
+        """Opens an episode, always in the same state; the key is unused."""
         no = jnp.bool_(False)
         timestep = Timestep(jnp.full(1, -1.0), jnp.float32(0), no, no, jnp.bool_(True))
         return EnvState(no, timestep, {})
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Arrives, stays, or leaves."""
+        """Moves from observation -1 to 1 on the first step; later stays (0) or terminates (1)."""
         arrived, no = state.inner, jnp.bool_(False)
         reward = jnp.where(arrived, jnp.where(action == 1, 0.4, 0.2), -1.0)
         timestep = Timestep(jnp.ones(1), reward, arrived & (action == 1), no, no)
@@ -102,42 +107,46 @@ class TruncationProbe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RepeatProbe:
-    """Pays 1 for naming the symbol that was shown `delay` steps before: tests memory.
+    """A task that pays 1 for naming the symbol that was shown `delay` steps before: tests memory.
 
-    It shows one of `choices` symbols, all as likely, one-hot, and draws a new one every step; an action
-    names a symbol. The first `delay` steps pay nothing. An episode terminates after `length` steps.
+    The observation `[choices]` is a one-hot symbol; each step draws a new one with equal probabilities. An
+    action names a symbol. The first `delay` steps pay nothing. An episode terminates after `length` steps.
 
-    The best return is length - delay. With a delay of 1 or more, what is shown tells nothing of what is
-    asked for, so every policy without memory has (length - delay) / choices on average; with delay 0
-    none is needed. A policy that also sees its previous action may use that as a memory, and gain.
+    The best return is length - delay. With a delay of 1 or more, the observation says nothing about the
+    symbol that is asked for, so every policy without memory has (length - delay) / choices on average.
+    With delay 0 no memory is needed. A policy that also sees its previous action can use it as a memory,
+    and do better.
     """
 
     delay: int = 4
+    """Steps between showing a symbol and paying for its name."""
     choices: int = 4
+    """Number of symbols."""
     length: int = 20
+    """Steps of an episode."""
 
     @property
     def episode_steps(self) -> int:
-        """None: it ends by itself."""
+        """Returns 0: there is no time limit, because episodes terminate after `length` steps."""
         return 0
 
     @property
     def frame_skip(self) -> int:
-        """One."""
+        """Returns 1: each step is one step of the simulation."""
         return 1
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[choices]`, and one action for each symbol."""
         return EnvSpec(ArraySpec((self.choices,), "float32"), Discrete(self.choices))
 
     def reset(self, key: Array) -> EnvState:
-        """Opens an episode; nothing was shown yet."""
+        """Opens an episode and shows its first symbol; consumes the key."""
         nothing = jnp.full(self.delay + 1, -1, jnp.int32)
         return self._state(jnp.int32(0), key, jnp.float32(0), nothing)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Pays for the symbol that the action names."""
+        """Pays 1 if the action names the symbol of `delay` steps before, else 0; shows a new symbol."""
         passed, key, shown = state.inner
         return self._state(passed + 1, key, jnp.where(action == shown[-1], 1.0, 0.0), shown)
 
@@ -154,43 +163,45 @@ class RepeatProbe:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TMazeProbe:
-    """A corridor that ends at a junction, where a cue seen only at its start says which way pays.
+    """A corridor with a junction at its end; a cue at the start says which turn pays: tests memory.
 
-    It shows (the cue, 1 or -1 by a fair draw, at the start and 0 elsewhere; 1 at the junction, otherwise
-    0). Action 0 walks on, `length` times to the junction; 1 and 2 turn, which at the junction ends the
-    episode: action 1 earns 4 if the cue was 1, action 2 if it was -1, and the other costs 0.1. Whatever
-    leads nowhere, turning in the corridor or walking on at the junction, costs 0.1 too. Source: Bakker
-    (2001), "Reinforcement learning with long short-term memory", without the way back.
+    The observation `[2]` is (the cue at the start and 0 elsewhere, 1 at the junction and 0 elsewhere). The
+    cue is 1 or -1, with equal probabilities. Action 0 walks one place on; the junction is `length` places
+    from the start. Actions 1 and 2 turn. A turn at the junction ends the episode: action 1 earns 4 if the
+    cue was 1, action 2 earns 4 if it was -1, and the wrong turn costs 0.1. Turning in the corridor and
+    walking on at the junction change nothing and cost 0.1. Source: Bakker (2001), "Reinforcement learning
+    with long short-term memory"; here there is no way back.
 
-    The best return is 4. Both cues look alike at the junction, and what moves on is always action 0; so
-    the best policy without memory turns at random there, and has 1.95 on average, also if it sees its
-    previous action and reward.
+    The best return is 4. At the junction, the observation is the same for both cues, and the action that
+    led there is always 0. So the best policy without memory turns at random there and has 1.95 on average,
+    even if it sees its previous action and reward.
     """
 
     length: int = 10
+    """Places from the start to the junction."""
 
     @property
     def episode_steps(self) -> int:
-        """Some more than random walking takes."""
+        """Returns a time limit longer than a random walk takes on average, 3 * length + 1.5 steps."""
         return 5 * (self.length + 1)
 
     @property
     def frame_skip(self) -> int:
-        """One."""
+        """Returns 1: each step is one step of the simulation."""
         return 1
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[2]`, and three actions."""
         return EnvSpec(ArraySpec((2,), "float32"), Discrete(3))
 
     def reset(self, key: Array) -> EnvState:
-        """Stands at the start, with a new cue."""
+        """Opens an episode at the start of the corridor, with a new cue; consumes the key."""
         cue = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
         return self._state(jnp.int32(0), cue, jnp.float32(0), jnp.bool_(False), jnp.bool_(True))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Walks on, or turns."""
+        """Walks on for action 0, turns for 1 and 2."""
         place, cue = state.inner
         junction, turns = place == self.length, action > 0
         pays = junction & turns & ((action == 1) == (cue > 0))

@@ -1,6 +1,7 @@
-"""Names of environments, and host environments' configurations as JSON.
+"""Names of environments, and the configurations of host environments as JSON.
 
-On-device environments bring JAX, which actors do without: their modules are imported by name only.
+Modules of on-device environments are imported only when they are used, because they import JAX and actor
+processes must start without it.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ ON_DEVICE = {
     "mountain_car": "seedbed.envs.classic.mountain_car:MountainCar",
     "pendulum": "seedbed.envs.classic.pendulum:Pendulum",
 }
-"""On-device environments by short name."""
+"""Paths `module:Class` of on-device environments, by short name."""
 _KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
-_SHORT_NAMED = ("classic_control", "box2d", "toy_text")  # parts of Gymnasium
+"""Classes of host configurations, by the name that JSON has for them."""
+_SHORT_NAMED = ("classic_control", "box2d", "toy_text")
+"""Parts of Gymnasium whose environments have short names."""
 _IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
 
 
 def resolve(name: str) -> HostEnvConfig | Environment:
-    """Finds an environment by short name, Gymnasium id, `ALE/Game-v5` or `module:callable`.
+    """Returns the environment with a short name, a Gymnasium id, `ALE/Game-v5` or `module:callable`.
 
-    On-device environments go before those of the host; `module:Class` may be one.
+    If a short name fits both an on-device environment and a host environment, the on-device environment is
+    returned. `module:Class` may name an on-device environment, too. Raises SeedbedError if the name is
+    unknown.
     """
     if ":" in name:
-        # Gymnasium's own module:EnvId-v0 has a dash, which no Python name has
+        # Gymnasium's own form, module:EnvId-v0, has a dash, which a Python name cannot have.
         target = name.partition(":")[2]
         if not _IDENTIFIER.match(target):
             return GymEnv(name)
@@ -69,14 +74,14 @@ def resolve(name: str) -> HostEnvConfig | Environment:
 
 
 def names() -> list[str]:
-    """Lists the short names."""
+    """Returns all short names, sorted: Atari games, on-device environments and others of Gymnasium."""
     taken = {_plain(name) for name in (*games(), *ON_DEVICE)}
     others = (name for name in _gymnasium_names() if name not in taken)
     return sorted([*games(), *ON_DEVICE, *others])
 
 
 def to_json(config: HostEnvConfig) -> dict[str, Any]:
-    """Describes a configuration in JSON types."""
+    """Describes a configuration in JSON types; raises SeedbedError if it is of an unknown class."""
     kind = type(config).__name__
     if _KINDS.get(kind) is not type(config):
         raise SeedbedError(
@@ -89,7 +94,7 @@ def to_json(config: HostEnvConfig) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> HostEnvConfig:
-    """Inverts `to_json`."""
+    """Makes the configuration that `to_json` described; raises SeedbedError for unknown fields."""
     fields = dict(data)
     kind = fields.pop("kind", None)
     if kind not in _KINDS:
@@ -103,11 +108,12 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
 
 
 def _on_device(path: str) -> Environment | None:
-    """Makes the on-device environment that `module:Class` names, if it is one."""
+    """Makes the on-device environment `module:Class`; returns None if the path names none."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ImportError:  # told by whoever makes it a host environment
+    except ImportError:
+        # The caller then makes a host environment of the path, which reports the error.
         return None
     if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step"):
         return found()  # type: ignore[return-value]
@@ -128,18 +134,18 @@ def _resolve_ale(name: str) -> HostEnvConfig:
         near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "the form is ALE/Pong-v5"
         raise SeedbedError(f"unknown environment {name!r}; {hint}")
-    # v5 is the protocol of Machado et al. (2018): randomness comes from sticky actions alone
+    # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.
     return AtariEnv(known[_plain(match[1])], stickiness=0.25, noop_max=0, fire_reset=False)
 
 
 def _short_names() -> dict[str, HostEnvConfig]:
-    """Maps plain names to configurations; a game of Atari goes before Gymnasium's (blackjack)."""
+    """Maps plain names to configurations; if Gymnasium has the name too (blackjack), Atari's wins."""
     atari: dict[str, HostEnvConfig] = {_plain(game): AtariEnv(game) for game in games()}
     return {name: GymEnv(env_id) for name, env_id in _gymnasium_names().items()} | atari
 
 
 def _gymnasium_names() -> dict[str, str]:
-    """Maps plain names such as cartpole to the newest version's id."""
+    """Maps plain names, such as cartpole, to the id of the newest version."""
     newest: dict[str, tuple[int, str]] = {}
     for env_id, spec in gymnasium.registry.items():
         entry = spec.entry_point

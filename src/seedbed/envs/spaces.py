@@ -1,7 +1,7 @@
-"""Gymnasium's spaces in our terms: arrays for what is observed, an action spec, and the way back.
+"""Translation of Gymnasium's spaces: observations into arrays, and actions into specs and back.
 
-Float64, and integers too wide for int32, become float32. All else is translated without loss, or refused
-by name with what to do about it.
+Float64, and integers that are too wide for int32, become float32. All other types are translated without
+loss. A space that cannot be translated raises a SeedbedError that names the space and a remedy.
 """
 
 from __future__ import annotations
@@ -25,29 +25,33 @@ from seedbed.types import (
 )
 
 LARGEST_ONE_HOT = 4096
-"""Numbers that an observation of choices may become, each choice as ones and zeros."""
+"""Largest size of a one-hot observation: of a Discrete space, or of a whole MultiDiscrete space."""
 MOST_VALUES = 256
-"""Values of an integer of a Box that may be an action: each is a choice of its own."""
+"""Largest number of values of each integer in an action Box; each value becomes a choice."""
 _NO_BOUND = float(np.finfo(np.float32).max) / 4
-"""A bound this far away is none: float32 cannot hold the width between two of them."""
+"""Size from which a bound counts as infinite: the width between such bounds may overflow float32."""
 _ROUNDING = 1e-6
-"""Share of a bound by which float32 may miss it."""
+"""Relative error at a bound that actions may have, because float32 rounds them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One array of an observation; `write` fills its row, or says what is wrong with the value."""
+    """One array of an observation, and the function that fills it from a value of its space."""
 
     path: str
-    ndim: int  # of a value of the space
+    """Expression for the array in an observation, for error messages."""
+    ndim: int
+    """Number of axes of a value of the space."""
     spec: ArraySpec
     write: Callable[[np.ndarray, Any], str | None]
+    """Writes a value into a row, which must be zeros, or returns the reason why it does not fit."""
 
 
 def observation_leaves(space: spaces.Space, name: str, path: str = "observation") -> Tree:
     """Translates the observation space of environment `name` into a tree of `Leaf`.
 
-    Raises SeedbedError for a space that has no array form, or none of a reasonable size.
+    Discrete and MultiDiscrete become one-hot float32 vectors. Raises SeedbedError if the space is empty,
+    has no array form, or needs a one-hot vector longer than `LARGEST_ONE_HOT`.
     """
 
     def refuse(problem: str) -> SeedbedError:
@@ -99,7 +103,11 @@ def _branches(
 
 
 def _box_dtype(space: spaces.Box) -> str:
-    """Chooses a dtype that JAX has: floats become float32, wide integers int32 if they fit."""
+    """Chooses a dtype for arrays of a Box.
+
+    Floats and bools become float32. Integers of up to 16 bits and int32 keep their dtype; wider ones become
+    int32 if the bounds fit, else float32.
+    """
     if space.dtype.kind in "fb":
         return "float32"
     if space.dtype.itemsize <= 2 or space.dtype == np.int32:
@@ -139,22 +147,26 @@ def _one_hot_writer(
 
 
 class Actions(NamedTuple):
-    """The actions of an environment."""
+    """The action spec of an environment, and the way back to its action space."""
 
     spec: ActionSpec
     decode: Callable[[Array], Any]
-    """Turns an action in the spec's form, or a batch `[B, ...]`, into the space's dtype and shape."""
+    """Turns an action in the spec's form, or a batch `[B, ...]`, into the space's dtype and shape.
+
+    Raises SeedbedError if a real action is outside the bounds by more than rounding.
+    """
 
 
 def actions_of(space: spaces.Space, name: str) -> Actions:
     """Translates the action space of environment `name`.
 
-    MultiBinary and Boxes of integers become choices, an integer a choice among all its values. Raises
-    SeedbedError for a space that is none of these.
+    Discrete, MultiDiscrete and Boxes of floats keep their kind. MultiBinary and Boxes of integers become
+    MultiDiscrete: each element is a choice among all its values. Raises SeedbedError for any other space,
+    for an empty Box, for integers with more than `MOST_VALUES` values and for bounds without room between.
     """
     if isinstance(space, spaces.Discrete):
         start, dtype = int(space.start), space.dtype
-        # [()] makes a scalar of a single action, as the space itself draws one
+        # [()] turns a single action into a scalar, as the space itself draws it.
         return Actions(
             Discrete(int(space.n)),
             lambda action: (np.asarray(action, np.int64) + start).astype(dtype)[()],
@@ -179,7 +191,10 @@ def actions_of(space: spaces.Space, name: str) -> Actions:
 
 
 def _choices(counts: np.ndarray, least: np.ndarray, dtype: Any) -> Actions:
-    """Choices among `counts` values each, from `least` on; both of the space's shape."""
+    """Returns actions that choose each element among `counts` values, which begin at `least`.
+
+    `counts` and `least` have the space's shape.
+    """
     offset = np.asarray(least).astype(np.int64)
 
     def decode(action: Array) -> np.ndarray:
@@ -191,8 +206,8 @@ def _choices(counts: np.ndarray, least: np.ndarray, dtype: Any) -> Actions:
 
 
 def _integers(space: spaces.Box, name: str) -> Actions:
-    """A Box of integers, or of bools, whose elements are choices."""
-    # The width of an int64 may not fit into one; Python's integers have no end.
+    """Translates a Box of integers or of bools: each element becomes a choice."""
+    # The width between two int64 may not fit into an int64. Python's integers have no limit.
     low, high = (bound.astype(object).ravel() for bound in (space.low, space.high))
     most = max(int(b) - int(a) + 1 for a, b in zip(low, high, strict=True))
     if most > MOST_VALUES:
@@ -205,7 +220,7 @@ def _integers(space: spaces.Box, name: str) -> Actions:
 
 
 def _real(space: spaces.Box, name: str) -> Actions:
-    """A Box of floats, which may lack bounds."""
+    """Translates a Box of floats; its bounds may be infinite."""
     low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
     low = np.where(low <= -_NO_BOUND, -np.inf, low)
     high = np.where(high >= _NO_BOUND, np.inf, high)
@@ -225,7 +240,7 @@ def _real(space: spaces.Box, name: str) -> Actions:
                 f"environment {name!r}: action {given.tolist()} is not in {space}; the agent must keep "
                 "its actions between the bounds of its spec"
             )
-        # Float32 may round a bound outwards.
+        # Float32 may round a bound outwards, so clip to the space's own bounds.
         return np.asarray(np.clip(given.astype(space.dtype), space.low, space.high))
 
     spec = Box(space.shape, tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))

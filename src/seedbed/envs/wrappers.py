@@ -1,8 +1,8 @@
-"""What on-device environments are wrapped in: functions from Environment to Environment.
+"""Wrappers for on-device environments: functions from Environment to Environment.
 
-A wrapper's state is `inner=(child's inner, own)`; the timestep is the child's, changed on its way out.
-So a `step` reads of the old timestep only whether the episode ended, and of the old metrics none but
-its own.
+A wrapper's state is `inner=(child's inner, own)`. Its timestep is the child's, and the wrapper may change
+it. Therefore a `step` may read from the old timestep only whether the episode ended, and from the old
+metrics only those that the wrapper itself wrote.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from seedbed.types import Array, ArraySpec, Box, Environment, EnvSpec, EnvState,
 
 
 def time_limit(env: Environment, steps: int) -> Environment:
-    """Truncates episodes after `steps` steps; the last step may terminate as well."""
+    """Adds a time limit: episodes are truncated after `steps` steps. The last step may also terminate.
+
+    Raises SeedbedError if `steps` is below 1.
+    """
     if steps < 1:
         raise SeedbedError(f"time_limit: {steps} steps; give at least 1, or leave the wrapper out")
     return _TimeLimit(env, steps)
 
 
 def auto_reset(env: Environment) -> Environment:
-    """Opens a new episode in the step after an end: action ignored, reward 0, `first` set.
+    """Adds next-step auto-reset: the step after an end ignores its action and opens a new episode.
 
-    The opening state is drawn from a key that the wrapper carries, so no two episodes start alike.
+    That step has reward 0 and `first` set. The wrapper carries a key, from which it draws each opening
+    state, so that episodes start differently.
     """
     return _AutoReset(env)
 
@@ -46,19 +50,22 @@ def training(env: Environment) -> Environment:
 
 
 def resets_itself(env: Environment) -> bool:
-    """Whether `auto_reset` is among an environment's wrappers."""
+    """Returns whether `auto_reset` is among an environment's wrappers."""
     return isinstance(env, _Wrapper) and (isinstance(env, _AutoReset) or resets_itself(env.env))
 
 
 def scale_reward(env: Environment, factor: float) -> Environment:
-    """Multiplies the reward."""
+    """Multiplies rewards by `factor`; raises SeedbedError unless it is finite."""
     if not math.isfinite(factor):
         raise SeedbedError(f"scale_reward: the factor is {factor}; give a finite number")
     return _ScaleReward(env, factor)
 
 
 def clip_action(env: Environment) -> Environment:
-    """Clips actions to the bounds of the spec before the environment sees them."""
+    """Clips actions to the bounds of the spec before the environment sees them.
+
+    Raises SeedbedError if the actions are not a Box.
+    """
     if not isinstance(env.spec.action, Box):
         raise SeedbedError(
             f"clip_action: the actions of {type(env).__name__} are {env.spec.action}, which has no "
@@ -70,8 +77,8 @@ def clip_action(env: Environment) -> Environment:
 def normalise_observation(env: Environment) -> Environment:
     """Shifts and scales observations by their running mean and variance.
 
-    As Gymnasium's NormalizeObservation: each environment has statistics of its own, which the opening
-    observations join and resets keep.
+    As in Gymnasium's NormalizeObservation, each environment has its own statistics, opening observations
+    count, and resets keep the statistics. Raises SeedbedError if an observation is not float32.
     """
     for path, leaf in jax.tree.leaves_with_path(env.spec.observation):
         if leaf.dtype != "float32":
@@ -83,9 +90,9 @@ def normalise_observation(env: Environment) -> Environment:
 
 
 def episode_statistics(env: Environment) -> Environment:
-    """Adds the metrics `episode_return` and `episode_length` of the episode so far.
+    """Adds the metrics `episode_return` and `episode_length`, for the episode so far.
 
-    The sums are of the rewards that this wrapper sees; an opening state has zeros.
+    The return is the sum of the rewards that this wrapper receives. Both are 0 in an opening state.
     """
     return _EpisodeStatistics(env)
 
@@ -93,7 +100,8 @@ def episode_statistics(env: Environment) -> Environment:
 def with_integrator(env: Environment, integrator: str) -> Environment:
     """Returns the environment with another `integrator` in the MuJoCo task inside its wrappers.
 
-    Raises SeedbedError if the task has no such option, or a model of its own that would override it.
+    Raises SeedbedError if the task has no such option, or if it has its own `model`, which would override
+    the option.
     """
     if isinstance(env, _Wrapper):
         return dataclasses.replace(env, env=with_integrator(env.env, integrator))
@@ -107,10 +115,11 @@ def with_integrator(env: Environment, integrator: str) -> Environment:
 
 
 def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> Environment:
-    """Draws the physics anew in each episode: multiplies leaves of the model by random factors.
+    """Draws new physics for each episode: multiplies leaves of the model by random factors.
 
-    Every element of a leaf, such as `body_mass` `[nbody]` or `geom_friction` `[ngeom, 3]`, has a factor
-    of its own, uniform between the two bounds. The task is wrapped in this first.
+    Every element of a leaf, such as `body_mass` `[nbody]` or `geom_friction` `[ngeom, 3]`, has its own
+    factor, uniform between the two bounds. This must be the innermost wrapper. Raises SeedbedError if `env`
+    is not a MuJoCo task, if a leaf cannot be varied, or if the bounds are not positive and in order.
     """
     if not hasattr(env, "physics_model"):
         raise SeedbedError(
@@ -135,7 +144,7 @@ def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> En
 
 @dataclasses.dataclass(frozen=True)
 class _Wrapper:
-    """A wrapper that changes nothing."""
+    """A base class for wrappers; on its own it changes nothing."""
 
     env: Environment
 
@@ -155,7 +164,10 @@ class _Wrapper:
         return self.reopen(key, None)
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
-        """Opens an episode after the state `last`, from which a wrapper may keep something."""
+        """Opens an episode after the state `last`, or the first one if `last` is None; consumes the key.
+
+        A wrapper may carry parts of `last` over into the new episode.
+        """
         child, own = (None, None) if last is None else _unwrap(last)
         return self._opened(_reopen(self.env, key, child), own)
 
@@ -164,11 +176,11 @@ class _Wrapper:
         return self._stepped(self.env.step(child, action), own, state.metrics)
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
-        """Wraps the opening state; `own` is what the wrapper kept before, or None."""
+        """Wraps the opening state; `own` is the wrapper's state before it, or None if there was none."""
         return _wrap(child, ())
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
-        """Wraps the state after a step; `own` and `metrics` are those before it."""
+        """Wraps the state after a step; `own` and `metrics` are those before the step."""
         return _wrap(child, ())
 
 
@@ -187,7 +199,7 @@ def _reopen(env: Environment, key: Array, last: EnvState | None) -> EnvState:
 
 @dataclasses.dataclass(frozen=True)
 class _TimeLimit(_Wrapper):
-    """Keeps the steps of the episode, int32."""
+    """The wrapper of `time_limit`; its state is the number of steps in the episode, int32."""
 
     steps: int
 
@@ -200,14 +212,15 @@ class _TimeLimit(_Wrapper):
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
         arrived = child.timestep
-        count = jnp.where(arrived.first, 0, own + 1)  # first: there is an auto-reset within
+        # `first` can be set here only if there is an auto-reset inside this wrapper.
+        count = jnp.where(arrived.first, 0, own + 1)
         truncated = arrived.truncated | (count >= self.steps)
         return _wrap(child._replace(timestep=arrived._replace(truncated=truncated)), count)
 
 
 @dataclasses.dataclass(frozen=True)
 class _AutoReset(_Wrapper):
-    """Keeps the key from which the next episode is drawn."""
+    """The wrapper of `auto_reset`; its state is the key from which the next episode is drawn."""
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
         key, opening = jax.random.split(key)
@@ -221,12 +234,12 @@ class _AutoReset(_Wrapper):
         opened = self.reopen(key, state)
         _check(self.env, "reset", opened, opened)
         _check(self.env, "step", stepped, opened)
-        # The rare side comes first: simd then skips it unless some lane needs it.
+        # The rare case is the first operand: simd then skips it unless a lane needs it.
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), opened, stepped)
 
 
 def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> None:
-    """Raises unless a state has the spec's shapes and those of the opening state."""
+    """Raises SeedbedError unless a state has the shapes of the spec and of the opening state."""
     innermost = env
     while isinstance(innermost, _Wrapper):
         innermost = innermost.env
@@ -262,6 +275,8 @@ def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> No
 
 @dataclasses.dataclass(frozen=True)
 class _ScaleReward(_Wrapper):
+    """The wrapper of `scale_reward`."""
+
     factor: float
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
@@ -271,6 +286,8 @@ class _ScaleReward(_Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class _ClipAction(_Wrapper):
+    """The wrapper of `clip_action`."""
+
     def step(self, state: EnvState, action: Array) -> EnvState:
         box: Any = self.env.spec.action
         low, high = (
@@ -281,7 +298,10 @@ class _ClipAction(_Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class _NormaliseObservation(_Wrapper):
-    """Keeps (count, means, variances), which start as Gymnasium's: 1e-4, 0 and 1."""
+    """The wrapper of `normalise_observation`; its state is (count, means, variances).
+
+    They start at 1e-4, 0 and 1, as in Gymnasium.
+    """
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
         if own is None:
@@ -312,7 +332,7 @@ class _NormaliseObservation(_Wrapper):
 
 @dataclasses.dataclass(frozen=True)
 class _EpisodeStatistics(_Wrapper):
-    """Keeps its sums where it shows them, in the metrics."""
+    """The wrapper of `episode_statistics`; it keeps its sums in the metrics and has no other state."""
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
         return _wrap(_with_statistics(child, jnp.float32(0), jnp.float32(0)), ())
@@ -332,7 +352,7 @@ def _with_statistics(child: EnvState, total: Array, length: Array) -> EnvState:
 
 @dataclasses.dataclass(frozen=True)
 class _Randomise(_Wrapper):
-    """Keeps the factors of the running episode, by the leaf's name."""
+    """The wrapper of `randomise`; its state is the factors of this episode, by the leaf's name."""
 
     ranges: tuple[tuple[str, float, float], ...]
 
@@ -351,7 +371,7 @@ class _Randomise(_Wrapper):
         return _wrap(self._varied(factors).step(child, action), factors)
 
     def _varied(self, factors: dict[str, Array]) -> Environment:
-        """The task with the factors in its model."""
+        """Returns the task with a model whose leaves are multiplied by the factors."""
         model: Model = self.env.physics_model()  # type: ignore[attr-defined]
         leaves = {
             name: jnp.asarray(getattr(model, name), jnp.float32) * factor

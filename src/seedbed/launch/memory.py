@@ -1,4 +1,4 @@
-"""How malloc keeps the learner's memory, which the C library can only be told before the process starts."""
+"""Settings for malloc in the learner's process. The C library reads them only when a process starts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ NAME = "GLIBC_TUNABLES"
 
 
 def settings(cores: int) -> str:
-    """Returns the C library's settings for a learner on so many cores.
+    """Returns the value of GLIBC_TUNABLES for a learner on this number of cores.
 
-    XLA allocates and frees megabytes in every update, which is cheaper in huge pages. Threads come and
-    go (evaluations, checkpoints), and each new arena keeps what its threads once used: a learner with an
-    arena for each core and one for the rest stops growing within minutes.
+    Huge pages: XLA allocates and frees megabytes in every update, which is cheaper with them. Arenas:
+    threads start and end (evaluations, checkpoints), and every new arena keeps the memory that its threads
+    once used. With one arena per core and one more, the memory of a learner stops growing within minutes.
     """
     return f"glibc.malloc.hugetlb=1:glibc.malloc.arena_max={cores + 1}"
 
 
 def set_up_malloc() -> None:
-    """Starts this process anew with our settings for malloc, where that is possible and not yet so.
+    """Restarts this process with our settings for malloc, if the C library is glibc and it lacks them.
 
-    The user's own setting of the variable stays as it is. Ours goes once it has worked: actors and the
-    checkpoints' helper, which are small, must not inherit it.
+    Does nothing if the user has set GLIBC_TUNABLES. In the restarted process, removes our setting from the
+    environment again: actors and the helper that writes checkpoints are small and must not inherit it.
     """
     ours = settings(os.cpu_count() or 1)
     if os.environ.get(NAME) == ours:

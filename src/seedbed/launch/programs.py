@@ -1,4 +1,4 @@
-"""Compiled programs on disk: what XLA compiled once, the next start loads."""
+"""Keeps programs that XLA has compiled on disk, so that later starts can load them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import jax
 from seedbed.simd.cache import directory, prepared
 
 LARGEST = 512 << 20
-"""Bytes that the directory may hold; what was not used for longest goes first."""
+"""The most bytes that the directory may hold; the least recently used programs are removed first."""
 
 
 def keep_programs() -> None:
-    """Keeps XLA's programs below $SEEDBED_CACHE, unless the user has JAX keep them elsewhere."""
+    """Makes JAX keep its programs below $SEEDBED_CACHE (by default ~/.cache/seedbed).
+
+    Does nothing if the user has set another folder for JAX. Warns, and keeps nothing, if the folder cannot
+    be used.
+    """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR") or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     try:

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution that is fast on CPU as well as on accelerators."""
+"""Two-dimensional convolution that is fast both on CPU and on accelerators."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from seedbed.simd.convolution import Convolution
 from seedbed.simd.ffi import register_kernel
 
 CLIP = 5.0
-"""Scaled numbers are clipped to plus and minus this many (usually) standard deviations."""
+"""Bound to which scaled numbers are clipped, usually in standard deviations."""
 
-_Constants = tuple[jax.Array, ...]  # offset and scale, or nothing
+_Constants = tuple[jax.Array, ...]
+"""Offset and scale of a `Scaling`, or an empty tuple."""
 _EMITTERS = {
     "forward": kernels.forward_ir,
     "weight_gradient": kernels.weight_gradient_ir,
@@ -28,9 +29,9 @@ _EMITTERS = {
 
 
 class Scaling(NamedTuple):
-    """What one observation goes through: `clip((x - offset) * scale, -CLIP, CLIP)`, float32.
+    """The scaling of an observation x: `clip((x - offset) * scale, -CLIP, CLIP)`, float32.
 
-    Constants for differentiation: no gradient reaches either.
+    Both leaves have the shape of one observation. Differentiation treats them as constants.
     """
 
     offset: jax.Array
@@ -38,10 +39,11 @@ class Scaling(NamedTuple):
 
 
 def rescale(x: jax.Array, scaling: Scaling) -> jax.Array:
-    """Scaled float32 numbers of observations [N, ...], each of the shape of `scaling`.
+    """Scales observations [N, ...] to float32; `scaling` has the shape of one observation.
 
     Raises:
-        ValueError: the shapes differ; TypeError: `scaling` is not float32.
+        ValueError: the shapes differ.
+        TypeError: `scaling` is not float32.
     """
     _check_scaling(x, scaling)
     offset, scale = (lax.stop_gradient(s)[None] for s in scaling)
@@ -68,27 +70,28 @@ def conv2d(
     activation: Literal["relu"] | None = None,
     scaling: Scaling | None = None,
 ) -> jax.Array:
-    """Convolution of NHWC images, plus bias, through an optional relu.
+    """Convolves NHWC images, adds a bias and applies an optional relu.
 
-    Float32 throughout: kernels compiled for the host's vector unit on CPU, XLA's convolution
-    elsewhere. Differentiable in `kernel`, `bias` and float32 `x`; compiled code computes only
-    the gradients that are used.
+    All arithmetic is float32. On CPU, it runs kernels that are compiled for the host's vector unit; on
+    other devices, XLA's convolution. It is differentiable in `kernel`, `bias` and float32 `x`. Compiled
+    code computes only the gradients that are used.
 
     Args:
-        x: images [N, H, W, C], float32 or uint8 (converted; scaled by `scaling` only).
+        x: images [N, H, W, C], float32 or uint8 (converted to float32 without a division by 255).
         kernel: weights [KH, KW, C, F].
         bias: one per feature, [F].
         stride: step between neighbouring results, in both directions.
-        padding: zeros added to all four sides.
+        padding: number of zeros added to each of the four sides.
         activation: "relu" or None.
-        scaling: [H, W, C] each; the convolution sees `rescale(x, scaling)`, padded afterwards.
-            Nearly free on CPU. No gradient reaches it.
+        scaling: two arrays [H, W, C], or None. The input is then `rescale(x, scaling)`, which is padded
+            afterwards. It costs almost nothing on CPU. It gets no gradient.
 
     Returns:
         Features [N, OH, OW, F], OH = (H + 2 padding - KH) // stride + 1.
 
     Raises:
-        ValueError: a rank, size or option does not fit; TypeError: a dtype does not.
+        ValueError: a rank, a size or an option does not fit.
+        TypeError: a dtype does not fit.
     """
     _check(x, kernel, bias, stride, padding, activation)
     if scaling is not None:
@@ -177,7 +180,7 @@ _convolve.defvjp(_convolve_fwd, _convolve_bwd)
 
 @functools.cache
 def _forward(layer: Convolution) -> Callable[..., Any]:
-    """y of (x, kernel, bias[, offset, scale]), with a rule for vmap."""
+    """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
 
     def native(x: jax.Array, *arrays: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.features)
@@ -194,7 +197,7 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
 
 @functools.cache
 def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
-    """(dkernel, dbias) of (x, dy[, y][, offset, scale])."""
+    """Returns a function from (x, dy[, y][, offset, scale]) to (dkernel, dbias)."""
     shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
 
     def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -217,7 +220,7 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
 
 @functools.cache
 def _input_gradient(layer: Convolution) -> Callable[..., Any]:
-    """Dx of (dy[, y], kernel)."""
+    """Returns a function from (dy[, y], kernel) to dx, before the gradient of the scaling."""
     image = (layer.height, layer.width, layer.channels)
 
     def native(*arrays: jax.Array) -> jax.Array:
@@ -240,7 +243,7 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
 
 
 def _sum_chunks(parts: jax.Array) -> jax.Array:
-    """Sum over the leading axis as a matrix product: XLA's CPU reduction is many times slower."""
+    """Sums over the leading axis by a matrix product: XLA's reduction on CPU is many times slower."""
     ones = jnp.ones((1, parts.shape[0]), parts.dtype)
     total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
     return total.reshape(parts.shape[1:])

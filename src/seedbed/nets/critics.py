@@ -1,6 +1,6 @@
-"""Networks of agents that judge actions: a policy over real vectors, and twin critics of them.
+"""Networks for agents with critics of actions: a policy over real vectors, and twin critics.
 
-All take observations as one vector; `vectors` makes it.
+All networks take an observation as one vector; `vectors` makes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Tree = Any
 
 
 def vectors(observation: Tree, lead: int) -> Array:
-    """Joins the leaves, each `[*N, ...]` with `lead` axes N, to `[*N, D]` float32.
+    """Joins the leaves of an observation into float32 vectors `[*N, D]`.
 
-    Bytes are taken as fractions of 255.
+    Each leaf is `[*N, ...]` with `lead` leading axes N. Bytes are divided by 255.
     """
 
     def flat(leaf: Array) -> Array:
@@ -33,39 +33,39 @@ def vectors(observation: Tree, lead: int) -> Array:
 
 
 class VectorPolicy(nn.Module):
-    """Parameters `[N, size]` of an action distribution, from vectors `[N, D]`."""
+    """A policy: from vectors `[N, D]` to the parameters `[N, size]` of an action distribution."""
 
     size: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Returns `[N, size]`; nearly 0 at the start."""
+        """Returns the parameters `[N, size]`, which are nearly 0 for initial weights."""
         return PolicyHead(self.size)(Mlp(self.sizes, getattr(nn, self.activation))(x))
 
 
 class Critic(nn.Module):
-    """The value `[N]` of an action in a state, from vectors `[N, D]` of both."""
+    """A critic: from vectors `[N, D]` of observation and action to the values `[N]` of the actions."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Returns `[N]`."""
+        """Returns the values `[N]`."""
         return ValueHead()(Mlp(self.sizes, getattr(nn, self.activation))(x))
 
 
 class TwinCritics(nn.Module):
-    """Two critics that differ in nothing but their weights, whose leaves are `[2, ...]`."""
+    """Two critics that differ only in their weights; leaves of the weights are `[2, ...]`."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
 
     @nn.compact
     def __call__(self, inputs: Array, action: Array) -> Array:
-        """Values `[2, N]` of actions `[N, A]` where `inputs` `[N, D]` were observed."""
+        """Returns both critics' values `[2, N]` of actions `[N, A]` at observations `inputs` `[N, D]`."""
         twins = nn.vmap(
             Critic,
             variable_axes={"params": 0},

@@ -1,4 +1,4 @@
-"""Heads: from features `[..., D]` to what an algorithm reads; always in float32."""
+"""Heads: last layers from features `[..., D]` to a policy or to values, always in float32."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from seedbed.nets.torsos import hidden_init
 
 
 class PolicyHead(nn.Module):
-    """Parameters of an action distribution, `[..., size]`; nearly uniform at the start."""
+    """A layer to the parameters `[..., size]` of an action distribution, at first nearly uniform."""
 
     size: int
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Returns `[..., size]`."""
+        """Returns the parameters `[..., size]`, which are nearly 0 for initial weights."""
         return nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(0.01))(x)
 
 
 class ValueHead(nn.Module):
-    """A state's value, `[...]`."""
+    """A layer to the value `[...]` of a state."""
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Returns `[...]`."""
+        """Returns the values `[...]`."""
         return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x)[..., 0]
 
 
 class DuelingHead(nn.Module):
-    """Action values: a state's value plus advantages of mean 0; Wang et al. (2016), equation 9."""
+    """Layers to action values: a state's value plus advantages of mean 0.
+
+    Source: Wang et al. (2016), equation 9.
+    """
 
     num_actions: int
-    hidden: int = 512
+    hidden: int = 512  # hidden units of each of the two streams
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -40,7 +43,7 @@ class DuelingHead(nn.Module):
         value_hidden = nn.relu(nn.Dense(self.hidden, kernel_init=hidden_init)(x))
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value_hidden)
         advantage_hidden = nn.relu(nn.Dense(self.hidden, kernel_init=hidden_init)(x))
-        # A bias common to all actions would be subtracted again, and the value has one of its own.
+        # Without bias: its mean over the actions would be subtracted again, and the value has a bias.
         advantage = nn.Dense(
             self.num_actions, use_bias=False, kernel_init=nn.initializers.orthogonal(1.0)
         )(advantage_hidden)

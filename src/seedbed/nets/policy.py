@@ -1,4 +1,4 @@
-"""The actor-critic network: one torso, an optional memory, a policy and a value."""
+"""The actor-critic network: one or two torsos, an optional memory, a policy and a value."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish}
 
 
 class ActorCritic(nn.Module):
-    """Policy and value of sequences of observations, from one torso or, with `value_sizes`, from two.
+    """A network from sequences of observations to the parameters of a policy and to values.
 
-    A memory is fed the features, the previous action and the reward that it brought, clipped to [-1, 1], as
-    in Espeholt et al. (2018), figure 3.
+    It has one torso, or two with `value_sizes`. If it has a memory, the inputs of the memory are the
+    features, the previous action and the reward of that action, clipped to [-1, 1], as in Espeholt et al.
+    (2018), figure 3.
     """
 
     parameter_size: int
     image: TorsoName = "nature"
-    sizes: tuple[int, ...] = (64, 64)
-    value_sizes: tuple[
-        int, ...
-    ] = ()  # layers of the value's own mlp; empty: it has no torso of its own
+    sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
+    value_sizes: tuple[int, ...] = ()
+    """Units of the mlp's layers in the value's own torso (and memory); if empty, it shares the policy's."""
     activation: ActivationName = "relu"
-    lstm_size: int = 0  # 0: no memory
+    lstm_size: int = 0  # 0 is no memory
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -45,16 +45,21 @@ class ActorCritic(nn.Module):
         core: Tree,
         scaling: Tree = None,
     ) -> tuple[Array, Array, Tree]:
-        """Consumes `[T, B, ...]`, `[T, B, A]`, `[T, B]`, `[T, B]` and a core from `initial_core`.
+        """Returns parameters `[T, B, parameter_size]`, values `[T, B]` and the core after the last row.
 
-        `previous_action` is a vector; it and the reward are zeroed where `first`. Without a memory all three
-        are unused, and the action may be (). Returns distribution parameters `[T, B, parameter_size]`, values
-        `[T, B]` and the core after the last row. The torso sees all rows at once, scaled by the tree
-        `scaling` if there is one.
+        The torso gets all rows at once.
+
+        Args:
+            observation: leaves [T, B, ...].
+            previous_action: vectors [T, B, A]; replaced by 0 in rows where `first` is set. () without memory.
+            reward: of the previous action, [T, B]; replaced by 0 in rows where `first` is set.
+            first: bool [T, B]; the core is set to 0 before rows where it is set.
+            core: from `initial_core`, or from a call with the rows before.
+            scaling: tree that scales the observation, or None (see `Torso`).
         """
 
         def features(sizes: tuple[int, ...], core: Tree) -> tuple[Array, Tree]:
-            """Features `[T, B, D]` of a torso and memory made here, and the core after the last row."""
+            """Makes a torso and memory; returns features `[T, B, D]` and the core after the last row."""
             rows, batch = first.shape
             folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), observation)
             torso = Torso(self.image, sizes, _ACTIVATIONS[self.activation], dtype=self.dtype)
@@ -75,7 +80,7 @@ class ActorCritic(nn.Module):
 
     @nn.nowrap
     def initial_core(self, batch: int) -> Tree:
-        """Recurrent state of `batch` environments before their first row; () without memory."""
+        """Returns the recurrent state of `batch` environments before row 0; () without memory."""
         if not self.lstm_size:
             return ()
         core = initial_lstm_state(batch, self.lstm_size)
@@ -87,7 +92,7 @@ class ActorCritic(nn.Module):
 
 
 def rescale_values(weights: Tree, factor: Array, offset: Array) -> Tree:
-    """Returns an `ActorCritic`'s weights whose values are `factor * value + offset`, exactly.
+    """Returns weights of an `ActorCritic` with which every value v becomes `factor * v + offset`, exactly.
 
     Only the last layer of the value changes. Source: van Hasselt et al. (2016), equation 5 ("PopArt").
     """

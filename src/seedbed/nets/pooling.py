@@ -1,4 +1,4 @@
-"""Max pooling whose gradient is fast on CPU as well as on accelerators."""
+"""Max pooling with a gradient that is fast both on CPU and on accelerators."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from seedbed.simd.pooling import Pooling
 def max_pool(
     x: jax.Array, *, window: int = 3, stride: int = 2, padding: int | Literal["SAME"] = 1
 ) -> jax.Array:
-    """Largest value of each channel in square windows of NHWC images.
+    """Computes the largest value of each channel in square windows of NHWC images.
 
-    The first of equal maxima takes the gradient, in row-major order.
+    If maxima in a window are equal, the first of them in row-major order gets the gradient.
 
     Args:
         x: images [N, H, W, C], float32.
         window: height and width of a window.
         stride: step between neighbouring windows, in both directions.
-        padding: cells added to all four sides, less than `window`; or "SAME" for
-            ceil(H / stride) rows as in TensorFlow. They never win.
+        padding: number of cells added to each of the four sides, less than `window`; or "SAME" for
+            ceil(H / stride) result rows, as in TensorFlow. Added cells are never a maximum.
 
     Returns:
         Maxima [N, OH, OW, C].
 
     Raises:
-        ValueError: a rank, size or option does not fit; TypeError: x is not float32.
+        ValueError: a rank, a size or an option does not fit.
+        TypeError: x is not float32.
     """
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise ValueError(f"x has shape {x.shape}; pass [N, H, W, C] with no empty axis but N")
@@ -81,7 +82,7 @@ _pool.defvjp(_pool_fwd, _pool_bwd)
 
 @functools.cache
 def _forward(layer: Pooling) -> Callable[..., Any]:
-    """y of x, with a rule for vmap."""
+    """Returns a function from x to the maxima y, with a rule for vmap."""
 
     def native(x: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.channels)
@@ -93,7 +94,7 @@ def _forward(layer: Pooling) -> Callable[..., Any]:
 
 @functools.cache
 def _gradient(layer: Pooling) -> Callable[..., Any]:
-    """Dx of (x, y, dy), with a rule for vmap."""
+    """Returns a function from (x, y, dy) to the gradient dx, with a rule for vmap."""
 
     def native(*arrays: jax.Array) -> jax.Array:
         shapes = (arrays[0].shape, (count_chunks(arrays[0]), 2 * layer.copy_size))

@@ -1,4 +1,4 @@
-"""Networks of action values, with and without a memory."""
+"""Networks for action values, with and without a memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ Tree = Any
 
 
 class QNetwork(nn.Module):
-    """Action values of observations; with `head_size` from two streams, value and advantages."""
+    """A network from observations to action values; with `head_size` it has a dueling head."""
 
     num_actions: int
     image: TorsoName = "nature"
-    sizes: tuple[int, ...] = (64, 64)
+    sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
     activation: ActivationName = "relu"
-    head_size: int = 0  # units of each stream of a dueling head; 0: no such head
+    head_size: int = 0
+    """Hidden units of each stream of the dueling head; 0 is a linear head instead."""
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, observation: Tree, scaling: Tree = None) -> Array:
-        """Returns values `[B, A]` of observations `[B, ...]`, scaled by the tree `scaling` if any."""
+        """Returns action values `[B, A]` for observations `[B, ...]`.
+
+        Observations are scaled by the tree `scaling` if it is given (see `Torso`).
+        """
         torso = Torso(self.image, self.sizes, getattr(nn, self.activation), dtype=self.dtype)
         features = torso(observation, scaling)
         if self.head_size:
@@ -38,17 +42,17 @@ class QNetwork(nn.Module):
 
 
 class RecurrentQNetwork(nn.Module):
-    """Action values of sequences, from a memory.
+    """A network from sequences of observations to action values, with a memory.
 
-    The memory is fed the features, the previous action and the reward that it brought, which is not clipped.
-    Source: Kapturowski et al. (2019), section 2.3, with inputs as in SEED RL.
+    The inputs of the memory are the features, the previous action and the reward of that action, not
+    clipped. Source: Kapturowski et al. (2019), section 2.3; the inputs are those of SEED RL.
     """
 
     num_actions: int
     image: TorsoName = "nature"
-    sizes: tuple[int, ...] = (64, 64)
+    sizes: tuple[int, ...] = (64, 64)  # units of the mlp's layers
     activation: ActivationName = "relu"
-    head_size: int = 512  # units of each stream of the dueling head
+    head_size: int = 512  # hidden units of each stream of the dueling head
     lstm_size: int = 512
     dtype: Any = jnp.float32
 
@@ -62,10 +66,15 @@ class RecurrentQNetwork(nn.Module):
         core: LSTMState,
         scaling: Tree = None,
     ) -> tuple[Array, LSTMState]:
-        """Consumes `[T, B, ...]`, `[T, B, A]`, `[T, B]`, `[T, B]` and the state before row 0.
+        """Returns action values `[T, B, A]` and the state of the memory after the last row.
 
-        `previous_action` is one-hot; it and the reward are zeroed where `first`. Returns values `[T, B, A]`
-        and the state after the last row.
+        Args:
+            observation: leaves [T, B, ...].
+            previous_action: one-hot [T, B, A]; replaced by 0 in rows where `first` is set.
+            reward: of the previous action, [T, B]; replaced by 0 in rows where `first` is set.
+            first: bool [T, B]; the state is set to 0 before rows where it is set.
+            core: state of the memory before row 0.
+            scaling: tree that scales the observation, or None (see `Torso`).
         """
         rows, batch = first.shape
         folded = jax.tree.map(lambda x: x.reshape(rows * batch, *x.shape[2:]), observation)

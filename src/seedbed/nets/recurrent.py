@@ -1,4 +1,4 @@
-"""Recurrent cores over `[T, B, D]`, whose state starts anew with every episode."""
+"""Recurrent cores over `[T, B, D]`; their state is reset at the start of every episode."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from jax import Array
 
 
 class LSTMState(NamedTuple):
-    """State of an LSTM, each `[B, H]` float32."""
+    """The state of an LSTM, each leaf `[B, H]` float32."""
 
     hidden: Array
     cell: Array
 
 
 def initial_lstm_state(batch: int, size: int) -> LSTMState:
-    """State before anything was seen."""
+    """Returns the state before the first row: zeros, leaves `[batch, size]`."""
     return LSTMState(jnp.zeros((batch, size)), jnp.zeros((batch, size)))
 
 
 def memory_inputs(features: Array, previous_action: Array, reward: Array, first: Array) -> Array:
-    """Joins what a memory is fed: features `[T, B, D]`, and the action and reward of the step before.
+    """Joins the inputs of a memory to `[T, B, D + A + 1]`: features, previous action and its reward.
 
-    The previous action is a vector `[T, B, A]`, the reward `[T, B]`; both are zeroed where `first` `[T, B]`.
+    Features are `[T, B, D]`, the previous action is a vector `[T, B, A]` and the reward `[T, B]`. Action and
+    reward are replaced by 0 in rows where `first` `[T, B]` is set.
     """
     before = jnp.concatenate([previous_action, reward[..., None]], axis=-1)
     before = jnp.where(first[..., None], 0.0, before)
@@ -33,24 +34,24 @@ def memory_inputs(features: Array, previous_action: Array, reward: Array, first:
 
 
 class LSTM(nn.Module):
-    """A long short-term memory; one step is a sequence with T = 1.
+    """A long short-term memory; a single step is a sequence with T = 1.
 
-    Source: Gers, Schmidhuber and Cummins (2000), with forget biases of 1.
+    Source: Gers, Schmidhuber and Cummins (2000). The biases of the forget gate start at 1.
     """
 
     size: int
 
     @nn.compact
     def __call__(self, x: Array, first: Array, state: LSTMState) -> tuple[Array, LSTMState]:
-        """Consumes x `[T, B, D]`; the state is zeroed where `first` `[T, B]`, before that row.
+        """Returns outputs `[T, B, H]` for x `[T, B, D]`, and the state after the last row.
 
-        Returns outputs `[T, B, H]` and the state after the last row.
+        `state` is the state before row 0. It is set to 0 before each row where `first` `[T, B]` is set.
         """
         gates = 4 * self.size
         input_kernel = self.param("input", nn.initializers.orthogonal(), (x.shape[-1], gates))
         recurrent_kernel = self.param("recurrent", _recurrent_init, (self.size, gates))
         bias = self.param("bias", _bias_init, (gates,))
-        # One product for all rows; only what depends on the previous row stays in the loop.
+        # One product serves all rows. Only the part that depends on the previous row stays in the loop.
         projected = x @ input_kernel + bias[None, None]
 
         return _recur(projected, recurrent_kernel, first, state)
@@ -59,7 +60,7 @@ class LSTM(nn.Module):
 def _scan(
     projected: Array, kernel: Array, first: Array, state: LSTMState
 ) -> tuple[Array, LSTMState]:
-    """Outputs `[T, B, H]` and the state after the last row, from projected inputs `[T, B, 4 H]`."""
+    """Returns outputs `[T, B, H]` and the last state, from projected inputs `[T, B, 4 H]`."""
 
     def step(state: LSTMState, row: tuple[Array, Array]) -> tuple[LSTMState, Array]:
         projected, first = row
@@ -74,8 +75,8 @@ def _scan(
     return hidden, state
 
 
-# Differentiated as it stands, the loop would add up the kernel's gradient row by row: a product for
-# each, and a pass over the whole kernel. All rows together are one product.
+# JAX's own gradient of the loop would add up the kernel's gradient row by row: for each row a product, and
+# a pass over the whole kernel. This gradient is one product for all rows.
 _recur = jax.custom_vjp(_scan)
 
 
@@ -97,7 +98,7 @@ _recur.defvjp(_recur_fwd, _recur_bwd)
 
 
 def _recurrent_init(key: Array, shape: tuple[int, int]) -> Array:
-    """Orthogonal for each gate on its own, [H, 4 H]."""
+    """Draws a kernel [H, 4 H] that is orthogonal for each gate separately; consumes the key."""
     size = shape[0]
     keys = jax.random.split(key, 4)
     gates = [nn.initializers.orthogonal()(k, (size, size)) for k in keys]
@@ -105,6 +106,6 @@ def _recurrent_init(key: Array, shape: tuple[int, int]) -> Array:
 
 
 def _bias_init(key: Array, shape: tuple[int]) -> Array:
-    """Ones for the forget gate, the second of four; the key is unused."""
+    """Returns biases [4 H]: 1 for the forget gate, the second of four, else 0; the key is unused."""
     del key
     return jnp.zeros((4, shape[0] // 4)).at[1].set(1.0).reshape(shape)

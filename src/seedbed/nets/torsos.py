@@ -1,7 +1,7 @@
-"""Torsos: from a batch of observations `[B, ...]` to features `[B, D]`, float32.
+"""Torsos: networks from a batch of observations `[B, ...]` to features `[B, D]`, float32.
 
-Parameters are always float32; `dtype` is what the arithmetic uses. With a `Scaling`, of the shape
-of one observation, a torso sees `rescale(x, scaling)` instead of bytes as fractions of 255.
+Parameters are always float32; `dtype` is the dtype of the arithmetic. With a `Scaling`, of the shape of
+one observation, the input of a torso is `rescale(x, scaling)`. Without it, bytes are divided by 255.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from seedbed.types import SeedbedError
 Tree = Any
 TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
 SMALLEST = {"nature": 36, "small": 20}
-"""Pixels of either side from which an image is large enough for a torso."""
+"""Smallest height and width in pixels of an image for a torso."""
 hidden_init = nn.initializers.orthogonal(2**0.5)
+"""Initializer for the kernels of hidden layers."""
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Says whether one observation of this shape is an image, `[H, W, C]`."""
+    """Returns whether one observation of this shape is an image, `[H, W, C]`."""
     return len(shape) == 3
 
 
 def fits_convolutions(shape: tuple[int, ...]) -> bool:
-    """Says whether one observation of this shape is an image that the smallest network here can take."""
+    """Returns whether one observation of this shape is an image that is large enough for `Small`."""
     return is_image(shape) and min(shape[:2]) >= SMALLEST["small"]
 
 
 def auto_torso(shape: tuple[int, ...]) -> TorsoName:
-    """Chooses the torso of one observation: the largest network that an image is large enough for.
+    """Chooses the torso for observations of this shape.
 
-    Images and matrices under 20 pixels, vectors and numbers are flattened into the mlp. Raises SeedbedError
-    for what may be a larger image, but is not `[H, W, C]`.
+    An image gets nature from 36 x 36 pixels, small from 20 x 20. Smaller images and matrices, vectors and
+    numbers get the mlp, which flattens them. Raises SeedbedError if the shape may be that of a larger image
+    but is not `[H, W, C]`.
     """
     if fits_convolutions(shape):
         return "nature" if min(shape[:2]) >= SMALLEST["nature"] else "small"
@@ -60,7 +62,7 @@ def auto_torso(shape: tuple[int, ...]) -> TorsoName:
 
 
 class Convolution(nn.Module):
-    """A convolution of images `[B, H, W, C]`; bytes are taken as fractions of 255."""
+    """A convolution of images `[B, H, W, C]`; without a scaling, bytes are divided by 255."""
 
     features: int
     size: int
@@ -77,7 +79,8 @@ class Convolution(nn.Module):
         kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         if x.dtype == jnp.uint8 and scaling is None:
-            kernel = kernel / 255.0  # a few thousand weights, rather than every pixel
+            # Dividing a few thousand weights is cheaper than dividing every pixel.
+            kernel = kernel / 255.0
         if self.dtype == jnp.float32:
             return conv2d(
                 *(x, kernel, bias),
@@ -101,13 +104,13 @@ class Convolution(nn.Module):
 
 
 class Nature(nn.Module):
-    """The network of Mnih et al. (2015) over images `[B, H, W, C]`: 512 features."""
+    """The network of Mnih et al. (2015) for images `[B, H, W, C]`, with 512 features."""
 
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
-        """Returns features `[B, 512]`; raises SeedbedError if the image is under 36 pixels."""
+        """Returns features `[B, 512]`; raises SeedbedError if a side of the images is under 36 pixels."""
         _check_size("nature", x)
         x = Convolution(32, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(64, 4, stride=2, dtype=self.dtype)(x)
@@ -116,13 +119,16 @@ class Nature(nn.Module):
 
 
 class Small(nn.Module):
-    """The network of Mnih et al. (2013) over images `[B, H, W, C]`: 256 features for a third of the work."""
+    """The network of Mnih et al. (2013) for images `[B, H, W, C]`, with 256 features.
+
+    It does about a third of the work of `Nature`.
+    """
 
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
-        """Returns features `[B, 256]`; raises SeedbedError if the image is under 20 pixels."""
+        """Returns features `[B, 256]`; raises SeedbedError if a side of the images is under 20 pixels."""
         _check_size("small", x)
         x = Convolution(16, 8, stride=4, dtype=self.dtype)(x, scaling)
         x = Convolution(32, 4, stride=2, dtype=self.dtype)(x)
@@ -140,7 +146,7 @@ def _check_size(torso: TorsoName, images: Array) -> None:
 
 
 class DeepResNet(nn.Module):
-    """The deep network of Espeholt et al. (2018), figure 3, over images `[B, H, W, C]`."""
+    """The deep network of Espeholt et al. (2018), figure 3, for images `[B, H, W, C]`."""
 
     channels: tuple[int, ...] = (16, 32, 32)
     dtype: Any = jnp.float32
@@ -148,9 +154,10 @@ class DeepResNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 256]`."""
-        # With the usual gain every block would double the variance; so all of them do together.
         linear = partial(Convolution, size=3, padding=1, relu=False, dtype=self.dtype)
-        branch_gain = len(self.channels) ** -0.5  # sqrt(2 / number of blocks)
+        # With the usual gain, sqrt(2), each of the n residual blocks would double the variance. With
+        # sqrt(2 / n), it grows by 1 / n in each. There are two blocks for each number of channels.
+        branch_gain = len(self.channels) ** -0.5
         for i, channels in enumerate(self.channels):
             x = linear(channels, gain=1.0)(x, None if i else scaling)
             x = max_pool(x.astype(jnp.float32), padding="SAME").astype(self.dtype)
@@ -161,9 +168,9 @@ class DeepResNet(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Dense layers over `[B, ...]`, flattened; bytes are taken as fractions of 255."""
+    """Dense layers over flattened `[B, ...]`; without a scaling, bytes are divided by 255."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # units of the layers
     activation: Callable[[Array], Array] = nn.relu
     dtype: Any = jnp.float32
 
@@ -180,10 +187,10 @@ class Mlp(nn.Module):
 
 
 class Torso(nn.Module):
-    """Features of a tree of observations, leaves `[B, ...]`, each through a torso of its own.
+    """A network from a tree of observations, leaves `[B, ...]`, to features, with one torso per leaf.
 
-    Images go through the torso called `image`, everything else through an Mlp of `sizes`; with auto,
-    `auto_torso` chooses for each leaf.
+    Images go through the torso called `image`, all other leaves through an Mlp of `sizes`. With auto,
+    `auto_torso` chooses the torso of each leaf.
     """
 
     image: TorsoName
@@ -193,9 +200,9 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, observation: Tree, scaling: Tree = None) -> Array:
-        """Returns the leaves' features, concatenated, `[B, D]`.
+        """Returns the features of all leaves, concatenated, `[B, D]`.
 
-        `scaling` holds a `Scaling`, or None, in place of every leaf of the observation.
+        `scaling` is None, or a tree with a `Scaling` or None in place of each leaf of the observation.
         """
         leaves, structure = jax.tree.flatten(observation)
         whole = scaling is None

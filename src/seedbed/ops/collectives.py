@@ -1,4 +1,4 @@
-"""Means over the devices that share a batch, for code that does not know whether there are several."""
+"""Means over the devices that share a batch. The caller need not know how many devices there are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _AXIS: contextvars.ContextVar[str | None] = contextvars.ContextVar("data_axis", 
 
 @contextlib.contextmanager
 def data_axis(name: str | None) -> Iterator[None]:
-    """Names the mapped axis over which a batch is divided, while a function is traced; None is no axis."""
+    """Names the mapped axis that divides the batch; None means no axis.
+
+    The name holds inside the `with` block, in the current context only. Enter it while tracing.
+    """
     token = _AXIS.set(name)
     try:
         yield
@@ -23,6 +26,9 @@ def data_axis(name: str | None) -> Iterator[None]:
 
 
 def mean_over_devices(x: Any) -> Any:
-    """Averages each leaf over the devices that share the batch in equal parts."""
+    """Averages each leaf over the devices of the axis that `data_axis` names; returns `x` if there is none.
+
+    Every device must hold an equal part of the batch.
+    """
     axis = _AXIS.get()
     return x if axis is None else jax.lax.pmean(x, axis)

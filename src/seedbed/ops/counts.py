@@ -1,7 +1,7 @@
 """Counts of steps beyond 32 bits, and the random numbers that depend on them.
 
-JAX folds 32 bits into a key, and a run may be longer. On the device a count is therefore uint32 `[2]`, its
-low half first.
+JAX folds 32 bits into a key, but a run may have more steps than that. On the device a count is therefore
+uint32 `[2]`, with its low half first.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _LOW = (1 << 32) - 1
 
 
 def halves(count: int) -> np.ndarray:
-    """Splits a count, below 2^64, into uint32 `[2]`."""
+    """Splits a count into uint32 `[2]`, low half first. The count must be from 0 to 2^64 - 1."""
     return np.array([count & _LOW, count >> 32], np.uint32)
 
 
 def next_count(count: Array) -> Array:
-    """Adds 1 to a count uint32 `[2]`."""
+    """Returns a count, uint32 `[2]`, plus 1. The carry goes into the high half."""
     low = count[0] + jnp.uint32(1)
     return jnp.stack([low, count[1] + (low == 0).astype(jnp.uint32)])
 
 
 def fold_count(key: Array, count: Array | np.ndarray) -> Array:
-    """Derives a key from a key, which is not consumed, and a count uint32 `[2]`."""
+    """Derives a key from `key` and a count, uint32 `[2]`. `key` is not consumed."""
     return jax.random.fold_in(jax.random.fold_in(key, count[1]), count[0])
 
 
 def derived_seed(seed: int, count: int) -> int:
-    """Derives a seed, from 0 to 2^31 - 1, from a seed and a count of any size."""
+    """Derives a seed from 0 to 2^31 - 1. `seed` and `count` are non-negative and may be of any size."""
     return int(np.random.SeedSequence([seed, count]).generate_state(1)[0]) >> 1

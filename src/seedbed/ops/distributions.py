@@ -1,6 +1,7 @@
-"""Action distributions: what a policy head's numbers mean for each kind of action.
+"""Action distributions: the meaning of a policy head's output for each kind of action.
 
-Each is a frozen dataclass of parameters `[..., P]`; `...` is any batch shape, also of every result.
+Each distribution is a frozen dataclass of parameters `[..., P]`. `...` is any batch shape, and results have
+the same batch shape.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
 
 
 class Scales(NamedTuple):
-    """Deviations of a normal's draws, where the bounds of an action are -1 and 1."""
+    """Standard deviations of a normal's draws, in units in which the action's bounds are -1 and 1."""
 
-    initial: float  # where the network's number is 0
-    least: float  # below which it does not fall
+    initial: float  # when the network's output is 0; must be above `least`
+    least: float  # lower bound
 
 
 class Distribution(Protocol):
-    """What every distribution here offers; `key` is consumed."""
+    """The interface of every distribution in this module."""
 
     def sample(self, key: Array) -> Array:
-        """Draws once for each batch element."""
+        """Draws once for each batch element; consumes the key."""
         ...
 
     def mode(self) -> Array:
-        """Most probable draw."""
+        """Returns the most probable draw."""
         ...
 
     def log_prob(self, action: Array) -> Array:
-        """Log-probability or log-density `[...]`."""
+        """Returns the log-probability or log-density `[...]` of an action."""
         ...
 
     def entropy(self) -> Array:
-        """Entropy in nats `[...]`."""
+        """Returns the entropy in nats `[...]`."""
         ...
 
     def kl(self, other: Any) -> Array:
-        """KL(self || other) in nats `[...]`; `other` is of the same class."""
+        """Returns KL(self || other) in nats `[...]`; `other` is of the same class."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Categorical:
-    """One of n choices; logits `[..., n]`, actions int32 `[...]`."""
+    """A distribution over n choices; logits `[..., n]`, actions int32 `[...]`."""
 
     logits: Array
 
@@ -59,34 +60,34 @@ class Categorical:
         return jax.random.categorical(key, self.logits).astype(jnp.int32)
 
     def mode(self) -> Array:
-        """First most probable choice."""
+        """Returns the most probable choice; the first of them if several are equal."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, action: Array) -> Array:
-        """Log-probability of the choice."""
+        """Returns the log-probability of the choice."""
         log_probs = jax.nn.log_softmax(self.logits)
         return jnp.take_along_axis(log_probs, action[..., None], axis=-1)[..., 0]
 
     def entropy(self) -> Array:
-        """Entropy in nats; a choice of probability 0 adds 0."""
+        """Returns the entropy in nats; a choice of probability 0 adds 0."""
         log_probs = jax.nn.log_softmax(self.logits)
         return -_expectation(log_probs, log_probs)
 
     def kl(self, other: Categorical) -> Array:
-        """KL(self || other) in nats."""
+        """Returns KL(self || other) in nats."""
         log_probs = jax.nn.log_softmax(self.logits)
         return _expectation(log_probs, log_probs - jax.nn.log_softmax(other.logits))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiCategorical:
-    """Independent choices; logits `[..., sum(nvec)]`, actions int32 `[..., len(nvec)]`."""
+    """Several independent choices; logits `[..., sum(nvec)]`, actions int32 `[..., len(nvec)]`."""
 
     logits: Array
     nvec: tuple[int, ...]
 
     def parts(self) -> list[Categorical]:
-        """Splits into one distribution for each choice."""
+        """Splits the logits into one distribution for each choice."""
         ends = np.cumsum(self.nvec)[:-1].tolist()
         return [Categorical(part) for part in jnp.split(self.logits, ends, axis=-1)]
 
@@ -97,26 +98,26 @@ class MultiCategorical:
         return jnp.stack(draws, axis=-1)
 
     def mode(self) -> Array:
-        """First most probable choice in each set."""
+        """Returns the most probable option of each choice; the first of them if several are equal."""
         return jnp.stack([part.mode() for part in self.parts()], axis=-1)
 
     def log_prob(self, action: Array) -> Array:
-        """Log-probability of all choices together."""
+        """Returns the log-probability of all choices together."""
         return sum(part.log_prob(action[..., i]) for i, part in enumerate(self.parts()))  # type: ignore[return-value]
 
     def entropy(self) -> Array:
-        """Entropy in nats."""
+        """Returns the entropy in nats."""
         return sum(part.entropy() for part in self.parts())  # type: ignore[return-value]
 
     def kl(self, other: MultiCategorical) -> Array:
-        """KL(self || other) in nats."""
+        """Returns KL(self || other) in nats."""
         pairs = zip(self.parts(), other.parts(), strict=True)
         return sum(mine.kl(theirs) for mine, theirs in pairs)  # type: ignore[return-value]
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Independent normals; mean, scale and draws are `[..., D]`."""
+    """Independent normal distributions; mean, scale (standard deviation) and draws are `[..., D]`."""
 
     mean: Array
     scale: Array
@@ -126,32 +127,34 @@ class Normal:
         return self.mean + self.scale * jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
     def mode(self) -> Array:
-        """The mean."""
+        """Returns the mean `[..., D]`."""
         return self.mean
 
     def log_prob(self, action: Array) -> Array:
-        """Log-density of draws `[..., D]`."""
+        """Returns the log-density `[...]` of draws `[..., D]`."""
         z = (action - self.mean) / self.scale
         density = -0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2.0 * math.pi)
         return density.sum(-1)
 
     def entropy(self) -> Array:
-        """Differential entropy in nats."""
+        """Returns the differential entropy in nats."""
         return (0.5 * math.log(2.0 * math.pi * math.e) + jnp.log(self.scale)).sum(-1)
 
     def kl(self, other: Normal) -> Array:
-        """KL(self || other) in nats."""
+        """Returns KL(self || other) in nats."""
         ratio = self.scale / other.scale
         z = (self.mean - other.mean) / other.scale
         return (0.5 * (jnp.square(ratio) + jnp.square(z) - 1.0) - jnp.log(ratio)).sum(-1)
 
 
 def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
-    """Brings x `[..., D]` into the Box's bounds: actions `[..., *shape]`.
+    """Maps x `[..., D]` into the bounds of a Box; returns actions `[..., *shape]`.
 
-    By tanh, an element between two bounds is its tanh, scaled to them, and one with a single bound lies
-    a softplus away from that. By clip, -1 is the lower bound and 1 the upper; an element with a single
-    bound keeps its unit. Elements without bounds stay as they are.
+    tanh: an element with two bounds becomes its tanh, scaled to the bounds. An element with one bound lies
+    a softplus away from the bound.
+    clip: -1 becomes the lower bound and 1 the upper bound, and the rest is clipped. An element with one
+    bound is shifted and clipped, but not scaled.
+    Elements without bounds do not change.
     """
     b = _bounds(action.low, action.high, x.ndim)
     if by == "clip":
@@ -160,16 +163,16 @@ def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
         y = jnp.where(b.both, b.middle + b.half * jnp.tanh(x), x)
         if b.single.any():
             y = jnp.where(b.single, b.edge + b.side * jax.nn.softplus(b.side * x), y)
-    # The sum may round to just outside.
+    # Rounding may put the sum just outside the bounds.
     y = jnp.clip(y, _aligned(action.low, x.ndim), _aligned(action.high, x.ndim))
     return y.reshape(*y.shape[:-1], *action.shape)
 
 
 def action_vector(action: ActionSpec, x: Array) -> Array:
-    """Turns actions in the form of the spec, `[..., *shape]`, into what networks are fed, `[..., A]`.
+    """Turns actions in the form of the spec, `[..., *shape]`, into the input of a network, `[..., A]`.
 
-    Choices become one-hot, several choices one after the other; a Box is brought to where its bounds are -1
-    and 1, and its elements without bounds stay as they are.
+    Choices become one-hot; several choices follow one another. A Box is scaled so that its bounds are -1
+    and 1. An element with one bound is shifted but not scaled; elements without bounds do not change.
     """
     if isinstance(action, Discrete):
         return jax.nn.one_hot(x, action.n)
@@ -182,14 +185,14 @@ def action_vector(action: ActionSpec, x: Array) -> Array:
 
 
 class _Bounds(NamedTuple):
-    """Bounds of the elements of a Box, each `[1, ..., 1, D]`."""
+    """The bounds of a Box, by element; each array is `[1, ..., 1, D]`."""
 
-    both: np.ndarray  # whether there are two
-    single: np.ndarray  # whether there is one
-    middle: np.ndarray  # between two; one unit from a single bound, and 0 where there is none
-    half: np.ndarray  # half the width between two; 1 elsewhere
-    side: np.ndarray  # 1 above a single lower bound, -1 below a single upper one, else 0
-    edge: np.ndarray  # that bound; 0 elsewhere
+    both: np.ndarray  # the element has two finite bounds
+    single: np.ndarray  # the element has exactly one finite bound
+    middle: np.ndarray  # centre of two bounds; one unit inside a single bound; otherwise 0
+    half: np.ndarray  # half the distance between two bounds; otherwise 1
+    side: np.ndarray  # 1 for a single lower bound, -1 for a single upper bound, otherwise 0
+    edge: np.ndarray  # the single bound; otherwise 0
 
 
 def _bounds(low: tuple[float, ...], high: tuple[float, ...], rank: int) -> _Bounds:
@@ -210,12 +213,12 @@ def _bounds(low: tuple[float, ...], high: tuple[float, ...], rank: int) -> _Boun
 
 
 def _aligned(bound: tuple[float, ...], rank: int) -> np.ndarray:
-    """A bound as float32 `[1, ..., 1, D]` of a rank."""
+    """Returns a bound as float32 `[1, ..., 1, D]` with `rank` axes."""
     return np.asarray(bound, np.float32).reshape((1,) * (rank - 1) + (-1,))
 
 
 def parameter_size(action: ActionSpec) -> int:
-    """Counts the numbers that a policy head must produce for an action."""
+    """Returns the number of outputs that a policy head must have for an action."""
     if isinstance(action, Discrete):
         return action.n
     if isinstance(action, MultiDiscrete):
@@ -224,10 +227,13 @@ def parameter_size(action: ActionSpec) -> int:
 
 
 def distribution(action: ActionSpec, parameters: Array, scales: Scales) -> Distribution:
-    """Reads a policy head's output `[..., parameter_size(action)]` as a distribution of draws.
+    """Turns a policy head's output `[..., parameter_size(action)]` into a distribution of draws.
 
-    A draw is the action itself, or of a Box the vector `[..., D]` that `squash` turns into one. Of a Box, the
-    first half of the parameters are means, and the second half tell the scales.
+    For discrete actions a draw is the action itself. For a Box a draw is a vector `[..., D]` that `squash`
+    turns into an action; the first half of the parameters are means and the second half set the scales.
+
+    Raises:
+        SeedbedError: the bounds of a Box are empty.
     """
     if isinstance(action, Discrete):
         return Categorical(parameters)
@@ -235,13 +241,13 @@ def distribution(action: ActionSpec, parameters: Array, scales: Scales) -> Distr
         return MultiCategorical(parameters, action.nvec)
     check_bounds(action)
     mean, raw_scale = jnp.split(parameters, 2, axis=-1)
-    # A network's numbers are near 0 at first: there the softplus is initial - least.
+    # An untrained network's outputs are near 0. With this offset the softplus of 0 is initial - least.
     offset = math.log(math.expm1(scales.initial - scales.least))
     return Normal(mean, jax.nn.softplus(raw_scale + offset) + scales.least)
 
 
 def check_bounds(action: Box) -> None:
-    """Raises SeedbedError unless every element has room between its bounds, which may be infinite."""
+    """Raises SeedbedError unless low < high in every element. Bounds may be infinite."""
     low, high = (np.asarray(bound, np.float32) for bound in (action.low, action.high))
     if not (low < high).all():
         raise SeedbedError(
@@ -251,7 +257,7 @@ def check_bounds(action: Box) -> None:
 
 
 def _expectation(log_probs: Array, x: Array) -> Array:
-    """Sum of p x over the last axis; a logit of -inf adds 0 to the value and the gradient."""
+    """Returns the sum of p x over the last axis; a logit of -inf adds 0 to the value and the gradient."""
     possible = jnp.isfinite(log_probs)
     probs = jnp.where(possible, jnp.exp(log_probs), 0.0)
     return (probs * jnp.where(possible, x, 0.0)).sum(-1)

@@ -1,4 +1,4 @@
-"""Loss rows, and the means that leave out rows which are not transitions."""
+"""Losses of single rows, and means that leave out rows which are not transitions."""
 
 from __future__ import annotations
 
@@ -10,33 +10,42 @@ from jax import Array, lax
 
 
 def masked_mean(x: Array, valid: Array) -> Array:
-    """Mean of `x` where `valid` (bool, same shape); 0 where nothing is valid."""
+    """Returns the mean of the elements of `x` that `valid` (bool, same shape) marks; 0 if it marks none."""
     return jnp.where(valid, x, 0.0).sum() / jnp.maximum(valid.sum(), 1)
 
 
 def policy_gradient_losses(log_prob: Array, advantage: Array) -> Array:
-    """Rows whose gradient is the policy gradient's, shape of `log_prob`; Sutton et al. (2000)."""
+    """Returns rows, in the shape of `log_prob`, whose gradient is minus the policy gradient.
+
+    No gradient flows through the advantage. Source: Sutton et al. (2000).
+    """
     return -log_prob * lax.stop_gradient(advantage)
 
 
 def value_losses(value: Array, target: Array) -> Array:
-    """Half the squared distance to a fixed target, shape of `value`."""
+    """Returns half the squared distance to a target, in the shape of `value`.
+
+    No gradient flows through the target.
+    """
     return 0.5 * jnp.square(value - lax.stop_gradient(target))
 
 
 def global_norm(tree: Any) -> Array:
-    """Euclidean norm of all leaves together."""
+    """Returns the Euclidean norm of all leaves together."""
     return jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
 
 
 def explained_variance(value: Array, target: Array, valid: Array) -> Array:
-    """Share of the valid targets' variance that the values explain; 0 of constant targets."""
+    """Returns the share, at most 1, of the valid targets' variance that the values explain.
+
+    It is negative if the errors vary more than the targets, and 0 if the targets are constant.
+    """
 
     def variance(x: Array) -> Array:
         return masked_mean(jnp.square(x - masked_mean(x, valid)), valid)
 
     total = variance(target)
-    # A constant's variance is not exactly 0 in float32.
+    # In float32 the variance of a constant is not exactly 0.
     threshold = 1e-10 * masked_mean(jnp.square(target), valid)
     informative = total > threshold
     return jnp.where(

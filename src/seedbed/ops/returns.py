@@ -1,10 +1,12 @@
 """Returns, advantages and value targets of one sequence `[T]`; callers vmap over the batch.
 
-Names follow the field: `v_tm1` is the value where the action was taken, `r_t`, `discount_t` and
-`v_t` belong to what it led to. `trace_t` is lambda, and 0 where an episode ended: no recursion
-crosses an end, and a truncated step (discount still gamma) bootstraps from `v_t` of the true last
-observation. Recursions are `lax.scan`s: on CPU they beat `associative_scan` and an unrolled loop
-at every size tried, and compile in a tenth of a second.
+Names follow the field. `v_tm1` is the value of the observation in which the action was taken. `r_t`,
+`discount_t` and `v_t` are the reward, discount and value that follow the action. `trace_t` is lambda, and 0
+on steps that end an episode, so that no recursion crosses an end. A truncated step keeps gamma as its
+discount and bootstraps from `v_t` of the true last observation.
+
+Recursions are `lax.scan`s. On CPU they are faster than `associative_scan` and than an unrolled loop at
+every size that was tried, and they compile in 0.1 s.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from jax import Array, lax
 class VtraceClips(NamedTuple):
     """Upper bounds of the importance weights, named as in Espeholt et al. (2018)."""
 
-    rho: float = 1.0  # of the temporal differences: decides the fixed point
-    c: float = 1.0  # of the traces: decides the speed of contraction
-    pg_rho: float = 1.0  # of the policy gradient's advantage
+    rho: float = 1.0  # for the temporal differences; decides the fixed point
+    c: float = 1.0  # for the traces; decides the speed of contraction
+    pg_rho: float = 1.0  # for the advantage of the policy gradient
 
 
 _UNIT_CLIPS = VtraceClips()
 
 
 class VtraceReturn(NamedTuple):
-    """What V-trace yields, each `[T]` without gradient; 0 errors and advantages where rho is 0."""
+    """The result of V-trace: arrays `[T]` without gradient. Errors and advantages are 0 if rho is 0."""
 
     errors: Array  # vs - v_tm1
     pg_advantage: Array
@@ -44,17 +46,17 @@ def vtrace(
     rho_tm1: Array,
     clips: VtraceClips = _UNIT_CLIPS,
 ) -> VtraceReturn:
-    """V-trace targets and advantages of one sequence; all arrays are `[T]`.
+    """Computes V-trace targets and advantages of one sequence; all arrays are `[T]`.
 
     `rho_tm1` is pi(a) / mu(a), and 0 on rows that are auto-resets. Source: Espeholt et al. (2018),
-    equations 1 and 2; the advantage blends `v_t` with the next target by `trace_t`, as rlax does,
-    which leaves the paper's definition at lambda = 1.
+    equations 1 and 2. As in rlax, the advantage blends `v_t` with the next target by `trace_t`; at
+    lambda = 1 this is the paper's definition.
     """
     c_tm1 = trace_t * jnp.minimum(clips.c, rho_tm1)
     delta_t = jnp.minimum(clips.rho, rho_tm1) * (r_t + discount_t * v_t - v_tm1)
     errors = _reverse_linear_recurrence(delta_t, discount_t * c_tm1, jnp.zeros_like(delta_t[0]))
     errors_t = jnp.append(errors[1:], jnp.zeros_like(errors[:1]))
-    # v_t + errors_t is the next row's target wherever the trace is not cut.
+    # v_t + errors_t is the target of the next row, unless the trace is cut.
     q_t = r_t + discount_t * (v_t + trace_t * errors_t)
     pg_advantage = jnp.minimum(clips.pg_rho, rho_tm1) * (q_t - v_tm1)
     return lax.stop_gradient(VtraceReturn(errors, pg_advantage, v_tm1 + errors))
@@ -63,9 +65,9 @@ def vtrace(
 def generalised_advantages(
     v_tm1: Array, v_t: Array, r_t: Array, discount_t: Array, trace_t: Array
 ) -> Array:
-    """Generalised advantage estimates `[T]`, without gradient; meaningless on auto-reset rows.
+    """Computes generalised advantage estimates `[T]`, without gradient.
 
-    Source: Schulman et al. (2016), equation 16.
+    Values on auto-reset rows have no meaning. Source: Schulman et al. (2016), equation 16.
     """
     delta_t = r_t + discount_t * v_t - v_tm1
     start = jnp.zeros_like(delta_t[0])
@@ -73,7 +75,7 @@ def generalised_advantages(
 
 
 def lambda_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array) -> Array:
-    """Lambda-returns `[T]`, without gradient; the last row bootstraps from `v_t[-1]`.
+    """Computes lambda-returns `[T]`, without gradient. The last row bootstraps from `v_t[-1]`.
 
     Source: Sutton and Barto (2018), equation 12.2 in recursive form.
     """
@@ -83,10 +85,10 @@ def lambda_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array) ->
 
 
 def n_step_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array, n: int) -> Array:
-    """Returns over up to `n` rewards `[T]`, without gradient; fewer before ends and the last row.
+    """Computes n-step returns `[T]`, without gradient.
 
-    With `trace_t` between 0 and 1 each step blends `v_t` with the longer return.
-    Source: Sutton and Barto (2018), equation 7.1.
+    A return has fewer than `n` rewards if its episode or the sequence ends before. With `trace_t` between
+    0 and 1 each step blends `v_t` with the longer return. Source: Sutton and Barto (2018), equation 7.1.
     """
     returns = r_t + discount_t * v_t
     for _ in range(n - 1):
@@ -96,19 +98,19 @@ def n_step_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array, n:
 
 
 def rescale_value(x: Array, epsilon: float = 1e-3) -> Array:
-    """h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x, of any shape.
+    """Computes h(x) = sign(x)(sqrt(|x| + 1) - 1) + epsilon x, for any shape.
 
-    Written without the cancelling difference, so float32 is exact near 0, and differentiable there.
-    Source: Pohlen et al. (2018), proposition A.2.
+    The code avoids the difference, which would cancel near 0: float32 is precise there, and the function is
+    differentiable at 0. Source: Pohlen et al. (2018), proposition A.2.
     """
     return x / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + epsilon * x
 
 
 def unrescale_value(y: Array, epsilon: float = 1e-3) -> Array:
-    """Inverse of `rescale_value`, of any shape.
+    """Computes the inverse of `rescale_value`, for any shape.
 
-    With u = sqrt(|x| + 1) - 1, |y| = epsilon u^2 + (1 + 2 epsilon) u; this takes the root in the
-    form that does not cancel, which keeps float32 round trips within a few units of precision.
+    With u = sqrt(|x| + 1) - 1, |y| = epsilon u^2 + (1 + 2 epsilon) u. The code takes the root in the form
+    that does not cancel, so that a float32 round trip is wrong by a few units in the last place only.
     Source: Pohlen et al. (2018), proposition A.2.
     """
     linear = 1.0 + 2.0 * epsilon
@@ -117,7 +119,7 @@ def unrescale_value(y: Array, epsilon: float = 1e-3) -> Array:
 
 
 def _reverse_linear_recurrence(offset: Array, factor: Array, start: Array) -> Array:
-    """Solves y_t = offset_t + factor_t y_{t+1} over `[T]`, where y_T is `start`."""
+    """Solves y_t = offset_t + factor_t y_{t+1} backwards over `[T]`; y_T is `start`."""
 
     def step(y: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         y = row[0] + row[1] * y

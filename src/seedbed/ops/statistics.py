@@ -1,7 +1,8 @@
 """Running mean and variance of trees of arrays, for normalising observations and returns.
 
-A batch is summed as deviations from an origin. Such sums add up exactly over devices and minibatches, and
-statistics absorb them exactly wherever their own mean has moved meanwhile.
+A batch is reduced to sums of its deviations from an origin. Such sums can be added over devices and
+minibatches without approximation. Statistics can absorb them without approximation even if the mean of the
+statistics has moved in the meantime.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ from jax import Array
 Tree = Any
 
 _BYTES = (127.0, 64.0**2)
-"""Mean and variance that bytes are taken to have before any were seen."""
+"""Mean and variance that are assumed for bytes before any data."""
 
 
 class RunningStatistics(NamedTuple):
     """Mean and population variance of the data so far; start from `initial`."""
 
-    weight: Array  # float32 scalar: of all data so far
+    weight: Array  # float32 scalar: weight (rows) of all data so far
     mean: Tree  # leaves [*shape]
     variance: Tree  # leaves [*shape]
 
 
 class Deviations(NamedTuple):
-    """Sums over rows of data about an origin; sums about one origin add up leaf by leaf."""
+    """Sums over rows of data about an origin; sums about the same origin are added leaf by leaf."""
 
-    weight: Array  # float32 scalar: rows
+    weight: Array  # float32 scalar: number of rows
     origin: Tree  # leaves [*shape]
-    first: Tree  # of x - origin, leaves [*shape]
-    second: Tree  # of (x - origin) ** 2, leaves [*shape]
+    first: Tree  # sums of x - origin, leaves [*shape]
+    second: Tree  # sums of (x - origin) ** 2, leaves [*shape]
 
     def times(self, factor: Array) -> Deviations:
-        """Multiplies weight and sums by a scalar; the origin stays."""
+        """Multiplies the weight and the sums by a scalar; the origin does not change."""
         first, second = jax.tree.map(lambda leaf: leaf * factor, (self.first, self.second))
         return Deviations(self.weight * factor, self.origin, first, second)
 
 
 def initial(spec: Tree) -> RunningStatistics:
-    """Makes statistics of weight 0, which the first data replaces; leaves have `shape` and `dtype`.
+    """Makes statistics of weight 0, which the first data replaces. Leaves of `spec` have `shape` and `dtype`.
 
-    Until then numbers count as having mean 0 and variance 1, and bytes as having mean 127 and deviation
-    64, so that pixels are scaled sensibly before any were seen.
+    Before the first data, numbers have mean 0 and variance 1, and bytes (uint8) have mean 127 and standard
+    deviation 64, so that pixels are scaled well from the start.
     """
 
     def moment(index: int) -> Tree:
@@ -60,19 +61,20 @@ def initial(spec: Tree) -> RunningStatistics:
 
 
 def no_deviations(statistics: RunningStatistics) -> Deviations:
-    """Makes the sums of no rows about the statistics' mean."""
+    """Makes sums of zero rows about the statistics' mean."""
     first, second = (jax.tree.map(jnp.zeros_like, statistics.mean) for _ in range(2))
-    # A copy, because what is donated must not share the buffers of the statistics.
+    # The origin is a copy: a donated array must not share a buffer with the statistics.
     return Deviations(jnp.zeros(()), jax.tree.map(jnp.copy, statistics.mean), first, second)
 
 
 def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
-    """Sums the deviations of leaves `[N, *shape]` from the statistics' mean."""
+    """Sums the deviations of the N rows of `x`, leaves `[N, *shape]`, from the statistics' mean."""
 
     def sums(leaf: Array, mean: Array) -> tuple[Array, Array]:
         centred = leaf.astype(jnp.float32) - mean[None]
         zero = jnp.float32(0.0)
-        # Both at once: a sum of its own XLA gives, on CPU, to threads that cost up to fifty times as much.
+        # One reduction computes both sums: on CPU, XLA gives a plain sum to threads, which costs up to
+        # fifty times as much.
         return jax.lax.reduce(
             (centred, jnp.square(centred)),
             (zero, zero),
@@ -91,7 +93,10 @@ def deviations(statistics: RunningStatistics, x: Tree) -> Deviations:
 
 
 def add(a: Deviations, b: Deviations) -> Deviations:
-    """Joins the sums of two sets of rows, about the origin of the first; exact for any two origins."""
+    """Adds the sums of two sets of rows. The result is about the origin of `a`.
+
+    There is no approximation, even if the origins differ.
+    """
     shift = jax.tree.map(jnp.subtract, b.origin, a.origin)
     return Deviations(
         weight=a.weight + b.weight,
@@ -108,7 +113,7 @@ def add(a: Deviations, b: Deviations) -> Deviations:
 
 
 def absorb(statistics: RunningStatistics, sums: Deviations) -> RunningStatistics:
-    """Adds the rows that were summed, about whatever origin; sums of no rows change nothing.
+    """Adds summed rows to the statistics. The sums may be about any origin; zero rows change nothing.
 
     Source: Chan, Golub and LeVeque (1983), equation 2.1.
     """
@@ -119,7 +124,7 @@ def absorb(statistics: RunningStatistics, sums: Deviations) -> RunningStatistics
         return (origin - mean) + first / count
 
     def variance(old: Array, first: Array, second: Array, apart: Array) -> Array:
-        # The difference may round to below 0.
+        # Rounding may make the difference negative.
         new = jnp.maximum(second / count - jnp.square(first / count), 0.0)
         return (1.0 - share) * old + share * new + share * (1.0 - share) * jnp.square(apart)
 
@@ -132,5 +137,5 @@ def absorb(statistics: RunningStatistics, sums: Deviations) -> RunningStatistics
 
 
 def _positive(total: Array) -> Array:
-    """Keeps a divisor from 0; what is divided is then 0 itself."""
+    """Replaces a divisor of 0 by 1. In that case the dividend is 0 too."""
     return jnp.where(total > 0, total, 1.0)

@@ -1,4 +1,4 @@
-"""MuJoCo's physics for one environment, as a pure JAX function."""
+"""MuJoCo's physics for one environment, as pure JAX functions."""
 
 from seedbed.physics.mjcf import load
 from seedbed.physics.model import Model, State

@@ -1,8 +1,8 @@
-"""Sums over the rows of all constraints: their velocities, forces and share of the Hessian.
+"""Sums over the rows of all constraints: their velocities, their forces and their share of the Hessian.
 
-The Jacobian J is never formed. J x is read off the motions of the bodies; J' f sums wrenches per body; J' D J
-is accumulated per body from the contacts' 6 x 6 stiffness (for contacts with the static world) and along
-the path between the bodies (for contacts between two moving ones).
+The Jacobian J is never formed. J x is computed from the motions of the bodies. J' f sums wrenches by body.
+J' D J is accumulated in two ways: contacts with the static world add a 6 x 6 stiffness to their body, and
+contacts between two moving bodies add to the entries along the path between them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from seedbed.physics.model import Kinematics, Model
 from seedbed.types import Array
 
 UPPER = np.triu_indices(6)
-"""Where the elements of a packed symmetric 6 x 6 matrix are."""
+"""Row and column indices of the 21 elements that a packed symmetric 6 x 6 matrix stores."""
 
 
 class Side(NamedTuple):
@@ -42,48 +42,48 @@ class Side(NamedTuple):
     points: Points
     stiffness: jax.Array  # [n] D
     aref: jax.Array  # [n, rows]
-    same: Row
-    table: Row
+    same: Row  # constants that are equal in all slots
+    table: Row  # the other constants, [n, ...] each
 
 
 class Problem(NamedTuple):
-    """Constants of the model, matrices and rows of one configuration."""
+    """The solver's constants: the model, and the matrices and constraint rows of one configuration."""
 
     model: Model
-    cdof: jax.Array
+    cdof: jax.Array  # [nv, 6]
     mass: Matrix
     limits: Limits
-    limit_dof: np.ndarray
-    sides: tuple[Side, ...]  # those with slots
-    entries: tuple[linear.Entry, ...]  # of the Hessian that contacts between moving bodies add to
-    pattern: linear.Pattern
+    limit_dof: np.ndarray  # [n]
+    sides: tuple[Side, ...]  # only the groups that have slots
+    entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
+    pattern: linear.Pattern  # of the Hessian
 
 
 class Slack(NamedTuple):
-    """J x - aref (of a point x) or J x (of a step x) of every row."""
+    """The value of every row: J x - aref for a point x, or J x for a step x."""
 
     limits: jax.Array  # [n]
     sides: tuple[jax.Array, ...]  # [n, rows] each
 
 
 class Rise(NamedTuple):
-    """What a step adds to the slope of the rows' cost along it; their curvature at its end."""
+    """The effect of a step on the rows' cost along it."""
 
-    slope: jax.Array
-    bend: jax.Array
-    changed: jax.Array  # bool: other rows push at its end
+    slope: jax.Array  # the slope at the end of the step minus the slope at its start
+    bend: jax.Array  # the curvature at the end
+    changed: jax.Array  # bool: the rows that push at the end are not those that push at the start
 
 
 class Sums(NamedTuple):
-    """Over contacts: wrench on each body, stiffness of each moving body, Hessian entries along paths."""
+    """Sums over contacts. The last two arrays have length 0 if the Hessian is not wanted."""
 
-    wrench: jax.Array  # [nbody, 6]
-    stiffness: jax.Array  # [nbody, 21] upper triangle
-    coupling: jax.Array  # [entries + 1] the last takes what pads the shorter paths
+    wrench: jax.Array  # [nbody, 6] on each body
+    stiffness: jax.Array  # [nbody, 21] upper triangle, of each moving body
+    coupling: jax.Array  # [entries + 1] Hessian entries along paths; the last is for padding
 
 
 def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: Rows) -> Problem:
-    """Gathers what stays as it is while the solver runs."""
+    """Gathers the values that do not change while the solver runs."""
     fixed, moving = groups(model)
     entries, columns = coupling_tables(model, moving)
     sides = (
@@ -115,10 +115,11 @@ def _side(group: Group, points: Points, rows: Edges, columns: dict[str, np.ndarr
 def coupling_tables(
     model: Model, group: Group
 ) -> tuple[tuple[linear.Entry, ...], dict[str, np.ndarray]]:
-    """Lists the Hessian entries that contacts between moving bodies reach, and where each slot adds.
+    """Lists the Hessian entries that contacts between moving bodies add to, and the columns of each slot.
 
-    Columns: dofs on the path between the bodies and the direction in which each moves the contact
-    [n, places], and the entry of each pair of places [n, places (places + 1) / 2], padded.
+    `dof` and `turn` [n, places] are the dofs on the path between the two bodies, and the sign with which
+    each moves the contact; 0 is padding. `entry` [n, places (places + 1) / 2] is the index of the Hessian
+    entry of each pair of places; padding points past the last entry. Both results are empty without slots.
     """
     paths = []
     for body1, body2 in group.slots.mover:
@@ -158,7 +159,10 @@ def coupling_tables(
 def over_slots(
     side: Side, body: Callable[..., tuple[Any, Any]], carry: Any, *arrays: jax.Array
 ) -> tuple[Any, Any]:
-    """Scans body(carry, point, D, row, *values) -> (carry, out) over the slots of a side."""
+    """Scans body(carry, point, D, row, *values) -> (carry, out) over the slots of a side.
+
+    Returns the last carry and the stacked outs [n, ...].
+    """
 
     def slot(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
         point, stiffness, row, *values = inputs
@@ -174,9 +178,10 @@ def rewrite_slots(
     rows: jax.Array,
     *arrays: jax.Array,
 ) -> tuple[Any, jax.Array]:
-    """Goes with body(carry, old, point, D, row, *values) -> (carry, new) over the slots of a side.
+    """Scans body(carry, old, point, D, row, *values) -> (carry, new) over the slots of a side.
 
-    `rows` [n, k] are replaced in place where a contact is active, so that others cost nothing.
+    `old` and `new` [k] are a slot's row of `rows` [n, k]. A row changes, in place, only if its contact is
+    active; `body` must treat the carry alike. So a slot that is inactive in all environments costs nothing.
     """
 
     def slot(
@@ -192,7 +197,10 @@ def rewrite_slots(
 
 
 def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tuple[Slack, Rise]:
-    """J x of every row, x [nv], in the place of `before`, and what a step of it from `slack` brings."""
+    """Returns J x of every row, for x [nv], and the Rise of the step x from `slack`.
+
+    J x overwrites `before`; rows of inactive contacts keep their values.
+    """
     motion = body_motion(problem.model, problem.cdof, x)
     limits = problem.limits.sign * at_limits(problem, x)
 
@@ -211,7 +219,7 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
 
 
 def along(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Rise:
-    """What `size` steps from `slack` bring."""
+    """Returns the Rise of `size` times `step` from `slack`."""
 
     def slot(rise: Rise, inputs: tuple[Array, ...]) -> tuple[Rise, None]:
         active, stiffness, slack, step = inputs
@@ -224,9 +232,9 @@ def along(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Rise:
 
 
 def _rise(stiffness: Array, slack: Array, step: Array, size: Array | int) -> Rise:
-    """What `size` steps bring in rows of one stiffness, or of one each.
+    """Returns the Rise of `size` times `step` in rows that share one stiffness or have one each.
 
-    A difference, so that the forces that balance at the start do not hide it.
+    The slope is computed as a change, because the large forces that balance at the start would hide it.
     """
     there = slack + size * step
     before, after = slack < 0, there < 0
@@ -242,7 +250,7 @@ def _added(active: Array, rise: Rise, more: Rise) -> Rise:
 
 
 def at_limits(problem: Problem, x: jax.Array) -> jax.Array:
-    """Elements of x [nv] at the dofs of the limits [n]."""
+    """Returns the elements of x [nv] at the dofs of the limits [n]."""
     if not len(problem.limit_dof):
         return jnp.zeros(0, x.dtype)
     return jnp.stack([x[d] for d in problem.limit_dof])
@@ -251,7 +259,7 @@ def at_limits(problem: Problem, x: jax.Array) -> jax.Array:
 def step_and_sum(
     problem: Problem, slack: Slack, step: Slack, size: jax.Array, *, hessian: bool
 ) -> tuple[Slack, Sums]:
-    """Moves the rows by `size` steps; sums what they do there, without the Hessian's share if not wanted."""
+    """Moves the rows by `size` times `step`; sums their wrenches there and, if wanted, their Hessian."""
     nbody, dtype = problem.model.nbody, size.dtype
     sums = Sums(
         jnp.zeros((nbody, 6), dtype),
@@ -280,7 +288,7 @@ def step_and_sum(
 
 
 def _contact_force(force: jax.Array, mu: Array) -> jax.Array:
-    """Force in the contact frame [3], or [1] without friction, of forces along the rows."""
+    """Turns forces along the rows, [4] or [1], into a force in the contact frame, [3] or [1]."""
     if len(force) == 1:
         return force
     a, b, c, d = math.unstack(force)
@@ -288,7 +296,10 @@ def _contact_force(force: jax.Array, mu: Array) -> jax.Array:
 
 
 def _curvature(d: jax.Array, mu: Array) -> jax.Array:
-    """Second derivative [3, 3], or [1, 1], of the cost by the velocity in the contact frame."""
+    """Returns the second derivative, [3, 3] or [1, 1], of the cost by the velocity in the contact frame.
+
+    `d` [4] or [1] is the stiffness of the rows, zero for rows that do not push.
+    """
     if len(d) == 1:
         return d[None]
     a, b, c, d = math.unstack(d)
@@ -303,12 +314,11 @@ def _curvature(d: jax.Array, mu: Array) -> jax.Array:
 
 
 def _add_wrench(total: jax.Array, row: Row, active: Array, wrench: jax.Array) -> jax.Array:
-    """Adds a contact's wrench [6] to its second body and takes it from its first, in total [nbody, 6]."""
+    """Adds a contact's wrench [6] to its second body in total [nbody, 6], and subtracts it from its first."""
     for name, sign in (("real1", -1), ("real2", 1)):
         body = row[name]
-        if not (
-            isinstance(body, np.integer) and body == 0
-        ):  # all on the world, which feels nothing
+        # A constant 0 is the world in all slots, whose wrench is not needed.
+        if not (isinstance(body, np.integer) and body == 0):
             old = row_of(total, body)
             total = math.put(total, row[name], jnp.where(active, old + sign * wrench, old))
     return total
@@ -317,7 +327,7 @@ def _add_wrench(total: jax.Array, row: Row, active: Array, wrench: jax.Array) ->
 def _add_stiffness(
     problem: Problem, sums: Sums, point: Points, row: Row, curvature: jax.Array
 ) -> Sums:
-    """Adds a contact's share of the Hessian, its curvature [k, k] along k rows of its frame."""
+    """Adds a contact's share of the Hessian; `curvature` [k, k] is along the k axes of its frame."""
     if "sign" not in row:
         return sums._replace(coupling=_couple(problem, sums.coupling, point, row, curvature))
     basis = frame_of(point, row)
@@ -338,7 +348,7 @@ def _couple(
 ) -> jax.Array:
     """Adds a contact between moving bodies to the Hessian entries [entries + 1] of the path between them.
 
-    Places beyond the end of a shorter path are passed over.
+    Places that only pad a shorter path add nothing.
     """
     levers: list[jax.Array] = []
     bent: list[jax.Array] = []
@@ -357,7 +367,7 @@ def _couple(
 
 
 def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.Array:
-    """J' f [nv] of the limits' forces and the contacts' wrenches [nbody, 6]."""
+    """Returns J' f [nv]: the limits' forces and the contacts' wrenches [nbody, 6] on the dofs."""
     model = problem.model
     total: list[Any] = [jnp.zeros(6, wrench.dtype)] * model.nbody
     for body, row in enumerate(math.unstack(wrench, 0)):
@@ -371,7 +381,7 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
 
 
 def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
-    """M + J' D J over the rows that push."""
+    """Returns M + J' D J, summed over the rows that push."""
     matrix = dict(problem.mass)
     if any("sign" in side.same | side.table for side in problem.sides):
         square = np.zeros((6, 6), int)

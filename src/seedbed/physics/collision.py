@@ -1,7 +1,8 @@
-"""Which geoms may touch, what their contacts are made of, and the contacts of one configuration.
+"""The pairs of geoms that may touch, the constants of their contacts, and the contacts of one configuration.
 
-Candidate pairs come from MuJoCo's filters at load time (engine_collision_driver.c) and are rows of constant
-tables; a kept loop for each kind of pair runs its collider behind a test of bounding spheres.
+MuJoCo's filters (engine_collision_driver.c) choose the candidate pairs from constants of the model, while a
+function is traced. The pairs are rows of constant tables. One `lax.scan` for each kind of pair runs the
+collider of that kind; a test of bounding spheres comes first.
 """
 
 from __future__ import annotations
@@ -20,50 +21,53 @@ from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
 Row = dict[str, Any]
-"""One row of a constant table, by column."""
+"""One row of a constant table: values by column name."""
 
 
 class Kind(NamedTuple):
-    """Candidate pairs [n, 2] of geoms, in MuJoCo's order, that one collider serves."""
+    """The candidate pairs [n, 2] of geoms, in MuJoCo's order, that use the same collider."""
 
     types: tuple[int, int]
     pairs: np.ndarray
 
 
 class Candidates(NamedTuple):
-    """Pairs of a static and a moving geom, and pairs of two moving ones."""
+    """Pairs of a static and a moving geom (`fixed`), and pairs of two moving geoms (`moving`)."""
 
     fixed: tuple[Kind, ...]
     moving: tuple[Kind, ...]
 
 
 class Slots(NamedTuple):
-    """Constants of each place for a contact [n]: a pair has as many as its collider has touches."""
+    """Constants of the slots [n]. A slot is the place of one contact; a pair has one for each touch."""
 
     geom: np.ndarray  # [n, 2]
     body: np.ndarray  # [n, 2] the bodies of the geoms
-    mover: np.ndarray  # [n, 2] the moving bodies that carry them; 0: static
+    mover: np.ndarray  # [n, 2] the moving bodies that carry the geoms; 0: static
     basis: np.ndarray | None  # [n, 3, 3] z, x and y axes of the first geoms, if all are planes
     condim: np.ndarray
-    margin: np.ndarray  # a contact nearer than this is a constraint
-    reach: np.ndarray  # a contact nearer than this is counted (margin and gap)
+    margin: np.ndarray  # m; a contact is a constraint if its distance is below this
+    reach: np.ndarray  # m, margin plus gap; a contact counts in ncon up to this distance
     solref: np.ndarray  # [n, 2]
     solimp: np.ndarray  # [n, 5]
     friction: Array  # sliding
-    invweight: np.ndarray  # of both bodies' translation
+    invweight: np.ndarray  # for translation, sum of both bodies
 
     @property
     def rows(self) -> int:
-        """Constraint rows for each slot: the friction pyramid's edges if any contact has friction."""
+        """Returns the number of constraint rows of each slot.
+
+        It is 4, the edges of the friction pyramid, if any contact of the group has friction, otherwise 1.
+        """
         return 4 if (self.condim == 3).any() else 1
 
 
 class Points(NamedTuple):
-    """Contacts, one for each slot [n]; zero where not active.
+    """The contacts of a group, one for each slot [n]; zero if the slot is not active.
 
-    A frame's rows are the normal from geom 1 to geom 2 and two tangents. What is constant is not stored:
-    [n, 3, 3]; [n, 1, 3] without friction; [n, 2] on planes, the first tangent in the plane's x and y;
-    [n, 0] on planes without friction.
+    A frame has three rows: the normal from geom 1 to geom 2, and two tangents. Its constant parts are not
+    stored, so that the shape of `frame` is [n, 3, 3]; [n, 1, 3] without friction; [n, 2] on planes (the x
+    and y components of the first tangent in the plane); [n, 0] on planes without friction.
     """
 
     active: jax.Array  # bool
@@ -73,15 +77,18 @@ class Points(NamedTuple):
 
 
 class Contacts(NamedTuple):
-    """Contacts with the static world and between moving bodies; how many MuJoCo would list."""
+    """The contacts of one configuration."""
 
-    fixed: Points
-    moving: Points
-    ncon: jax.Array  # int32; includes those in the gap
+    fixed: Points  # with the static world
+    moving: Points  # between moving bodies
+    ncon: jax.Array  # int32: number of contacts that MuJoCo would list, with those in the gap
 
 
 def pairs(model: Any) -> Iterator[tuple[int, int]]:
-    """Pairs of geoms that MuJoCo's filters let through, the lower type first; model: Model or MjModel."""
+    """Yields the pairs of geoms that pass MuJoCo's filters, the geom of the lower type first.
+
+    `model` is a Model or MuJoCo's MjModel.
+    """
     excluded = {int(signature) for signature in model.exclude_signature}
     weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
     for i in range(model.ngeom):
@@ -111,7 +118,7 @@ def candidates(model: Model) -> Candidates:
 
 
 def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
-    """Mixes the parameters of both geoms for each slot (mj_contactParam, mj_setContact)."""
+    """Makes the slots of the pairs; mixes the parameters of both geoms (mj_contactParam, mj_setContact)."""
     geom = np.concatenate(
         [np.zeros((0, 2), int)]
         + [np.repeat(kind.pairs, COLLIDERS[kind.types][1], axis=0) for kind in kinds]
@@ -120,7 +127,8 @@ def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
     priority, mix = model.geom_priority[geom], np.maximum(model.geom_solmix[geom], 0)
     mix = np.where(mix < 1e-15, 0, mix)
     mix = np.where(mix.sum(1) > 0, mix[:, 0] / np.maximum(mix.sum(1), 1e-15), 0.5)
-    lead = np.sign(priority[:, 0] - priority[:, 1])[:, None]  # 1: the first geom's parameters hold
+    # 1: the first geom has priority and its parameters are used; -1: the second; 0: they are mixed.
+    lead = np.sign(priority[:, 0] - priority[:, 1])[:, None]
     share = np.where(lead == 0, mix[:, None], (lead + 1) / 2)
 
     def mixed(field: np.ndarray) -> np.ndarray:
@@ -154,14 +162,20 @@ def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
 
 
 def _plane_basis(model: Model, geoms: np.ndarray) -> np.ndarray | None:
-    """Axes z, x and y [n, 3, 3] of geoms in the world, if all are planes, which are static."""
+    """Returns the axes z, x and y [n, 3, 3] of geoms in the world, or None if not all are planes.
+
+    Planes are static, so the axes are constant.
+    """
     if not len(geoms) or (model.geom_type[geoms] != PLANE).any():
         return None
     return model.welds.geom_mat[geoms].swapaxes(1, 2)[:, [2, 0, 1]]
 
 
 def split(**columns: Array) -> tuple[Row, Row]:
-    """Divides a table into the columns that are the same in every row, as one value, and the others."""
+    """Splits a table into columns that have one value in every row, given as that value, and the others.
+
+    A JAX array always counts as one of the others.
+    """
     same, rows = {}, {}
     for name, column in columns.items():
         if isinstance(column, np.ndarray) and len(column) and (column == column[:1]).all():
@@ -172,12 +186,12 @@ def split(**columns: Array) -> tuple[Row, Row]:
 
 
 def row_of(array: Array, i: Any) -> Any:
-    """Reads row i of [n, ...], i constant or traced."""
+    """Reads row i of [n, ...]; i is a constant or a traced integer."""
     return array[i] if isinstance(i, int | np.integer) else math.take(array, i)
 
 
 def frame_of(point: Points, row: Row) -> jax.Array:
-    """Frame [3, 3] of one contact, or the normal alone [1, 3] without friction."""
+    """Returns the frame [3, 3] of one contact, or only the normal [1, 3] without friction."""
     if "basis" not in row:
         return point.frame
     normal, x, y = row["basis"]
@@ -188,7 +202,7 @@ def frame_of(point: Points, row: Row) -> jax.Array:
 
 
 def detect(model: Model, kin: Kinematics) -> Contacts:
-    """The contacts of one configuration (mj_collision)."""
+    """Computes the contacts of one configuration (mj_collision)."""
     dtype = kin.geom_xpos.dtype
     ncon = jnp.int32(0)
     groups = []
@@ -213,10 +227,10 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
 def _detect_kind(
     model: Model, kin: Kinematics, kind: Kind, first_slot: int, carry: tuple[jax.Array, Points]
 ) -> tuple[jax.Array, Points]:
-    """Adds the contacts of the pairs of one kind to their number and to the points from `first_slot`.
+    """Adds the contacts of one kind of pair to `carry`: their number, and the points from `first_slot` on.
 
-    All that a collider computes hangs on `near`, so that it is skipped where no pair is near; slots are
-    written only where they are active.
+    Every result of a collider is used only under the mask `near`, so that a kernel skips the collider if the
+    pair is near in none of its lanes. Only active slots are written.
     """
     collider, touches = COLLIDERS[kind.types]
     same, rows = split(**_pair_columns(model, kind, kin.geom_xpos.dtype))
@@ -251,7 +265,7 @@ def _detect_kind(
 
 
 def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]:
-    """What the loop over the pairs of one kind reads."""
+    """Makes the constant columns [n, ...] that the loop over the pairs of one kind reads."""
     table = slots(model, (kind,))
     once = slice(None, None, COLLIDERS[kind.types][1])
     reach = table.reach[once]
@@ -272,7 +286,7 @@ def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]
 
 
 def _store_frame(touch: Touch, row: Row, shape: tuple[int, ...]) -> jax.Array:
-    """The part of a contact's frame that is stored."""
+    """Returns the part of a contact's frame that is stored, of the shape that `Points.frame` has."""
     if shape == (1, 3):
         return touch.normal[None]
     if shape == (3, 3):

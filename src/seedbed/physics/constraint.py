@@ -1,7 +1,8 @@
-"""Rows of the soft constraints: what each wants (aref) and how hard it insists (D).
+"""Rows of the soft constraints: the reference acceleration (aref) and the stiffness (D) of each row.
 
-Contacts have one row, or four, the edges of the friction pyramid; a joint's limits have one each. After
-engine_core_constraint.c; the Jacobian is never formed: a row's velocity is read off the bodies' motions.
+A contact has one row, or four rows along the edges of the friction pyramid. A limited joint has one row, or
+two (see `limit_table`). The source is MuJoCo's engine_core_constraint.c, but the Jacobian is never formed: a
+row's velocity is computed from the motions of the bodies.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from seedbed.types import Array
 
 
 class Limits(NamedTuple):
-    """Joint limits [n]; a row's velocity is sign * qvel[dof]."""
+    """The rows of the joint limits [n]; a row's velocity is sign * qvel[dof]."""
 
-    sign: jax.Array
-    stiffness: jax.Array  # D; zero where the limit is far
+    sign: jax.Array  # 1 for a lower bound, -1 for an upper one
+    stiffness: jax.Array  # D; zero if the limit is far
     aref: jax.Array
 
 
 class Edges(NamedTuple):
-    """Rows of one group of contacts, for each slot."""
+    """The rows of one group of contacts, by slot."""
 
-    stiffness: jax.Array  # [n] D of every row of the slot; zero where there is no contact
+    stiffness: jax.Array  # [n] D of every row of the slot; zero if there is no contact
     aref: jax.Array  # [n, rows]
 
 
@@ -56,13 +57,13 @@ class Group(NamedTuple):
     """The constants of one group of contacts."""
 
     slots: Slots
-    columns: dict[str, Array]  # what a loop over the slots reads: bodies, sign, mu, basis
+    columns: dict[str, Array]  # constants that a loop over the slots reads: bodies, sign, mu, basis
 
 
 def groups(model: Model) -> tuple[Group, Group]:
-    """Slots of contacts with the static world and of those between moving bodies."""
+    """Returns the groups of contacts with the static world and of contacts between moving bodies."""
     fixed, moving = (slots(model, kinds) for kinds in candidates(model))
-    # One body moves: the velocity is its own, or minus its own where it is the first.
+    # Only one body moves. The relative velocity is its own, or minus its own if it is the first body.
     first = fixed.mover[:, 0] > 0
     body = np.where(first, fixed.mover[:, 0], fixed.mover[:, 1])
     sign = np.where(first, -1.0, 1.0)
@@ -79,9 +80,9 @@ def _group(table: Slots, columns: dict[str, Array]) -> Group:
 
 
 def limit_table(model: Model) -> dict[str, np.ndarray]:
-    """Limited joints: address, dof, lower and upper bound, solver parameters.
+    """Makes the table of joint limits, by row: address, dof, bounds, margin and solver parameters.
 
-    Bounds that cannot hold at once share a row; otherwise each has a row of its own.
+    The two bounds of a joint share a row if they cannot both be active at once. Otherwise each has its own.
     """
     joints, low, high = [], [], []
     for j in range(model.njnt):
@@ -104,10 +105,11 @@ def limit_table(model: Model) -> dict[str, np.ndarray]:
 
 
 def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, np.ndarray]:
-    """Constants of the reference acceleration and of the impedance, for each row [n].
+    """Computes the constants of the reference acceleration and of the impedance, for each row [n].
 
-    Spring and damper from solref [n, 2] (mj_makeImpedance), impedance from solimp [n, 5] as
-    loose + (stiff - loose) y(x), both given as 1 - d so that float32 keeps their digits.
+    Spring and damper come from solref [n, 2] (mj_makeImpedance). The impedance comes from solimp [n, 5]: it
+    is loose + (stiff - loose) y(x). Both are returned as one minus the impedance, so that float32 keeps
+    their digits.
     """
     ref = np.asarray(solref, np.float64).reshape(-1, 2)
     mixed = (ref[:, 0] > 0) ^ (ref[:, 1] > 0)
@@ -135,7 +137,7 @@ def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, 
 
 
 def impedance(row: Row, depth: Array) -> Array:
-    """One minus the impedance at a distance `depth` from the margin (getimpedance)."""
+    """Returns one minus the impedance at a distance `depth` from the margin (getimpedance)."""
     x = jnp.minimum(jnp.abs(depth) / row["width"], 1)
     y = jnp.where(
         x <= row["middle"],
@@ -153,7 +155,7 @@ def _power(x: Array, power: Array) -> Array:
 
 
 def edges(velocity: Array, mu: Array) -> jax.Array:
-    """Velocity in the contact frame, [3] or [1], along the rows of a slot, [4] or [1]."""
+    """Turns a velocity in the contact frame, [3] or [1], into velocities of a slot's rows, [4] or [1]."""
     if len(velocity) == 1:
         return velocity
     n, a, b = velocity[0], mu * velocity[1], mu * velocity[2]
@@ -161,14 +163,14 @@ def edges(velocity: Array, mu: Array) -> jax.Array:
 
 
 def motion_of(row: Row, motion: Array) -> jax.Array:
-    """Motion [6] of the second body of a slot relative to the first; motion [nbody, 6]."""
+    """Returns the motion [6] of a slot's second body relative to its first; `motion` is [nbody, 6]."""
     if "sign" in row:
         return row["sign"] * row_of(motion, row["body"])
     return row_of(motion, row["body2"]) - row_of(motion, row["body1"])
 
 
 def velocity(point: Points, row: Row, motion: Array) -> jax.Array:
-    """Velocity of one contact along its frame's axes, [3] or [1], from a relative motion [6]."""
+    """Returns the velocity of one contact along its frame's axes, [3] or [1]; `motion` [6] is relative."""
     at_point = motion[3:] + math.cross(motion[:3], point.pos)
     return math.apply(frame_of(point, row), at_point)
 
@@ -176,7 +178,10 @@ def velocity(point: Points, row: Row, motion: Array) -> jax.Array:
 def make_rows(
     model: Model, contacts: Contacts, qpos: jax.Array, qvel: jax.Array, motion: jax.Array
 ) -> Rows:
-    """D and aref of every row (mj_makeConstraint, mj_referenceConstraint); motion [nbody, 6] of qvel."""
+    """Computes D and aref of every row (mj_makeConstraint, mj_referenceConstraint).
+
+    `motion` [nbody, 6] is the motion of the moving bodies at qvel.
+    """
     fixed, moving = groups(model)
     return Rows(
         _limits(model, qpos, qvel),
@@ -204,7 +209,10 @@ def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
 
 
 def _contacts(model: Model, group: Group, points: Points, motion: jax.Array) -> Edges:
-    """D and aref of a group; the four rows of a frictionless slot share its D."""
+    """Computes D and aref of a group of contacts.
+
+    If a group has friction, a slot without friction has four equal rows with a quarter of its D each.
+    """
     table, dtype = group.slots, motion.dtype
     if not len(table.geom):
         return Edges(jnp.zeros(0, dtype), jnp.zeros((0, table.rows), dtype))

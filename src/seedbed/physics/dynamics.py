@@ -1,7 +1,7 @@
 """Velocities, the mass matrix and the smooth forces: bias, passive and actuator.
 
-Spatial vectors are about the reference point of `Kinematics`; J is the Jacobian that takes qvel [nv] to
-the motions of the moving bodies [nbody, 6], rows of other bodies being zero.
+Spatial vectors are about the reference point of `Kinematics`. J is the Jacobian that takes qvel [nv] to the
+motions of the moving bodies [nbody, 6]; the rows of other bodies are zero.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
 
 Matrix = dict[Entry, Any]
-"""Symmetric over dofs: scalars by entry (i, j), i >= j; absent entries are zero."""
+"""A symmetric matrix over dofs: scalars by entry (i, j), i >= j. Absent entries are zero."""
 
 
 def path(model: Model, dof: int) -> list[int]:
-    """Lists a dof and those that move it, nearest first."""
+    """Lists a dof and the dofs that move it, nearest first."""
     dofs = [dof]
     while model.dof_parentid[dofs[-1]] >= 0:
         dofs.append(int(model.dof_parentid[dofs[-1]]))
@@ -30,18 +30,18 @@ def path(model: Model, dof: int) -> list[int]:
 
 
 def body_motion(model: Model, cdof: jax.Array, x: jax.Array) -> jax.Array:
-    """J x [nbody, 6] of x [nv]."""
+    """Returns J x [nbody, 6] for x [nv]."""
     return jnp.stack(_accumulate(model, cdof * x[:, None])[0])
 
 
 def project(model: Model, cdof: jax.Array, wrench: jax.Array) -> jax.Array:
-    """J' f [nv] of wrenches f [nbody, 6] on the moving bodies; other rows must be zero."""
+    """Returns J' f [nv] for wrenches f [nbody, 6] on the moving bodies; the other rows are ignored."""
     total = jnp.stack(_subtree(model, wrench))
     return math.dot(cdof, _by_dof(model, total))
 
 
 def composite(model: Model, cdof: jax.Array, matrix: jax.Array) -> Matrix:
-    """J' K J of symmetric K [nbody, 6, 6], of which the upper triangle is read."""
+    """Returns J' K J for symmetric K [nbody, 6, 6]. Only the upper triangle of K is read."""
     total = jnp.stack(_subtree(model, matrix))
     above = np.triu(np.ones((1, 6, 6), cdof.dtype))
     below = np.tril(np.ones((1, 6, 6), cdof.dtype), -1)
@@ -51,10 +51,10 @@ def composite(model: Model, cdof: jax.Array, matrix: jax.Array) -> Matrix:
 
 
 def mass_matrix(model: Model, kin: Kinematics) -> Matrix:
-    """Joint-space inertia with armature, by composite rigid bodies (Featherstone 2008, table 6.2).
+    """Computes the joint-space inertia with armature, by composite rigid bodies.
 
-    Each body's share is taken about its own point: about one point for all, the small inertias of distant
-    limbs would be differences of large numbers.
+    The share of each body is computed about the body's own point. About one point for all bodies, the small
+    inertias of distant limbs would be differences of large numbers. Source: Featherstone (2008), table 6.2.
     """
     inertia, point = math.unstack(kin.inertia, 0), math.unstack(kin.point, 0)
     axis = math.unstack(kin.axis, 0)
@@ -84,7 +84,7 @@ def mass_matrix(model: Model, kin: Kinematics) -> Matrix:
 
 
 def multiply(matrix: Matrix, x: jax.Array) -> jax.Array:
-    """Product [nv] of a symmetric matrix and x [nv]."""
+    """Multiplies a symmetric matrix by x [nv]; returns [nv]."""
     xs = math.unstack(x)
     products: list[list[Any]] = [[] for _ in xs]
     for (i, j), entry in matrix.items():
@@ -95,7 +95,10 @@ def multiply(matrix: Matrix, x: jax.Array) -> jax.Array:
 
 
 def velocity(model: Model, cdof: jax.Array, qvel: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Motions of the bodies [nbody, 6] and the angular velocity before each dof [nv, 3] (mj_comVel)."""
+    """Returns the motions of the moving bodies [nbody, 6] and the angular velocity before each dof [nv, 3].
+
+    The second is the sum over the dofs that come before the dof on its path. Source: mj_comVel.
+    """
     motions, before = _accumulate(model, cdof * qvel[:, None])
     return jnp.stack(motions), jnp.stack(before)[:, :3]
 
@@ -103,10 +106,10 @@ def velocity(model: Model, cdof: jax.Array, qvel: jax.Array) -> tuple[jax.Array,
 def bias(
     model: Model, kin: Kinematics, qvel: jax.Array, motion: jax.Array, before: jax.Array
 ) -> jax.Array:
-    """Coriolis, centrifugal and gravity forces [nv] (mj_rne, qfrc_bias).
+    """Computes the Coriolis, centrifugal and gravity forces [nv] (mj_rne, qfrc_bias).
 
-    Recursive Newton-Euler (Luh, Walker and Paul 1980) over the bodies' points; gravity is an acceleration
-    of the world against it. `before` [nv, 3] is the angular velocity that `velocity` gives.
+    The method is recursive Newton-Euler (Luh, Walker and Paul 1980) over the bodies' points. Gravity enters
+    as an opposite acceleration of the world. `motion` and `before` are the results of `velocity`.
     """
     spin, point = motion[:, :3], math.unstack(kin.point, 0)
     relative = kin.axis * qvel[:, None]
@@ -137,9 +140,10 @@ def bias(
 def _forces(
     inertia: jax.Array, spin: jax.Array, turning: jax.Array, linear: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Forces and torques [n, 3] that bodies of inertia [n, 10] need, about the points these are about.
+    """Computes the forces and torques [n, 3] that bodies of inertia [n, 10] need for their acceleration.
 
-    Given are angular velocity and acceleration, and the point's acceleration, [n, 3] each.
+    `spin` is the angular velocity, `turning` the angular acceleration and `linear` the acceleration of the
+    body's point, [n, 3] each. Inertias and torques are about that point.
     """
     moment, mass = inertia[:, 6:9], inertia[:, 9:]
     whirl = math.cross(turning, moment) + math.cross(spin, math.cross(spin, moment))
@@ -151,7 +155,7 @@ def _forces(
 def passive(
     model: Model, kin: Kinematics, qpos: jax.Array, qvel: jax.Array, motion: jax.Array
 ) -> jax.Array:
-    """Springs, damping and fluid forces [nv] (mj_passive, qfrc_passive)."""
+    """Computes the spring, damping and fluid forces [nv] (mj_passive, qfrc_passive)."""
     force = -model.dof_damping * qvel
     scalar = [j for j in range(model.njnt) if model.jnt_type[j] != FREE]
     q = math.unstack(qpos)
@@ -166,7 +170,10 @@ def passive(
 
 
 def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
-    """Drag [nbody, 6] of each body's inertia box in the medium (mj_inertiaBoxFluidModel)."""
+    """Computes the drag of the medium on the bodies' inertia boxes (mj_inertiaBoxFluidModel).
+
+    Returns wrenches [nbody, 6] on the moving bodies, each the sum over the bodies that it carries.
+    """
     bodies = [b for b in range(1, model.nbody) if model.body_weldid[b]]
     carriers = model.body_weldid[bodies]
     sides = _inertia_box(model)[np.array(bodies)]
@@ -190,7 +197,7 @@ def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
 
 
 def _inertia_box(model: Model) -> Array:
-    """Sides [nbody, 3] of the boxes that have the bodies' inertias; zero without mass."""
+    """Returns the sides [nbody, 3] of boxes that have the bodies' inertias; zero for bodies without mass."""
     xp: Any = np
     if not all(isinstance(x, np.ndarray) for x in (model.body_inertia, model.body_mass)):
         xp = jnp
@@ -202,9 +209,9 @@ def _inertia_box(model: Model) -> Array:
 
 
 def actuation(model: Model, ctrl: jax.Array) -> jax.Array:
-    """Joint forces [nv] of the motors at ctrl [nu] (mj_fwdActuation, qfrc_actuator).
+    """Computes the joint forces [nv] of the motors at ctrl [nu] (mj_fwdActuation, qfrc_actuator).
 
-    Where a clamped control is not finite, or above 1e10, all controls count as zero.
+    If any control, after clamping, is not finite or is larger than 1e10 in size, all controls count as zero.
     """
     force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
     if not model.nu:
@@ -223,14 +230,15 @@ def actuation(model: Model, ctrl: jax.Array) -> jax.Array:
 
 
 def is_sane(x: jax.Array) -> jax.Array:
-    """Marks what MuJoCo does not call bad: finite and not above 1e10 (mju_isBad, mjMAXVAL)."""
+    """Marks elements that are finite and at most 1e10 in size: MuJoCo accepts them (mju_isBad, mjMAXVAL)."""
     return jnp.abs(x) <= 1e10
 
 
 def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array]]:
-    """Sums terms [nv, k] from the root: over all dofs that move a body, over those before each dof.
+    """Sums terms [nv, k] from the root, over the dofs that move each body and over those before each dof.
 
-    The three rotations of a free joint have the same ones before them.
+    Returns both sums: [k] for each body, zero for bodies without joints, and [k] for each dof. The three
+    rotations of a free joint have the same dofs before them: its translations, but none of the rotations.
     """
     zero = np.zeros(terms.shape[1], terms.dtype)
     bodies: list[Array] = [zero] * model.nbody
@@ -249,7 +257,7 @@ def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array
 
 
 def _subtree(model: Model, values: jax.Array) -> list[Array]:
-    """Adds to the value [nbody, ...] of each moving body those of the bodies that it carries."""
+    """Adds to the value [nbody, ...] of each moving body the values of its moving descendants."""
     total = math.unstack(values, 0)
     for b in reversed(model.moving):
         p = model.tree_parent[b]
@@ -259,18 +267,18 @@ def _subtree(model: Model, values: jax.Array) -> list[Array]:
 
 
 def _by_dof(model: Model, values: jax.Array) -> jax.Array:
-    """Lists values [nbody, ...] of the bodies that the dofs move, [nv, ...]."""
+    """Picks from values [nbody, ...] the value of the body of each dof, [nv, ...]."""
     return _select(values, model.dof_bodyid)
 
 
 def _select(values: jax.Array, indices: Any) -> jax.Array:
-    """Picks rows; the indices are constants."""
+    """Picks rows of values; the indices must be constants."""
     rows = math.unstack(values, 0)
     return jnp.stack([rows[i] for i in indices])
 
 
 def _by_body(model: Model, values: jax.Array) -> list[Array]:
-    """Sums values [nv, 3] of each body's own dofs."""
+    """Sums values [nv, 3] over each body's own dofs; returns [3] for each body."""
     total: list[Array] = [np.zeros(3, values.dtype)] * model.nbody
     for b, row in zip(model.dof_bodyid, math.unstack(values, 0), strict=True):
         total[b] = total[b] + row
@@ -278,7 +286,7 @@ def _by_body(model: Model, values: jax.Array) -> list[Array]:
 
 
 def _gather(model: Model, carriers: np.ndarray, wrench: jax.Array) -> jax.Array:
-    """Sums wrenches [n, 6] on their carriers [nbody, 6]."""
+    """Adds wrenches [n, 6] to the bodies that `carriers` [n] names; returns [nbody, 6]."""
     total: list[Array] = [np.zeros(6, wrench.dtype)] * model.nbody
     for b, row in zip(carriers, math.unstack(wrench, 0), strict=True):
         total[b] = total[b] + row
@@ -286,7 +294,7 @@ def _gather(model: Model, carriers: np.ndarray, wrench: jax.Array) -> jax.Array:
 
 
 def _entries(model: Model, cdof: jax.Array, moved: jax.Array) -> Matrix:
-    """Inner products of `moved` [nv, 6] of each dof and cdof of those on its path."""
+    """Returns the inner products of each dof's `moved` [nv, 6] and the cdof of the dofs on its path."""
     full = (moved[:, None, :] * cdof[None, :, :]).sum(-1)
     rows = [math.unstack(row) for row in math.unstack(full, 0)]
     return {(i, j): rows[i][j] for i in range(model.nv) for j in path(model, i)}

@@ -1,4 +1,4 @@
-"""From accelerations to the next state: semi-implicit Euler and the classical Runge-Kutta scheme."""
+"""Integrators, from accelerations to the next state: semi-implicit Euler and classical Runge-Kutta."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.model import FREE, Model, State
 
 TABLEAU = {
-    "reach": np.array([0.5, 0.5, 1.0, 0.0]),  # from a stage to the next one; the last has none
+    # Share of the time step from the start to the next stage; the last stage has no next one.
+    "reach": np.array([0.5, 0.5, 1.0, 0.0]),
     "weight": np.array([1, 2, 2, 1]) / 6,
     "first": np.array([True, False, False, False]),
 }
+"""Constants of the four Runge-Kutta stages, by column."""
 
 
 def euler(model: Model, state: State, mass: Matrix, force: jax.Array) -> State:
-    """Advances by one time step; joint damping is implicit (mj_Euler).
+    """Advances by one time step (mj_Euler). Joint damping is implicit if `opt.eulerdamp` is set.
 
-    `state` has come out of a forward pass; `force` [nv] is qfrc_smooth + qfrc_constraint.
+    `state` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is
+    qfrc_smooth + qfrc_constraint.
     """
     h = model.opt.timestep
     qacc = state.qacc
@@ -47,10 +50,11 @@ def euler(model: Model, state: State, mass: Matrix, force: jax.Array) -> State:
 
 
 def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -> State:
-    """Advances by one time step through four forward passes, a kept loop (mj_RungeKutta).
+    """Advances by one time step through four forward passes, in a `lax.scan` (mj_RungeKutta).
 
-    What is left is the last stage's, except that `qacc` is the stages' mean, as in MuJoCo, and
-    `solver_niter` and `residual` are the worst stage's.
+    The derived fields of the result are those of the last stage, except that `qacc` is the weighted mean of
+    the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the worst stage. Only the
+    first stage's acceleration can set `diverged`.
     """
     h, dtype = model.opt.timestep, state.qpos.dtype
 
@@ -94,10 +98,10 @@ def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -
 
 
 def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:
-    """Velocity [nv] at the end of a move by `way` [nv], as the rate at which the way itself changes.
+    """Turns the velocity [nv] at the end of a move by `way` [nv] into the rate of change of `way` itself.
 
-    They differ where the way turns a free joint (Munthe-Kaas 1998, Runge-Kutta methods on Lie groups): by
-    the inverse of the exponential map's derivative.
+    The two differ only in the rotation of a free joint: by the inverse of the exponential map's derivative.
+    Source: Munthe-Kaas (1998), Runge-Kutta methods on Lie groups.
     """
     v = math.unstack(qvel)
     for j in np.flatnonzero(model.jnt_type == FREE):
@@ -107,7 +111,7 @@ def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:
         wide = square > 1
         half = 0.5 * jnp.sqrt(jnp.where(wide, square, 1))
         closed = (1 - half * jnp.cos(half) / jnp.sin(half)) / (4 * half * half)
-        # The same for narrow turns, where the closed form is a difference of equals.
+        # The same number for small turns, for which the closed form would cancel.
         series = 1 / 12 + square * (1 / 720 + square * (1 / 30240 + square / 1209600))
         factor = series + jnp.where(wide, closed - series, 0)
         across = math.cross(turn, w)
@@ -118,7 +122,10 @@ def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:
 def integrate_pos(
     model: Model, qpos: jax.Array, qpos_low: jax.Array, qvel: jax.Array, h: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Moves qpos [nq] along qvel [nv] for h seconds (mj_integratePos); also its rounding residue."""
+    """Moves qpos [nq] along qvel [nv] for h seconds (mj_integratePos).
+
+    Returns the new qpos and its rounding residue [nq], which only the root's translation has.
+    """
     q, low, v = math.unstack(qpos), math.unstack(qpos_low), math.unstack(qvel)
     for j in range(model.njnt):
         i, d = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
@@ -134,7 +141,7 @@ def integrate_pos(
 
 
 def _turn(quat: jax.Array, velocity: jax.Array, h: float) -> jax.Array:
-    """Turns a quaternion [4] by an angular velocity [3] in its own frame for h seconds."""
+    """Rotates a quaternion [4] by an angular velocity [3] in its own frame for h seconds."""
     square = math.dot(velocity, velocity)
     turning = square > math.MIN_SQUARE
     speed = jnp.sqrt(jnp.where(turning, square, 1))

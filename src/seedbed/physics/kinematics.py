@@ -1,7 +1,8 @@
 """Poses of bodies, geoms and sites, motion axes and spatial inertias, from qpos.
 
-Spatial algebra after Featherstone (2008), Rigid Body Dynamics Algorithms, with world axes and one reference
-point for all: the translation of the first tree's root. So nothing loses precision far from the origin.
+The spatial algebra is that of Featherstone (2008), Rigid Body Dynamics Algorithms. It uses world axes and
+one reference point for everything: the position of the first tree's root after its translation. So the
+results keep their precision far from the world's origin.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model
 from seedbed.types import Array
 
 Origin = tuple[Array, Array]
+"""The reference point [3] in the world, and its rounding residue [3]."""
 
 
 class _Frames(NamedTuple):
-    """Poses of the moving bodies by number (0: the world), axis and anchor of each dof."""
+    """Poses of the moving bodies, by body number (0: the world), and the axis and anchor of each dof."""
 
     pos: dict[int, Array]  # [3]
     mat: dict[int, Array]  # [3, 3]
     quat: dict[int, Array]  # [4]
-    point: dict[int, Array]  # [3]
+    point: dict[int, Array]  # [3] as in Kinematics; the world has none
     axis: list[Array]  # [3]
     anchor: list[Array]  # [3]
 
 
 def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics:
-    """Forward kinematics of qpos [nq] and its rounding residue (mj_kinematics, mj_comPos)."""
+    """Computes forward kinematics from qpos [nq] and its rounding residue [nq] (mj_kinematics, mj_comPos)."""
     origin = reference_point(model, qpos, qpos_low)
     frames = _chain(model, qpos, origin)
     welds, carrier = model.welds, model.body_weldid
@@ -64,7 +66,10 @@ def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics
 
 
 def reference_point(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Origin:
-    """Translation [3] of the first tree's root as a float and its residue; zero if it cannot translate."""
+    """Returns the position [3] of the first tree's root after its translation, and its rounding residue [3].
+
+    Both are zero if the root cannot translate.
+    """
     zero = np.zeros(3, qpos.dtype)
     if not model.root_dofs:
         return zero, zero
@@ -84,7 +89,7 @@ def reference_point(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Origi
 
 
 def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
-    """Walks the tree from the root; positions relative to `origin`."""
+    """Computes the poses of the moving bodies from the root outwards; positions are relative to `origin`."""
     zero, eye = np.zeros(3, qpos.dtype), np.eye(3, dtype=qpos.dtype)
     frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], qpos.dtype)}, {}, [], [])
     q, turns, welds = math.unstack(qpos), _hinge_turns(model, qpos), model.welds
@@ -106,7 +111,7 @@ def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
                 frames.axis.extend([*eye, *math.unstack(mat)])
                 frames.anchor.extend([pos] * 6)
                 continue
-            # Hinges in a row about one point share it, which shows as an exact zero in `_offsets`.
+            # Consecutive hinges about one point share the array, so that `_offsets` has an exact zero.
             if point is None or (model.jnt_pos[j] != model.jnt_pos[j - 1]).any():
                 anchor = pos + math.apply(mat, model.jnt_pos[j])
             else:
@@ -126,7 +131,7 @@ def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
 
 
 def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, jax.Array]]:
-    """Rotation of each hinge as a matrix [3, 3] (Rodrigues) and as a quaternion [4]."""
+    """Returns the rotation of each hinge, by joint, as a matrix [3, 3] (Rodrigues) and a quaternion [4]."""
     hinges = np.flatnonzero(model.jnt_type == HINGE)
     if not len(hinges):
         return {}
@@ -145,7 +150,7 @@ def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, ja
 
 
 def _rows(table: dict[int, Array], bodies: np.ndarray) -> Array:
-    """Stacks one row of the table for each of `bodies` [n]."""
+    """Stacks the table's values of `bodies` [n]; returns [n, ...]."""
     shape = np.shape(table[0])
     return (
         jnp.stack([table[int(b)] for b in bodies])
@@ -157,14 +162,20 @@ def _rows(table: dict[int, Array], bodies: np.ndarray) -> Array:
 def _place(
     pos: Array, mat: Array, local: np.ndarray, carrier: np.ndarray, origin: Origin
 ) -> jax.Array:
-    """Positions [n, 3] of points fixed to their carriers; those of the static world lose the origin last."""
+    """Returns the positions [n, 3] of points that are fixed to their carriers at `local` [n, 3].
+
+    For points of the static world the origin is subtracted last.
+    """
     static = (carrier == 0)[:, None].astype(local.dtype)
     point = pos + math.apply(mat, local)
     return (point - static * origin[0][None]) - static * origin[1][None]
 
 
 def _motion_axes(model: Model, axis: list[Array], anchor: list[Array]) -> jax.Array:
-    """Motion [nv, 6] per unit velocity of each dof, about the point that anchors [nv, 3] are relative to."""
+    """Returns the motion [nv, 6] of each dof per unit velocity, from its axis [3] and its anchor [3].
+
+    The motion is about the point that the anchors are relative to.
+    """
     axes = jnp.stack(axis)
     kind = model.jnt_type[model.dof_jntid]
     place = np.arange(model.nv) - model.jnt_dofadr[model.dof_jntid]
@@ -174,7 +185,7 @@ def _motion_axes(model: Model, axis: list[Array], anchor: list[Array]) -> jax.Ar
 
 
 def _offsets(model: Model, frames: _Frames) -> list[Array]:
-    """Anchors [nv, 3] relative to the points of the bodies that the dofs move."""
+    """Returns the anchors [nv, 3] relative to the points of the bodies that the dofs move."""
     zero = np.zeros(3, frames.pos[0].dtype)
     points = [frames.point[int(b)] for b in model.dof_bodyid]
     pairs = zip(frames.anchor, points, strict=True)
@@ -182,7 +193,10 @@ def _offsets(model: Model, frames: _Frames) -> list[Array]:
 
 
 def _inertia(model: Model, frame: dict[int, Array]) -> jax.Array:
-    """Spatial inertia [nbody, 10] of what each moving body carries, about the body's point."""
+    """Returns the spatial inertia [nbody, 10] of each moving body with all bodies welded to it.
+
+    It is about the body's point (`Kinematics.point`), and zero for other bodies.
+    """
     parts = model.parts
     lever = np.zeros((model.nbody, 3), model.jnt_pos.dtype)
     for b in model.moving:

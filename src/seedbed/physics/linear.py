@@ -14,19 +14,22 @@ Entry = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Where L of H = L' D L may be non-zero: `rows[k]` holds the columns left of k, nearest first."""
+    """The entries of L, in H = L' D L, that may be non-zero.
+
+    `rows[k]` holds the columns left of k, nearest first.
+    """
 
     rows: tuple[tuple[int, ...], ...]
 
     @property
     def nv(self) -> int:
-        """The size of the system."""
+        """Returns the size of the system."""
         return len(self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """Unit lower L by entry and the reciprocals of D [nv], scalars."""
+    """The factors of H: unit lower L by entry, and the reciprocals of D [nv]; all are scalars."""
 
     pattern: Pattern
     lower: Mapping[Entry, Any]
@@ -34,9 +37,10 @@ class Factor:
 
 
 def pattern(nv: int, pairs: set[Entry]) -> Pattern:
-    """Adds the fill of a leaf to root elimination to the non-zeros (i, j), i >= j, of H [nv, nv].
+    """Returns the pattern of L: the non-zeros (i, j), i >= j, of H [nv, nv], and the fill.
 
-    Columns that are ancestors of their row alone make no fill (Featherstone 2005, L' D L).
+    The elimination goes from the leaves to the root. It makes no fill if every column is an ancestor of its
+    row. Source: Featherstone (2005), L' D L.
     """
     rows: list[set[int]] = [set() for _ in range(nv)]
     for i, j in pairs:
@@ -49,7 +53,7 @@ def pattern(nv: int, pairs: set[Entry]) -> Pattern:
 
 
 def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
-    """Factorises H, scalars by entry (i, j), i >= j; an absent off-diagonal entry is zero."""
+    """Factorises H, given as scalars by entry (i, j), i >= j. An absent off-diagonal entry is zero."""
     work = dict(matrix)
     lower: dict[Entry, Any] = {}
     reciprocal: list[Any] = [None] * pattern.nv
@@ -65,7 +69,7 @@ def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
 
 
 def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
-    """Solves H x = vector [nv]."""
+    """Solves H x = vector [nv] for x [nv]."""
     x = [vector[i] for i in range(factor.pattern.nv)]
     rows = [[i for i in row if (k, i) in factor.lower] for k, row in enumerate(factor.pattern.rows)]
     for k in reversed(range(len(x))):
@@ -73,6 +77,7 @@ def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
             x[i] = x[i] - factor.lower[k, i] * x[k]
     x = [value * reciprocal for value, reciprocal in zip(x, factor.reciprocal, strict=True)]
     for k in range(len(x)):
-        for i in reversed(rows[k]):  # what was made last is waited for last
+        # The most recent x[i] is used last, so that the wait for it is short.
+        for i in reversed(rows[k]):
             x[k] = x[k] - factor.lower[k, i] * x[i]
     return jnp.stack(x)

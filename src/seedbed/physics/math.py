@@ -1,7 +1,8 @@
 """Vectors, quaternions and spatial algebra on arrays [..., k]; quaternions are (w, x, y, z).
 
-Spatial vectors are [angular, linear] [..., 6]. A spatial inertia has ten numbers: xx, yy, zz, xy, xz, yz of
-the rotational inertia about the reference point, mass times offset [3], mass (MuJoCo's order).
+Spatial vectors [..., 6] are (angular, linear). A spatial inertia has ten numbers, in MuJoCo's order: xx, yy,
+zz, xy, xz, yz of the rotational inertia about the reference point; mass times the offset [3] of the centre
+of mass; mass.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from jax import lax
 from seedbed.types import Array
 
 MIN_SQUARE = 1e-30
-"""A squared length below this is that of a zero vector (mjMINVAL squared); a normal float32."""
+"""A vector whose squared length is not above this counts as zero (mjMINVAL squared). A normal float32."""
 
 
 def tidy(x: np.ndarray) -> np.ndarray:
-    """Rounds what a rotation left of 0, 1 and -1, so that structure shows as exact constants."""
+    """Rounds elements within 1e-12 of 0, 1 or -1, so that structure shows as exact constants."""
     near = np.round(x)
     return np.where((np.abs(near) <= 1) & (np.abs(x - near) < 1e-12), near, x)
 
 
 def constant(x: Any, dtype: Any) -> Any:
-    """Casts floating-point arrays to `dtype`; numpy arrays stay numpy, others pass."""
+    """Casts a floating-point array to `dtype`; numpy stays numpy. Anything else is returned unchanged."""
     if isinstance(x, np.ndarray | jax.Array) and jnp.issubdtype(x.dtype, jnp.floating):
         return x.astype(dtype)
     return x
@@ -39,7 +40,7 @@ def take(array: jax.Array, i: jax.Array) -> jax.Array:
 
 
 def put(array: jax.Array, i: jax.Array, value: jax.Array) -> jax.Array:
-    """Writes row i of [n, ...]; i is a traced int32 within range."""
+    """Writes row i of [n, ...]; i is an int32 within range, constant or traced. Returns the new array."""
     return lax.dynamic_update_index_in_dim(array, value, i, 0)
 
 
@@ -51,34 +52,34 @@ def unstack(x: Array, axis: int = -1) -> list[Any]:
 
 
 def stack(xs: Sequence[Any]) -> Any:
-    """Joins arrays [...] into [..., n]; numpy stays numpy."""
+    """Joins n arrays [...] into [..., n]; the result is numpy if all of them are."""
     constant = all(isinstance(x, np.ndarray | np.generic) for x in xs)
     return np.stack(xs, axis=-1) if constant else jnp.stack(xs, axis=-1)
 
 
 def dot(a: Array, b: Array) -> jax.Array:
-    """Inner product over the last axis."""
+    """Returns the inner product over the last axis."""
     return (a * b).sum(-1)
 
 
 def cross(a: Array, b: Array) -> jax.Array:
-    """Vector product [..., 3]."""
+    """Returns the vector product [..., 3]."""
     (ax, ay, az), (bx, by, bz) = unstack(a), unstack(b)
     return stack([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx])
 
 
 def apply(matrix: Array, vector: Array) -> jax.Array:
-    """Product of [..., 3, 3] and [..., 3]."""
+    """Multiplies matrices [..., 3, 3] by vectors [..., 3]."""
     return (matrix * vector[..., None, :]).sum(-1)
 
 
 def matmul(a: Array, b: Array) -> jax.Array:
-    """Product of [..., 3, 3] and [..., 3, 3], written out so that constant zeros drop their terms."""
+    """Multiplies matrices [..., 3, 3]; written as a sum, so that terms with a constant zero drop out."""
     return (a[..., :, :, None] * b[..., None, :, :]).sum(-2)
 
 
 def quat_mul(a: Array, b: Array) -> jax.Array:
-    """Hamilton product [..., 4]."""
+    """Returns the Hamilton product [..., 4]."""
     (aw, ax, ay, az), (bw, bx, by, bz) = unstack(a), unstack(b)
     return stack(
         [
@@ -91,7 +92,7 @@ def quat_mul(a: Array, b: Array) -> jax.Array:
 
 
 def quat_to_mat(quat: Array) -> jax.Array:
-    """Rotation matrix [..., 3, 3] of a unit quaternion."""
+    """Returns the rotation matrix [..., 3, 3] of a unit quaternion [..., 4]."""
     w, x, y, z = unstack(quat)
     rows = [
         stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)]),
@@ -102,7 +103,7 @@ def quat_to_mat(quat: Array) -> jax.Array:
 
 
 def normalize_quat(quat: Array) -> jax.Array:
-    """Unit quaternion [4]; the identity where the given one vanishes (mju_normalize4)."""
+    """Returns the quaternion [4] scaled to length 1, or the identity if it is zero (mju_normalize4)."""
     square = dot(quat, quat)
     fits = square > MIN_SQUARE
     unit = quat / jnp.sqrt(jnp.where(fits, square, 1))
@@ -110,34 +111,34 @@ def normalize_quat(quat: Array) -> jax.Array:
 
 
 def np_quat_mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Hamilton product of two constants [4]."""
+    """Returns the Hamilton product [4] of two constant quaternions [4]."""
     w = a[0] * b[0] - a[1:] @ b[1:]
     return np.concatenate([[w], a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:])])
 
 
 def np_quat_to_mat(quat: np.ndarray) -> np.ndarray:
-    """Rotation matrix of a constant unit quaternion [4]."""
+    """Returns the rotation matrix [3, 3] of a constant unit quaternion [4], after `tidy`."""
     w, v = quat[0], quat[1:]
     skew = np.cross(np.eye(3), v)
     return tidy((w * w - v @ v) * np.eye(3) + 2 * np.outer(v, v) + 2 * w * skew)
 
 
 def two_sum(a: Array, b: Array) -> tuple[jax.Array, jax.Array]:
-    """Sum of a and b as a float and its rounding error (Knuth, TAOCP 2, 4.2.2)."""
+    """Returns the rounded sum of a and b and its rounding error (Knuth, TAOCP 2, 4.2.2)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def rotational_mul(inertia: Array, vector: Array) -> jax.Array:
-    """Rotational part of a spatial inertia [..., 10] times [..., 3]."""
+    """Multiplies the rotational part of a spatial inertia [..., 10] by a vector [..., 3]."""
     xx, yy, zz, xy, xz, yz = unstack(inertia[..., :6])
     x, y, z = unstack(vector)
     return stack([xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z])
 
 
 def inertia_mul(inertia: Array, motion: Array) -> jax.Array:
-    """Momentum [..., 6] of a spatial inertia [..., 10] that moves with [..., 6]."""
+    """Returns the momentum [..., 6] of a spatial inertia [..., 10] with a motion [..., 6]."""
     xx, yy, zz, xy, xz, yz, hx, hy, hz, mass = unstack(inertia)
     wx, wy, wz, vx, vy, vz = unstack(motion)
     return stack(
@@ -153,19 +154,22 @@ def inertia_mul(inertia: Array, motion: Array) -> jax.Array:
 
 
 def shift_motion(motion: Array, offset: Array) -> jax.Array:
-    """Motion [..., 6] as seen at the point `offset` [..., 3] from the reference point."""
+    """Moves a motion [..., 6] to another reference point, `offset` [..., 3] away from the old one."""
     w = motion[..., :3]
     return jnp.concatenate([w, motion[..., 3:] + cross(w, offset)], axis=-1)
 
 
 def shift_force(force: Array, offset: Array) -> jax.Array:
-    """Wrench [..., 6] about the point `offset` [..., 3] from the reference point."""
+    """Moves a wrench [..., 6] to another reference point, `offset` [..., 3] away from the old one."""
     f = force[..., 3:]
     return jnp.concatenate([force[..., :3] - cross(offset, f), f], axis=-1)
 
 
 def shift_inertia(inertia: Array, offset: Array) -> jax.Array:
-    """Spatial inertia [..., 10] about the point that its reference point is `offset` [..., 3] away from."""
+    """Moves a spatial inertia [..., 10] to another reference point.
+
+    `offset` [..., 3] points from the new reference point to the old one: the opposite sign of `shift_motion`.
+    """
     xx, yy, zz, xy, xz, yz, hx, hy, hz, mass = unstack(inertia)
     rx, ry, rz = unstack(offset)
     mx, my, mz = mass * rx, mass * ry, mass * rz

@@ -1,4 +1,4 @@
-"""MJCF through MuJoCo's own compiler; what the engine does not simulate is refused here, by name."""
+"""Loads MJCF with MuJoCo's own compiler. Features that the engine does not simulate are refused by name."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ INERT_DISABLED = (
     | mujoco.mjtDisableBit.mjDSBL_EULERDAMP
     | mujoco.mjtDisableBit.mjDSBL_ISLAND
 )
-"""Flags that do not change what a step computes, and eulerdamp, which is simulated."""
+"""Accepted disable flags: they do not change the result of a step, except eulerdamp, which is simulated."""
 INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
+"""Accepted enable flags: they do not change the result of a step."""
 ITERATIONS = 100
-"""Cap on the solver's iterations, MuJoCo's default; it takes fewer than 15 to converge."""
+"""Most iterations of the solver: MuJoCo's default. The solver converges in fewer than 15."""
 
 
 def load(path_or_xml: str | Path) -> Model:
-    """Compiles an MJCF file, or text that holds the XML itself, into a Model.
+    """Compiles an MJCF file, or XML text, into a Model. A string that starts with "<" is XML text.
 
-    The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To cap
-    it, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.
+    The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To limit
+    its iterations, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.
 
     Raises:
-        SeedbedError: MuJoCo cannot compile it, or it uses what is not simulated; the first line names
-            the first such thing and what to do, the following lines name all of them.
+        SeedbedError: MuJoCo cannot compile the model, or the model uses a feature that is not simulated. The
+            first line names the first such feature and the remedy; if there are several, a line for each of
+            them follows.
     """
     is_text = isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<")
     name = "the XML text" if is_text else str(path_or_xml)
@@ -49,7 +51,7 @@ def load(path_or_xml: str | Path) -> Model:
         else:
             compiled = mujoco.MjModel.from_xml_path(str(path_or_xml))
     except ValueError as error:
-        reason = " ".join(str(error).split())  # MuJoCo's goes over several lines
+        reason = " ".join(str(error).split())  # MuJoCo's message has several lines
         remedy = "correct it" if is_text else "correct it, or the path"
         raise SeedbedError(f"MuJoCo cannot compile {name}: {reason}; {remedy}") from error
     refused = list(unsupported(compiled))
@@ -63,7 +65,7 @@ def load(path_or_xml: str | Path) -> Model:
 
 
 def from_mujoco(compiled: Any) -> Model:
-    """Copies a compiled model's fields; what `unsupported` would name is not looked at."""
+    """Copies the fields of a compiled model. It does not check for features that are not simulated."""
     option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
@@ -86,7 +88,7 @@ def from_mujoco(compiled: Any) -> Model:
 
 
 def unsupported(m: Any) -> Iterator[str]:
-    """Names what a model uses and the engine does not simulate, with what to do."""
+    """Yields a line for each feature of a compiled model that the engine does not simulate, with a remedy."""
     if not m.nv:
         yield "a model without joints: add one, or there is nothing to simulate"
     yield from _options(m)
@@ -111,7 +113,8 @@ def _named(m: Any, kind: Any, i: int | np.integer, element: str) -> str:
     name = mujoco.mj_id2name(m, kind, i)
     if name:
         return f"{element} '{name}'"
-    if kind == mujoco.mjtObj.mjOBJ_GEOM:  # most have none, and the number is nowhere in the file
+    # Most geoms have no name, and their number is not in the file: the body helps to find them.
+    if kind == mujoco.mjtObj.mjOBJ_GEOM:
         body = _named(m, mujoco.mjtObj.mjOBJ_BODY, m.geom_bodyid[i], "body")
         return f"{element} {i} of {body}"
     return f"{element} {i}"
@@ -173,7 +176,10 @@ def _bodies_and_joints(m: Any) -> Iterator[str]:
 
 
 def _collisions(m: Any) -> Iterator[str]:
-    """Names the candidate pairs that have no collider or friction model here."""
+    """Yields a line for each candidate pair without a collider, and for each geom with an unsupported condim.
+
+    Only geoms in candidate pairs are checked; condim must be 1 or 3.
+    """
     for pair in collision.pairs(m):
         geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, "geom") for g in pair]
         types = tuple(int(m.geom_type[g]) for g in pair)

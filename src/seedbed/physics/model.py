@@ -1,7 +1,7 @@
-"""What a simulation is given and what it carries: Model, State and Kinematics.
+"""The data of a simulation: Model, State and Kinematics.
 
 A `Model` holds MuJoCo's own fields as numpy arrays, so that topology and parameters are constants of the
-traced program. A leaf given to `Model.replace` may be a JAX array and becomes an input.
+traced function. A leaf given to `Model.replace` may be a JAX array; it becomes an input of the function.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from seedbed.physics.rigid import Parts, Welds, parts_of
 from seedbed.types import Array, SeedbedError
 
 FREE, SLIDE, HINGE = 0, 2, 3
-"""MuJoCo's numbers of the joint types (mjtJoint)."""
+"""MuJoCo's numbers for the joint types (mjtJoint)."""
 EULER, RK4 = 0, 1
-"""MuJoCo's numbers of the integrators (mjtIntegrator)."""
+"""MuJoCo's numbers for the integrators (mjtIntegrator)."""
 
 REPLACEABLE = (
     "body_mass",
@@ -34,10 +34,11 @@ REPLACEABLE = (
     "geom_friction",
     "actuator_gear",
 )
+"""Fields that `Model.replace` accepts."""
 
 
 class Option(NamedTuple):
-    """MuJoCo's mjOption, as far as it is read here."""
+    """The fields of MuJoCo's mjOption that this engine reads."""
 
     timestep: float  # s
     gravity: np.ndarray  # [3] m/s^2
@@ -45,13 +46,13 @@ class Option(NamedTuple):
     viscosity: float  # kg/(m s)
     wind: np.ndarray  # [3] m/s
     integrator: int  # EULER or RK4
-    iterations: int  # of the solver, at most; ours, not the file's
+    iterations: int  # most iterations of the solver; ours, not the file's
     eulerdamp: bool  # Euler treats joint damping implicitly
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A compiled MJCF model; fields are mjModel's unless said otherwise."""
+    """A compiled MJCF model. Its fields are those of mjModel, except for those marked "ours"."""
 
     opt: Option
     nq: int
@@ -115,8 +116,8 @@ class Model:
     site_pos: np.ndarray
     exclude_signature: np.ndarray
     actuator_trnid: np.ndarray  # [nu, 2] joint, unused
-    actuator_gear: Array  # [nu, 6] of which a joint uses the first
-    actuator_gainprm: np.ndarray  # [nu, k] of which the first is force per control
+    actuator_gear: Array  # [nu, 6]; a joint uses the first
+    actuator_gainprm: np.ndarray  # [nu, k]; the first is the force per control
     actuator_ctrllimited: np.ndarray
     actuator_ctrlrange: np.ndarray
     actuator_forcelimited: np.ndarray
@@ -125,13 +126,13 @@ class Model:
     parts: Parts  # ours
 
     def replace(self, **leaves: Array) -> Model:
-        """Swaps leaves for arrays of the same shape, traced or not; a new model.
+        """Returns a new model in which leaves are replaced by arrays of the same shape, traced or not.
 
-        Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) stay, as they do in
-        MuJoCo when its fields are changed without mj_setConst.
+        Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) do not change, just as
+        in MuJoCo if a field is changed without mj_setConst.
 
         Raises:
-            SeedbedError: a leaf is not replaceable, not of floats, or of another shape.
+            SeedbedError: a leaf cannot be replaced, or its array is not of floats or has another shape.
         """
         for name, value in leaves.items():
             if name not in REPLACEABLE:
@@ -152,29 +153,29 @@ class Model:
         return dataclasses.replace(model, parts=parts_of(vars(model)))
 
     def astype(self, dtype: Any) -> Model:
-        """Casts every floating-point leaf; numpy constants stay numpy."""
+        """Returns the model with every floating-point array cast to `dtype`; numpy arrays stay numpy."""
         leaves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         cast = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
         return Model(**cast)
 
     @functools.cached_property
     def moving(self) -> tuple[int, ...]:
-        """Bodies with joints, parents first."""
+        """Lists the bodies with joints, parents first."""
         return tuple(b for b in range(1, self.nbody) if self.body_jntnum[b])
 
     @functools.cached_property
     def tree_parent(self) -> tuple[int, ...]:
-        """The moving body that carries each body's parent; 0: static."""
+        """Lists, for each body, the moving body that carries its parent; 0: static."""
         return tuple(int(self.body_weldid[p]) for p in self.body_parentid)
 
     def joints(self, body: int) -> range:
-        """Joints of a body, in their order."""
+        """Returns the joints of a body, in order."""
         first = int(self.body_jntadr[body])
         return range(first, first + int(self.body_jntnum[body]))
 
     @functools.cached_property
     def root_dofs(self) -> tuple[int, ...]:
-        """Dofs whose joints translate the first tree's root, which is the reference point; may be none."""
+        """Lists the dofs that translate the first tree's root, the reference point; the list may be empty."""
         first = next((b for b in self.moving if self.tree_parent[b] == 0), 0)
         dofs: list[int] = []
         for j in self.joints(first):
@@ -188,21 +189,21 @@ class Model:
 
 
 class State(NamedTuple):
-    """One environment; what `mj_step` leaves in mjData.
+    """The state of one environment: the fields of mjData after `mj_step`, and those marked "ours".
 
-    After a step with Euler the derived fields belong to the forward pass that the step began with, after
-    one with RK4 to its last stage; after `forward` to `qpos` and `qvel`.
+    After `forward`, the derived fields (from `ncon` on) belong to `qpos` and `qvel`. After a step with Euler
+    they belong to the forward pass at the start of the step; after a step with RK4, to its last stage.
     """
 
     time: Array  # s
     qpos: Array  # [nq]
-    qpos_low: Array  # [nq] what float rounding took from qpos of the root's translation; ours
+    qpos_low: Array  # [nq] rounding residue of the root's translation in qpos; ours
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
-    diverged: Array  # bool: frozen where MuJoCo would have warned and reset; ours
+    diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
     ncon: Array  # int32
     solver_niter: Array  # int32
-    residual: Array  # scaled gradient norm that the solver left; ours
+    residual: Array  # scaled norm of the gradient at the end of the solver; ours
     qacc: Array  # [nv]
     qfrc_actuator: Array  # [nv]
     qfrc_constraint: Array  # [nv]
@@ -217,10 +218,10 @@ class State(NamedTuple):
 
 
 class Kinematics(NamedTuple):
-    """Where everything is, world axes; positions are relative to the reference point `origin`."""
+    """Positions and orientations, in world axes. Positions are relative to the reference point `origin`."""
 
-    origin: tuple[jax.Array, jax.Array]  # [3] the point in the world, its rounding residue
-    xpos: jax.Array  # [nbody, 3]; static bodies have minus the origin in it
+    origin: tuple[jax.Array, jax.Array]  # [3] the point in the world; [3] its rounding residue
+    xpos: jax.Array  # [nbody, 3]; for static bodies, their world position minus the origin
     xquat: jax.Array  # [nbody, 4]
     xmat: jax.Array  # [nbody, 3, 3]
     xipos: jax.Array  # [nbody, 3]
@@ -229,6 +230,7 @@ class Kinematics(NamedTuple):
     geom_xmat: jax.Array  # [ngeom, 3, 3]
     site_xpos: jax.Array  # [nsite, 3]
     cdof: jax.Array  # [nv, 6] motion per unit velocity of each dof, about the reference point
-    point: jax.Array  # [nbody, 3] a point of each moving body at its last joint
-    axis: jax.Array  # [nv, 6] what cdof is about the point of the body that the dof moves
-    inertia: jax.Array  # [nbody, 10] of all that each moving body carries, about its point
+    # [nbody, 3] of moving bodies: the anchor of the last joint if it is a hinge, otherwise the position
+    point: jax.Array
+    axis: jax.Array  # [nv, 6] as cdof, but about the point of the body that the dof moves
+    inertia: jax.Array  # [nbody, 10] of each moving body with all welded to it, about its point

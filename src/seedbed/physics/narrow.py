@@ -1,8 +1,9 @@
-"""Contacts of one pair of geoms: distance, point and normal, as MuJoCo's colliders give them.
+"""Contacts of one pair of geoms: distance, point and normal, as in MuJoCo's colliders.
 
-Each collider takes two geoms in MuJoCo's order of types and returns as many touches as its pair can make
-(engine_collision_primitive.c); a capsule against a cylinder is the segment against the solid cylinder, and
-where it lies on a disc, the ends of what lies on it (engine_collision_gjk.c, multicontact).
+Each collider takes two geoms, in MuJoCo's order of types, and a distance `reach`. It returns as many touches
+as the pair can have (engine_collision_primitive.c). For a capsule and a cylinder, the collider compares the
+capsule's segment with the solid cylinder. If the capsule lies on a disc, the contacts are the two ends of the
+part that lies on it (engine_collision_gjk.c, multicontact).
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from seedbed.physics import math
 from seedbed.types import Array
 
 PLANE, SPHERE, CAPSULE, CYLINDER = 0, 2, 3, 5
-"""MuJoCo's numbers of the geom types (mjtGeom)."""
+"""MuJoCo's numbers for the geom types (mjtGeom)."""
 LEVEL = 0.0888
-"""Sine of the angle to a disc up to which MuJoCo (4.0) lets a capsule lie on it."""
+"""Sine of the largest angle between a capsule and a disc at which MuJoCo (4.0) lets the capsule lie on it."""
 SIDES = 16
-"""Corners of the polygon that MuJoCo takes for a cylinder's disc; one is on the cylinder's x axis."""
+"""Corners of the polygon that MuJoCo uses for a cylinder's disc; one is on the cylinder's x axis."""
 
 
 class Geom(NamedTuple):
-    """A geom's pose and size, world axes."""
+    """The pose and size of a geom, in world axes."""
 
     pos: Array  # [3]
     axis: Array  # [3] its z axis: a plane's normal, a capsule's or cylinder's axis
     side: Array  # [3] its x axis
     radius: Array
-    half: Array  # half of the length
+    half: Array  # half of the length; 0 for a sphere
 
 
 class Touch(NamedTuple):
-    """One contact; the normal points from the first geom to the second."""
+    """One contact. The normal points from the first geom to the second."""
 
-    dist: Array  # below zero: depth
+    dist: Array  # negative if the geoms overlap
     pos: Array  # [3] midway between the surfaces
     normal: Array  # [3]
-    tangent: Array | None  # [3] wish for the first tangent; None: MuJoCo's default
+    tangent: Array | None  # [3] preferred first tangent; None: MuJoCo's default
     exists: Array  # bool: the pair makes this contact if it is near enough
 
 
@@ -50,7 +51,7 @@ Collider = Callable[[Geom, Geom, Array], tuple[Touch, ...]]
 
 
 def unit(v: Array) -> tuple[jax.Array, jax.Array]:
-    """Length of v [3] and its direction; the x axis for a zero vector (mju_normalize3)."""
+    """Returns the length of v [3] and its direction [3]; 0 and the x axis if v is zero (mju_normalize3)."""
     square = math.dot(v, v)
     fits = square > math.MIN_SQUARE
     length = jnp.sqrt(jnp.where(fits, square, 1))
@@ -59,28 +60,28 @@ def unit(v: Array) -> tuple[jax.Array, jax.Array]:
 
 
 def unit2(v: Array) -> jax.Array:
-    """Direction of v [2], which is not zero."""
+    """Returns the direction of v [2], which must not be zero."""
     return v / jnp.sqrt(math.dot(v, v))
 
 
 def frame(normal: Array, tangent: Array | None) -> jax.Array:
-    """Contact frame [3, 3], rows normal and tangents (mju_makeFrame)."""
+    """Makes a contact frame [3, 3] with rows normal, first and second tangent (mju_makeFrame)."""
     if tangent is None:
         upright = jnp.abs(normal[1]) < 0.5
         one, zero = jnp.ones_like(normal[0]), jnp.zeros_like(normal[0])
         tangent = jnp.stack([zero, jnp.where(upright, one, zero), jnp.where(upright, zero, one)])
-    # n x t x n is t without its part along n, and exactly level for a level plane.
+    # (n x t) x n is t without its part along n. It is exactly level for a level plane.
     _, first = unit(math.cross(math.cross(normal, tangent), normal))
     return jnp.stack([jnp.asarray(normal), first, math.cross(normal, first)])
 
 
 def plane_sphere(plane: Geom, ball: Geom, reach: Array) -> tuple[Touch, ...]:
-    """A sphere on a plane."""
+    """Collides a plane with a sphere; one touch."""
     return (_plane_point(plane, ball.pos, ball.radius, None),)
 
 
 def plane_capsule(plane: Geom, capsule: Geom, reach: Array) -> tuple[Touch, ...]:
-    """A capsule's two ends on a plane, the first tangent along the capsule."""
+    """Collides a plane with the two ends of a capsule; two touches, the first tangent along the capsule."""
     arm = capsule.axis * capsule.half
     ends = capsule.pos + arm, capsule.pos - arm
     return tuple(_plane_point(plane, end, capsule.radius, capsule.axis) for end in ends)
@@ -93,10 +94,14 @@ def _plane_point(plane: Geom, centre: Array, radius: Array, tangent: Array | Non
 
 
 def plane_cylinder(plane: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
-    """The lowest points of both discs of a cylinder, and two more on the rim of the lower one."""
+    """Collides a plane with a cylinder; four touches, which exist if the lowest point is within reach.
+
+    They are the lowest points of both discs, and two more points on the rim of the lower disc.
+    """
     normal = plane.axis
     slope = math.dot(normal, cylinder.axis)
-    down = jnp.where(slope > 0, -1, 1).astype(slope.dtype)  # the axis points towards the plane
+    # With this sign the axis points towards the plane.
+    down = jnp.where(slope > 0, -1, 1).astype(slope.dtype)
     axis, slope = cylinder.axis * down, slope * down
     length, direction = unit(axis * slope - normal)
     fits = length > 0
@@ -123,12 +128,12 @@ def plane_cylinder(plane: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ..
 
 
 def sphere_sphere(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
-    """Two spheres."""
+    """Collides two spheres; one touch."""
     return (_balls(a, a.pos, b, b.pos, jnp.bool_(True)),)
 
 
 def _balls(a: Geom, at_a: Array, b: Geom, at_b: Array, exists: Array) -> Touch:
-    """Spheres of the geoms' radii around points of them (mjraw_SphereSphere)."""
+    """Collides two spheres, with the geoms' radii, around points of the geoms (mjraw_SphereSphere)."""
     length, direction = unit(at_b - at_a)
     _, axes_normal = unit(math.cross(a.axis, b.axis))
     normal = jnp.where(length > 0, direction, axes_normal)
@@ -137,18 +142,21 @@ def _balls(a: Geom, at_a: Array, b: Geom, at_b: Array, exists: Array) -> Touch:
 
 
 def sphere_capsule(ball: Geom, capsule: Geom, reach: Array) -> tuple[Touch, ...]:
-    """A sphere and the nearest point of a capsule's segment."""
+    """Collides a sphere with the nearest point of a capsule's segment; one touch."""
     along = math.dot(capsule.axis, ball.pos - capsule.pos)
     nearest = capsule.pos + capsule.axis * jnp.clip(along, -capsule.half, capsule.half)
     return (_balls(ball, ball.pos, capsule, nearest, jnp.bool_(True)),)
 
 
 def capsule_capsule(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
-    """The nearest points of two segments; where they are parallel, both ends of their overlap."""
+    """Collides two capsules at the nearest points of their segments; two touches.
+
+    The second touch exists only if the segments are parallel. The touches are then the ends of the overlap.
+    """
     arm_a, arm_b, apart = a.axis * a.half, b.axis * b.half, a.pos - b.pos
     aa, ab, bb = math.dot(arm_a, arm_a), math.dot(arm_a, arm_b), math.dot(arm_b, arm_b)
     u, v = -math.dot(arm_a, apart), math.dot(arm_b, apart)
-    # Products of cross products: the determinants of MuJoCo's formula without their cancellation.
+    # Products of cross products equal the determinants in MuJoCo's formula, but do not cancel.
     normal = math.cross(arm_a, arm_b)
     det = math.dot(normal, normal)
     parallel = det < 1e-8 * aa * bb
@@ -167,22 +175,23 @@ def capsule_capsule(a: Geom, b: Geom, reach: Array) -> tuple[Touch, ...]:
 
 
 def sphere_cylinder(ball: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
-    """A sphere's centre against the solid cylinder."""
+    """Collides a sphere's centre with the solid cylinder; one touch."""
     return (_segment_cylinder(ball, cylinder),)
 
 
 def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ...]:
-    """The segment against the solid cylinder; two contacts where it lies on a disc.
+    """Collides a capsule's segment with the solid cylinder; two touches.
 
-    It lies on a disc if it is level to it and touches along its normal; then the contacts are the ends of
-    what is over the disc, and each has its own distance (multicontact). MuJoCo's iterative collider finds
-    the same to its tolerance, 1e-6. MuJoCo 4.0.0 also does so for a level capsule that touches the rim from
-    beside, whatever the normal, and lists a lone end twice; here these are one contact.
+    The second touch exists only if the capsule lies on a disc: it is parallel to the disc and touches along
+    the disc's normal, both within LEVEL. The touches are then the ends of the part over the disc, and each
+    has its own distance (multicontact). MuJoCo's iterative collider gives the same result, to its tolerance
+    of 1e-6. MuJoCo 4.0.0 also makes two contacts if a level capsule touches the rim from the side, with any
+    normal, and lists a single end twice; here each of these is one contact.
     """
     alone = _segment_cylinder(capsule, cylinder)
     slope, upright = (math.dot(v, cylinder.axis) for v in (capsule.axis, alone.normal))
     up = cylinder.axis * jnp.where(upright > 0, -1, 1).astype(slope.dtype)
-    # MuJoCo widens both geoms by half of the reach and compares the capsule's nearest line with the disc.
+    # MuJoCo inflates both geoms by half of the reach and compares the capsule's nearest line with the disc.
     margin = 0.5 * reach
     down = alone.normal - capsule.axis * math.dot(capsule.axis, alone.normal)
     line = capsule.pos - cylinder.pos + down * (capsule.radius + margin)
@@ -205,9 +214,13 @@ def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch
 
 
 def _over_disc(line: Array, arm: Array, cylinder: Geom) -> tuple[Array, Array]:
-    """Where line + arm t is over MuJoCo's polygon of a disc: from the first t to the last, within 1 of 0."""
+    """Returns the first and last t, from -1 to 1, at which line + arm t is over MuJoCo's polygon of a disc.
+
+    If there is no such t, the first is not below the last. `line` [3] is relative to the cylinder's centre.
+    """
     x, y = cylinder.side, math.cross(cylinder.axis, cylinder.side)
-    angles = (2 * np.arange(SIDES // 2) + 1) * (np.pi / SIDES)  # one of each two opposite sides
+    # One normal for each pair of opposite sides.
+    angles = (2 * np.arange(SIDES // 2) + 1) * (np.pi / SIDES)
     normals = [(float(np.cos(a)), float(np.sin(a))) for a in angles]
     across, along = (
         jnp.stack([c * math.dot(v, x) + s * math.dot(v, y) for c, s in normals])
@@ -222,7 +235,11 @@ def _over_disc(line: Array, arm: Array, cylinder: Geom) -> tuple[Array, Array]:
 
 
 def _segment_cylinder(capsule: Geom, cylinder: Geom) -> Touch:
-    """The nearest point of a segment (a sphere's is a point) and the solid cylinder."""
+    """Collides the nearest point of a capsule's segment with the solid cylinder; a sphere's is its centre.
+
+    If the segment meets the cylinder, the touch has the normal of the shortest way out: through a disc, the
+    side or a rim.
+    """
     arm, apart = capsule.axis * capsule.half, capsule.pos - cylinder.pos
     t, outward, distance = _outside(arm, apart, cylinder)
     inside = distance == 0
@@ -237,10 +254,10 @@ def _segment_cylinder(capsule: Geom, cylinder: Geom) -> Touch:
 
 
 def _outside(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
-    """The nearest points of a segment and a solid cylinder, by bisection of the convex distance's slope.
+    """Finds the nearest points of a segment and a solid cylinder.
 
-    Returns the place on the segment (-1 to 1), the normal out of the cylinder and the distance, zero where
-    they meet.
+    The distance is convex along the segment; its slope is bisected. Returns the place on the segment (-1 to
+    1), the normal out of the cylinder, and the distance, which is zero if the two meet.
     """
     z = cylinder.axis
     apart_z, arm_z = math.dot(z, apart), math.dot(z, arm)
@@ -268,7 +285,7 @@ def _outside(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Ar
 
 
 def _through_disc(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
-    """How deep a segment is under the nearer disc of a cylinder: place, normal, depth."""
+    """Returns the place (-1 to 1), normal and depth of a segment's deepest point under the nearer disc."""
     apart_z, arm_z = math.dot(cylinder.axis, apart), math.dot(cylinder.axis, arm)
     side = jnp.where(apart_z < 0, -1, 1).astype(apart_z.dtype)
     place = jnp.where(arm_z * side > 0, -1, 1).astype(apart_z.dtype)
@@ -276,7 +293,7 @@ def _through_disc(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Arra
 
 
 def _through_side(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
-    """How deep a segment is under the side of a cylinder: place, normal, depth."""
+    """Returns the place (-1 to 1), normal and depth of a segment's deepest point under a cylinder's side."""
     z = cylinder.axis
     arm, apart = arm - z * math.dot(z, arm), apart - z * math.dot(z, apart)
     square = math.dot(arm, arm)
@@ -288,11 +305,11 @@ def _through_side(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Arra
 
 
 def _through_rim(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
-    """How deep a segment is under a rim, pushed at a right angle to itself: place, normal, depth.
+    """Returns the place (-1 to 1), normal and depth of a segment under the rim of a cylinder.
 
-    With the normal u cos f + w sin f, u level, the depth is
-    R sqrt(1 - (c sin f)^2) + h c sin f - a cos f - b sin f, and its slope over cos f is convex in tan f:
-    the minimum is the root beyond the slope's own minimum, found by bisection.
+    The normal is at a right angle to the segment: u cos f + w sin f, with u parallel to the discs. The depth
+    is then R sqrt(1 - (c sin f)^2) + h c sin f - a cos f - b sin f. Its slope over cos f is convex in tan f,
+    and the depth is least at the root beyond the slope's own minimum. Bisection finds that root.
     """
     z, radius, half = cylinder.axis, cylinder.radius, cylinder.half
     length, along = unit(arm)
@@ -336,4 +353,4 @@ COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {
     (CAPSULE, CAPSULE): (capsule_capsule, 2),
     (CAPSULE, CYLINDER): (capsule_cylinder, 2),
 }
-"""The collider of each pair of types and how many touches it returns."""
+"""The collider of each pair of geom types, and the number of touches that it returns."""

@@ -1,4 +1,7 @@
-"""What MuJoCo's users read: absolute positions, velocities and inertias about the trees' centres of mass."""
+"""The quantities that users of MuJoCo read.
+
+Positions are absolute; velocities, inertias and wrenches are about the centres of mass of the trees.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from seedbed.types import Array
 def readout(
     model: Model, kin: Kinematics, motion: jax.Array, wrench: jax.Array
 ) -> dict[str, jax.Array]:
-    """State's fields of positions, velocities and contact forces.
+    """Computes the State's fields for positions, velocities, inertias and contact forces, by name.
 
-    `motion` [nbody, 6] is that of the moving bodies, `wrench` [nbody, 6] the contacts' on every body, both
-    about the reference point.
+    `motion` [nbody, 6] is the motion of the moving bodies. `wrench` [nbody, 6] is the wrench of the contacts
+    on every body. Both are about the reference point.
     """
     high, low = (jnp.asarray(x)[None] for x in kin.origin)
     com = subtree_com(model, kin)
@@ -39,7 +42,7 @@ def readout(
 def energy(
     model: Model, kin: Kinematics, qpos: jax.Array, motion: jax.Array, qvel: jax.Array
 ) -> jax.Array:
-    """Potential and kinetic energy [2] in J (mj_energyPos, mj_energyVel)."""
+    """Computes the potential and kinetic energy [2] in J (mj_energyPos, mj_energyVel)."""
     high, low = kin.origin
     fall = math.dot(kin.xipos + (jnp.asarray(low) + high)[None], -model.opt.gravity[None])
     potential = (model.body_mass * fall).sum()
@@ -56,9 +59,10 @@ def energy(
 
 
 def subtree_com(model: Model, kin: Kinematics) -> jax.Array:
-    """Centre of mass [nbody, 3] of each body with what it carries, relative to the reference point.
+    """Computes the centre of mass [nbody, 3] of each body with its descendants.
 
-    Without mass it is that of the body's own inertial frame, as in mj_comPos.
+    It is relative to the reference point. If they have no mass, it is the origin of the body's own inertial
+    frame, as in mj_comPos.
     """
     mass = math.unstack(model.body_mass)
     pos = math.unstack(kin.xipos, 0)
@@ -74,7 +78,7 @@ def subtree_com(model: Model, kin: Kinematics) -> jax.Array:
 
 
 def _inertia(model: Model, kin: Kinematics, centre: jax.Array) -> jax.Array:
-    """Spatial inertia [nbody, 10] of each body about `centre` [nbody, 3] (cinert); the world's is zero."""
+    """Computes the spatial inertia [nbody, 10] of each body about `centre` [nbody, 3]; zero for the world."""
     real = (np.arange(model.nbody) > 0).astype(centre.dtype)
     mass = model.body_mass * real
     moments = model.body_inertia * real[:, None]

@@ -1,4 +1,4 @@
-"""What moves together: bodies without joints are carried by the moving body they are welded to."""
+"""Bodies that move together: a body without joints is carried by the moving body that it is welded to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from seedbed.types import Array
 
 
 class Welds(NamedTuple):
-    """Fixed poses in the frame of the moving body that carries a thing, or of the world."""
+    """Fixed poses of bodies, geoms and sites in the frame of the moving body that carries them.
+
+    If they are static, the frame is that of the world.
+    """
 
     body_pos: np.ndarray  # [nbody, 3]
     body_quat: np.ndarray  # [nbody, 4]
@@ -21,26 +24,28 @@ class Welds(NamedTuple):
     geom_pos: np.ndarray  # [ngeom, 3]
     geom_mat: np.ndarray  # [ngeom, 3, 3]
     site_pos: np.ndarray  # [nsite, 3]
-    rest_pos: (
-        np.ndarray
-    )  # [nbody, 3] of a body with its joints at rest, as seen by its parent's carrier
+    # Pose of a body with its joints at rest, in the frame of the moving body that carries its parent.
+    rest_pos: np.ndarray  # [nbody, 3]
     rest_quat: np.ndarray  # [nbody, 4]
     rest_mat: np.ndarray  # [nbody, 3, 3]
     inertial_mat: np.ndarray  # [nbody, 3, 3] principal axes of a body's inertia in its own frame
 
 
 class Parts(NamedTuple):
-    """Rigid parts with mass: all that one moving body carries, or single bodies where masses are traced."""
+    """Rigid parts [n]: one for each moving body with all that it carries, or one for each single body.
+
+    They are single bodies if masses, centres of mass or inertias are JAX arrays (see `parts_of`).
+    """
 
     body: tuple[int, ...]  # the moving body that carries the part
     mass: Array  # [n]
     pos: Array  # [n, 3] centre of mass in the moving body's frame
     axes: np.ndarray  # [n, 3, 3] columns are principal axes in that frame
-    inertia: Array  # [n, 3] moment about axis 0; what axes 1 and 2 have above it
+    inertia: Array  # [n, 3] moment about axis 0; excess over it of the moments about axes 1 and 2
 
 
 def welds_of(fields: Mapping[str, np.ndarray]) -> Welds:
-    """Composes the fixed poses between bodies, geoms and sites and the moving bodies that carry them."""
+    """Computes the fixed poses of bodies, geoms and sites relative to the moving bodies that carry them."""
     parent, jntnum = fields["body_parentid"], fields["body_jntnum"]
     nbody = len(parent)
     pos, quat = np.zeros((nbody, 3)), np.tile([1.0, 0, 0, 0], (nbody, 1))
@@ -71,12 +76,15 @@ def welds_of(fields: Mapping[str, np.ndarray]) -> Welds:
 
 
 def _matrices(quats: np.ndarray) -> np.ndarray:
-    """Rotation matrices [n, 3, 3] of constant unit quaternions [n, 4]."""
+    """Returns the rotation matrices [n, 3, 3] of constant unit quaternions [n, 4]."""
     return np.array([math.np_quat_to_mat(q) for q in quats]).reshape(-1, 3, 3)
 
 
 def parts_of(fields: Mapping[str, Any]) -> Parts:
-    """Merges the masses that a moving body carries; where one is traced its bodies stay apart."""
+    """Merges the bodies that each moving body carries into one part; bodies without mass are left out.
+
+    If body_mass, body_ipos or body_inertia is a JAX array, every body that moves is a part of its own.
+    """
     traced = [
         not isinstance(fields[name], np.ndarray)
         for name in ("body_mass", "body_ipos", "body_inertia")
@@ -93,7 +101,7 @@ def parts_of(fields: Mapping[str, Any]) -> Parts:
 
 
 def _apart(fields: Mapping[str, Any], bodies: list[int]) -> Parts:
-    """Makes one part of each body."""
+    """Makes one part for each body."""
     welds: Welds = fields["welds"]
     mat = welds.body_mat[bodies]
     moments = fields["body_inertia"][np.array(bodies)]
@@ -113,7 +121,7 @@ def _apart(fields: Mapping[str, Any], bodies: list[int]) -> Parts:
 
 
 def _merge(parts: Parts) -> tuple[np.floating, np.ndarray, np.ndarray, np.ndarray]:
-    """Joins parts of one body into one (mass, pos [3], axes [3, 3], inertia [3])."""
+    """Joins the parts of one moving body into one: mass, pos [3], axes [3, 3], inertia [3]."""
     mass = parts.mass.sum()
     com = parts.mass @ parts.pos / mass
     if len(parts.body) == 1:
@@ -125,14 +133,17 @@ def _merge(parts: Parts) -> tuple[np.floating, np.ndarray, np.ndarray, np.ndarra
             inertia += frame @ np.diag([base, base + excess[0], base + excess[1]]) @ frame.T
             inertia += m * (d @ d * np.eye(3) - np.outer(d, d))
         moments, axes = np.linalg.eigh(inertia)
-    # The two most alike come first: an axis whose moment is the first's drops out of the sum.
+    # The two most similar moments come first: if they are equal, axis 1 drops out of the inertia's sum.
     gaps = [abs(moments[(k + 1) % 3] - moments[(k + 2) % 3]) for k in range(3)]
     order = [(np.argmin(gaps) + k) % 3 for k in (1, 2, 3)]
     return mass, math.tidy(com), math.tidy(axes[:, order]), _excess(moments[order])
 
 
 def _excess(moments: np.ndarray) -> np.ndarray:
-    """Splits principal moments [3] into the first and what the others have above it."""
+    """Returns the first of the principal moments [3], and the excess of the other two over it.
+
+    An excess below 1e-10 of the largest moment becomes an exact zero.
+    """
     rest = moments[1:] - moments[0]
     rest[np.abs(rest) < 1e-10 * moments.max()] = 0
     return np.array([moments[0], *rest])

@@ -1,8 +1,8 @@
 """The constrained acceleration: MuJoCo's convex problem, solved to convergence by Newton's method.
 
-qacc minimises 1/2 (a - a0)' M (a - a0) + sum 1/2 D min(0, J a - aref)^2 with a0 the smooth acceleration
-(Todorov 2014; engine_solver.c, primal form). The cost is a piecewise quadratic: a full step that leaves the
-pushing rows as they were ends at its exact minimum.
+qacc is the a that minimises 1/2 (a - a0)' M (a - a0) + sum 1/2 D min(0, J a - aref)^2, where a0 is the smooth
+acceleration (Todorov 2014; engine_solver.c, primal form). A row pushes if J a - aref is negative. The cost is
+piecewise quadratic: a full step that does not change the set of pushing rows ends at the exact minimum.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from seedbed.physics.model import Kinematics, Model
 from seedbed.types import Array
 
 TRIALS = 30
-"""Of a line search, at most; one to three are usual."""
+"""Most trials of a line search; one to three are usual."""
 FLAT = 1e-2
-"""A line search ends where the slope has fallen to this share of the first (MuJoCo's ls_tolerance)."""
+"""A line search ends when the slope has fallen to this share of the first slope (MuJoCo's ls_tolerance)."""
 FLOOR = 4
-"""Rounding errors of the forces' norm to which the gradient is driven, at least."""
+"""The solver stops if `residual` is at most this many rounding errors (eps of the dtype)."""
 
 
 class Solution(NamedTuple):
-    """What the constraints did."""
+    """The result of the solver."""
 
     qacc: jax.Array  # [nv]
     qfrc_constraint: jax.Array  # [nv]
     wrench: jax.Array  # [nbody, 6] of the contacts on each body, about the reference point
     niter: jax.Array  # int32
-    residual: jax.Array  # norm of the gradient over that of the forces that make it up
+    residual: jax.Array  # norm of the gradient divided by the norms of its two terms
 
 
 class Search(NamedTuple):
-    """A point, and the step from it that is still to be taken."""
+    """The state of the solver: a point, and the pending step from it."""
 
-    offset: jax.Array  # [nv] acceleration beyond the smooth one
+    offset: jax.Array  # [nv] acceleration minus the smooth acceleration
     force: jax.Array  # [nv] M offset
     slack: Slack
     direction: jax.Array  # [nv]
     direction_force: jax.Array  # [nv] M direction
     direction_slack: Slack
-    size: jax.Array  # of the step, in directions
+    size: jax.Array  # of the pending step, as a multiple of `direction`
     done: jax.Array  # bool
     niter: jax.Array  # int32
 
@@ -75,7 +75,11 @@ def solve(
     contacts: Contacts,
     rows: Rows,
 ) -> Solution:
-    """Finds qacc (mj_fwdConstraint) from the cheaper of `warmstart` and `qacc_smooth`, both [nv]."""
+    """Solves for qacc (mj_fwdConstraint).
+
+    The start is `warmstart` or `qacc_smooth`, both [nv]: the one with the lower cost. The solver stops at
+    convergence or after `opt.iterations`. Without constraint rows, qacc is `qacc_smooth`.
+    """
     problem = pose(model, kin, mass, contacts, rows)
     if not problem.sides and not len(problem.limit_dof):
         none = jnp.zeros_like(qacc_smooth)
@@ -98,7 +102,10 @@ def solve(
 
 
 def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Search:
-    """Weighs the two accelerations: the point is the smooth one, the step to be taken leads to the other."""
+    """Makes the first point, the smooth acceleration, and a pending step to the warm start.
+
+    The size of the step is 1 if the warm start has the lower cost, otherwise 0.
+    """
     model, limits = problem.model, problem.limits
     direction = warmstart - qacc_smooth
     direction_force = multiply(problem.mass, direction)
@@ -142,13 +149,13 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sea
         direction_force=direction_force,
         direction_slack=Slack(along[1], tuple(steps)),
         size=jnp.where(costs[1] < costs[0], 1, 0).astype(none.dtype),
-        done=costs[0] == 0,  # the smooth acceleration breaks no constraint
+        done=costs[0] == 0,  # no row pushes at the smooth acceleration
         niter=jnp.int32(0),
     )
 
 
 def newton(problem: Problem, search: Search) -> Search:
-    """Takes the step that is due and finds the next one."""
+    """Takes the pending step and computes the next one, which is then pending."""
     search, sums = advance(problem, search, hessian=True)
     push = constraint_force(problem, search.slack, sums.wrench)
     gradient = search.force - push
@@ -169,7 +176,7 @@ def newton(problem: Problem, search: Search) -> Search:
 
 
 def advance(problem: Problem, search: Search, *, hessian: bool) -> tuple[Search, Sums]:
-    """Takes the step that is due and sums what the rows do at its end."""
+    """Takes the pending step and sums the rows' wrenches (and, if wanted, their Hessian) at its end."""
     slack, sums = step_and_sum(
         problem, search.slack, search.direction_slack, search.size, hessian=hessian
     )
@@ -183,20 +190,20 @@ def advance(problem: Problem, search: Search, *, hessian: bool) -> tuple[Search,
 
 
 class Trial(NamedTuple):
-    """A step's size, the bracket of the best one, and whether this one will do."""
+    """The state of a line search: the size to try, the bracket of the best size, and the stopping test."""
 
     size: jax.Array
     low: jax.Array
     high: jax.Array
-    done: jax.Array
-    number: jax.Array  # int32
+    done: jax.Array  # bool: `size` is good enough
+    number: jax.Array  # int32: sizes judged so far
 
 
 def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) -> jax.Array:
-    """Size of the step that minimises the cost along the direction, by safeguarded Newton.
+    """Returns the size of the step that minimises the cost along the direction, by safeguarded Newton.
 
-    `slope` is the first derivative at the start, `rise` what the rows add to it on a full step, which is
-    right if it leaves the pushing rows as they were.
+    `slope` is the cost's derivative at the start, and `rise` the effect of a full step on the rows. A full
+    step is exact, and taken at once, if it does not change the set of pushing rows.
     """
     curvature = math.dot(search.direction, search.direction_force)
 
@@ -221,6 +228,9 @@ def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) 
 
 
 def residual(force: jax.Array, push: jax.Array) -> jax.Array:
-    """Norm of the gradient M (a - a0) - J' f over those of its two terms, [nv] each."""
+    """Returns the norm of the gradient M (a - a0) - J' f, divided by the sum of the norms of its two terms.
+
+    `force` [nv] is M (a - a0), `push` [nv] is J' f.
+    """
     norms = [jnp.sqrt(math.dot(x, x)) for x in (force - push, force, push)]
     return norms[0] / jnp.maximum(norms[1] + norms[2], jnp.finfo(force.dtype).tiny)

@@ -1,4 +1,4 @@
-"""One environment's simulation: init, forward and step, as a list of named stages (mj_step)."""
+"""The simulation of one environment: init, forward and step, with a named scope for each stage (mj_step)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from seedbed.types import Array, SeedbedError
 
 
 def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
-    """The state at qpos [nq] and qvel [nv], at rest in qpos0 by default.
+    """Makes the state at qpos [nq] and qvel [nv]; the default is qpos0 at rest.
 
-    What a forward pass computes is zero until `forward` or `step`. The precision is that of `qpos`.
+    Fields that a forward pass computes are zero until `forward` or `step`. The precision is that of `qpos`,
+    or JAX's default. Raises SeedbedError if an array is not of floats or has another shape.
     """
     dtype = jnp.result_type(float) if qpos is None else jnp.asarray(qpos).dtype
     start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
@@ -68,7 +69,10 @@ def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> 
 
 
 def forward(model: Model, state: State) -> State:
-    """Computes the derived fields at qpos and qvel without control and without moving (mj_forward)."""
+    """Computes the derived fields at qpos and qvel, with zero control (mj_forward). The state does not move.
+
+    Raises SeedbedError if the state does not fit the model, or is a batch.
+    """
     dtype = _check(model, state)
     return _forward(model.astype(dtype), state, jnp.zeros(model.nu, dtype))[0]
 
@@ -76,14 +80,15 @@ def forward(model: Model, state: State) -> State:
 def step(model: Model, state: State, ctrl: Array) -> State:
     """Advances one environment by the model's time step under ctrl [nu].
 
-    Where MuJoCo would warn of a bad position, velocity or acceleration and reset, the environment keeps
-    the state it had, with `diverged` set.
+    If MuJoCo would warn of a bad position, velocity or acceleration and reset, the environment keeps its
+    state and `diverged` is set; it then stays frozen. Raises SeedbedError if the state or `ctrl` does not
+    fit the model, or is a batch.
     """
     dtype = _check(model, state)
     ctrl = _floats("ctrl", ctrl, model.nu, dtype)
     model = model.astype(dtype)
     bad = state.diverged | ~(is_sane(state.qpos).all() & is_sane(state.qvel).all())
-    # A bad environment's lane computes with harmless numbers, so that its loops end with the others'.
+    # A bad environment's lane computes with harmless numbers, so that its loops end when the others end.
     begun = state._replace(
         qpos=jnp.where(bad, model.qpos0, state.qpos),
         qpos_low=jnp.where(bad, 0, state.qpos_low),
@@ -102,7 +107,10 @@ def step(model: Model, state: State, ctrl: Array) -> State:
 
 
 def energy(model: Model, state: State) -> jax.Array:
-    """Potential and kinetic energy [2] in J at qpos and qvel (mjData.energy after mj_forward)."""
+    """Computes the potential and kinetic energy [2] in J at qpos and qvel (mjData.energy after mj_forward).
+
+    Raises SeedbedError if the state does not fit the model, or is a batch.
+    """
     model = model.astype(_check(model, state))
     kin = kinematics(model, state.qpos, state.qpos_low)
     motion, _ = velocity(model, kin.cdof, state.qvel)
@@ -110,7 +118,7 @@ def energy(model: Model, state: State) -> jax.Array:
 
 
 def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix, jax.Array]:
-    """One forward pass; also the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
+    """Runs one forward pass; returns the state, the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
         kin = kinematics(model, qpos, state.qpos_low)
@@ -145,7 +153,7 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix
 
 
 def _check(model: Model, state: State) -> Any:
-    """Refuses a state of another model, or a batch of states; returns its precision."""
+    """Returns the dtype of a state. Raises SeedbedError if its sizes are not the model's or it is a batch."""
     dtype = jnp.asarray(state.qpos).dtype
     _floats("qpos", state.qpos, model.nq, dtype)
     _floats("qvel", state.qvel, model.nv, dtype)
@@ -153,7 +161,7 @@ def _check(model: Model, state: State) -> Any:
 
 
 def _floats(name: str, value: Array, size: int, dtype: Any) -> jax.Array:
-    """Refuses what is not `size` floats, by name; casts them to `dtype`."""
+    """Casts an array to `dtype`. Raises SeedbedError, with `name`, if it is not `size` floats."""
     array = jnp.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise SeedbedError(f"{name} holds {array.dtype}: give floating-point numbers")

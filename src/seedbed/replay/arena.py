@@ -1,8 +1,8 @@
-"""Memory in segments that can lie in files: one range of addresses, whatever is mapped where.
+"""Memory in segments that can be backed by files, at addresses that never change.
 
-A segment is the unit that is made and given back. In a folder each is a file of its own, mapped where the
-segment lies; what was written into it is never changed afterwards, so an index that names the file stays
-true, and a segment that is opened again is a new file.
+A segment is the unit that is opened and closed. If there is a folder, each open segment is a file of its own,
+mapped at the segment's address. Bytes that were written to a file are never changed, so an index that names
+the file stays valid. A segment that is closed and opened again gets a new file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 
 from seedbed.types import SeedbedError
 
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # Linux
+# The values on Linux.
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [
@@ -36,7 +37,11 @@ SUFFIX = ".segment"
 
 
 class Files:
-    """A folder in which segments lie; `notices` says when none can be made. For one thread at a time."""
+    """A folder of segment files.
+
+    `notices` gets a message when a file cannot be made; any thread may remove messages from it. The
+    constructor makes the folder, and raises SeedbedError if it cannot.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +58,11 @@ class Files:
         self._serial = max((int(serial) + 1 for _, serial in present), default=0)
 
     def create(self, kind: str, size: int) -> str:
-        """Makes a file of `size` bytes, all allocated: a full disk is an OSError here, not a signal later."""
+        """Makes a file of `size` bytes and returns its name in the folder; raises OSError if it cannot.
+
+        All bytes are allocated now: a full disk is an OSError here, not a signal (SIGBUS) on a later write.
+        The first failure after a success leaves a notice. One thread at a time may call this.
+        """
         file = f"{kind}-{self._serial:08d}{SUFFIX}"
         path = self.folder / file
         try:
@@ -72,11 +81,11 @@ class Files:
 
 
 class Arena:
-    """`num_segments` segments, each of several parts of `part_bytes` (whole pages).
+    """An array of `num_segments` segments, each with parts of `part_bytes` bytes (whole pages).
 
-    `views` has for each part a uint8 array over that part of all segments in order, and of one segment
-    more, which is never opened or saved: for constants. Without a folder, memory of a segment stays when
-    it is closed, for the next. For one thread at a time.
+    `views` has one uint8 array for each part. It covers that part of all segments in order, and of one extra
+    segment at the end, which is for constants and is never opened or saved. Without a folder, a closed
+    segment keeps its memory, which is used when it is opened again.
     """
 
     def __init__(
@@ -97,22 +106,32 @@ class Arena:
 
     @property
     def segment_bytes(self) -> int:
-        """Size of a segment."""
+        """Returns the size of a segment in bytes."""
         return sum(self.part_bytes)
 
     def open(self, segment: int) -> None:
-        """Gives a closed segment memory: a new file, or where none can be made plain memory."""
+        """Gives a closed segment memory: a new file, or plain memory if no file can be made or mapped.
+
+        Call under the storage's lock.
+        """
         if self._files is not None:
-            with contextlib.suppress(OSError):  # which was told
+            # `Files` leaves a notice if the file cannot be made; the segment then stays in plain memory.
+            with contextlib.suppress(OSError):
                 self._map(segment, self.create())
 
     def create(self) -> str:
-        """Makes a file of a segment's size, for `write`; raises OSError where it cannot."""
+        """Makes a file of a segment's size and returns its name; raises OSError if it cannot.
+
+        Call under the storage's lock.
+        """
         assert self._files is not None
         return self._files.create(self._kind, self.segment_bytes)
 
     def attach(self, segment: int, file: str) -> None:
-        """Maps a file of before at a closed segment; raises OSError where it is missing or cut short."""
+        """Maps an earlier file at a closed segment; raises OSError if it is missing or has another size.
+
+        Call under the storage's lock, or before other threads use the replay.
+        """
         assert self._files is not None
         size = (self._files.folder / file).stat().st_size
         if size != self.segment_bytes:
@@ -120,19 +139,26 @@ class Arena:
         self._map(segment, file)
 
     def close(self, segment: int, kept: frozenset[str]) -> None:
-        """Takes a segment's memory back, and unlinks its file unless it is among the `kept`."""
+        """Unmaps a segment's file, and deletes the file unless its name is in `kept`.
+
+        Call under the storage's lock, or before other threads use the replay.
+        """
         file = self.files[segment]
         if self._mapped[segment]:
             for part in range(len(self.part_bytes)):
                 self._place(segment, part, _PRIVATE, -1, 0)
             self._mapped[segment] = False
         if file is not None and file not in kept and self._files is not None:
-            with contextlib.suppress(OSError):  # a save that can will remove it
+            # If the file cannot be deleted now, a later save deletes it.
+            with contextlib.suppress(OSError):
                 (self._files.folder / file).unlink(missing_ok=True)
         self.files[segment] = None
 
     def write(self, segment: int, file: str) -> None:
-        """Copies a segment, as it is, into a file from `create`; raises OSError. For any thread."""
+        """Copies a segment, as it is now, into a file made by `create`; raises OSError if it cannot.
+
+        Any thread may call this without the storage's lock; the segment must stay open meanwhile.
+        """
         assert self._files is not None
         with (self._files.folder / file).open("r+b") as opened:
             for view, size in zip(self.views, self.part_bytes, strict=True):
@@ -151,7 +177,7 @@ class Arena:
         self.files[segment], self._mapped[segment] = file, True
 
     def _place(self, segment: int, part: int, flags: int, descriptor: int, offset: int) -> None:
-        """Maps over one part of a segment, at the address that it has."""
+        """Replaces the mapping of one part of a segment, at its fixed address. Raises OSError."""
         size = self.part_bytes[part]
         address = self.views[part].ctypes.data + segment * size
         protection = mmap.PROT_READ | mmap.PROT_WRITE
@@ -173,7 +199,7 @@ def _allocate_file(path: Path, size: int) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Returns when the file, or the names in the folder, are on the disk."""
+    """Waits until a file's data, or a folder's list of names, is on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,19 @@
 """Replay on the device: pure functions over a ring of records, for the fused runtime.
 
-Environments step together, and a row of the ring is one step of all. An item is a window of
+Environments step together, and a row of the ring is one step of all of them. An item is a window of
 `experience.steps` rows of one environment, so overlapping items share their rows: nothing is stored
-twice. The ring's length is a multiple of `period`, and an item begins at each of its rows that is one.
+twice. The ring's length is a multiple of `period`, and an item begins at each row number that is a multiple
+of `period`.
 
-Items therefore begin every `period` steps of the stream, not of an episode as in the host's replay.
-Without `cross_episodes`, an item belongs to the episode of its first learned row: where that ends, the
-rest is padding. What of the next episode comes before the next item begins is then learned from in no
-item; with a `period` beyond 1, `cross_episodes` wastes nothing. Rows that warm up the memory may be of an
-earlier episode, since `first` resets it. An item whose first learned row is the end of an episode has no
-transition, and counts for nothing.
+Items therefore begin every `period` steps of the stream, and not of an episode as in the host's replay.
+Without `cross_episodes`, an item belongs to the episode of its first learned row, and the rows after the end
+of that episode are padding. The rows of the next episode before the next item begins are then in no item,
+so they are never learned from; if `period` is above 1, `cross_episodes` avoids this waste. The rows that warm
+up the memory (`burn_in`) may be of an earlier episode, since `first` resets the memory. An item whose first
+learned row is the end of an episode has no transition, and adds nothing to an update.
+
+In all functions B is the number of environments and T a number of steps. Being pure, they may be called by
+any thread, and under `jax.jit`.
 """
 
 from __future__ import annotations
@@ -24,35 +28,43 @@ from seedbed.types import Array, Replay, SeedbedError, Timestep, Tree
 
 
 class Record(NamedTuple):
-    """What is kept of a step; one environment's as a template, leaves `[T, B, ...]` when added."""
+    """The data of a step. Leaves are of one environment in a template, and `[T, B, ...]` when added."""
 
     timestep: Timestep
-    action: Tree  # taken on the timestep
-    extras: Tree  # of that action
-    core: Tree  # recurrent state before it, kept where an item begins; () if there is none
+    action: Tree  # chosen at the timestep
+    extras: Tree  # returned by acting with that action
+    # The recurrent state before acting, stored only for rows where an item begins; () if there is none.
+    core: Tree
 
 
 class ReplayState(NamedTuple):
-    """A ring of R rows of B environments, in which R / period items of each may begin."""
+    """A ring of R rows of B environments, in which R / period items of each environment may begin.
+
+    Item number i is of environment i % B. It begins at place i // B, which is row (i // B) * period.
+    """
 
     records: Record  # leaves [R, B, ...], those of `core` [R / period, B, ...]
-    sums: tuple[Array, ...]  # sum tree over [R / period x B] items, () if all are drawn alike
+    sums: tuple[Array, ...]  # sum tree over R / period * B items; () if all are drawn alike
     position: Array  # int32 scalar: the row to be written next
     filled: Array  # int32 scalar: rows written, at most R
 
 
 class Sample(NamedTuple):
-    """A batch of items of L timesteps."""
+    """A batch of items of L timesteps, L being `experience.steps`."""
 
     timesteps: Timestep  # [L, batch, ...]
     action: Tree  # [L - 1, batch, ...]
     extras: Tree  # [L - 1, batch, ...]
-    core: Tree  # [batch, ...] before row 0
+    core: Tree  # [batch, ...] recurrent state before acting on row 0
     importance: Array  # [batch] float32, at most 1
 
 
 def initial(experience: Replay, template: Record, num_envs: int) -> ReplayState:
-    """An empty replay for records like `template`, whose leaves have a shape and a dtype."""
+    """Returns an empty replay for `num_envs` environments, whose records are like `template`.
+
+    The leaves of `template` are of one environment and need only a shape and a dtype. Raises SeedbedError if
+    `min_size` is not in 1 to `capacity`.
+    """
     if not 0 < experience.min_size <= experience.capacity:
         raise SeedbedError(
             f"replay: min_size is {experience.min_size}; give 1 to {experience.capacity}, the capacity"
@@ -73,14 +85,14 @@ def initial(experience: Replay, template: Record, num_envs: int) -> ReplayState:
 
 
 def size(experience: Replay, state: ReplayState) -> Array:
-    """How many items there are to draw, an int32 scalar."""
+    """Returns the number of items that can be drawn, an int32 scalar."""
     ring = _shape(experience, state)
     complete = (state.filled - experience.steps) // experience.period + 1
     return jnp.clip(complete, 0, ring.kept) * ring.num_envs
 
 
 def ready(experience: Replay, state: ReplayState) -> Array:
-    """Whether there are items enough to learn from, a bool scalar."""
+    """Returns whether there are `min_size` items, so that learning may begin, a bool scalar."""
     return size(experience, state) >= experience.min_size
 
 
@@ -90,10 +102,11 @@ def add(
     records: Record,
     priorities: Callable[[Timestep, Tree], Array],
 ) -> ReplayState:
-    """Writes records `[T, B, ...]` of the next T steps over the oldest.
+    """Returns the replay with the records `[T, B, ...]` of the next T steps in place of the oldest rows.
 
-    `priorities` is `ReplayAgent.initial_priorities`; it is not called where all items are drawn alike. The
-    ring is written in place where the state is donated or carried through a loop.
+    `priorities` is `ReplayAgent.initial_priorities`; it is not called if all items are drawn alike. The ring
+    is written in place if the state is donated or carried through a loop. Raises SeedbedError if the T steps
+    are more than the capacity.
     """
     shape = _shape(experience, state)
     steps = records.timestep.first.shape[0]
@@ -102,7 +115,7 @@ def add(
             f"replay: {steps} steps of {shape.num_envs} environments at once are more than the capacity of "
             f"{experience.capacity} items, one every {experience.period} steps; raise the capacity"
         )
-    # Indices rather than a slice: T steps need not divide the ring, which may wrap around in them.
+    # Indices rather than a slice, because the rows may wrap around the end of the ring.
     written = (state.position + jnp.arange(steps)) % shape.rows
     begun, beginning = _beginnings(experience, state, steps)
     old, new = state.records, records
@@ -126,10 +139,10 @@ def add(
 
 
 def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, Array]:
-    """Draws `batch` items with replacement, and says which, int32 `[batch]`; consumes the key.
+    """Draws `batch` items with replacement and returns them and their numbers; consumes the key.
 
-    While there are none what it returns means nothing. Importance weights: Schaul et al. (2016),
-    "Prioritized experience replay", section 3.4, over the batch's largest.
+    The numbers are int32 `[batch]`. If there are no items, the result is meaningless. Importance weights:
+    Schaul et al. (2016), "Prioritized experience replay", section 3.4, divided by the batch's largest.
     """
     if state.sums:
         items, drawn = _draw(state.sums, key, experience.batch)
@@ -148,22 +161,25 @@ def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, 
 
 
 def update(experience: Replay, state: ReplayState, items: Array, priorities: Array) -> ReplayState:
-    """Gives `items` of the last `sample` new priorities `[batch]`, above 0; before anything is added."""
+    """Returns the replay with new priorities `[batch]`, above 0, of the `items` that `sample` returned.
+
+    Call it before the next `add`. It changes nothing if all items are drawn alike.
+    """
     if not state.sums:
         return state
     return state._replace(sums=_set(state.sums, items, priorities**experience.priority_exponent))
 
 
 def _partial(experience: Replay) -> int:
-    """How many items of an environment have begun at most, of which rows are still to come."""
+    """Returns the largest number of items of an environment that have begun and still lack rows."""
     return -(-(experience.steps - 1) // experience.period)
 
 
 class _Shape(NamedTuple):
     rows: int
     num_envs: int
-    places: int  # rows where an item may begin
-    kept: int  # items of an environment, at most
+    places: int  # number of rows where an item may begin
+    kept: int  # largest number of complete items of an environment
 
 
 def _shape(experience: Replay, state: ReplayState) -> _Shape:
@@ -173,13 +189,16 @@ def _shape(experience: Replay, state: ReplayState) -> _Shape:
 
 
 def _newest(experience: Replay, state: ReplayState) -> Array:
-    """The place of the newest complete item; those before it are before it in the ring."""
+    """Returns the place of the newest complete item; older items are at the places before it in the ring."""
     rows = _shape(experience, state).rows
     return (state.position - experience.steps) % rows // experience.period
 
 
 def _beginnings(experience: Replay, state: ReplayState, steps: int) -> tuple[Array, Array]:
-    """At which of the next steps items may begin, and their places; out of range where none is left."""
+    """Returns the numbers of those of the next steps at which items begin, and the places of these items.
+
+    Both are `[ceil(steps / period)]`. If fewer items begin, the last place is out of range.
+    """
     shape, period = _shape(experience, state), experience.period
     begun = -state.position % period + period * jnp.arange(-(-steps // period))
     place = (state.position + begun) % shape.rows // period
@@ -192,7 +211,7 @@ def _enter(
     steps: int,
     priorities: Callable[[Timestep, Tree], Array],
 ) -> ReplayState:
-    """Gives the items that the last `steps` rows completed their priorities, those they pushed out 0."""
+    """Sets the values of the items that the last `steps` rows completed, and 0 for those replaced."""
     shape, period = _shape(experience, state), experience.period
     newest, back = _newest(experience, state), jnp.arange(-(-steps // period))
     behind = (state.position - experience.steps) % period + period * back
@@ -216,18 +235,22 @@ def _enter(
 
 
 def _items(places: Array, num_envs: int) -> Array:
-    """The items `[N x B]` that begin at `places` `[N]`."""
+    """Returns the numbers `[N * B]` of the items that begin at `places` `[N]`."""
     return (places[:, None] * num_envs + jnp.arange(num_envs)[None]).reshape(-1)
 
 
 def _where(state: ReplayState, items: Array) -> tuple[Array, Array]:
-    """The places of items, and their environments."""
+    """Returns the places of items, and their environments."""
     num_envs = state.records.timestep.first.shape[1]
     return items // num_envs, items % num_envs
 
 
 def _windows(experience: Replay, state: ReplayState, tree: Tree, items: Array) -> Tree:
-    """Items `[N]` of parts of the ring, `(timestep, ...)`: leaves `[L, N, ...]`, cut as they should be."""
+    """Returns the rows of `items` `[N]` from parts of the ring, leaves `[L, N, ...]`.
+
+    `tree` is `(timestep, ...)`, with leaves `[R, B, ...]`. Without `cross_episodes`, rows after the end of an
+    item's episode become padding.
+    """
     place, env = _where(state, items)
     rows = experience.period * place[None] + jnp.arange(experience.steps)[:, None]
     window = rows % _shape(experience, state).rows
@@ -240,9 +263,9 @@ def _at(tree: Tree, rows: Array, envs: Array) -> Tree:
 
 
 def _cut(experience: Replay, timesteps: Timestep) -> Timestep:
-    """Makes padding of what follows the end of the first learned row's episode.
+    """Turns the rows after the end of the first learned row's episode into padding.
 
-    The observations stay as they are: no transition has them.
+    Their observations stay as they are, because no transition uses them.
     """
     ended = jnp.logical_or(timesteps.terminated, timesteps.truncated)
     over = jax.lax.cummax(ended[experience.burn_in : -1].astype(jnp.int32)) > 0
@@ -256,8 +279,9 @@ def _cut(experience: Replay, timesteps: Timestep) -> Timestep:
     )
 
 
-# The sum tree: level 0 holds the items' values, and each level above the sums of pairs of the one below.
-# Arrays of their own for the levels let XLA read one while it writes the next in place.
+# The sum tree: level 0 holds the items' values (priorities to the power `priority_exponent`), and each level
+# above holds the sums of pairs of the level below. Each level is an array of its own, so that XLA can read
+# one level while it writes the next one in place.
 
 
 def _empty_sums(items: int) -> tuple[Array, ...]:
@@ -266,7 +290,10 @@ def _empty_sums(items: int) -> tuple[Array, ...]:
 
 
 def _set(sums: tuple[Array, ...], items: Array, values: Array) -> tuple[Array, ...]:
-    """Sets values of items `[N]`; sums are made anew from their parts, so that no error builds up."""
+    """Returns the tree with new values of items `[N]`.
+
+    Sums are computed again from their two parts, so that rounding errors do not build up.
+    """
     levels = [sums[0].at[items].set(values)]
     nodes = items
     for level in sums[1:]:
@@ -279,17 +306,20 @@ def _set(sums: tuple[Array, ...], items: Array, values: Array) -> tuple[Array, .
 
 
 _IN_ORDER = 16
-"""About as many sums in order cost as much as one at an index."""
+"""About this many sums in order cost as much as one sum at an index."""
 
 
 _LEVELS = 8
-"""Levels through which one uniform number leads: float32 has 23 bits, too few for a million items."""
+"""The number of levels that one uniform number is used for.
+
+A uniform float32 has 23 random bits, too few to draw from a million items with one number.
+"""
 
 
 def _draw(sums: tuple[Array, ...], key: Array, number: int) -> tuple[Array, Array]:
-    """Draws items in proportion to their values, and returns those; consumes the key.
+    """Draws `number` items in proportion to their values; returns them and their values; consumes the key.
 
-    An item of value 0 is drawn only if all are 0.
+    An item of value 0 is drawn only if all values are 0.
     """
     below = sums[-2::-1]
     uniform = jax.random.uniform(key, (-(-len(below) // _LEVELS), number))
@@ -299,7 +329,7 @@ def _draw(sums: tuple[Array, ...], key: Array, number: int) -> tuple[Array, Arra
         if i % _LEVELS == 0:
             target = uniform[i // _LEVELS] * value
         left, right = level.reshape(-1, 2)[node].T
-        # Rounding may leave more than there is: never go where there is nothing.
+        # Because of rounding the target may be too large: never enter an empty right child.
         rightwards = (target >= left) & (right > 0)
         target = jnp.where(rightwards, target - left, target)
         node, value = 2 * node + rightwards, jnp.where(rightwards, right, left)

@@ -1,4 +1,4 @@
-"""Images, compressed: a chunk of consecutive rows of one environment is one lz4 block."""
+"""Compressed images: a chunk of `CHUNK` consecutive rows of one environment is one lz4 block."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from seedbed.replay.kernels import Pieces
 from seedbed.replay.layout import CHUNK, Layout
 from seedbed.replay.segments import Segments
 
-_WORTH = 0.9  # a chunk that does not shrink below this is kept as it is
+# A chunk is stored uncompressed unless lz4 makes it at most this share of its size.
+_WORTH = 0.9
 
 
 class Spans(NamedTuple):
-    """Consecutive rows of chunks and where in a batch they go; leaves are `[k]`."""
+    """Runs of consecutive rows in chunks, and their places in a batch; leaves are `[k]`."""
 
-    chunk: np.ndarray
+    chunk: np.ndarray  # number of the chunk
     column: np.ndarray  # item of the batch
-    row: np.ndarray  # first row of the batch
-    start: np.ndarray  # first row of the chunk
-    rows: np.ndarray  # how many
+    row: np.ndarray  # first row in the batch
+    start: np.ndarray  # first row in the chunk
+    rows: np.ndarray  # number of rows
 
 
 class Frames:
     """The compressed leaves of all chunks.
 
-    `store` is for one thread at a time and `read` for another, as long as the chunks that are read are
-    pinned; `lock` guards the segments.
+    `lock` is the storage's lock and guards the segments. One thread may store while others read, as long as
+    the chunks that they read are pinned.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class Frames:
         self.offset = np.full((len(self._leaves), num_chunks), -1, np.int64)
         self.size = np.zeros((len(self._leaves), num_chunks), np.int32)
         raw = sum(leaf.num_bytes for leaf in self._leaves) * CHUNK * num_chunks
-        # Twice what can be: a segment's end may be too short for the next chunks. Addresses cost nothing.
+        # Twice the largest possible need: the end of a segment may be too short for the next chunks.
+        # Addresses cost nothing.
         count = 2 * raw // layout.blob_bytes + 8 if self._leaves else 0
         self.segments = Segments(
             Arena("images", count, [layout.blob_bytes], files), layout.blob_bytes
@@ -51,7 +53,11 @@ class Frames:
         self._scratch = np.empty(0, np.uint8)
 
     def store(self, firsts: Sequence[int], staged: Sequence[list[np.ndarray]]) -> None:
-        """Keeps sets of chunks `[first, first + n)`; `staged` has the leaves `[n, CHUNK, ...]` of each."""
+        """Compresses and stores sets of chunks; set i is the chunks `[firsts[i], firsts[i] + n)`.
+
+        `staged[i]` has the compressed leaves of set i, `[n, CHUNK, ...]` each. Call from one thread at a time
+        (the holder of the writer's `sealing`), without the storage's lock: this takes it.
+        """
         for index, leaf in enumerate(self._leaves):
             whole = CHUNK * leaf.num_bytes
             sets = [leaves[index].reshape(-1, whole) for leaves in staged]
@@ -72,19 +78,26 @@ class Frames:
                 self.size[index, chunks] = sizes
 
     def forget(self, first: int, count: int) -> None:
-        """Gives back what chunks `[first, first + count)` take; call it under the lock."""
+        """Releases the memory of chunks `[first, first + count)`. Call under the storage's lock."""
         chunks = self.offset[:, first : first + count]
         np.subtract.at(self.segments.references, chunks[chunks >= 0] // self.segments.units, 1)
         chunks[:] = -1
 
     def load(self, chunks: np.ndarray, offset: np.ndarray, size: np.ndarray) -> None:
-        """Takes over the table of a save: these `chunks` `[k]`, `[L, k]` for L compressed leaves."""
+        """Loads the table of a save: `chunks` `[k]`, `offset` and `size` `[L, k]` for L compressed leaves.
+
+        Call under the storage's lock.
+        """
         self.offset[:, chunks], self.size[:, chunks] = offset, size
         stored = self.offset[self.offset >= 0] // self.segments.units
         self.segments.references[:] = np.bincount(stored, minlength=len(self.segments.references))
 
     def read(self, spans: Spans, batch: list[np.ndarray]) -> None:
-        """Writes rows of chunks to `batch`, `[T, B, ...]` for each leaf."""
+        """Copies rows of chunks to `batch`, which has an array `[T, B, ...]` for each compressed leaf.
+
+        Any thread may call this without the lock, if the chunks are pinned. Raises SeedbedError if a chunk
+        cannot be decompressed.
+        """
         for index, out in enumerate(batch):
             pieces = Pieces(
                 offset=self.offset[index, spans.chunk],
@@ -98,7 +111,7 @@ class Frames:
             kernels.decompress(self._bytes, pieces, whole, flat)
 
     def check_valid(self) -> None:
-        """Raises AssertionError where an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. Call under the storage's lock."""
         stored = self.offset[self.offset >= 0]
         segment = stored // self.segments.units
         count = np.bincount(segment, minlength=len(self.segments.references))
@@ -106,7 +119,10 @@ class Frames:
         assert (self.segments.opened[segment] >= 0).all(), "an image is in a closed segment"
 
     def compression(self) -> float:
-        """Returns how many times smaller the images became; 1 where there are none."""
+        """Returns the raw size of the images over their stored size, 1 if there are no images.
+
+        Call under the storage's lock.
+        """
         there = self.offset >= 0
         whole = np.array([CHUNK * leaf.num_bytes for leaf in self._leaves]) @ there.sum(axis=1)
         return float(whole / max(1, self.size[there].sum())) if there.any() else 1.0

@@ -1,4 +1,4 @@
-"""The table of items: where their rows are, how likely each is drawn, and which are the oldest."""
+"""The table of items: the places of their rows, their weights when drawing, and their ages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from seedbed.replay.sumtree import SumTree
 
 
 class Windows(NamedTuple):
-    """Where the rows of items are; leaves are `[I]` int64, `chunks` `[I, M]`."""
+    """The places of the rows of I items; leaves are `[I]`, but `chunks` is `[I, M]`.
 
-    chunks: np.ndarray  # the last is repeated where an item lies in fewer
-    offset: np.ndarray  # its first row in its first chunk
-    front: np.ndarray  # rows of padding before that
-    length: np.ndarray  # rows
-    core: np.ndarray  # row of its memory
-    env: np.ndarray
+    M is `Layout.item_chunks`. Leaves are int64 when handed over, and int32 in the table of `Items`.
+    """
+
+    # The chunks that the item's rows lie in. The last is repeated if there are fewer than M.
+    chunks: np.ndarray
+    offset: np.ndarray  # first row of the item in its first chunk
+    front: np.ndarray  # rows of padding before that row
+    length: np.ndarray  # rows without padding
+    core: np.ndarray  # row of its core state in the segments of core states
+    env: np.ndarray  # number of the environment among those of all groups
 
 
 class Items:
-    """At most `capacity` items; item number g (its generation) is in slot g modulo capacity.
+    """A table of at most `capacity` items; item number g (its generation) is in slot g modulo capacity.
 
-    An item with weight 0 in `tree` is gone. For one thread at a time.
+    A slot whose weight in `tree` is 0 is empty. Use it under the storage's lock; any thread may read the
+    numbers `count`, `inserted` and `owed` without it.
     """
 
     def __init__(self, layout: Layout, rows: Segments, cores: Segments | None) -> None:
@@ -39,19 +44,27 @@ class Items:
         )
         self.generation = np.full(capacity, -1, np.int64)
         self.count = 0
-        self.inserted = 0  # items so far, the generation of the next
-        self.largest = 1.0  # priority so far
-        self.owed = 0.0  # draws that the ratio asked for as items came, less those that were made
+        # Items added so far, which is the generation of the next item.
+        self.inserted = 0
+        # The largest priority so far, and at least 1.
+        self.largest = 1.0
+        # Draws that `ratio` has asked for as items were added, minus the draws that were made.
+        self.owed = 0.0
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the table and the tree take."""
+        """Returns the bytes of the table and the tree.
+
+        This counts 16 bytes a slot for the tree. If `capacity` is not a power of two, the tree takes up to
+        twice that.
+        """
         return sum(leaf.nbytes for leaf in self.windows) + 24 * self.capacity
 
     def add(self, windows: Windows, priorities: np.ndarray | None) -> None:
-        """Adds items with these priorities, or the largest so far; the oldest make room for them.
+        """Adds I items in place of the oldest ones; leaves of `windows` are `[I, ...]`.
 
-        Draws are owed for those that come when `min_size` items are there.
+        `priorities` is `[I]`, or None for the largest priority so far. Each item that is added when the table
+        has `min_size` items adds `ratio` to `owed`. Call under the storage's lock.
         """
         missing = max(0, self._experience.min_size - self.count)
         self.owed += max(0, len(windows.env) - missing) * self._experience.ratio
@@ -71,7 +84,10 @@ class Items:
             self._weigh(slots, given)
 
     def evict(self, slots: np.ndarray) -> None:
-        """Removes the items in those of `slots` (all different) that have one."""
+        """Removes the items in `slots`, which must be distinct; empty slots are allowed.
+
+        Call under the storage's lock.
+        """
         slots = slots[self.tree.weights[slots] > 0]
         if len(slots):
             self._refer(slots, -1)
@@ -79,25 +95,35 @@ class Items:
             self.count -= len(slots)
 
     def evict_rows_of(self, segment: int) -> None:
-        """Removes the items that have rows in a segment."""
+        """Removes the items that have rows in a segment of rows. Call under the storage's lock."""
         chunks = self._rows.units
         self.evict(np.flatnonzero((self.windows.chunks // chunks == segment).any(axis=1)))
 
     def evict_cores_of(self, segment: int) -> None:
-        """Removes the items whose memory is in a segment of these."""
+        """Removes the items whose core state is in a segment of core states.
+
+        Call under the storage's lock.
+        """
         assert self._cores is not None
         self.evict(np.flatnonzero(self.windows.core // self._cores.units == segment))
 
     def prioritise(
         self, slots: np.ndarray, generations: np.ndarray, priorities: np.ndarray
     ) -> None:
-        """Sets priorities `[k]` of the items that are still there."""
+        """Sets the priorities `[k]` of the items in `slots`, except items that were replaced or removed.
+
+        `generations` `[k]` are the numbers of the items that the priorities are for. Call under the storage's
+        lock.
+        """
         there = (self.generation[slots] == generations) & (self.tree.weights[slots] > 0)
         if there.any():
             self._weigh(slots[there], priorities[there])
 
     def read(self, slots: np.ndarray) -> Windows:
-        """Copies where items are."""
+        """Returns a copy of the places of the items in `slots` `[B]`, as int64.
+
+        Call under the storage's lock.
+        """
         return Windows(*(leaf[slots].astype(np.int64) for leaf in self.windows))
 
     def _weigh(self, slots: np.ndarray, priorities: np.ndarray) -> None:
@@ -113,7 +139,11 @@ class Items:
             np.add.at(self._cores.references, self.windows.core[slots] // self._cores.units, change)
 
     def load(self, windows: Windows, generation: np.ndarray, weights: np.ndarray) -> None:
-        """Takes over the items of a save, leaves `[count, ...]`, where there are none yet."""
+        """Loads the items of a save into an empty table; leaves are `[count, ...]`.
+
+        `weights` are priorities to the power of `priority_exponent`. The caller must set `inserted`,
+        `largest` and `owed`. Call under the storage's lock.
+        """
         slots = generation % self.capacity
         for mine, leaf in zip(self.windows, windows, strict=True):
             mine[slots] = leaf
@@ -123,7 +153,7 @@ class Items:
         self._refer(slots, 1)
 
     def check_valid(self) -> None:
-        """Raises AssertionError where an invariant is broken."""
+        """Raises AssertionError if an invariant is broken. Call under the storage's lock."""
         self.tree.check_valid()
         live = np.flatnonzero(self.tree.weights > 0)
         assert self.count == len(live), f"{self.count} items counted, {len(live)} there"

@@ -1,4 +1,8 @@
-"""LLVM IR of the kernels of `kernels.py`."""
+"""The LLVM IR of the kernels that `kernels.py` calls.
+
+In the docstrings here, %name is an argument of the kernel. A kernel returns 0 unless its docstring says
+otherwise. The functions here return IR as text; they compute nothing themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,15 @@ from contextlib import contextmanager
 from seedbed.llvm import Function
 
 CHUNK = 8
-"""Rows of one environment that are compressed together."""
+"""The number of consecutive rows of one environment that are compressed together."""
 LEAST_BYTES = 1024
-"""Of a row that is large: worth a call, and a compressor."""
-_LINE = 64  # bytes of a cache line, and of a vector here
-_LINES = 4  # copied in a turn of the loop
-_ACCELERATION = 1  # of lz4: its best compression, and on images hardly slower than more
+"""The least bytes of a large row. Only large rows are worth a kernel call to copy, or compression."""
+# Bytes of a cache line, and of a vector here.
+_LINE = 64
+# Cache lines that are copied in a turn of the loop.
+_LINES = 4
+# The acceleration argument of lz4. 1 compresses best, and on images it is hardly slower than larger values.
+_ACCELERATION = 1
 _DECLARATIONS = """
 declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
@@ -22,7 +29,7 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
 
 
 def module() -> str:
-    """Writes the text of all kernels; `kernels.py` says what each does."""
+    """Returns the LLVM IR of all kernels; `kernels.py` documents what each of them does."""
     functions = [_copy(streamed=False), _copy(streamed=True)]
     functions += [_scatter("scatter", "copy"), _scatter("stream", "copy_past_caches")]
     functions += [_gather(), _compress(), _decompress(), _weigh(), _draw()]
@@ -30,11 +37,16 @@ def module() -> str:
 
 
 def _copy(streamed: bool) -> str:
-    """A row from %s to %d, while what is at %next_s (and %next_d, unless streamed) is fetched."""
+    """Writes a function that copies a row of %size bytes from %s to %d, and prefetches the next row.
+
+    The next row is at %next_s and goes to %next_d. If `streamed`, stores bypass the caches and %next_d is not
+    prefetched. A row has at least `LEAST_BYTES` bytes: the loop runs at least once.
+    """
     name = "copy_past_caches" if streamed else "copy"
     f = Function(f"internal void @{name}(ptr %d, ptr %s, i64 %size, ptr %next_d, ptr %next_s)")
     d, s, size = "%d", "%s", "%size"
-    if streamed:  # such stores need whole lines
+    # Stores that bypass the caches must be of whole cache lines.
+    if streamed:
         odd = f.op(f"and i64 {f.op('ptrtoint ptr %d to i64')}, {_LINE - 1}")
         head = f.op(f"and i64 {f.op(f'sub i64 {_LINE}, {odd}')}, {_LINE - 1}")
         f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr %d, ptr %s, i64 {head}, i1 false)")
@@ -73,19 +85,25 @@ def _call_copy(
 
 
 def _scatter(name: str, copy: str) -> str:
-    """%n rows of %size bytes from %s to every %stride bytes of %d."""
+    """Writes the kernel that copies %n rows of %size bytes from %s to every %stride bytes of %d."""
     f = Function(f"i64 @{name}(ptr %d, i64 %stride, ptr %s, i64 %size, i64 %n)")
     with f.between("0", "%n") as index:
         d = f.at("%d", f.op(f"mul i64 {index}, %stride"), "i8")
         s = f.at("%s", f.op(f"mul i64 {index}, %size"), "i8")
-        # Behind the last row nothing is read: to fetch what is not there does nothing.
+        # After the last row, these addresses may be outside the arrays. Prefetching them does no harm.
         _call_copy(f, copy, d, s, "%size", (f.at(d, "%stride", "i8"), f.at(s, "%size", "i8")))
-    f.line("fence seq_cst")  # stores past the caches are seen when others are told of them
+    # Stores that bypass the caches must be visible to other threads before these learn of the rows.
+    f.line("fence seq_cst")
     return f.text("i64 0")
 
 
 def _gather() -> str:
-    """%count items: their rows are found, then copied for each leaf of the table."""
+    """Writes the kernel that finds the rows of %count items and copies them for each leaf of %table.
+
+    A line of %table is (address of the result, address of the source, bytes of a row, number of rows at the
+    start of [steps, count] that the result leaves out). Rows of 1 and 4 bytes have loops of their own, and
+    rows of `LEAST_BYTES` and more are prefetched.
+    """
     f = Function(
         "i64 @gather(ptr %chunks, ptr %offset, ptr %front, ptr %length, i64 %most, i64 %steps, "
         "i64 %count, i64 %padding, ptr %rows, ptr %table, i64 %leaves)"
@@ -120,10 +138,10 @@ def _gather() -> str:
 
 
 def _find_rows(f: Function) -> None:
-    """Writes the numbers of the rows of items, [steps, count], to %rows."""
+    """Adds code that writes the row numbers of all items, [steps, count], to %rows; padding is %padding."""
     with f.between("0", "%steps") as step, f.between("0", "%count") as item:
         at = f.op(f"sub i64 {step}, {_load(f, '%front', item)}")
-        # Before the item, and behind it: as unsigned numbers both are too large.
+        # A step before the item is negative, so as an unsigned number it is too large, like one after it.
         there = f.op(f"icmp ult i64 {at}, {_load(f, '%length', item)}")
         behind = f.op(f"add i64 {at}, {_load(f, '%offset', item)}")
         at = f.op(f"select i1 {there}, i64 {behind}, i64 0")
@@ -140,7 +158,11 @@ def _find_rows(f: Function) -> None:
 def _row_pair(
     f: Function, bases: tuple[str, str], index: tuple[str, str], size: str
 ) -> tuple[str, str]:
-    """Addresses of row `index` in the result, which begins at the second of `index`, and in the source."""
+    """Returns the addresses of a row in the result and in the source.
+
+    `bases` are the addresses of both. `index` is the number of the row in %rows, and the number of rows that
+    the result leaves out at its start.
+    """
     result, source = bases
     at, skipped = index
     d = f.at(result, f.op(f"mul i64 {f.op(f'sub i64 {at}, {skipped}')}, {size}"), "i8")
@@ -149,7 +171,7 @@ def _row_pair(
 
 @contextmanager
 def _when(f: Function, condition: str) -> Iterator[None]:
-    """What is written inside happens if the condition, an i1, is true."""
+    """Runs the code that is written inside the `with` block only if `condition`, an i1, is true."""
     yes, on = f.fresh("yes"), f.fresh("on")
     f.line(f"br i1 {condition}, label %{yes}, label %{on}")
     f.open(yes)
@@ -162,7 +184,11 @@ def _load(f: Function, base: str, index: str) -> str:
 
 
 def _compress() -> str:
-    """%n chunks of %size bytes, whose addresses are at %s, one behind the other to %d; sizes to %sizes."""
+    """Writes the kernel that compresses %n chunks of %size bytes, packed one after the other into %d.
+
+    The chunks' addresses are at %s; their sizes in %d go to %sizes. A chunk that lz4 cannot bring to %most
+    bytes is copied as it is. %lz4 is the address of `LZ4_compress_fast`.
+    """
     f = Function(
         "i64 @compress(ptr %s, i64 %size, i64 %n, ptr %d, i64 %most, ptr %sizes, ptr %lz4)"
     )
@@ -184,7 +210,11 @@ def _compress() -> str:
 
 
 def _decompress() -> str:
-    """%n pieces of `Pieces`, whose leaves are one behind the other at %work; returns how many failed."""
+    """Writes the kernel that copies rows of %n pieces of chunks, decompressed, to %d.
+
+    The leaves of `Pieces` are at %work, one after the other. %lz4 is the address of `LZ4_decompress_safe`.
+    The kernel returns the number of chunks that could not be decompressed.
+    """
     f = Function(
         "i64 @decompress(ptr %memory, ptr %work, i64 %n, ptr %d, i64 %size, i64 %stride, "
         "ptr %scratch, i64 %whole, ptr %lz4)"
@@ -220,7 +250,10 @@ def _decompress() -> str:
 
 
 def _weigh() -> str:
-    """Leaf %first + slot of the tree %nodes becomes a weight, and its %depth ancestors the sums of theirs."""
+    """Writes the kernel that sets %n leaves of the sum tree %nodes, and updates their ancestors.
+
+    The leaf of a slot is node %first + slot. Each of its %depth ancestors becomes the sum of two children.
+    """
     f = Function("i64 @weigh(ptr %nodes, i64 %depth, i64 %first, ptr %slots, ptr %weights, i64 %n)")
     with f.between("0", "%n") as index:
         leaf = f.op(f"add i64 %first, {_load(f, '%slots', index)}")
@@ -236,7 +269,10 @@ def _weigh() -> str:
 
 
 def _draw() -> str:
-    """From the root of %nodes down %depth levels, to the leaf whose share a uniform number is in."""
+    """Writes the kernel that finds, for each of %n uniform numbers, the leaf whose share contains it.
+
+    It descends %depth levels from the root of the sum tree %nodes. The slot of a leaf is its node - %first.
+    """
     f = Function("i64 @draw(ptr %nodes, i64 %depth, i64 %first, ptr %uniforms, ptr %slots, i64 %n)")
     node, over = (f.op(f"alloca {kind}, align 8") for kind in ("i64", "double"))
     total = f.op(f"load double, ptr {f.at('%nodes', '1', 'double')}, align 8")
@@ -249,7 +285,7 @@ def _draw() -> str:
             left, right = _children(f, child)
             left_over = f.op(f"load double, ptr {over}, align 8")
             beyond = f.op(f"fcmp oge double {left_over}, {left}")
-            # Rounding may leave as much as a node holds: an empty right child is never entered.
+            # Rounding may leave a rest as large as the node's sum. Never enter an empty right child.
             goes = f.op(f"and i1 {beyond}, {f.op(f'fcmp ogt double {right}, 0.0')}")
             rest = f.op(f"fsub double {left_over}, {left}")
             f.line(
@@ -266,7 +302,7 @@ def _draw() -> str:
 
 
 def _children(f: Function, left: str) -> tuple[str, str]:
-    """What the left child, a node of an even number, holds, and the right one."""
+    """Returns the values of two siblings; `left` is the number of the left node, which is even."""
     pair = f.at("%nodes", left, "double")
     values = [f.op(f"load double, ptr {f.at(pair, i, 'double')}, align 8") for i in (0, 1)]
     return values[0], values[1]

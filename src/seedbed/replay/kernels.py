@@ -1,8 +1,9 @@
-"""Machine code for the bytes of replay: rows copied, chunks compressed, many in a call.
+"""Machine code that copies rows, compresses chunks and walks the sum tree of replay, many in a call.
 
-A call for each frame would cost more in waiting for memory, and for the interpreter, than in copying. Here
-the next row is fetched while one is copied, rows that nobody reads soon pass the caches by, and other threads
-have the interpreter meanwhile.
+With a call for each frame, most of the time would go to waiting for memory and for the interpreter. Here
+the next row is prefetched while one row is copied, and rows that are not read soon bypass the caches. All
+functions but `weigh` and `draw` release the interpreter lock (GIL) while they work. Any thread may call them,
+as long as no other thread writes to the same memory. The first call compiles the kernels.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from seedbed.types import SeedbedError
 
 
 class Place(NamedTuple):
-    """Where the rows of items are; leaves are `[B]` int64."""
+    """The places of the rows of B items; arrays are contiguous int64, `[B]` but for `chunks`."""
 
-    chunks: np.ndarray  # [B, M]
-    offset: np.ndarray  # of the first row in the first chunk
-    front: np.ndarray  # rows of padding before that
-    length: np.ndarray  # rows
-    rows: int  # of an item with its padding
+    chunks: np.ndarray  # [B, M] chunks of the item, in order
+    offset: np.ndarray  # first row of the item in its first chunk
+    front: np.ndarray  # rows of padding before that row
+    length: np.ndarray  # rows without padding
+    rows: int  # rows of every item with its padding
 
 
 class Pieces(NamedTuple):
-    """Rows of compressed chunks, and where they go; leaves are `[k]` int64."""
+    """Runs of rows in compressed chunks, and their places in a result; leaves are `[k]` int64."""
 
-    offset: np.ndarray  # byte of the memory
-    size: np.ndarray  # bytes there; a chunk that is as large as its rows was not compressed
-    start: np.ndarray  # first row of the chunk
-    rows: np.ndarray  # how many
-    place: np.ndarray  # row of the result
+    offset: np.ndarray  # first byte of the chunk in the memory
+    # Bytes of the chunk in the memory. A chunk with the size of its raw rows is not compressed.
+    size: np.ndarray
+    start: np.ndarray  # first row in the chunk
+    rows: np.ndarray  # number of rows
+    place: np.ndarray  # row of the result for the first row
 
 
 class _Kernels(NamedTuple):
-    """Functions of machine code; arguments are addresses and counts."""
+    """The compiled functions; their arguments are addresses and counts."""
 
     scatter: Callable[..., int]
     stream: Callable[..., int]
@@ -53,7 +55,11 @@ class _Kernels(NamedTuple):
 
 
 def scatter(source: np.ndarray, result: np.ndarray, row: int, soon: bool) -> None:
-    """Copies `source` `[n, ...]` to `result[:, row]`, of `[n, R, ...]`; `soon` says that it is read soon."""
+    """Copies `source` `[n, ...]` to `result[:, row]`; `result` is `[n, R, ...]` and contiguous.
+
+    A row must have at least `LEAST_BYTES` bytes. Set `soon` if the result is read soon: otherwise the copy
+    bypasses the caches. Raises ValueError if the shapes do not fit.
+    """
     source = np.ascontiguousarray(source, result.dtype)
     if source.shape != result.shape[:1] + result.shape[2:]:
         raise ValueError(f"rows {source.shape} do not go into {result.shape}")
@@ -64,9 +70,10 @@ def scatter(source: np.ndarray, result: np.ndarray, row: int, soon: bool) -> Non
 
 
 def gather(place: Place, padding: int, leaves: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Copies rows of items from sources `[R, bytes]` to results `[T * B, bytes]`, a pair for each leaf.
+    """Copies rows of items from a source `[R, bytes]` to a result `[T * B, bytes]` for each pair of `leaves`.
 
-    T are the last rows of `place.rows`; row `padding` stands for what an item lacks.
+    A result gets the last T of the `place.rows` rows of each item. Row `padding` of the source is copied to
+    the rows before and after an item.
     """
     count, chunks = place.chunks.shape
     assert all(x.dtype == np.int64 and x.flags.c_contiguous for x in place[:4])
@@ -84,9 +91,10 @@ def gather(place: Place, padding: int, leaves: Sequence[tuple[np.ndarray, np.nda
 
 
 def compress(sets: Sequence[np.ndarray], most: int, result: np.ndarray) -> np.ndarray:
-    """Compresses every chunk of all `sets` `[n, bytes]`, one behind the other, to `result`.
+    """Compresses every chunk of all `sets` (each `[n, bytes]`, contiguous), packed into `result`.
 
-    A chunk that would take more than `most` bytes is copied as it is. Returns sizes `[sets, n]` int64.
+    A chunk that would take more than `most` bytes is copied as it is, so `result` needs room for all raw
+    chunks. Returns the sizes in bytes, `[sets, n]` int64.
     """
     (count, size), each = sets[0].shape, np.arange(len(sets[0])) * sets[0].shape[1]
     assert result.nbytes >= len(sets) * count * size
@@ -100,10 +108,11 @@ def compress(sets: Sequence[np.ndarray], most: int, result: np.ndarray) -> np.nd
 
 
 def decompress(memory: np.ndarray, pieces: Pieces, whole: int, result: np.ndarray) -> None:
-    """Copies rows of chunks of `whole` bytes in `memory` to `result` `[T, B, bytes]`.
+    """Copies rows of the compressed chunks in `memory` to `result` `[T, B, bytes]`.
 
-    The rows of a chunk go to `result.reshape(T * B, bytes)[place + i * B]`. Raises SeedbedError where what
-    is in memory cannot be decompressed.
+    `whole` is the raw size of a chunk in bytes. Row i of a piece goes to
+    `result.reshape(T * B, bytes)[place + i * B]`. A row must have at least `LEAST_BYTES` bytes. Raises
+    SeedbedError if a chunk cannot be decompressed.
     """
     assert memory.flags.c_contiguous and result.flags.c_contiguous
     work = np.array(pieces)
@@ -121,10 +130,10 @@ def decompress(memory: np.ndarray, pieces: Pieces, whole: int, result: np.ndarra
 
 
 def weigh(nodes: np.ndarray, slots: np.ndarray, weights: np.ndarray) -> None:
-    """Sets leaves `slots` `[k]` (int64) of the binary tree of sums `nodes` `[2 * leaves]` (float64).
+    """Sets leaves `slots` `[k]` (int64) of the binary sum tree `nodes` `[2 * leaves]` (float64) to `weights`.
 
-    Node 1 is the root, node k has the children 2k and 2k + 1; `weights` are `[k]` float64. Of a slot that is
-    named twice the last weight counts.
+    Node 1 is the root, and node k has the children 2k and 2k + 1; the number of leaves is a power of two.
+    `weights` is `[k]` float64. If a slot occurs twice, its last weight counts.
     """
     first = len(nodes) // 2
     assert slots.dtype == np.int64 and weights.dtype == nodes.dtype == np.float64
@@ -138,7 +147,11 @@ def weigh(nodes: np.ndarray, slots: np.ndarray, weights: np.ndarray) -> None:
 
 
 def draw(nodes: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Returns leaves `[k]` (int64) of such a tree for `uniforms` `[k]` in [0, 1); never one that is 0."""
+    """Returns leaves `[k]` (int64) of a sum tree as in `weigh`, drawn in proportion to their weights.
+
+    `uniforms` is `[k]` float64 in [0, 1), contiguous. The total must be above 0; then no leaf of weight 0 is
+    returned.
+    """
     first, slots = len(nodes) // 2, np.empty(len(uniforms), np.int64)
     assert uniforms.dtype == np.float64 and uniforms.flags.c_contiguous
     depth = first.bit_length() - 1
@@ -149,15 +162,19 @@ def draw(nodes: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
 
 
 def _address(array: np.ndarray) -> int:
-    try:  # this takes a third of the time of the other
+    # This takes a third of the time of `ctypes.data`, but it refuses arrays that are read-only or empty.
+    try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # read-only, or empty
+    except (TypeError, ValueError):
         return array.ctypes.data
 
 
 @functools.cache
 def _lz4(name: str) -> int:
-    """Address of a function of the library that the package lz4 is made of, or links to."""
+    """Returns the address of a C function of the lz4 library, which the package lz4 contains or links to.
+
+    Raises SeedbedError if the package does not export the function.
+    """
     library = ctypes.CDLL(lz4.block._block.__file__)  # type: ignore[attr-defined]
     try:
         function = getattr(library, name)
@@ -181,7 +198,7 @@ def _kernels() -> _Kernels:
         "decompress": [p, p, n, p, n, n, p, n, p],
     }
     short: dict[str, list[type]] = {"weigh": [p, n, n, p, p, n], "draw": [p, n, n, p, p, n]}
-    # To hand the interpreter over takes longer than the short ones do.
+    # The short ones keep the GIL (PYFUNCTYPE): releasing it would take longer than they run.
     kinds = {name: ctypes.CFUNCTYPE(n, *given) for name, given in long.items()}
     kinds |= {name: ctypes.PYFUNCTYPE(n, *given) for name, given in short.items()}
     return _Kernels(**{name: kind(load_object(code, name)) for name, kind in kinds.items()})

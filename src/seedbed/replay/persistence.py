@@ -1,7 +1,7 @@
-"""Saves of a replay: an index says which files hold its data, and has everything that is not in these.
+"""Saves of a replay: an index names the segment files with its data, and contains everything else.
 
-The files are only added to where no index looks, so writing an index (aside, synced, renamed) is all that
-makes a save, and a process that is killed leaves the earlier one.
+Segment files are only written at places that no index refers to. So a save exists as soon as its index is
+written (to a temporary file, synced, renamed), and a process that is killed leaves the earlier save whole.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from seedbed.replay.storage import Storage
 from seedbed.types import SeedbedError, StorageError
 
 _MAGIC = b"seedbed replay 2"
-_LENGTHS = struct.Struct("<QI")  # bytes of the header; checksum of all that follows this
+# Bytes of the header, and the checksum (CRC-32) of everything after these two numbers.
+_LENGTHS = struct.Struct("<QI")
 _INDEX = re.compile(r"(\d{8})\.(.+)\.index")
 
 
 class _Part(NamedTuple):
-    """A segment as a save sees it."""
+    """The state of a segment at the time of a save."""
 
-    kind: str
+    kind: str  # a key of `Storage.segments`
     segment: int
     file: str
-    allocated: int
-    settled: bool  # nothing is written to it any more
-    absent: bool  # it is in memory only, and the file is to be written
+    allocated: int  # units
+    settled: bool  # whether nothing will be written to it any more
+    absent: bool  # whether it is in memory only, so that `write` must write the file
 
 
 class Snapshot(NamedTuple):
-    """What a save consists of."""
+    """The contents of a save: its name, the header and arrays of its index, and its segments."""
 
     name: str
     header: dict[str, Any]
@@ -51,12 +52,16 @@ class Snapshot(NamedTuple):
 
 
 class Keeper:
-    """Saves and restores a storage in its folder; keeps the newest save and one before it."""
+    """The writer and reader of a storage's saves in its folder. It keeps the newest save and an earlier one.
+
+    The caller must see to it that one save at a time is made.
+    """
 
     def __init__(self, storage: Storage, files: Files) -> None:
         self._storage, self._folder = storage, files.folder
         self._synced: set[str] = set()
-        self._named: frozenset[str] = frozenset()  # files that indexes name
+        # The files that indexes name.
+        self._named: frozenset[str] = frozenset()
         self._notices = files.notices
 
     @property
@@ -64,10 +69,11 @@ class Keeper:
         return self._storage.segments
 
     def snapshot(self, name: str, state: dict[str, Any]) -> Snapshot:
-        """Lists the files, which are kept from now on, and copies the weights; under the storage's lock.
+        """Returns a save's list of files, which are kept from now on, and its copy of the weights.
 
-        `tables` are to be added while nothing is published. Segments that are in memory only are pinned
-        until `write`; raises StorageError if the disk has no room for them.
+        Call from the thread that holds the writer's `sealing`, under the storage's lock. The caller must add
+        `tables` to the arrays while it still holds `sealing`, and then call `write`: segments that are in
+        memory only are pinned until then. Raises StorageError if the disk has no room for them.
         """
         parts: list[_Part] = []
         try:
@@ -98,9 +104,10 @@ class Keeper:
         return Snapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
 
     def tables(self, snapshot: Snapshot) -> dict[str, np.ndarray]:
-        """Copies what changes only where items are published, or rows that no item has are forgotten.
+        """Returns copies of the tables of a snapshot's items, by generation, and of its chunks.
 
-        That is of the items in the snapshot, by generation, and of the chunks in its segments.
+        These tables change only when items are published, or when rows that no item has are forgotten. So
+        call from the thread that holds the writer's `sealing`; the storage's lock is not needed.
         """
         items, frames = self._storage.items, self._storage.frames
         weights = snapshot.arrays["weights"]
@@ -117,16 +124,17 @@ class Keeper:
         }
 
     def _chunks(self, segments: Sequence[int]) -> np.ndarray:
-        """Lists the chunks in segments of rows."""
+        """Returns the numbers of the chunks in segments of rows."""
         units = self._storage.rows.units
         firsts = np.array(segments, np.int64) * units
         return (firsts[:, None] + np.arange(units)).reshape(-1)
 
     def write(self, snapshot: Snapshot, keep: str | None) -> None:
-        """Writes a snapshot to the disk, and removes the files that no index names.
+        """Writes a snapshot to the disk, and removes the files that neither an index nor the storage needs.
 
-        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
-        Raises StorageError if the disk refuses; the earlier saves are whole then.
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Any
+        thread may call this, without locks, but only one at a time. Raises StorageError if the disk refuses;
+        the earlier saves are whole then.
         """
         parts, whole = snapshot.parts, False
         try:
@@ -144,14 +152,15 @@ class Keeper:
         finally:
             with self._storage.lock:
                 for part in parts:
-                    # What is settled need not be copied again, though it stays in memory; without its
-                    # pin the segment may become another.
+                    # The next save need not write a settled segment again, though the segment stays in
+                    # memory. This must come before the pin is released: then the segment may be reused.
                     if whole and part.absent and part.settled:
                         self._segments[part.kind].arena.files[part.segment] = part.file
                 self._unpin(parts)
         self._synced |= {part.file for part in parts if part.settled}
         self._named |= {part.file for part in parts}
-        with contextlib.suppress(OSError):  # the next save removes the rest
+        # Files that cannot be removed now are removed by the next save.
+        with contextlib.suppress(OSError):
             newest, *before = _list_indexes(self._folder)
             kept = [path for path in before if _name_of(path) == keep] or before
             self._prune([newest, *kept[:1]])
@@ -168,7 +177,8 @@ class Keeper:
             for segments in self._segments.values():
                 segments.kept = self._named
         for file in {part.file for part in parts} - needed:
-            with contextlib.suppress(OSError):  # why the save failed is what is told
+            # The caller reports why the save failed, which is worth more than an error here.
+            with contextlib.suppress(OSError):
                 (self._folder / file).unlink(missing_ok=True)
 
     def _live(self) -> set[str | None]:
@@ -182,17 +192,21 @@ class Keeper:
         )
 
     def _prune(self, indexes: Sequence[Path]) -> None:
-        """Removes indexes but these, and files that neither these nor the storage needs; raises OSError."""
+        """Removes all other indexes, and segment files that neither these nor the storage needs.
+
+        Raises OSError if a file cannot be removed.
+        """
         present = list(self._folder.iterdir())
         named: set[str] = set()
         for path in indexes:
-            with contextlib.suppress(ValueError):  # a damaged one keeps nothing
+            # A damaged index keeps no files.
+            with contextlib.suppress(ValueError):
                 named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
         with self._storage.lock:
             live, self._named = self._live(), frozenset(named)
             for segments in self._segments.values():
                 segments.kept = self._named
-        # Indexes go first: one that is left never names a file that is gone.
+        # Indexes are removed first, so that no index ever names a file that was removed.
         for path in sorted(present, key=lambda path: path.name.endswith(SUFFIX)):
             index = path.name.endswith((".index", ".index.part")) and path not in indexes
             data = path.name.endswith(SUFFIX) and path.name not in named | live
@@ -201,7 +215,12 @@ class Keeper:
                 self._synced.discard(path.name)
 
     def restore(self, names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
-        """Loads the newest usable save of these names; returns its name, and the state it was given."""
+        """Loads the newest usable save with one of `names` into an empty storage; removes all other saves.
+
+        Returns its name and the `state` that `snapshot` was given, or None if there is no such save. A
+        damaged save is skipped and leaves a notice. Raises SeedbedError if the save is of a replay with
+        another layout. Call before other threads use the replay.
+        """
         for path in _list_indexes(self._folder):
             name = _name_of(path)
             if name not in names:
@@ -218,7 +237,8 @@ class Keeper:
                 self._named = frozenset(file for _, _, file, _ in header["files"])
                 for segments in self._segments.values():
                     segments.kept = self._named
-            with contextlib.suppress(OSError):  # the next save removes the rest
+            # Files that cannot be removed now are removed by the next save.
+            with contextlib.suppress(OSError):
                 self._prune([path])
             return name, header["state"]
         return None
@@ -248,7 +268,7 @@ class Keeper:
 
 
 def _list_indexes(folder: Path) -> list[Path]:
-    """Lists indexes, newest first."""
+    """Returns the paths of the indexes in a folder, newest first."""
     return sorted((p for p in folder.iterdir() if _INDEX.fullmatch(p.name)), reverse=True)
 
 
@@ -282,7 +302,7 @@ def _write_index(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads an index; raises OSError or ValueError where it is damaged."""
+    """Returns the header and the arrays of an index; raises OSError or ValueError if it is damaged."""
     data = path.read_bytes()
     start = len(_MAGIC) + _LENGTHS.size
     if len(data) < start or not data.startswith(_MAGIC):
@@ -301,9 +321,9 @@ def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:
-    """Raises SeedbedError, with the first thing that differs, where a save was of another shape."""
+    """Raises SeedbedError, which names the first difference, if a save has another layout."""
     now = layout.describe()
-    # Sizes of segments follow from the rest, which says more.
+    # Segments come last: their sizes follow from the other properties, which tell a user more.
     for key in sorted({**now, **was}, key=lambda key: key == "segments"):
         before, here = was.get(key, "nothing"), now.get(key, "nothing")
         if before != here:

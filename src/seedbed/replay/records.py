@@ -1,4 +1,4 @@
-"""The rows of all environments: stored once, whatever items share them, and gathered into batches."""
+"""The rows of all environments: each is stored once, even if items share it, and copied into batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from seedbed.types import Array
 class Records:
     """Chunks of `CHUNK` rows of one environment; row r of chunk c is row `c * CHUNK + r`.
 
-    Leaves are written straight to their place, but for images, which wait in a buffer for compression, and
-    all those whose place is a file: a disk that is busy must not keep acting from going on. `lock` guards
-    the segments.
+    A set is n consecutive chunks, one for each of the n environments of a group. Its leaves are written
+    directly to their place, with two exceptions, which wait in a buffer until `seal`: images, which are
+    compressed, and all leaves if their place is a file, because a busy disk must not delay acting. `lock` is
+    the storage's lock and guards the segments.
     """
 
     def __init__(self, layout: Layout, files: Files | None, lock: threading.Condition) -> None:
         self._layout = layout
-        self._chunks = layout.segment_rows // CHUNK  # of a segment
+        # Chunks of a segment.
+        self._chunks = layout.segment_rows // CHUNK
         num_chunks = layout.num_segments * self._chunks
         self.frames = Frames(layout, num_chunks, files, lock)
         raw = [leaf for leaf in layout.leaves if not leaf.compressed]
@@ -43,7 +45,7 @@ class Records:
         for leaf, view in zip(raw, self._arena.views, strict=True):
             self._bytes.append(view.reshape(-1, leaf.num_bytes))
             self._typed.append(view.view(leaf.dtype).reshape(-1, CHUNK, *leaf.shape))
-        # A row of zeros with `first` set, behind all segments, stands for what an item lacks.
+        # Padding: a row of zeros with `first` set, after all segments.
         self._padding = num_chunks * CHUNK
         names = [leaf.name for leaf in raw]
         self._typed[names.index("first")][num_chunks, 0] = True
@@ -51,7 +53,10 @@ class Records:
         self._buffers: list[list[np.ndarray]] = []
 
     def open(self, first: int) -> list[np.ndarray]:
-        """Returns where chunks `[first, first + n)` are written: `[n, CHUNK, ...]` for each leaf."""
+        """Returns the arrays to write chunks `[first, first + n)` to: `[n, CHUNK, ...]` for each leaf.
+
+        Call from the appending thread only, under the storage's lock. Give the arrays to `seal` or `drop`.
+        """
         views = dict(zip(self._unpacked, self._places(first), strict=True))
         if self._buffers:
             buffers = self._buffers.pop()
@@ -62,7 +67,10 @@ class Records:
         return [views[index] for index in range(len(views))]
 
     def write(self, views: list[np.ndarray], row: int, leaves: Sequence[Array]) -> None:
-        """Copies a row of each chunk, leaves `[n, ...]`, to `views`, which came from `open`."""
+        """Copies row `row` of each chunk of a set, leaves `[n, ...]`, to `views`, which `open` returned.
+
+        Call from the appending thread only.
+        """
         for view, leaf, large, waits in zip(views, leaves, *self._ways, strict=True):
             if large:
                 kernels.scatter(leaf, view, row, waits)
@@ -70,7 +78,11 @@ class Records:
                 view[:, row] = leaf
 
     def seal(self, firsts: Sequence[int], written: Sequence[list[np.ndarray]]) -> None:
-        """Brings what was written to views from `open`, a list a set, to its place, and takes them back."""
+        """Compresses images, moves what waits in buffers to its place, and takes the buffers back.
+
+        `firsts` are the first chunks of sets, and `written` has the list that `open` returned for each. Call
+        from the thread that holds the writer's `sealing`, without the storage's lock.
+        """
         images = [[views[index] for index in self._packed] for views in written]
         self.frames.store(firsts, images)
         for first, views in zip(firsts, written, strict=True):
@@ -80,19 +92,25 @@ class Records:
             self.drop(views)
 
     def drop(self, views: list[np.ndarray]) -> None:
-        """Takes back what `open` gave."""
+        """Takes back the buffers in `views`, which `open` returned. Any thread may call this, once a set."""
         self._buffers.append([views[index] for index in self._waiting])
 
     def ends(self, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads of chunks `[first, first + n)` `first`, and whether an episode ended: both `[n, rows]`."""
+        """Returns `first`, and whether the episode ended, in the first `rows` rows of the set's chunks.
+
+        Both are bool `[n, rows]`. The argument `first` is the set's first chunk. Call after `seal`, from the
+        thread that holds the writer's `sealing`.
+        """
         chunks = slice(first, first + self._layout.group_size)
         opening, terminated, truncated = (flag[chunks, :rows] for flag in self._flags)
         return opening, terminated | truncated
 
     def gather(self, windows: Windows, batch: Sequence[np.ndarray | None]) -> None:
-        """Copies items `[B]` to `batch`: for each leaf `[T, B, ...]`, or None for one that is not wanted.
+        """Copies items `[B]` to `batch`: for each leaf an array `[T, B, ...]`, or None to leave it out.
 
-        T are the last rows of `item_rows`; what an item lacks is padding. The chunks must be pinned.
+        The array gets the last T of the item's `item_rows` rows; T of an image is `item_rows`. Rows that an
+        item lacks are padding. The chunks must be pinned or held; then any thread may call this, without
+        the lock. Raises SeedbedError if an image cannot be decompressed.
         """
         raw = iter(self._bytes)
         images: list[np.ndarray] = []
@@ -119,7 +137,7 @@ class Records:
         return [view[chunks] for view in self._typed]
 
     def _spans(self, windows: Windows) -> Spans:
-        """Divides items among their chunks."""
+        """Returns the runs of rows of each item in each of its chunks."""
         before = np.arange(self._layout.item_chunks) * CHUNK
         offset, length = windows.offset[:, None], windows.length[:, None]
         start = np.maximum(offset - before, 0)

@@ -1,13 +1,13 @@
-"""Replay on the host: rows of lock-step groups go in, items of `types.Replay` are drawn, without JAX.
+"""Replay on the host, without JAX: it takes rows of lock-step groups, and draws items (`types.Replay`).
 
-One thread appends; another seals and draws, and any may save:
+One thread appends, another one seals and draws, and any thread may save:
 
     layout = Layout(agent.experience, spec, extras, core, num_groups, group_size, frame_stack)
     replay = Replay(layout, folder, seed, priorities)
     replay.append(group, timestep, action, extras, core)  # a step of a group; leaves [n, ...]
-    replay.seal_pending()  # compresses, and publishes the items that were completed
+    replay.seal_pending()  # compresses images, and publishes the items that were completed
     if replay.can_sample(batch):
-        sample = replay.sample(batch, out=sample)  # numpy, time-major; the buffers are used again
+        sample = replay.sample(batch, out=sample)  # numpy, time-major; the buffers are reused
         replay.update_priorities(sample.slots, sample.generations, output.priorities)
 """
 
@@ -27,12 +27,18 @@ from seedbed.replay.storage import Storage
 from seedbed.replay.writing import Priorities, Writer, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
-_SLACK_BATCHES = 8  # by which drawing may be behind `ratio`
+# Batches by which drawing may be behind `ratio` before acting must wait.
+_SLACK_BATCHES = 8
+# Seconds between two calls of `stop` in `wait_until`.
 _STOP_POLL_S = 0.1
 
 
 class Sample(NamedTuple):
-    """Items `[B]`. Frames are not stacked: the S - 1 rows before an item come with its timesteps."""
+    """A batch of B items.
+
+    Frames are not stacked: for a frame stack of S, the S - 1 rows before an item come with its timesteps.
+    `steps` is `types.Replay.steps`.
+    """
 
     timesteps: Timestep  # [S - 1 + steps, B, ...]
     action: Tree  # [steps, B, ...]
@@ -40,15 +46,16 @@ class Sample(NamedTuple):
     core: Tree  # [B, ...] before acting on the first of `steps`
     importance: np.ndarray  # [B] float32, the largest is 1
     slots: np.ndarray  # [B] int64
-    generations: np.ndarray  # [B] int64, which item was in the slot
+    generations: np.ndarray  # [B] int64, the number of the item in the slot
 
 
 class Replay:
-    """Items of all groups, drawn by priority.
+    """A replay of the items of all groups, drawn by priority.
 
-    New items are given their priority by `priorities`, called with timesteps and extras `[steps, B]`
-    (observation is (), B always the same) for `[B]`, or else the largest so far. With a `folder` data lies
-    in files there and can be saved.
+    `priorities` returns the priorities `[B]` of new items; without it they get the largest priority so far.
+    It is called with timesteps and extras `[steps, B, ...]` (the observation is (), and B is always the
+    same), by the thread that seals, one call at a time. With a `folder`, data lies in files there and can be
+    saved; the constructor raises SeedbedError if it cannot make the folder. `seed` is that of drawing.
     """
 
     def __init__(
@@ -72,51 +79,69 @@ class Replay:
     ) -> None:
         """Adds a row to the streams of a group; leaves are `[n, ...]`, copied before this returns.
 
-        `action` and `extras` are what acting chose at the timestep, `core` the memory it entered with.
-        For one thread. It seals by itself only where nobody else keeps up.
+        `action` and `extras` are those that acting returned for the timestep, and `core` is the core state
+        before it. Call from the appending thread only. It seals inline when the sealing thread has fallen
+        behind, or when no memory is free, and then raises SeedbedError as `seal_pending`.
         """
         self._writer.append(group, timestep, action, extras, core)
 
     def restart(self, group: int) -> None:
-        """Begins new streams for a group whose actor died; half items are dropped. For who appends."""
+        """Starts new streams for a group whose actor died, and drops its unfinished items.
+
+        Call from the appending thread only. It may seal inline, as `append`.
+        """
         self._writer.restart(group)
 
     def seal_pending(self) -> None:
-        """Compresses the chunks that are full and publishes the items that they complete."""
+        """Compresses the pending sets of chunks and publishes the items that they complete.
+
+        Any thread may call this. Raises SeedbedError if the agent gives an item an invalid priority; the next
+        call continues with that item's set.
+        """
         self._writer.seal_pending()
 
     @property
     def pending(self) -> int:
-        """Sets of chunks that wait to be sealed."""
+        """Returns the number of sets of chunks that wait to be sealed. Any thread may read it."""
         return self._writer.pending
 
     @property
     def items(self) -> int:
-        """Items that can be drawn."""
+        """Returns the number of items that can be drawn. Any thread may read it."""
         return self._items.count
 
     @property
     def inserted(self) -> int:
-        """Items that were ever published."""
+        """Returns the number of items that were ever published. Any thread may read it."""
         return self._items.inserted
 
     @property
     def sampled(self) -> int:
-        """Items that were ever drawn."""
+        """Returns the number of items that were ever drawn. Any thread may read it."""
         return self._sampled
 
     def can_sample(self, batch: int) -> bool:
-        """Whether there are `min_size` items, and `ratio` asks for a batch."""
+        """Returns whether there are `min_size` items, and `ratio` asks for `batch` more draws.
+
+        Any thread may call this.
+        """
         enough = self._items.count >= max(1, self.layout.experience.min_size)
         return enough and self._items.owed >= batch
 
     def can_insert(self) -> bool:
-        """Whether acting may go on: drawing is not far behind `ratio`."""
+        """Returns whether acting may go on: there are fewer than `min_size` items, or drawing keeps up.
+
+        Drawing keeps up while it is less than 8 batches behind `ratio`. Any thread may call this.
+        """
         few = self._items.count < self.layout.experience.min_size
         return few or self._items.owed < self._slack
 
     def wait_until(self, ready: Callable[[], bool], stop: Callable[[], bool]) -> bool:
-        """Waits until `ready`, a question about this replay; returns False if `stop` came first."""
+        """Waits until `ready` returns True; returns False if `stop` returns True first.
+
+        Both are called under the replay's lock, when items are published or drawn and at least every 0.1 s,
+        so they must be quick. Any thread may call this.
+        """
         with self._lock:
             while not (stopped := stop()) and not ready():
                 self._lock.wait(_STOP_POLL_S)
@@ -127,7 +152,7 @@ class Replay:
         return _SLACK_BATCHES * self.layout.experience.batch
 
     def make_sample(self, batch: int) -> Sample:
-        """Allocates buffers for a batch of items."""
+        """Returns new buffers, of zeros, for a batch of items. Any thread may call this."""
         layout = self.layout
         steps = layout.experience.steps
         timesteps = [leaf.zeros(layout.item_rows, batch) for leaf in layout.timestep_leaves]
@@ -145,9 +170,12 @@ class Replay:
         )
 
     def sample(self, batch: int, out: Sample | None = None) -> Sample:
-        """Draws items, into the buffers of an earlier sample of the same size if it is given as `out`.
+        """Draws `batch` items with replacement, in proportion to priority to the power `priority_exponent`.
 
-        Raises SeedbedError where there are none.
+        They are written to the buffers `out` of the same batch size, if given, and else to new ones. One
+        thread at a time may call this. Raises SeedbedError if there are no items, or if a stored image is
+        damaged. Importance weights: Schaul et al. (2016), "Prioritized experience replay", section 3.4,
+        divided by the batch's largest.
         """
         out = self.make_sample(batch) if out is None else out
         items, rows = self._items, self._storage.rows
@@ -180,7 +208,11 @@ class Replay:
     def update_priorities(
         self, slots: np.ndarray, generations: np.ndarray, priorities: np.ndarray
     ) -> None:
-        """Gives items `[B]` new priorities, above 0; those that made room meanwhile are passed over."""
+        """Sets the priorities `[B]`, above 0, of items; items that were replaced meanwhile are skipped.
+
+        `slots` and `generations` are those of a `Sample`. Any thread may call this. Raises SeedbedError if a
+        priority is not above 0, or not finite.
+        """
         priorities = np.asarray(priorities, np.float64)
         require_positive(priorities)
         with self._lock:
@@ -189,10 +221,11 @@ class Replay:
     def save(self, name: str, keep: str | None = None) -> None:
         """Seals, then writes all published items and the state of drawing to the disk under a name.
 
-        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Half
-        items are not saved. Any thread may call this; the others go on meanwhile. Raises StorageError if
-        the disk refuses; the earlier saves are whole then. Raises SeedbedError if the agent gives an item
-        an invalid priority; the items published before it are saved first.
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
+        Unfinished items are not saved. Any thread may call this. Other threads go on while it writes; sealing
+        waits while it copies the tables. Raises StorageError if the disk refuses; the earlier saves are whole
+        then. Raises SeedbedError if the replay has no folder, or if the agent gives an item an invalid
+        priority; the items published before that one are saved first.
         """
         keeper = self._require_keeper()
         with self._saving:
@@ -214,10 +247,11 @@ class Replay:
                     raise failure
 
     def restore(self, names: Sequence[str]) -> str | None:
-        """Goes on with the newest usable save of one of these names, before anything is appended.
+        """Loads the newest usable save with one of `names`; call it before anything is appended.
 
-        Returns its name, or None where there is none. Everything else in the folder is removed. Raises
-        SeedbedError where it was a replay of another shape.
+        Returns the name of the save, or None if there is none. If one is loaded, all other saves and segment
+        files in the folder are removed. Call before other threads use the replay. Raises SeedbedError if the
+        replay has no folder, or if the save is of a replay with another layout.
         """
         restored = self._require_keeper().restore(names)
         if restored is None:
@@ -233,15 +267,18 @@ class Replay:
         return self._keeper
 
     def take_notices(self) -> list[str]:
-        """Returns, once each, what people should know of files; for any one thread."""
+        """Returns messages for the user about files, each once. One thread at a time may call this."""
         files = self._storage.files
         return [] if files is None else [files.notices.popleft() for _ in range(len(files.notices))]
 
     def stats(self) -> dict[str, float]:
-        """Reports items, inserted, sampled, bytes, bytes_per_frame (a row) and compression of images."""
+        """Returns items, inserted, sampled, bytes, bytes_per_frame (a row) and the compression of images.
+
+        The compression is raw size over stored size. Any thread may call this.
+        """
         return {**self._storage.stats(), "sampled": self._sampled}
 
     def check_valid(self) -> None:
-        """Raises AssertionError where an invariant is broken; while nobody appends."""
+        """Raises AssertionError if an invariant is broken. Any thread may call this while none appends."""
         with self._writer.sealing:
             self._storage.check_valid(self._writer.held())

@@ -1,4 +1,4 @@
-"""Which items begin and end in a stream of rows; `types.Replay` says what an item is."""
+"""The search for items in a stream of rows; `types.Replay` says what an item is."""
 
 from __future__ import annotations
 
@@ -8,44 +8,49 @@ import numpy as np
 
 from seedbed.replay.layout import Layout
 
-_BEFORE = -(
-    1 << 40
-)  # the step of a row that belongs to no episode: before the stream's first opening row
+# The step before a stream's first row, so that rows before the first opening row get negative steps.
+_BEFORE = -(1 << 40)
 
 
 class Found(NamedTuple):
-    """Items that were completed, by the row that did it; leaves are `[I]` int64."""
+    """Items that rows have completed; leaves are `[I]` int64."""
 
-    env: np.ndarray
-    row: np.ndarray  # of those handed in, the one that completed the item
-    begin: np.ndarray  # row of the stream, the first that is kept
+    env: np.ndarray  # environment of the group
+    row: np.ndarray  # the row that completed the item, among the rows handed in
+    begin: np.ndarray  # first row of the item that is kept, counted from the stream's start
     length: np.ndarray  # rows kept
     front: np.ndarray  # rows of padding before these
-    number: np.ndarray  # 0 where its learned part is the first of the episode, then 1, ...
+    # Number of the item in its episode (or stream, with `cross_episodes`), from 0.
+    number: np.ndarray
 
 
 _NOTHING = Found(*(np.zeros(0, np.int64) for _ in Found._fields))
 
 
 class Sequencer:
-    """Finds the items of one group's stream as its rows come, a few at a time.
+    """A search for the items of one group's stream, which takes a few rows at a time.
 
-    Steps count the rows of an episode, or with `cross_episodes` those of the stream, from 0 at an opening
-    row (`first`). Rows before the first of these in a stream belong to no item.
+    The step of a row counts rows from an opening row (`first`), which has step 0: from that of its episode,
+    or with `cross_episodes` from the first one of the stream. Rows before the first opening row of a stream
+    belong to no item. One thread at a time may call the methods: the holder of the writer's `sealing`.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._experience, self._context = layout.experience, layout.context
         self._last = np.full(layout.group_size, _BEFORE, np.int64)
-        self.rows = 0  # of the stream so far
+        # Rows of the stream so far.
+        self.rows = 0
 
     def restart(self) -> None:
-        """Begins a new stream."""
+        """Starts a new stream. Call from the thread that holds `sealing`."""
         self._last[:] = _BEFORE
         self.rows = 0
 
     def steps(self, first: np.ndarray) -> np.ndarray:
-        """Returns the steps `[n, k]` of the next k rows, from their `first` `[n, k]`."""
+        """Returns the steps `[n, k]` of the next k rows, given their `first` `[n, k]`. Changes nothing.
+
+        Call from the thread that holds `sealing`.
+        """
         rows = np.arange(first.shape[1])
         if self._experience.cross_episodes:
             first = first & (np.cumsum(first, axis=1) == 1) & (self._last < 0)[:, None]
@@ -56,9 +61,10 @@ class Sequencer:
         return np.where(opening >= 0, rows - opening, onward)
 
     def complete(self, steps: np.ndarray, ended: np.ndarray) -> Found:
-        """Finds the items that rows with these `steps` and ends of episodes, both `[n, k]`, complete.
+        """Returns the items that the next k rows complete, in the order of rows, environments and steps.
 
-        They are in the order of rows, environments, and steps. The rows count as seen.
+        `steps` are those of the rows, and `ended` says whether an episode ended there; both are `[n, k]`.
+        This advances the stream by the k rows. Call from the thread that holds `sealing`.
         """
         sequence, period = self._experience.sequence, self._experience.period
         first_row, starts = self.rows, steps - sequence
@@ -87,9 +93,11 @@ class Sequencer:
 
 
 class CoreStates:
-    """The memory with which acting entered the rows where items of one group begin, until these are complete.
+    """The core states with which one group's items begin, kept until the items are complete.
 
-    Where warming up begins before the episode does, memory is zeros: the opening row resets it.
+    An item's core state is the one before acting on the first of its `steps` rows (after those for stacking).
+    It is zeros if the rows that warm up the memory (`burn_in`) begin before the episode: the opening row
+    resets the memory anyway.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -99,9 +107,11 @@ class CoreStates:
         self._ring = [leaf.zeros(layout.group_size, self._kept) for leaf in self._leaves]
 
     def collect(self, steps: np.ndarray, cores: list[np.ndarray], found: Found) -> list[np.ndarray]:
-        """Keeps what items will need of `cores` `[n, k, ...]`; returns that of the items found, `[I, ...]`.
+        """Returns the core states of the items in `found`, leaves `[I, ...]`.
 
-        The rows are those whose steps, `[n, k]`, and items are given.
+        This also keeps the core states that later items need. `cores` has the core states of the k rows,
+        leaves `[n, k, ...]` (or longer than k). `steps` `[n, k]` are the steps of the rows, and `found` are
+        the items that they complete. Call from the thread that holds `sealing`, once for each row.
         """
         result = [leaf.zeros(len(found.env)) for leaf in self._leaves]
         if not self._leaves:

@@ -1,4 +1,4 @@
-"""All that a replay holds, behind one lock."""
+"""The data of a replay behind one lock: rows, images, core states and items."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from seedbed.replay.segments import Segments
 
 
 class Storage:
-    """Rows, the memory kept with items, and items; `lock` guards it for moments, never while data is copied.
+    """The rows, core states and items of a replay.
 
-    Rows that are being copied are pinned, those of half items and being written held; see `Segments`.
+    `lock` guards the tables. It is re-entrant, and waiting threads are notified when a set is full, when
+    items are published or drawn, and when a pin is released. It is held for short times only: rows are copied
+    without it (core states are small, and are copied under it). Rows that are being copied are pinned; rows
+    that are being written, or that belong to unfinished items, are held: see `Segments`. With a folder, data
+    lies in files there; the constructor raises SeedbedError if it cannot make the folder.
     """
 
     def __init__(self, layout: Layout, folder: Path | None) -> None:
@@ -39,14 +43,19 @@ class Storage:
 
     @property
     def segments(self) -> dict[str, Segments]:
-        """Everything that lies in segments, by name."""
+        """Returns the segments of rows, of images, and of core states if there are any, by name."""
         named = {"rows": self.rows, "images": self.frames.segments}
         return named if self.cores is None else {**named, "cores": self.cores}
 
     def publish(
         self, windows: Windows, cores: list[np.ndarray], priorities: np.ndarray | None
     ) -> None:
-        """Adds items with their memory, leaves `[I, ...]`; from then on they can be drawn."""
+        """Adds I items with their core states, leaves `[I, ...]`; from then on they can be drawn.
+
+        `windows.core` is overwritten. `priorities` is `[I]`, or None for the largest priority so far. Call
+        from the thread that holds the writer's `sealing`, without `lock`. It waits while a save copies a
+        segment of core states that must be used again.
+        """
         with self.lock:
             if self.cores is not None:
                 for item in range(len(windows.env)):
@@ -67,12 +76,15 @@ class Storage:
         return row
 
     def read_cores(self, windows: Windows, batch: list[np.ndarray]) -> None:
-        """Copies the memory of items `[B]` to `batch`, `[B, ...]` for each leaf; call it under the lock."""
+        """Copies the core states of items `[B]` to `batch`, `[B, ...]` for each leaf. Call under `lock`."""
         for view, out in zip(self._core_views, batch, strict=True):
             np.take(view, windows.core, axis=0, out=out, mode="clip")
 
     def stats(self) -> dict[str, float]:
-        """Reports items, bytes and how well images are compressed."""
+        """Returns items, inserted, bytes, bytes_per_frame (a row) and the compression of images, as a ratio.
+
+        Any thread may call this.
+        """
         with self.lock:
             rows = self.rows.units_held * CHUNK
             images = self.frames.segments.units_held
@@ -91,7 +103,11 @@ class Storage:
         }
 
     def check_valid(self, sets: Sequence[int]) -> None:
-        """Raises AssertionError where an invariant is broken; `sets` are the chunks whose rows are held."""
+        """Raises AssertionError if an invariant is broken.
+
+        `sets` are the first chunks of the sets whose rows are held. Call from the thread that holds the
+        writer's `sealing`, while no thread appends.
+        """
         with self.lock:
             self.items.check_valid()
             self.frames.check_valid()

@@ -1,4 +1,8 @@
-"""How rows become items: written as they come, then sealed a chunk of each environment at a time."""
+"""The way from rows to items: rows are written as they come, then sealed a set of chunks at a time.
+
+To seal a set means to compress its images, to find the items that it completes, and to publish these with
+their priorities.
+"""
 
 from __future__ import annotations
 
@@ -18,45 +22,53 @@ from seedbed.replay.storage import Storage
 from seedbed.types import SeedbedError, Timestep, Tree
 
 Priorities: TypeAlias = Callable[[Timestep, Tree], np.ndarray]
-_PENDING_PER_GROUP = 4  # sets of chunks; who appends more seals them itself
+"""A function from timesteps and extras `[steps, B]` to the priorities `[B]` of new items, all above 0."""
+# Full sets of chunks that may wait for each group. If there are more, the appending thread seals them itself.
+_PENDING_PER_GROUP = 4
 
 
 @dataclasses.dataclass(eq=False)
 class _Set:
-    """A chunk for each environment of a group, being written: the same rows of all."""
+    """A set of chunks, one for each environment of a group, with the same rows of all of them."""
 
     group: int
-    first: int  # chunk
-    opens: bool  # whether a stream begins with it
-    views: list[np.ndarray]  # [n, CHUNK, ...] for each leaf
-    cores: list[np.ndarray]  # the same
-    rows: int = 0
-    in_place: bool = False  # whether the rows have been copied from `views` to their place
-    # The items that it completes and their memory; None until the sequencer has seen its rows.
+    first: int  # number of the first chunk
+    opens: bool  # whether a stream begins with this set
+    views: list[np.ndarray]  # [n, CHUNK, ...] for each leaf of a record
+    cores: list[np.ndarray]  # [n, CHUNK, ...] for each leaf of the core state
+    rows: int = 0  # rows written
+    in_place: bool = False  # whether `Records.seal` has moved the rows to their place
+    # The items that the set completes, with their core states; None until the sequencer has seen its rows.
     items: tuple[Windows, list[np.ndarray]] | None = None
 
 
 class _Stream:
-    """What is known of the rows of a group since its start."""
+    """The state of the stream of a group, which begins when its actor starts."""
 
     def __init__(self, layout: Layout) -> None:
         self.open: _Set | None = None
         self.opens = True
         self.sequencer, self.cores = Sequencer(layout), CoreStates(layout)
-        self.sets: list[int] = []  # first chunks of the newest sets that were sealed
+        # First chunks of the newest sealed sets, whose rows unfinished items may need.
+        self.sets: list[int] = []
 
 
 class Writer:
-    """The streams of all groups: one thread appends and restarts, any thread seals."""
+    """The streams of all groups. One thread appends and restarts; any thread may seal.
+
+    `sealing` is a lock that the sealing thread holds. Take it before the storage's lock, and never while
+    holding that one.
+    """
 
     def __init__(self, storage: Storage, priorities: Priorities | None) -> None:
         self._storage, self._priorities = storage, priorities
         self._layout, self._lock = storage.layout, storage.lock
         self._rows, self._records = storage.rows, storage.records
-        self.sealing = threading.Lock()  # taken before the storage's
+        self.sealing = threading.Lock()
         self._streams = [_Stream(self._layout) for _ in range(self._layout.num_groups)]
         self._pending: collections.deque[_Set] = collections.deque()
-        self._sealing: collections.deque[_Set] = collections.deque()  # taken from `_pending`
+        # Sets that were taken from `_pending` and are not published yet.
+        self._sealing: collections.deque[_Set] = collections.deque()
         self._core_buffers: list[list[np.ndarray]] = []
         period = self._layout.experience.period
         self._batch = max(8, -(-self._layout.group_size * CHUNK // period))
@@ -66,7 +78,10 @@ class Writer:
     ) -> None:
         """Adds a row to the streams of a group; leaves are `[n, ...]`, copied before this returns.
 
-        `action` and `extras` are what acting chose at the timestep, `core` the memory it entered with.
+        `action` and `extras` are those that acting returned for the timestep, and `core` is the core state
+        before it. Call from the appending thread only. It seals inline if the sealing thread has fallen
+        behind, or if no segment is free. If none is free after that, it drops the items of the oldest
+        segment, and waits until copies from it have ended. Raises SeedbedError as `seal_all`.
         """
         stream = self._streams[group]
         chunk = stream.open or self._open(group)
@@ -81,7 +96,11 @@ class Writer:
             self._hand_over(stream)
 
     def restart(self, group: int) -> None:
-        """Begins new streams for a group whose actor died; half items are dropped. For who appends."""
+        """Starts new streams for a group whose actor died, and drops its unfinished items.
+
+        Call from the appending thread only. It seals inline if the sealing thread has fallen behind, and then
+        raises SeedbedError as `seal_all`.
+        """
         stream = self._streams[group]
         if stream.open is not None:
             self._hand_over(stream)
@@ -122,7 +141,10 @@ class Writer:
             self.seal_pending()
 
     def _recycle_rows(self) -> None:
-        """Makes the oldest segment unused: drops its items, and cuts streams of groups that stalled in it."""
+        """Frees the oldest segment: drops its items, and cuts the streams of groups that stalled in it.
+
+        The caller holds `sealing` and the storage's lock. This waits until no copy from the segment runs.
+        """
         oldest = self._rows.oldest()
         for stream in self._streams:
             chunk = stream.open
@@ -143,7 +165,10 @@ class Writer:
             self._rows.holds[first // self._rows.units] -= 1
 
     def held(self) -> list[int]:
-        """Lists the first chunks of the sets that are written or part of half items; while nobody appends."""
+        """Returns the first chunks of the sets that are being written or belong to unfinished items.
+
+        Call from the thread that holds `sealing`, while no thread appends.
+        """
         waiting = [*self._sealing, *self._pending]
         held = [chunk.first for chunk in waiting if chunk.items is None]
         for stream in self._streams:
@@ -152,11 +177,14 @@ class Writer:
 
     @property
     def pending(self) -> int:
-        """Sets of chunks that wait to be sealed."""
+        """Returns the number of sets of chunks that wait to be sealed. Any thread may read it."""
         return len(self._sealing) + len(self._pending)
 
     def seal_pending(self) -> None:
-        """Compresses the chunks that are full and publishes the items that they complete."""
+        """Compresses the pending sets of chunks and publishes the items that they complete.
+
+        Any thread that does not hold `sealing` may call this. Raises SeedbedError as `seal_all`.
+        """
         with self.sealing:
             self.seal_all()
 
@@ -164,7 +192,7 @@ class Writer:
         """Seals every pending set. The caller must hold `sealing`.
 
         A set stays pending until its items are published. Raises SeedbedError if the agent gives an item
-        an invalid priority; the next call goes on at that item's set.
+        an invalid priority; the next call continues with that item's set.
         """
         while self.pending:
             with self._lock:
@@ -179,7 +207,7 @@ class Writer:
                 self._sealing.popleft()
 
     def _publish(self, chunk: _Set) -> None:
-        """Publishes the items that a set, which is in its place, completes."""
+        """Publishes the items that a set completes. `Records.seal` must have moved its rows before."""
         if chunk.items is None:
             chunk.items = self._complete(chunk)
         windows, cores = chunk.items
@@ -194,7 +222,7 @@ class Writer:
             self._core_buffers.append(chunk.cores)
 
     def _complete(self, chunk: _Set) -> tuple[Windows, list[np.ndarray]]:
-        """Adds a set to its stream; returns the items that it completes, and their memory."""
+        """Adds a set to its stream; returns the items that it completes, and their core states."""
         stream = self._streams[chunk.group]
         if chunk.opens:
             with self._lock:
@@ -210,7 +238,10 @@ class Writer:
         return self._windows(chunk, found, oldest), cores
 
     def _windows(self, chunk: _Set, found: Found, oldest: int) -> Windows:
-        """Says where the items that a set completed are; `oldest` numbers the first set that is known."""
+        """Returns the places of the items that a set completed, leaves `[I, ...]`.
+
+        `oldest` is the number in the stream of the first set in `_Stream.sets`.
+        """
         sets = self._streams[chunk.group].sets
         place = found.begin // CHUNK - oldest
         every = np.minimum(place[:, None] + np.arange(self._layout.item_chunks), len(sets) - 1)
@@ -224,7 +255,11 @@ class Writer:
         )
 
     def _first_priorities(self, windows: Windows) -> np.ndarray | None:
-        """Asks for the priorities of new items, always for a batch of the same size."""
+        """Returns the priorities `[I]` of new items, or None if there is no function for them.
+
+        The function is called with batches of one size, so it is compiled once. Raises SeedbedError if a
+        priority is invalid.
+        """
         if self._priorities is None:
             return None
         count, size, layout = len(windows.env), self._batch, self._layout
@@ -246,7 +281,7 @@ class Writer:
 
 
 def require_positive(priorities: np.ndarray) -> None:
-    """Raises SeedbedError for priorities that are not above 0, or not finite."""
+    """Raises SeedbedError if a priority is not above 0, or not finite."""
     wrong = ~(np.isfinite(priorities) & (priorities > 0))
     if wrong.any():
         raise SeedbedError(

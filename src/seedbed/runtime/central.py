@@ -1,4 +1,4 @@
-"""Central inference on one host: actors step environments, this process acts and learns for them."""
+"""Central inference on one host: actor processes step environments; this process acts and learns."""
 
 from __future__ import annotations
 
@@ -35,25 +35,30 @@ from seedbed.types import (
 )
 
 _MODEST = 10
-"""How far actors step back for a learner that decides the pace, as with replay: they fill what its serial
-parts leave of the cores, instead of coming in bursts. R2D2 gains 9 % on Pong, DQN 20 %."""
+"""The niceness of actors with replay, where the learner decides the pace. The actors then use the CPU time
+that the learner's serial parts leave free, instead of running in bursts. R2D2 gains 9 % on Pong, DQN 20 %."""
 
 
 def train(
     *, env: HostEnvConfig, agent: Agent, config: CentralConfig, run: RunFolder, view: View
 ) -> dict[str, Any]:
-    """Trains until `config.steps` transitions are done, and returns a summary of the run.
+    """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
-    `config` is resolved for the agent. A transition is done when it has been learned from, or with an agent
-    that learns from replay when it is there; then the updates that are owed for it are still made.
-    A folder that holds checkpoints is gone on with. SIGINT, SIGTERM and SIGHUP stop training and save; a
-    second one gives up at once. Raises SeedbedError on what the user can mend, after saving what was
-    learned, and KeyboardInterrupt where a signal came before there was anything to save.
+    `config` is resolved for the agent, which this function binds. A transition counts when it has been
+    learned from. With an agent that learns from replay, it counts when it enters replay; after the last one,
+    the updates that the ratio still asks for are made. If the folder has checkpoints, training goes on from
+    the newest whole one.
+
+    SIGINT, SIGTERM and SIGHUP stop training and save. They are handled only if the main thread calls this.
+    Raises KeyboardInterrupt at a second signal, or at a first one that comes before an actor has answered,
+    when there is nothing to save. Raises SeedbedError if the run ends with a failure that the user can
+    repair. What was learned is saved first, unless the failure came during an update, as TrainingDiverged
+    does.
     """
     begun = time.monotonic()
-    # Acting takes less time than handing it to a thread of JAX's. Without effect once JAX has started.
+    # Acting takes less time than handing it to a thread of JAX. This has no effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    # A resumed run must not play the episodes again with which it began.
+    # The seed depends on the newest checkpoint: a resumed run must not play the run's first episodes again.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     with contextlib.ExitStack() as stack:
         interruption = stack.enter_context(stopping_signals(view))
@@ -82,7 +87,11 @@ def train(
 
 
 def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None:
-    """Waits for the first actor; tells of deaths meanwhile; raises KeyboardInterrupt at a signal."""
+    """Waits until the first actor has sent the spec, and shows notices of actors meanwhile.
+
+    Raises KeyboardInterrupt if a signal comes, and SeedbedError if no actor answers in time or the actors
+    cannot work.
+    """
 
     def give_up() -> bool:
         for notice in pool.take_notices():
@@ -139,14 +148,15 @@ def _make_feed(
     run: RunFolder,
     env_steps: int,
 ) -> UnrollQueue | ReplayFeed:
-    """Makes what is between acting and learning, of a run that has done `env_steps` transitions."""
+    """Makes the queue or the replay between acting and learning. `env_steps` transitions count already."""
     if learns_from_replay(agent):
         return ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
     experience = agent.experience
     assert isinstance(experience, OnPolicy)
     per_batch = experience.batch // pool.group_size
-    # Groups that step alike complete one unroll each while one of them is being filled, and may do so once
-    # more before it is their turn to enter the queue of two batches; one more is being learned from.
+    # The largest lag to expect, in batches, if groups are equally fast: each group completes an unroll while
+    # one is being filled, and may complete another one while that waits to enter the queue. Two batches are
+    # in the queue before it, and one is being learned from.
     batches = 0 if experience.synchronous else 3 + math.ceil(2 * pool.num_groups / per_batch)
     most_lag = batches * agent.epochs * agent.minibatches
     return UnrollQueue(2 * per_batch, per_batch, most_lag, env_steps, config.steps)
@@ -155,7 +165,11 @@ def _make_feed(
 def _initial(
     agent: Agent, key: jax.Array, run: RunFolder, pool: ActorPool, view: View
 ) -> tuple[LearnerState, Start, EpisodeStatistics]:
-    """Makes the initial state, or restores that of the newest whole checkpoint."""
+    """Makes the initial learner state, progress and episode statistics. Consumes the key.
+
+    If the run has checkpoints, restores all three from the newest whole one. Raises SeedbedError if none is
+    whole, or if it is of another agent.
+    """
     state = agent.init(key)
     episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):

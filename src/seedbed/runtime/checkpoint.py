@@ -1,7 +1,7 @@
-"""Checkpoints: written by a helper process while training goes on, read back when it resumes.
+"""Checkpoints: a helper process writes them while training goes on; resuming reads them back.
 
-A checkpoint is a folder named after its step: orbax's arrays and a manifest with the counters and the
-size and checksum of every file. `best.json` names the checkpoint that evaluated best.
+A checkpoint is a folder named after its step. It holds orbax's arrays, and a manifest with the counters and
+the size and checksum of every file. `best.json` names the checkpoint with the best evaluation.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ class _Request(NamedTuple):
 
 
 class CheckpointWriter:
-    """Writes checkpoints into a folder through a helper process; keeps the last `keep` and the best.
+    """A writer of checkpoints into a folder, through a helper process; keeps the last `keep` and the best.
 
-    One write runs and one more may wait. A failed write is raised by the next call as StorageError and
-    leaves the earlier checkpoints whole. The helper (about 250 MB) ends after `idle_s` without work:
-    starting one costs a second of CPU, and between checkpoints it would only hold memory. It inherits
-    `lock`, the descriptor that holds the run's folder: were this process killed, the folder would be
-    held until the helper has ended.
+    One thread owns it, as a context manager: leaving it closes it, except that a KeyboardInterrupt drops the
+    unfinished writes. One write runs and one more may wait. A failed write leaves the earlier checkpoints
+    whole, and the next call raises it as StorageError, unless a later write has succeeded by then.
+
+    The helper takes about 250 MB of memory, so it ends after `idle_s` seconds without work; starting it
+    costs a second of CPU time. It inherits `lock`, a descriptor that locks the run's folder: if this process
+    is killed, the folder stays locked until the helper has ended.
     """
 
     def __init__(
@@ -70,27 +72,31 @@ class CheckpointWriter:
 
     def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
         if failure is not None and not isinstance(failure, Exception):
-            self._give_up()  # a second Ctrl-C
+            self._give_up()  # as after a second Ctrl-C
             return
         try:
             self.close()
         except StorageError as error:
             if failure is None:
                 raise
-            failure.add_note(str(error))  # the failure that ended the run comes first
+            # The failure that ended the run is more important.
+            failure.add_note(str(error))
 
     @property
     def helper_pid(self) -> int | None:
-        """The helper's process id while one runs."""
+        """The helper's process id, or None if no helper runs. Any thread may read it."""
         helper = self._helper
         return None if helper is None else helper.process.pid
 
     def save(
         self, step: int, tree: Tree, metadata: dict[str, Any], score: float | None = None
     ) -> None:
-        """Copies the tree to the host and hands it over; waits only if two writes are pending.
+        """Copies a tree to the host and queues it for writing; waits only if two writes are pending.
 
-        Raises StorageError if an earlier write failed; this write is handed over all the same.
+        The tree may be donated afterwards. `metadata` is JSON. A `score`, of which more is better, lets the
+        checkpoint become the best one. Saving the same state of a step again only adds its score and
+        metadata. Raises StorageError if an earlier write failed, after queueing this one all the same. Call
+        from the owning thread.
         """
         failed, self._error = self._error, None
         named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
@@ -109,12 +115,18 @@ class CheckpointWriter:
             raise StorageError(failed)
 
     def wait(self) -> None:
-        """Returns when the newest save is on the disk; raises StorageError if it could not be written."""
+        """Waits until all saves are done; raises StorageError if the newest could not be written.
+
+        Call from the owning thread.
+        """
         self._requests.join()
         self._raise_error()
 
     def close(self) -> None:
-        """Waits for pending writes and ends the helper."""
+        """Waits for pending writes and ends the helper; raises StorageError if the newest one failed.
+
+        Call from the owning thread.
+        """
         if self._thread is not None:
             self._requests.put(None)
             self._thread.join()
@@ -122,7 +134,7 @@ class CheckpointWriter:
         self._raise_error()
 
     def _give_up(self) -> None:
-        """Drops what is not written yet; checkpoints that are whole stay so."""
+        """Kills the helper and drops unfinished writes; whole checkpoints stay. Waits a second at most."""
         self._given_up = True
         helper, thread = self._helper, self._thread
         if helper is not None:
@@ -138,6 +150,7 @@ class CheckpointWriter:
             raise StorageError(error)
 
     def _serve(self) -> None:
+        """Runs in the thread `checkpoints`: writes the queued requests, and ends an idle helper."""
         while True:
             try:
                 request = self._requests.get(timeout=self._idle_s if self._helper else None)
@@ -149,7 +162,7 @@ class CheckpointWriter:
                     self._stop_helper()
                     return
                 reason = self._write(request)
-                # A whole checkpoint makes up for an older one that failed.
+                # A newer checkpoint that is whole makes up for an older one that failed.
                 self._error = None
                 if reason is not None:
                     self._error = (
@@ -161,8 +174,10 @@ class CheckpointWriter:
                 self._requests.task_done()
 
     def _write(self, request: _Request) -> str | None:
+        """Writes a request; returns None, or why it failed."""
         reason: str | None = None
-        for _ in range(2):  # the helper may have been killed; the data is still here
+        # A second try, since the helper may have been killed and the data is still here.
+        for _ in range(2):
             try:
                 self._helper = self._helper or _Helper(self._folder, self._lock)
                 reason = self._helper.write(request)
@@ -182,7 +197,7 @@ class CheckpointWriter:
 
 
 class _Helper:
-    """A running helper process."""
+    """A running helper process. For the thread `checkpoints`; only killing it is for any thread."""
 
     def __init__(self, folder: Path, lock: int | None) -> None:
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -190,7 +205,6 @@ class _Helper:
         package_root = str(Path(__file__).resolve().parents[2])
         paths = [package_root, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        # A session of its own: Ctrl-C in the trainer's terminal must not break a write.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "seedbed.runtime.checkpoint_writer", str(folder)],
@@ -198,12 +212,16 @@ class _Helper:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
+            # Ctrl-C in the trainer's terminal must not reach the helper and break a write.
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),
         )
 
     def write(self, request: _Request) -> str | None:
-        """Sends a request; returns None, or why it failed; raises OSError where the helper is dead."""
+        """Sends a request and waits for the answer: None, or why the write failed.
+
+        Raises OSError if the helper has died.
+        """
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(LENGTH.pack(len(request.header)) + request.header)
@@ -216,16 +234,16 @@ class _Helper:
         return json.loads(line)["error"]
 
     def tail(self) -> str:
-        """Returns the last line that the helper printed."""
+        """Returns the last line that the helper printed, at most 300 characters, or an empty text."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
     def stop(self) -> None:
-        """Ends the process and reaps it."""
+        """Ends the process and reaps it. A helper that still runs after 10 s is killed."""
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # bytes that a dead helper did not take
+            with contextlib.suppress(OSError):  # raised for bytes that a dead helper did not take
                 pipe.close()
         try:
             self.process.wait(timeout=10)
@@ -236,10 +254,13 @@ class _Helper:
 
 
 def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
-    """Returns (step, tree, metadata) of the newest whole checkpoint, to train on from it.
+    """Returns (step, tree, metadata) of the newest whole checkpoint, from which training continues.
 
-    The tree has the structure, dtypes and shapes of `template`, with numpy leaves. Damaged checkpoints
-    that are newer are reported to `warn` and renamed, so that they do not count for those to keep.
+    The tree has the structure, dtypes and shapes of `template`, whose leaves may be abstract. Its leaves are
+    numpy arrays, except PRNG keys, which are JAX arrays. Newer checkpoints are damaged: they are reported to
+    `warn` and renamed to `damaged-*`, so that they do not count among those to keep. Only the process that
+    trains into the folder may call this. Raises SeedbedError if no checkpoint is whole, or if the newest
+    whole one does not fit `template`.
     """
     path, damaged = _newest_whole(folder, warn)
     restored = _load(path, template)
@@ -253,10 +274,11 @@ def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Res
 def restore_best(
     folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
 ) -> Restored:
-    """Returns (step, tree, metadata) of the checkpoint that evaluated best, else of the newest.
+    """Returns (step, tree, metadata) of the checkpoint with the best evaluation.
 
-    With `part` the tree is what that field of the saved tree holds. Nothing in the folder changes; a run
-    may train into it meanwhile.
+    If none was evaluated, or the best one is damaged, this takes the newest whole one. `part` names a field
+    of the saved tree: the result and `template` are then of that field only. Nothing in the folder changes,
+    and a run may train into it at the same time. The kinds of leaves and the errors are those of `restore`.
     """
     best = read_best(folder)
     if best is not None:
@@ -268,7 +290,8 @@ def restore_best(
             except Exception:
                 if path.exists():
                     raise
-        if not path.exists():  # its run has removed it meanwhile, for a better one
+        # The run that trains may have removed it in the meantime, because another one is better.
+        if not path.exists():
             return restore_best(folder, template, warn, part)
         warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
     path, _ = _newest_whole(folder, warn)
@@ -276,7 +299,10 @@ def restore_best(
 
 
 def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
-    """Finds the newest whole checkpoint, and the damaged ones that are newer."""
+    """Returns the newest whole checkpoint and the newer ones, which are damaged; warns of those.
+
+    Raises SeedbedError if no checkpoint is whole.
+    """
     damaged: list[Path] = []
     for step in reversed(list_steps(folder)):
         path = folder / name_of(step)
@@ -314,7 +340,7 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
                 f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
             )
     everything = [leaf["name"] for leaf in manifest["leaves"] if math.prod(leaf["shape"])]
-    arrays = _read_arrays(path, everything)  # orbax reads whole trees
+    arrays = _read_arrays(path, everything)  # orbax reads whole trees only
     leaves = []
     for name, leaf in named:
         shape, dtype = _shape_and_dtype(leaf)
@@ -325,7 +351,8 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
 
 
 def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
-    import orbax.checkpoint as ocp  # half a second to import, and only resuming needs it
+    # Imported here because it takes half a second, and only restoring needs it.
+    import orbax.checkpoint as ocp
 
     if not names:
         return {}
@@ -353,7 +380,8 @@ def _data(leaf: Any) -> Any:
 def _like(array: np.ndarray, leaf: Any) -> Any:
     if not _is_key(leaf):
         return array
-    impl: list[Any] = []  # only traced: a template may be abstract, which key_impl does not take
+    # Found by tracing, because key_impl does not accept the leaf of an abstract template.
+    impl: list[Any] = []
     jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), leaf)
     return jax.random.wrap_key_data(jnp.asarray(array), impl=impl[0])
 

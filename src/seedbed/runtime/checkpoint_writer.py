@@ -1,7 +1,8 @@
 """The helper process that writes checkpoints: `python -m seedbed.runtime.checkpoint_writer`.
 
-It reads requests from standard input (length, JSON header, raw leaves) and answers each with a line
-of JSON. A checkpoint appears under its name only when every byte of it is on the disk.
+It reads requests from standard input (length of the header, JSON header, raw leaves) and answers each with a
+line of JSON, `{"error": null}` or the reason of a failure. A checkpoint appears under its name only when
+every byte of it is on the disk. The functions that only read are for any process.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<Q")
+"""The format of the length of a request's header: the number of bytes, in 8 bytes, little-endian."""
 MANIFEST = "manifest.json"
 ARRAYS = "arrays"
 BEST = "best.json"
 
 
 def name_of(step: int) -> str:
-    """Names the folder of a step's checkpoint, so that names sort by step."""
+    """Returns the name of the folder of a step's checkpoint; the names sort by step."""
     return f"{step:012d}"
 
 
 def list_steps(folder: Path) -> list[int]:
-    """Lists the steps of the checkpoints in a folder, oldest first."""
+    """Returns the steps of the checkpoints in a folder, smallest first, whether they are whole or damaged."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file atomically."""
+    """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("w") as file:
@@ -51,7 +53,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def file_table(folder: Path) -> dict[str, list[int]]:
-    """Maps each file under a folder to its size and CRC-32."""
+    """Returns the size in bytes and the CRC-32 of each file under a folder, by its relative path."""
     table = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -61,7 +63,7 @@ def file_table(folder: Path) -> dict[str, list[int]]:
 
 
 def read_best(folder: Path) -> dict[str, Any] | None:
-    """Reads which checkpoint is the best, or None where none was scored."""
+    """Returns `step` and `score` of the best checkpoint, or None if none was scored or it is not there."""
     try:
         best = json.loads((folder / BEST).read_text())
         return best if (folder / name_of(best["step"]) / MANIFEST).is_file() else None
@@ -70,7 +72,10 @@ def read_best(folder: Path) -> dict[str, Any] | None:
 
 
 def defect(path: Path) -> str | None:
-    """Says what is wrong with a checkpoint; None where its files agree with its manifest."""
+    """Returns the defect of a checkpoint as a text, or None if its files agree with its manifest.
+
+    Reads every file.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         found = file_table(path)
@@ -87,14 +92,19 @@ def defect(path: Path) -> str | None:
 
 
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
-    """Makes arrays by name the checkpoint of `header["step"]`, notes its score, and drops old ones."""
+    """Writes the arrays, by name, as the checkpoint of `header["step"]`, and removes old checkpoints.
+
+    `header` also holds `leaves`, `metadata`, `keep` and `score`. The last `keep` checkpoints stay, and the
+    best: the one with the highest score. A new score of the best checkpoint replaces its old one. No other
+    process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     step, score = header["step"], header["score"]
     final = folder / name_of(step)
     leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
     manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
     held = _held(final)
-    # The arrays may be there already, as when their score, or more metadata, comes later.
+    # The arrays may be on the disk already, if their score or more metadata comes later.
     if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
         _write(final, manifest, arrays)
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
@@ -113,11 +123,12 @@ def _checksum(array: Any) -> int:
 
 
 def _held(final: Path) -> dict[str, Any] | None:
-    """Reads the manifest of a checkpoint; returns None if it is missing or damaged."""
+    """Returns the manifest of a checkpoint, or None if the checkpoint is missing or damaged."""
     return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
 
 
 def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Writes a checkpoint beside its place, syncs it, and renames it to `final`."""
     import orbax.checkpoint as ocp
 
     temporary = final.with_name(f".writing-{final.name}")
@@ -142,8 +153,8 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
 def remove_leftovers(folder: Path) -> None:
     """Removes half-written and half-removed checkpoints, which a failure or a kill has left.
 
-    A whole checkpoint that was renamed for a successor is put back if the successor is not there. No other
-    process may write into the folder meanwhile.
+    A whole checkpoint that was renamed to make way for a new one is put back if the new one is not there. No
+    other process may write into the folder at the same time.
     """
     for former in folder.glob(".removing-*"):
         final = folder / former.name.removeprefix(".removing-")
@@ -155,7 +166,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _rename_away(path: Path) -> Path:
-    """Renames what is to be removed, so that no reader meets half of it."""
+    """Renames a checkpoint that is to be removed, so that no reader finds half of it; returns the new path.
+
+    The checkpoint may be missing; then there is nothing at that path.
+    """
     doomed = path.with_name(f".removing-{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():
@@ -180,6 +194,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the header and the arrays of a request, or None if the input ends before it is complete."""
     import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
     import numpy as np
 
@@ -198,11 +213,11 @@ def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | N
 
 
 def main(folder: Path) -> None:
-    """Serves requests until standard input ends."""
+    """Serves requests for checkpoints in `folder` until standard input ends. SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(5)  # training comes first
+    os.nice(5)  # training has priority
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not reach the trainer
+    os.dup2(2, 1)  # the output of libraries must not reach the trainer as answers
     remove_leftovers(folder)
     while (request := _read_request(sys.stdin.buffer)) is not None:
         try:

@@ -1,4 +1,4 @@
-"""Options of the runtimes."""
+"""The options of the runtimes. `seedbed train PRESET --help` shows the docstring of every field."""
 
 from __future__ import annotations
 
@@ -7,44 +7,48 @@ import dataclasses
 from seedbed.runtime.metrics import usable_cores
 from seedbed.types import Agent, OnPolicy, SeedbedError
 
-_GROUPS = 2  # of an actor: one steps while the other waits for actions
-_ENVS_PER_ACTOR = 32  # where acting goes on while the agent learns
+# Groups of environments in an actor: one group steps while the other waits for actions.
+_GROUPS = 2
+# The default for agents that learn while acting goes on.
+_ENVS_PER_ACTOR = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralConfig:
-    """How the central runtime trains, whatever the agent and the environment."""
+    """The options of the central runtime, which are the same for every agent and environment."""
 
     steps: int = 10_000_000
-    """Transitions to train for: agent steps, without those that only reset an environment."""
+    """Transitions to train for: agent steps, not counting steps that only reset an environment."""
     seed: int = 0
     """Seed of parameters, actions and environments."""
     actors: int = 0
-    """Actor processes; 0 takes one for each CPU core that may be used, or as many as fit the agent."""
+    """Number of actor processes. 0 means one for each CPU core that this process may use; for an agent that
+    acts, stops and learns (PPO), it means as many of these as its batch can be divided among."""
     envs_per_actor: int = 0
-    """Environments of an actor, stepped in two groups; 0 takes 32, or as many as the batch of an agent needs
-    that acts, stops and learns."""
+    """Number of environments in each actor (even: they step in two groups). 0 means 32; for an agent that
+    acts, stops and learns (PPO), it means as many as its batch needs."""
     actor_timeout_s: float = 120.0
-    """Seconds without a sign of an actor, at its start or in a step, after which it is replaced."""
+    """Seconds after which an actor that gives no sign, at its start or in a step, is replaced. If no actor
+    answers at the start of the run, the run fails after this time."""
     inference_devices: tuple[int, ...] = (0,)
     """Indices of the devices that choose actions."""
     learner_devices: tuple[int, ...] = (0,)
-    """Indices of the devices that learn; a batch is divided among them."""
+    """Indices of the devices that learn. A batch is divided among them."""
     evaluate_every: int = 1_000_000
-    """Agent steps between evaluations; 0 evaluates only at the end."""
+    """Transitions between evaluations. One more is at the end of the run; 0 means only that one."""
     evaluate_episodes: int = 8
-    """Episodes of an evaluation."""
+    """Number of episodes in an evaluation."""
     checkpoint_every_s: float = 300.0
     """Seconds between checkpoints."""
     keep_checkpoints: int = 3
-    """Checkpoints to keep besides the best."""
+    """Number of checkpoints to keep besides the best one."""
     save_replay: bool = True
-    """Whether replay is kept in files of the run, so that a resumed run does not fill it again."""
+    """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
     log_every_s: float = 10.0
-    """Seconds between lines of metrics."""
+    """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
-        """Checks ranges; raises SeedbedError."""
+        """Checks the ranges of all options; raises SeedbedError."""
         for field in ("steps", "evaluate_episodes", "keep_checkpoints"):
             _at_least(field, getattr(self, field), 1)
         for field in ("seed", "actors", "envs_per_actor", "evaluate_every"):
@@ -56,9 +60,9 @@ class CentralConfig:
             _different_devices(field, getattr(self, field))
 
     def resolved(self, agent: Agent) -> CentralConfig:
-        """Returns these options with `actors` and `envs_per_actor` chosen where they are 0.
+        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
 
-        Raises SeedbedError, which names what to change, where sizes do not fit one another and the agent.
+        Raises SeedbedError if sizes do not fit one another or the agent; it names the option to change.
         """
         experience = agent.experience
         if isinstance(experience, OnPolicy) and experience.synchronous:
@@ -75,7 +79,11 @@ class CentralConfig:
         return config
 
     def _require_shares(self, agent: Agent) -> None:
-        """Raises SeedbedError where a batch does not divide among groups, devices and minibatches."""
+        """Raises SeedbedError if sizes do not fit: call it when `actors` and `envs_per_actor` are chosen.
+
+        A batch must divide evenly among groups, devices and minibatches. There must be enough environments
+        for an on-policy batch, and a group for every inference device.
+        """
         experience, learners = agent.experience, len(self.learner_devices)
         batch, group = experience.batch, self.envs_per_actor // _GROUPS
         if isinstance(experience, OnPolicy) and batch % group:
@@ -103,38 +111,41 @@ class CentralConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FusedConfig:
-    """How the fused runtime trains, whatever the agent and the environment."""
+    """The options of the fused runtime, which are the same for every agent and environment."""
 
     steps: int = 10_000_000
-    """Transitions to train for, of each seed: agent steps, without those that only reset an environment."""
+    """Transitions to train each seed for: agent steps, not counting steps that only reset an environment."""
     seed: int = 0
     """Seed of parameters, actions and environments."""
     seeds: int = 1
-    """Independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
+    """Number of independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
     sweep: str = ""
-    """Values of a number of the agent to train at once, each with every seed: learning_rate=1e-3,2e-3."""
+    """Values of one of the agent's options to train at once, each value with every seed. The option must be
+    a float. Example: learning_rate=1e-3,2e-3."""
     envs: int = 16
-    """Environments of an agent that learns from replay; others have as many as an update has unrolls."""
+    """Number of environments, for an agent that learns from replay. Other agents use one environment for
+    each unroll of a batch."""
     unroll: int = 8
-    """Steps of each of these between updates; other agents say so themselves."""
+    """Steps of each environment between updates, for an agent that learns from replay. Other agents have
+    their own option for this."""
     euler_share: float = 0.0
-    """Share of the steps, from the first, that train with Euler's integrator, which is faster; the rest
-    train with the environment's own, and evaluations always use that."""
+    """Share of the steps, from the start of the run, that train with Euler's integrator, which is faster.
+    The other steps train with the environment's own integrator, and evaluations always use that one."""
     devices: tuple[int, ...] = (0,)
-    """Indices of the devices among which the environments are divided."""
+    """Indices of the devices. The environments are divided among them."""
     evaluate_every: int = 0
-    """Agent steps between evaluations; 0 evaluates only at the end."""
+    """Transitions of each seed between evaluations. One more is at the end of the run; 0 means only that."""
     evaluate_episodes: int = 16
-    """Episodes of an evaluation, played at once."""
+    """Number of episodes in an evaluation, all played at once."""
     checkpoint_every_s: float = 60.0
     """Seconds between checkpoints."""
     keep_checkpoints: int = 3
-    """Checkpoints to keep besides the best."""
+    """Number of checkpoints to keep besides the best one."""
     log_every_s: float = 2.0
-    """Seconds between lines of metrics."""
+    """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
-        """Checks ranges; raises SeedbedError."""
+        """Checks the ranges of all options; raises SeedbedError."""
         counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
         for field in counts:
             _at_least(field, getattr(self, field), 1)
@@ -145,11 +156,16 @@ class FusedConfig:
         if not 0 <= self.euler_share <= 1:
             raise SeedbedError(f"euler_share is {self.euler_share}: it must be from 0 to 1")
         _different_devices("devices", self.devices)
-        self.variations  # noqa: B018  raises
+        # Reading this raises SeedbedError if `sweep` has a wrong form.
+        self.variations  # noqa: B018
 
     @property
     def variations(self) -> tuple[dict[str, float], ...]:
-        """The agent's options of each member of the population, other than its seed."""
+        """For each member of the population, the agent's options (name: value) that `sweep` sets.
+
+        Has a member for every value and seed, the seeds of the first value first. Raises SeedbedError if
+        `sweep` has a wrong form.
+        """
         if not self.sweep:
             return ({},) * self.seeds
         name, equals, values = self.sweep.partition("=")
@@ -172,7 +188,7 @@ class FusedConfig:
 
     @property
     def member_names(self) -> tuple[str, ...]:
-        """What tells the members of the population apart, such as `seed 3, learning_rate 0.001`."""
+        """The name of each member of the population, such as `seed 3, learning_rate 0.001`."""
         members = zip(self.member_seeds, self.variations, strict=True)
         return tuple(
             ", ".join([f"seed {seed}", *(f"{name} {value:g}" for name, value in varied.items())])
@@ -185,9 +201,11 @@ def _cores() -> int:
 
 
 def _fitting(batch: int, actors: int, envs: int) -> tuple[int, int]:
-    """Chooses actors, and environments of each, for a batch of whole unrolls of every environment.
+    """Chooses the number of actors, and of environments in each, for an agent that acts, stops and learns.
 
-    What is not 0 is given. As many actors as there are cores is best, and one unroll of each environment.
+    The batch must contain equally many unrolls of every environment. A number that is not 0 is given and
+    stays. Prefers as many actors as cores, and one unroll of each environment. Raises SeedbedError if
+    nothing fits.
     """
     for count in [actors] if actors else range(_cores(), 0, -1):
         each = envs or max(_GROUPS, batch // count)

@@ -1,4 +1,4 @@
-"""Playing a policy: the evaluation that every agent has, and `Policy` for single observations."""
+"""Playing a policy: evaluation in host environments, shared by all agents, and `Policy` for users' loops."""
 
 from __future__ import annotations
 
@@ -27,22 +27,27 @@ from seedbed.types import (
 
 
 class Carry(NamedTuple):
-    """What a player remembers of B environments."""
+    """The state that a player keeps of B environments between steps."""
 
-    frames: Timestep  # [S, B, ...] the newest last
+    frames: Timestep  # [S, B, ...] single frames, the newest last
     actor_state: ActorState  # [B, ...]
-    counter: Array  # uint32 [2], a count of steps
+    counter: Array  # uint32 [2], the count of steps so far
 
 
 Play = Callable[[Tree, Carry, Timestep, Array], tuple[Carry, Tree]]
-"""A compiled step of playing: (params, carry, timestep `[B]`, key) -> (carry, action `[B]`)."""
+"""A compiled step of playing: (params, carry, timestep `[B, ...]`, key) -> (carry, action `[B, ...]`)."""
 
 MAX_EPISODE_STEPS = 30_000
-"""Steps an episode of evaluation may take on average; Atari's longest has 27,000."""
+"""The most steps that an episode of evaluation may take, on average over the episodes of an environment.
+Atari's longest episodes have 27,000."""
 
 
 def compile_play(agent: Agent, frame_stack: int) -> Play:
-    """Compiles acting as evaluation does; `agent` is bound. The key is not consumed, but folded."""
+    """Returns a function that acts with the evaluation policy of a bound agent.
+
+    It is compiled at its first call for each B. It derives keys from its key, environment and step, and does
+    not consume the key.
+    """
 
     def play(params: Tree, carry: Carry, timestep: Timestep, key: Array) -> tuple[Carry, Tree]:
         frames = jax.tree.map(
@@ -59,33 +64,39 @@ def compile_play(agent: Agent, frame_stack: int) -> Play:
 
 
 class Player:
-    """Acts in B environments as evaluation does: recurrent state and frame stack are kept here."""
+    """A player of B environments that acts as in evaluations, and keeps recurrent state and frame stack.
+
+    Use each from one thread at a time.
+    """
 
     def __init__(self, play: Play, params: Tree, carry: Carry, seed: int) -> None:
-        """Starts from `carry`; parameters go to the device once."""
+        """Starts from `carry`, and copies the parameters to the device once."""
         self._play, self._params, self._carry = play, jax.device_put(params), carry
         self._key = jax.random.key(seed)
 
     def act(self, timestep: Timestep) -> Tree:
-        """Chooses actions, numpy `[B, ...]`, for timesteps `[B, ...]`."""
+        """Returns actions, numpy `[B, ...]`, for timesteps `[B, ...]`, and updates the state.
+
+        Call from one thread at a time.
+        """
         self._carry, action = self._play(self._params, self._carry, timestep, self._key)
         return jax.tree.map(np.asarray, action)
 
 
 def empty_carry(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) -> Carry:
-    """Makes the memory of a player that has seen nothing; `spec` is of single frames."""
+    """Returns the state of a player that has seen nothing. `agent` is bound; `spec` is of single frames."""
     env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
     frames = zero_timesteps(spec, (frame_stack, num_envs))
     return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.zeros(2, jnp.uint32))
 
 
 def evaluation_envs(episodes: int) -> int:
-    """Chooses how many environments play at once, so that each plays the same number of episodes."""
+    """Returns the number of environments that play at once: the largest divisor of `episodes` up to 16."""
     return next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
 
 
 def evaluation_pool(env: HostEnvConfig, envs: int, seed: int, timeout_s: float) -> ActorPool:
-    """Starts the actor process of an evaluation in `envs` environments, which play whole games."""
+    """Starts the actor process of an evaluation: one group of `envs` environments with whole episodes."""
     whole = env.for_evaluation()
     return ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1, timeout_s=timeout_s)
 
@@ -99,10 +110,10 @@ def evaluate(
     seed: int,
     actor_timeout_s: float,
 ) -> dict[str, Any]:
-    """Plays `episodes` whole episodes in an actor process of their own, and summarises raw returns.
+    """Plays `episodes` whole episodes with a bound agent, in an actor process of its own.
 
-    Returns mean, standard deviation, minimum and maximum of the return, the mean length and the number
-    of episodes. Raises SeedbedError if one does not end.
+    Returns the mean, standard deviation, minimum and maximum of the raw return, the mean length and the
+    number of episodes. Raises SeedbedError if an episode does not end, or if the actor fails for good.
     """
     envs = evaluation_envs(episodes)
     with evaluation_pool(env, envs, seed, actor_timeout_s) as pool:
@@ -116,9 +127,11 @@ def evaluate(
 def play_episodes(
     pool: ActorPool, player: Player, episodes: int, stop: threading.Event
 ) -> dict[str, Any] | None:
-    """Plays an equal number of episodes in each environment of a pool; None if `stop` came first.
+    """Plays `episodes // B` episodes in each of the B environments of a pool, which must have one group.
 
-    Raises SeedbedError if an environment has not played its episodes within `MAX_EPISODE_STEPS` for each.
+    Returns a summary as `evaluate` does, or None if `stop` was set first. Raises SeedbedError if an
+    environment needs more than `MAX_EPISODE_STEPS` for each of its episodes on average. No other thread may
+    poll the pool meanwhile.
     """
     quota = episodes // pool.num_envs
     tally = _Tally(pool.num_envs, quota)
@@ -150,7 +163,7 @@ def play_episodes(
 
 
 class _Tally:
-    """Counts returns until each environment has played its quota; later episodes are ignored."""
+    """The returns and lengths of the first `quota` episodes of each environment; later ones are ignored."""
 
     def __init__(self, num_envs: int, quota: int) -> None:
         self.returns: list[np.ndarray] = []
@@ -173,12 +186,15 @@ class _Tally:
 
 
 class Policy:
-    """A trained policy for people's own loops: give it observations, it remembers what it must."""
+    """A trained policy for users' own loops, which keeps recurrent state and frame stack by itself.
+
+    Use each from one thread at a time.
+    """
 
     def __init__(
         self, agent: Agent, spec: EnvSpec, frame_stack: int, params: Tree, seed: int = 0
     ) -> None:
-        """Holds a bound agent and its parameters; `spec` is of single frames."""
+        """Keeps a bound agent and its parameters. `spec` is of single frames."""
         self.agent, self.spec, self.params = agent, spec, params
         self._frame_stack, self._seed = frame_stack, seed
         self._play = compile_play(agent, frame_stack)
@@ -187,18 +203,21 @@ class Policy:
         self._batch: int | None = None
 
     def reset(self) -> None:
-        """Forgets the past: the next observation opens an episode."""
+        """Makes the next observation open an episode, unless `act` gets `first`.
+
+        Call from one thread at a time.
+        """
         self._first = True
 
     def act(
         self, observation: Tree, first: Array | None = None, reward: Array | None = None
     ) -> Tree:
-        """Chooses the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
+        """Returns the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
 
-        `first` (a bool, or bools `[B]`) marks observations that open an episode; without it only the one
-        after construction or `reset` does. `reward` (a number, or `[B]`) is what the last action earned:
-        an agent with a memory takes it in, and others pass it over. Raises ValueError if the shape fits
-        neither one nor a batch.
+        `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
+        observation after construction or `reset`, or after a change of B, does. `reward` (a number, or `[B]`)
+        is the reward of the last action; only agents with a memory use it. Raises ValueError if the shape
+        fits neither one observation nor a batch. Call from one thread at a time.
         """
         batch = self._batch_size(observation)
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
@@ -220,7 +239,7 @@ class Policy:
         return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
 
     def _batch_size(self, observation: Tree) -> int | None:
-        """Returns the batch size, or None for a single observation."""
+        """Returns the batch size, or None for a single observation; raises ValueError if neither fits."""
         want = jax.tree.leaves(self.spec.observation)[0].shape
         got = np.shape(jax.tree.leaves(observation)[0])
         if got == want:

@@ -1,4 +1,4 @@
-"""The fused runtime: environments on the device, acting and learning in one compiled program."""
+"""The fused runtime: one compiled program steps environments on the device, acts and learns."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ from seedbed.types import Agent, Environment, SeedbedError, StorageError
 def train(
     *, env: Environment, agent: Agent, config: FusedConfig, run: RunFolder, view: View
 ) -> dict[str, Any]:
-    """Trains until every member made `config.steps` transitions, and returns a summary of the run.
+    """Trains until every member has made `config.steps` transitions, and returns a summary of the run.
 
-    A folder that holds checkpoints is gone on with, bit for bit. SIGINT, SIGTERM and SIGHUP stop training
-    and save; a second one gives up at once. Raises SeedbedError on what the user can mend.
+    The summary holds the last metrics and `interrupted` (bool). If the folder `run` holds checkpoints, the
+    run continues from the newest whole one, bit for bit as if it had not stopped. This process must hold the
+    folder's locks. Call from the main thread: there, SIGINT, SIGTERM and SIGHUP stop training and save, and a
+    second signal raises KeyboardInterrupt at once; in other threads no signal is handled. Raises SeedbedError
+    if the user can repair the failure.
     """
     begun = time.monotonic()
-    # The host waits for every iteration anyway. Without effect once JAX has started.
+    # The host waits for every iteration anyway. This has no effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     with contextlib.ExitStack() as stack:
         interruption = stack.enter_context(stopping_signals(view))
@@ -62,7 +65,7 @@ def train(
 
 
 class _Progress:
-    """A run on its way."""
+    """The state of a run between iterations: its carry and its counts. For the thread of `train` only."""
 
     def __init__(
         self,
@@ -73,23 +76,27 @@ class _Progress:
         episodes: list[RecentEpisodes],
         zero: float,
     ) -> None:
-        """Takes the compiled program and where it begins; `zero` is when the run began."""
+        """Takes a compiled program, and the carry and counts with which the run starts or continues.
+
+        `zero` is a monotonic time: the seconds since then are those that the run has trained, including those
+        before a resume.
+        """
         self.program, self.carry, self.start, self.episodes = program, carry, start, episodes
-        self.transitions = transitions  # of each seed so far
+        self.transitions = transitions  # of each member so far
         self.zero = zero
         self.report: Iteration | None = None
         self.learned: dict[str, Any] = {}  # metrics of the last iteration that made updates
-        self._updates = np.ravel(jax.device_get(carry.learner.updates))  # of each seed
-        self.busy_s = np.zeros(3)  # of the stages, in their order
+        self._updates = np.ravel(jax.device_get(carry.learner.updates))  # of each member
+        self.busy_s = np.zeros(3)  # seconds of this process in each of `STAGES`
 
     @property
     def env_steps(self) -> int:
-        """Transitions of the seed that has the fewest."""
+        """The transitions of the member that has the fewest."""
         return min(self.transitions)
 
     @property
     def updates(self) -> int:
-        """Applied gradients of the seed that has the fewest."""
+        """The applied gradients of the member that has the fewest."""
         return int(self._updates.min())
 
     @property
@@ -97,7 +104,11 @@ class _Progress:
         return self.env_steps >= self.program.config.steps
 
     def advance(self) -> None:
-        """Does one iteration; raises TrainingDiverged, and SeedbedError if the environment is to blame."""
+        """Runs one iteration and waits for it; donates the carry of the iteration before.
+
+        Raises SeedbedError if an observation or a reward is not finite, and TrainingDiverged if one of the
+        agent's metrics is not.
+        """
         self.carry, report = self.program.run(self.carry, self.transitions)
         before, made = self.env_steps, np.ravel(report.transitions).tolist()
         self.transitions = [sum(each) for each in zip(self.transitions, made, strict=True)]
@@ -118,7 +129,7 @@ class _Progress:
             episodes.add(*ended)
 
     def checkpoint(self) -> tuple[int, Carry, dict[str, Any]]:
-        """What a checkpoint holds: step, arrays and metadata."""
+        """Returns the contents of a checkpoint: step, arrays and metadata. `advance` donates the arrays."""
         start = Start(self.env_steps, time.monotonic() - self.zero, self.updates)
         metadata = {
             "start": start._asdict(),
@@ -131,7 +142,11 @@ class _Progress:
 def _begin(
     program: Program, run: RunFolder, view: View
 ) -> tuple[Carry, Start, list[int], list[RecentEpisodes]]:
-    """Makes the first carry and counts, or restores those of the newest whole checkpoint."""
+    """Returns the carry, the start, and the transitions and recent episodes of each member.
+
+    They are new ones, or those of the newest whole checkpoint if there are checkpoints. Raises SeedbedError
+    if no checkpoint is whole, or if the newest whole one is of another agent.
+    """
     episodes = [RecentEpisodes() for _ in range(program.members)]
     if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
         if (run.path / "metrics.jsonl").exists():
@@ -139,7 +154,8 @@ def _begin(
         return program.place(program.first()), Start(), [0] * program.members, episodes
     template = jax.eval_shape(program.first)
     step, carry, metadata = restore(run.checkpoints, template, view.message)
-    if jax.tree.leaves(template.actor.per_env):  # exploration rates are options, which may be new
+    # Exploration rates come from options, which the user may have changed since.
+    if jax.tree.leaves(template.actor.per_env):
         per_env = jax.jit(lambda: program.first().actor.per_env)()
         carry = carry._replace(actor=carry.actor._replace(per_env=per_env))
     start = Start(**metadata["start"])
@@ -150,7 +166,10 @@ def _begin(
 
 
 class _Driver:
-    """Runs iterations, and between them reports, saves and evaluates."""
+    """The loop of a run: iterations, and between them reports, checkpoints and evaluations.
+
+    For the thread of `train` only.
+    """
 
     def __init__(
         self,
@@ -167,13 +186,14 @@ class _Driver:
         self._last = {"log": begun, "view": begun}
 
     def run(self) -> None:
-        """Runs until the steps are done or a signal comes."""
+        """Runs iterations until the steps are done or a signal asks the run to stop."""
         progress, config = self._progress, self._progress.program.config
         log, show, save = (
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
-        self._save(*progress.checkpoint())  # at once: there is always one to go back to
+        # Save at once, so that there is always a checkpoint to go back to.
+        self._save(*progress.checkpoint())
         every = config.evaluate_every or config.steps + 1
         next_evaluation = (progress.env_steps // every + 1) * every
         while not progress.done and not self._interruption.requested():
@@ -189,7 +209,11 @@ class _Driver:
                 self._save(*progress.checkpoint())
 
     def finish(self) -> dict[str, Any]:
-        """Saves, evaluates unless interrupted, and returns a summary."""
+        """Evaluates and saves, or only saves if a signal asks the run to stop; returns a summary.
+
+        The summary holds the last metrics and `interrupted`. Raises StorageError if the last checkpoint could
+        not be written.
+        """
         interrupted = self._interruption.requested() or not self._evaluate()
         if interrupted:
             self._save(*self._progress.checkpoint())
@@ -200,7 +224,11 @@ class _Driver:
         return metrics | {"interrupted": interrupted}
 
     def _evaluate(self) -> bool:
-        """Evaluates and saves with the score; returns False, and does neither, if a signal came first."""
+        """Evaluates, saves a checkpoint with the score, and returns True.
+
+        If a signal comes before the evaluation ends, this returns False and saves nothing. If the evaluation
+        raises SeedbedError, this saves a checkpoint without a score and raises the error again.
+        """
         progress = self._progress
         config, step = progress.program.config, progress.env_steps
         seed = derived_seed(config.seed, step)
@@ -208,11 +236,13 @@ class _Driver:
         try:
             results = progress.program.evaluate(progress.carry, seed, self._interruption.requested)
         except SeedbedError:
-            self._save(*progress.checkpoint())  # what was learned is not lost with it
+            # The failed evaluation must not lose the training before it.
+            self._save(*progress.checkpoint())
             raise
         if results is None:
             return False
-        spent = time.monotonic() - begun  # does not count in rates and shares
+        # Rates and shares must not count the time of the evaluation.
+        spent = time.monotonic() - begun
         self._last = {name: (at + spent, *rest) for name, (at, *rest) in self._last.items()}
         scores = [result["episode_return_mean"] for result in results]
         best = int(np.argmax(scores))
@@ -227,14 +257,18 @@ class _Driver:
     def _save(
         self, step: int, carry: Carry, metadata: dict[str, Any], score: float | None = None
     ) -> None:
-        """Saves a checkpoint; shows a message if an earlier one could not be written."""
+        """Saves a checkpoint, with its score if given. Shows a message if an earlier one failed."""
         try:
             self._writer.save(step, carry, metadata, score)
         except StorageError as error:
             self._view.message(f"{error}; training goes on")
 
     def _metrics(self, purpose: str) -> dict[str, Any]:
-        """One line of metrics; rates are since the last for this purpose."""
+        """Returns one line of metrics. Rates and shares are since the last line for `purpose`.
+
+        `purpose` is "log" or "view". Counts are those of the member that has the fewest transitions or
+        updates, but rates are sums over all members.
+        """
         progress, skip = self._progress, self._progress.program.env.frame_skip
         now, every = time.monotonic(), sum(progress.transitions)
         before, every_before, busy_before = self._last[purpose]
@@ -261,13 +295,14 @@ class _Driver:
 def _evaluated(
     results: list[dict[str, Any]], scores: list[float], best: str
 ) -> tuple[dict[str, Any], str]:
-    """Returns the metrics of an evaluation of every member, and the same in words.
+    """Returns the metrics of an evaluation of every member, and a text that describes them.
 
-    The result of several members is the median of each figure. `best` names the member with the largest of
-    the `scores`, which are the mean returns.
+    With several members, each figure is the median over the members. `scores` are the members' mean returns,
+    and `best` is the name of the member that has the largest one.
     """
     medians = {name: np.median([result[name] for result in results]) for name in results[0]}
-    medians["episodes"] = results[0]["episodes"]  # the same for all, and a whole number
+    # This number is the same for all members, and stays an int.
+    medians["episodes"] = results[0]["episodes"]
     metrics = {f"evaluation/{name}": value for name, value in medians.items()}
     mean, deviation = medians["episode_return_mean"], medians["episode_return_std"]
     if len(results) == 1:
@@ -281,7 +316,10 @@ def _evaluated(
 
 
 def _shares(busy: np.ndarray) -> dict[str, Any]:
-    """Tells where the time went, as fractions of it; the device did not say where all are 0."""
+    """Returns `time/...`, shares of the wall time, and `bottleneck`, from the shares `[3]` of the stages.
+
+    Returns an empty dict if all are 0, which means that this kind of device does not measure them.
+    """
     if not busy.any():
         return {}
     shares = {f"time/{stage}": float(share) for stage, share in zip(STAGES, busy, strict=True)}

@@ -1,4 +1,4 @@
-"""Batched acting on one device: actor state, frame stacks and unrolls stay there between steps."""
+"""Batched acting on one device, which keeps actor states, frames and open unrolls between calls."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from seedbed.types import (
 )
 
 ROWS = 16
-"""Steps of timesteps that are held where they go to replay: enough for their moving to be rare."""
+"""Steps between two moves of the timesteps on the device, if experience goes to replay: moves are rare."""
 
 Device: TypeAlias = Any
-"""A `jax.Device`, which type checkers take for a variable."""
+"""A `jax.Device`. Type checkers take that name for a variable, so this is Any."""
 
 
 class Unroll(NamedTuple):
-    """A completed unroll of one group, unstacked: what `to_trajectory` needs."""
+    """A completed unroll of T transitions: of one group, of several groups joined, or of items of replay."""
 
-    timesteps: Timestep  # [S - 1 + T + 1, B, ...] single frames
+    timesteps: Timestep  # [S - 1 + T + 1, B, ...] single frames, not stacked
     action: Tree  # [T, B, ...]
     extras: Tree  # [T, B, ...]
     actor_state: ActorState  # [B, ...] before acting on row 0
@@ -44,49 +44,49 @@ class Unroll(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What acting on k groups gave; of `extras` and `core` only what replay keeps, else ()."""
+    """The results of acting on k groups. `extras` and `core` are () unless experience goes to replay."""
 
     action: Tree  # [k, n, ...]
     extras: Tree  # [k, n, ...]
-    core: Tree  # [k, n, ...] before acting
+    core: Tree  # [k, n, ...] recurrent state before acting
 
 
 class Kept(NamedTuple):
-    """What an unroll has besides its timesteps, where the learner takes it from this device."""
+    """The parts of open unrolls besides their timesteps, if the learner takes unrolls from this device."""
 
     action: Tree  # [G, T, n, ...]
     extras: Tree  # [G, T, n, ...]
     params_version: Array  # [G, T, n] int32
-    start_state: ActorState  # [G, n, ...] before row 0
+    start_state: ActorState  # [G, n, ...] before acting on row 0
 
 
 class Store(NamedTuple):
-    """Device memory of G groups of n environments; row R of unrolls is T + 1 with S - 1 frames before."""
+    """Device memory of G groups of n environments: S - 1 earlier rows, then the T + 1 rows of an unroll."""
 
     timesteps: Timestep  # [G, S - 1 + T + 1, n, ...]
     actor_state: ActorState  # [G, n, ...]
-    kept: Kept | tuple[()]  # () where experience goes to replay on the host
+    kept: Kept | tuple[()]  # () if experience goes to replay on the host
 
 
 class Calls(NamedTuple):
-    """What one inference call handles: k groups, padded with group id G, whose writes are dropped."""
+    """The input of one inference call: k groups. Padding has group id G, and its writes are dropped."""
 
     timestep: Timestep  # [k, n, ...]
     group: Array  # [k] int32
-    row: Array  # [k] int32, the row of the unroll that this timestep fills
-    counter: Array  # uint32 [k, 2], counts of the groups' steps so far; they make the keys
+    row: Array  # [k] int32, the row of the unroll that the timestep fills
+    counter: Array  # uint32 [k, 2], steps of the group so far; its keys are derived from them
 
 
 def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
-    """Stacks frames and so turns an unroll into what agents learn from."""
+    """Converts an unroll to a trajectory, from which agents learn, by stacking its frames."""
     timesteps = stack_timesteps(unroll.timesteps, frame_stack)
     return Trajectory(timesteps, *unroll[1:])
 
 
 def environment_keys(run_key: Array, env_ids: Array, step: Array) -> Array:
-    """Makes one key per environment, `[B]`, that depends on nothing but (run, environment, step).
+    """Derives one key for each of `env_ids` `[B]`; it depends only on the run, the environment and `step`.
 
-    `step` is a count, uint32 `[2]`.
+    `step` is a count, uint32 `[2]`. `run_key` is not consumed.
     """
     return jax.vmap(jax.random.fold_in, (None, 0))(fold_count(run_key, step), env_ids)
 
@@ -94,7 +94,7 @@ def environment_keys(run_key: Array, env_ids: Array, step: Array) -> Array:
 def make_store(
     agent: Agent, spec: EnvSpec, frame_stack: int, group_envs: np.ndarray, num_envs: int
 ) -> Store:
-    """Allocates the store for groups of environments `group_envs` `[G, n]` out of `num_envs`."""
+    """Makes the initial store for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
     groups, size = group_envs.shape
     unroll = rows_of(agent)
     params = jax.eval_shape(agent.init, jax.random.key(0)).params
@@ -123,13 +123,13 @@ def make_store(
 
 
 def rows_of(agent: Agent) -> int:
-    """Steps between two moves of the timesteps on the device: an unroll, where experience is one."""
+    """Returns the steps between two moves of timesteps on the device: an unroll, or `ROWS` with replay."""
     experience = agent.experience
     return experience.unroll if isinstance(experience, OnPolicy) else ROWS
 
 
 def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
-    """Reads row `row` `[k]` of each of `group` `[k]` with its frames stacked; leaves `[k * n, ...]`."""
+    """Returns row `row[i]` of each group `group[i]`, with frames stacked; leaves are `[k * n, ...]`."""
     window = row[:, None] + jnp.arange(frame_stack)[None]
 
     def frames(leaf: Array) -> Array:
@@ -150,7 +150,7 @@ def _act(
     group_envs: Array,
     calls: Calls,
 ) -> tuple[Store, Acted]:
-    """Stores the timesteps, acts on them and stores what acting produced."""
+    """Stores the timesteps, acts on them and stores the results. `run_key` is not consumed."""
     group, row = calls.group, calls.row
     size = group_envs.shape[1]
 
@@ -190,7 +190,7 @@ def _keep(
     version: Array,
     state: ActorState,
 ) -> Kept:
-    """Writes the row of the unroll that belongs to the timestep."""
+    """Writes the results of acting to the unrolls' rows; at row 0, also `state`, which is before acting."""
     group, row = calls.group, calls.row
 
     def write(leaf: Array, rows: Array, value: Array) -> Array:
@@ -211,9 +211,9 @@ def _keep(
 def _close(
     frame_stack: int, store: Store, group: Array, timestep: Timestep
 ) -> tuple[Store, Unroll | None]:
-    """Stores the timestep `[n, ...]` after a group's last row, and moves it to row 0 of the next unroll.
+    """Stores a timestep `[n, ...]` as row T of a group's unroll, and moves it to row 0 of the next one.
 
-    Returns the unroll that it completes, if that is kept.
+    The S - 1 rows before it move with it. Returns the completed unroll, or None with replay.
     """
     full = jax.tree.map(
         lambda leaf, value: leaf.at[group, -1].set(value), store.timesteps, timestep
@@ -236,17 +236,17 @@ def _close(
 
 
 class Published(NamedTuple):
-    """Finished parameters and the learner step that made them."""
+    """Parameters of a finished update, and the number of updates that made them."""
 
     params: Tree
     version: int
 
 
 class Inference:
-    """Acting on one device for a fixed set of groups; one thread calls it, another publishes to it.
+    """Acting on one device for a fixed set of groups, which have the numbers 0 to G - 1 here.
 
-    With a synchronous agent a group rests when it has completed its unrolls of a batch, until the next
-    parameters are published.
+    One thread, the inference thread, acts; any thread may publish. With a synchronous agent, a group that has
+    completed its unrolls of a batch rests until the next parameters are published.
     """
 
     def __init__(
@@ -259,14 +259,14 @@ class Inference:
         num_envs: int,
         run_key: Array,
     ) -> None:
-        """Allocates the store and stages for groups `group_envs` `[G, n]` of environment ids."""
+        """Allocates the store for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
         self.device = device
         self.num_groups, self.group_size = group_envs.shape
         self.unroll = rows_of(agent)
         with jax.default_device(device):
             self._group_envs = jax.device_put(jnp.asarray(group_envs, jnp.uint32), device)
             store = make_store(agent, spec, frame_stack, group_envs, num_envs)
-            # Leaves that share a buffer could not be donated.
+            # JAX cannot donate leaves that share a buffer.
             self._store = jax.device_put(jax.tree.map(jnp.copy, store), device)
         self._run_key = jax.device_put(run_key, device)
         self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=3)
@@ -279,25 +279,28 @@ class Inference:
             assert self._quota and not rest, "CentralConfig.resolved sees to that"
         elif isinstance(experience, OnPolicy):
             # First unrolls begin one after the other: groups that completed theirs together would fill the
-            # queue at once and then wait for the learner. What comes before row 0 moves on is not kept.
+            # queue at once and then wait for the learner. The steps before a group's turn are not kept.
             self._hold += np.arange(self.num_groups) * self.unroll // self.num_groups
-        # Unrolls since `renew` found these parameters; a group may complete `_quota`, or any number if 0.
+        # Unrolls completed since `renew` found new parameters; each group's limit is `_quota`, 0 means none.
         self._completed = np.zeros(self.num_groups, np.int32)
         self._renewed: Published | None = None
         self._counter = np.zeros(self.num_groups, np.uint64)
         self._published: Published | None = None
-        self._changed = threading.Condition()  # guards `_published`
+        self._changed = threading.Condition()  # guards `_published`; notified when it changes
         self.sizes = batch_sizes(self.num_groups, device.platform)
 
     def publish(self, params: Tree, version: int) -> None:
-        """Makes finished parameters the ones that act from the next call on; any thread may call it."""
+        """Waits until parameters are on the device, for the next call to use. Any thread may call this."""
         published = Published(jax.block_until_ready(jax.device_put(params, self.device)), version)
         with self._changed:
             self._published = published
             self._changed.notify_all()
 
     def compile(self, spec: EnvSpec) -> None:
-        """Runs every batch size and the closing of an unroll once, without a lasting effect."""
+        """Compiles acting for all `sizes` and the closing of unrolls; leaves the initial store as it is.
+
+        Call it after the first `publish` and before the inference thread starts.
+        """
         for size in self.sizes:
             timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (size, self.group_size)))
             nobody, zeros = np.full(size, self.num_groups, np.int32), np.zeros(size, np.int32)
@@ -307,10 +310,10 @@ class Inference:
         jax.block_until_ready(self._store)
 
     def arrive(self, group: int, timestep: Timestep) -> Unroll | None:
-        """Takes note of a group's next timestep, numpy `[n, ...]`, which `act` is to be called for.
+        """Takes a group's next timestep, numpy `[n, ...]`. Call it before `act` gets that timestep.
 
-        If it completes the group's unroll, the next begins with it, and the complete one is returned,
-        unless replay has its rows. The arrays may change afterwards.
+        If it completes the unroll, the next one begins with it, and the completed one is returned (None with
+        replay). The arrays may change afterwards. Call from the inference thread only.
         """
         if self._row[group] < self.unroll:
             return None
@@ -321,18 +324,18 @@ class Inference:
         return unroll
 
     def may_act(self, group: int) -> bool:
-        """Whether the group need not wait for newer parameters."""
+        """Returns whether a group need not wait for newer parameters. Call from the inference thread only."""
         return not self._quota or bool(self._completed[group] < self._quota)
 
     @property
     def acting_groups(self) -> int:
-        """The number of groups that need not wait for newer parameters."""
+        """The number of groups for which `may_act` is true. Read it from the inference thread only."""
         return self.num_groups if not self._quota else int((self._completed < self._quota).sum())
 
     def renew(self) -> bool:
-        """Lets all groups act again if parameters have been published since; returns whether they were.
+        """Lets all groups act again if parameters were published since it last did; returns whether so.
 
-        Those of an update that changed nothing count too: they have the same version.
+        Parameters with the same version as before count too. Call from the inference thread only.
         """
         with self._changed:
             published = self._published
@@ -343,15 +346,15 @@ class Inference:
         return True
 
     def wait_for_newer(self, timeout_s: float) -> None:
-        """Waits until `renew` has something to do."""
+        """Waits at most `timeout_s` until `renew` would return True. Call from the inference thread only."""
         with self._changed:
             self._changed.wait_for(lambda: self._published is not self._renewed, timeout_s)
 
     def act(self, timestep: Timestep, groups: list[int]) -> Acted:
-        """Starts acting on numpy timesteps `[k, n, ...]` of `groups` (a size of `sizes`, or fewer: padded).
+        """Starts acting on numpy timesteps `[k, n, ...]` of `groups`; k is one of `sizes`.
 
-        Returns what acting gave, not yet waited for. The arrays must stay unchanged until the actions are
-        ready.
+        Rows beyond `groups` are padding. Returns the results without waiting for them. The arrays must stay
+        unchanged until the actions are ready. Call from the inference thread only.
         """
         size, count = timestep.first.shape[0], len(groups)
         group = np.full(size, self.num_groups, np.int32)
@@ -366,7 +369,7 @@ class Inference:
         return acted
 
     def restart(self, group: int) -> None:
-        """Drops the half unroll of a group whose actor was restarted."""
+        """Drops the open unroll of a group whose actor restarted. Call from the inference thread only."""
         self._row[group] = 0
 
     def _call(self, calls: Calls) -> Acted:
@@ -385,10 +388,10 @@ class Inference:
 
 
 def batch_sizes(num_groups: int, platform: str) -> tuple[int, ...]:
-    """Lists the numbers of groups for which acting is compiled.
+    """Returns the numbers of groups for which acting is compiled, in increasing order.
 
-    On a CPU padding is paid in full, so a batch takes the largest size that is ready; elsewhere calls
-    are padded to the next size.
+    On a CPU, a padded row costs as much as any other, so a call takes the largest size that is ready. On
+    other devices, a call is padded to the next size.
     """
     if platform == "cpu" and num_groups <= 4:
         return tuple(range(1, num_groups + 1))

@@ -1,4 +1,9 @@
-"""The update loop, the one place where a batch becomes new parameters."""
+"""The update loop: the only place where a batch becomes new parameters.
+
+The functions that take `axis` are pure, and are called while JAX traces a program. With several devices,
+`axis` names the mapped axis that divides the batch, and each device handles its share. On one device it is
+None.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +35,11 @@ from seedbed.types import (
 
 AXIS = "batch"
 STRATA = 8
-"""Parts of a batch that are shuffled each on its own: so many devices see the minibatches of one."""
+"""The number of parts of a batch that are shuffled separately. 1, 2, 4 or 8 devices get equal minibatches."""
 
 
 class _Rest(NamedTuple):
-    """The part of the learner state that is donated: parameters never are."""
+    """The part of the learner state that an update donates: all but the parameters, which acting uses."""
 
     optimizer_state: Tree
     updates: Array
@@ -43,31 +48,36 @@ class _Rest(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What learning from a batch gave."""
+    """The result of learning from a batch."""
 
     state: LearnerState
     metrics: dict[str, Array]  # scalars, means over the minibatches
-    priorities: Tree  # [B] float32 of the items of a batch from replay, else ()
+    priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
 
 
 def progress_of(done: int, steps: int) -> np.float32:
-    """Returns `LearnerState.progress` where `done` of a run's `steps` transitions are done.
+    """Returns `LearnerState.progress`, from 0 to 1, after `done` of a run's `steps` transitions.
 
-    Every runtime hands it to the compiled update as an operand, so that a new value compiles nothing.
+    Every runtime passes it to the compiled update as an operand, so that a new value compiles nothing.
     """
     return np.float32(min(1.0, done / steps))
 
 
 def count_transitions(first: Array) -> Array:
-    """Counts the transitions, int32, that led to timesteps with these `first` flags: all but auto-resets."""
+    """Returns the number of transitions, int32, that led to timesteps with these `first` flags.
+
+    A step that led to a timestep with `first` set is an auto-reset, and does not count.
+    """
     return jnp.sum(~first, dtype=jnp.int32)
 
 
 def shuffled(agent: Agent, batch: Tree, key: Array, axis: str | None) -> Tree:
     """Reorders axis 1 of a batch so that its consecutive parts are random minibatches.
 
-    Environments are shuffled within strata, of which each minibatch takes equal shares. Strata do not
-    depend on how many devices share them, as long as they divide evenly, and so neither do minibatches.
+    Environments are shuffled within strata, and each minibatch takes an equal share of every stratum. The
+    strata, and so the minibatches, do not depend on the number of devices if it divides the number of strata
+    evenly. The key is folded, not consumed, but each epoch needs its own. With one minibatch, the batch is
+    returned as it is.
     """
     if agent.minibatches == 1:
         return batch
@@ -88,7 +98,11 @@ def shuffled(agent: Agent, batch: Tree, key: Array, axis: str | None) -> Tree:
 
 
 def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Output]:
-    """Averages gradients and metrics over devices by their valid rows; exact, as both are means."""
+    """Averages gradients and metrics over devices, weighted by the devices' numbers of valid rows.
+
+    This is exact, because both are means over valid rows. `weight` of the result is the sum over devices;
+    priorities stay those of the device's own items.
+    """
     if axis is None:
         return grads, output
     total = jax.lax.psum(output.weight, axis)
@@ -104,7 +118,7 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
 def prepare(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
 ) -> Tree:
-    """Turns a trajectory, or a device's share of one, into a batch."""
+    """Turns a trajectory, or a device's share of one, into a batch. Consumes the key."""
     with data_axis(axis):
         return agent.prepare(state, trajectory, key)
 
@@ -112,13 +126,17 @@ def prepare(
 def update_minibatch(
     agent: Agent, state: LearnerState, batch: Tree, key: Array, index: Array, axis: str | None
 ) -> tuple[LearnerState, Output]:
-    """Applies the gradient of part `index` of a shuffled batch; every runtime learns through this."""
+    """Applies the gradient of part `index` of a shuffled batch; returns the new state and the output.
+
+    Every runtime learns through this function. The key is folded with `index`, not consumed.
+    """
     size = jax.tree.leaves(batch)[0].shape[1] // agent.minibatches
     part = jax.tree.map(
         lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), batch
     )
     local = state
-    if axis is not None:  # otherwise JAX itself would sum the gradients of replicated parameters
+    # Without this, JAX would sum the gradients of replicated parameters itself.
+    if axis is not None:
         params, auxiliary = jax.tree.map(
             lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), (state.params, state.auxiliary)
         )
@@ -132,7 +150,7 @@ def update_minibatch(
 def learn(
     agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
 ) -> Update:
-    """Runs every epoch and minibatch on a trajectory, as one traced program; consumes the key."""
+    """Runs every epoch and minibatch on a trajectory, as one traced program. Consumes the key."""
     prepare_key, key = jax.random.split(key)
     batch = prepare(agent, state, trajectory, prepare_key, axis)
 
@@ -158,9 +176,10 @@ def learn_from_replay(
     due: Array,
     key: Array,
 ) -> tuple[LearnerState, ReplayState, dict[str, Array]]:
-    """Learns from `updates` batches of replay where `due`, a bool scalar; the key is folded, not consumed.
+    """Learns from `updates` batches of replay if `due`, a bool scalar, is true. For one device only.
 
-    Metrics are means over the updates, and 0 where none is due.
+    Returns the new state, the replay with new priorities, and metrics: means over the updates, or 0 if `due`
+    is false. The key is folded with the count of updates, not consumed.
     """
     experience = agent.experience
 
@@ -192,18 +211,21 @@ def learn_from_replay(
         metrics = jax.eval_shape(learn_all)[1]
         return (state, replay.sums), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
 
-    # Only what learning changes goes through the branches: the records would be copied.
+    # Only the parts that learning changes pass through `cond`, which would copy the replay's records.
     (state, sums), metrics = jax.lax.cond(due, learn_all, wait)
     return state, replay._replace(sums=sums), metrics
 
 
 class Learner:
-    """Compiled updates on one device, or data-parallel on several; used by one thread."""
+    """Compiled updates on one device, or data-parallel on several. For one thread at a time."""
 
     def __init__(
         self, agent: Agent, frame_stack: int, devices: Sequence[Device], key: Array
     ) -> None:
-        """Compiles nothing yet; `key` is the run's, from which each update derives its own."""
+        """Takes the agent, bound, and the run's key, from which each update derives its own.
+
+        Compiles nothing yet: the first update does.
+        """
         self.agent, self.key = agent, key
         self.devices = list(devices)
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
@@ -232,11 +254,18 @@ class Learner:
         self._assemble = jax.jit(_assemble)
 
     def place(self, state: LearnerState) -> LearnerState:
-        """Copies a learner state to the learner's devices; donating it later harms nobody else's."""
+        """Returns a copy of a learner state on each of the learner's devices.
+
+        The copy shares no buffer with the original, so that `update` may donate it.
+        """
         return jax.device_put(jax.tree.map(jnp.copy, state), NamedSharding(self.mesh, P()))
 
     def assemble(self, unrolls: Sequence[Unroll]) -> Unroll:
-        """Joins the groups' unrolls along B and spreads them over the learner's devices."""
+        """Joins unrolls along B and divides them among the learner's devices. Does not wait.
+
+        Several unrolls must be those of groups; a batch from replay is a single unroll. Call from the
+        learner's thread.
+        """
         home = [jax.device_put(unroll, self.devices[0]) for unroll in unrolls]
         joined = home[0] if len(home) == 1 else self._assemble(home)
         if len(self.devices) == 1:
@@ -246,14 +275,15 @@ class Learner:
     def update(
         self, state: LearnerState, unroll: Unroll, progress: np.float32
     ) -> tuple[Update, Array]:
-        """Runs every epoch and minibatch on a batch; donates all of the state but the parameters.
+        """Runs every epoch and minibatch on a batch; returns the update and the batch's transitions, int32.
 
-        `progress` is what `progress_of` says before the batch. Also returns the batch's transitions, an
-        int32 scalar. Nothing is waited for.
+        Donates all of the state except the parameters. `progress` is the result of `progress_of` before the
+        batch. Outside replay the metrics include the lag. Does not wait for the results. Call from the
+        learner's thread.
         """
         key = jax.random.fold_in(self.key, state.updates)
         metrics, transitions = self._measure(unroll, state.updates)
-        # Placed as the rest of the state is, or the first minibatch would have a program of its own.
+        # Place it like the rest of the state, or the first minibatch would compile a program of its own.
         placed = jax.device_put(progress, NamedSharding(self.mesh, P()))
         state = state._replace(progress=placed)
         prepare_key, key = jax.random.split(key)
@@ -274,7 +304,11 @@ class Learner:
 
 
 def _measure(unroll: Unroll, updates: Array) -> tuple[dict[str, Array], Array]:
-    """Returns how many updates old the acting parameters were ({} from replay), and the transitions."""
+    """Returns metrics and the number of transitions, int32, of an unroll.
+
+    The metrics are the mean and the largest lag: the updates between choosing an action and learning from it.
+    With replay there are none.
+    """
     rows = jax.tree.leaves(unroll.action)[0].shape[0]
     transitions = count_transitions(unroll.timesteps.first[-rows:])
     if isinstance(unroll.params_version, tuple):

@@ -1,4 +1,4 @@
-"""The two threads of central inference: one acts for all environments, one learns."""
+"""The two loops of central inference: acting in the inference thread, learning in the learner thread."""
 
 from __future__ import annotations
 
@@ -22,72 +22,74 @@ from seedbed.types import LearnerState, Timestep, Tree
 
 
 class Feed(Protocol):
-    """Where experience goes and batches come from; closing it wakes every thread that waits."""
+    """A buffer between acting and learning, from which the learner takes batches."""
 
     env_steps: int  # transitions of the whole run that count so far; one thread writes it
     steps: int  # transitions for which the run trains
 
     def take(self) -> list[Unroll]:
-        """Waits for what makes a batch; returns none if the feed was closed or has ended instead."""
+        """Waits for a batch; returns [] if the feed has ended or closed. Call from the learner thread."""
         ...
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
-        """Takes note that the batch taken last was learned from.
+        """Reports that the batch taken last has been learned from, with its transitions and metrics.
 
-        `priorities` `[B]` are those of its items, if any. Call from the learner's thread.
+        `priorities` are the new ones of its items `[B]`, or () if there are none. Call from the learner
+        thread only.
         """
         ...
 
     def metrics(self) -> dict[str, Any]:
-        """What is to be reported of it."""
+        """Returns figures about the feed for a line of metrics. Any thread may call this."""
         ...
 
     def seconds(self) -> dict[str, float]:
-        """Returns seconds since the start, by name; what is reported is their share of each interval."""
+        """Returns seconds since the start, by name; reports show their shares. Any thread may call this."""
         ...
 
     def take_notices(self) -> list[str]:
-        """Returns, once each, what people should know."""
+        """Returns messages for the user, each once. One thread at a time may call this."""
         ...
 
     def close(self) -> None:
-        """Wakes every thread that waits; nothing more passes."""
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         ...
 
 
 class Recorder(Protocol):
-    """Takes what a group saw and did, step by step."""
+    """A store for the timesteps and actions of groups. One thread, the appending thread, calls it."""
 
     env_steps: int  # transitions of the whole run that were appended so far
     steps: int  # transitions for which the run trains
     waited: Stopwatch  # runs while `append` waits for room
 
     def restart(self, group: int) -> None:
-        """Ends the streams of a group whose actor was restarted."""
+        """Starts new streams for a group whose actor was restarted. Call from the appending thread only."""
         ...
 
     def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
-        """Waits for room; leaves are `[n, ...]`. Returns whether more steps are wanted."""
+        """Waits for room and adds a step `[n, ...]`; returns whether to go on. For the appending thread."""
         ...
 
     def finish(self) -> None:
-        """Ends the stream: nothing more will be appended. Call from the appending thread."""
+        """Ends all streams: nothing is appended afterwards. Call from the appending thread only."""
         ...
 
 
 class UnrollQueue:
-    """A bounded queue of unrolls that blocks at either end and drops nothing until it ends or is closed.
+    """A bounded queue of unrolls that blocks at either end, and drops nothing until it ends or is closed.
 
-    A transition counts when it has been learned from, so what is dropped then does not count. The queue
-    ends when `steps` have been learned from.
+    It ends when `steps` transitions have been learned from. Only what was learned from counts, so the
+    unrolls that are dropped then do not.
     """
 
     def __init__(
         self, capacity: int, per_batch: int, most_lag: int, env_steps: int, steps: int
     ) -> None:
-        """Holds at most `capacity` unrolls, `per_batch` of which make a batch.
+        """Makes an empty queue for at most `capacity` unrolls, of which `per_batch` make a batch.
 
-        A batch with a lag above `most_lag` is told of. `env_steps` are done before, of `steps`.
+        A batch with a lag above `most_lag` updates raises a notice. `env_steps` of the run's `steps`
+        transitions count already.
         """
         self._capacity, self._per_batch = capacity, per_batch
         self._most_lag, self._notices = most_lag, collections.deque[str](maxlen=1)
@@ -98,7 +100,7 @@ class UnrollQueue:
         self.waited = Stopwatch()  # runs while `put` waits for room
 
     def put(self, unroll: Unroll) -> bool:
-        """Waits for room; returns False if the queue was closed instead. Call from one thread."""
+        """Waits for room; returns False if the queue was closed instead. Call from the inference thread."""
         with self._condition:
             self.waited.start()
             self._condition.wait_for(lambda: self._closed or len(self._items) < self._capacity)
@@ -109,7 +111,7 @@ class UnrollQueue:
             return not self._closed
 
     def take(self) -> list[Unroll]:
-        """Waits for a batch's unrolls; returns none if the queue was closed or has ended instead."""
+        """Waits for a batch; returns [] if the queue has ended or closed. Call from the learner thread."""
         with self._condition:
             self._condition.wait_for(lambda: self._ended or len(self._items) >= self._per_batch)
             if self._ended:
@@ -123,7 +125,7 @@ class UnrollQueue:
         return self._closed or self.env_steps >= self.steps
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
-        """Counts the transitions of the batch taken last; says so where it was older than it may be."""
+        """Counts the last batch's transitions; notes a too large lag. Call from the learner thread only."""
         del priorities
         self.env_steps += transitions
         lag = int(metrics["lag_max"])
@@ -132,25 +134,29 @@ class UnrollQueue:
                 f"a batch was learned from at a lag of {lag} updates, of which the queue explains "
                 f"{self._most_lag}: an actor is much slower than the others"
             )
-            self._most_lag = 2 * lag  # said again only where it has become twice as bad
+            # There is another notice only if the lag has doubled.
+            self._most_lag = 2 * lag
 
     def metrics(self) -> dict[str, Any]:
-        """How many unrolls wait; how old those learned from were, once one was."""
+        """Returns the number of queued unrolls, and None for the lags, which the learner's metrics replace.
+
+        Any thread may call this.
+        """
         return {"queued_unrolls": len(self._items), "lag_mean": None, "lag_max": None}
 
     def seconds(self) -> dict[str, float]:
-        """Returns an empty dict: nothing but `put` takes time here."""
+        """Returns an empty dict: nothing but `put` takes time here. Any thread may call this."""
         return {}
 
     def take_notices(self) -> list[str]:
-        """Returns, once, that a batch was older than it may be."""
+        """Returns the newest notice about a too large lag, once. One thread at a time may call this."""
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def finish(self) -> None:
-        """Does nothing: the queue ends by itself, when its steps have been learned from."""
+        """Does nothing: the queue ends when its steps have been learned from. Any thread may call this."""
 
     def close(self) -> None:
-        """Wakes every thread that waits; nothing more passes."""
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -158,15 +164,15 @@ class UnrollQueue:
 
 @dataclasses.dataclass
 class InferenceCounters:
-    """Sums since the start of the process; read by the thread that reports."""
+    """Sums over the run of an inference loop. The inference thread writes them, and any thread may read."""
 
-    calls: int = 0
-    rows: int = 0
-    busy_s: float = 0.0
+    calls: int = 0  # inference calls
+    rows: int = 0  # environments that the calls acted on, without padding
+    busy_s: float = 0.0  # seconds, without gathering timesteps and waiting for the sink
 
 
 class InferenceLoop:
-    """Serves actions to every actor group, and hands on what they saw and did."""
+    """The loop that acts: it sends actions to every group, and hands on unrolls or steps to the sink."""
 
     def __init__(
         self,
@@ -176,7 +182,11 @@ class InferenceLoop:
         episodes: EpisodeStatistics,
         deadline_s: float,
     ) -> None:
-        """Divides the pool's groups among the devices in order; `sink` takes unrolls, or every step."""
+        """Divides the pool's groups among the devices in order; the pool must know its spec.
+
+        `sink` is a queue that takes unrolls, or a recorder that takes every step. A call waits at most
+        `deadline_s` seconds for more groups. `episodes` is written by the inference thread.
+        """
         self._pool, self._sink, self._deadline_s = pool, sink, deadline_s
         self.episodes = episodes
         self.counters = InferenceCounters()
@@ -186,13 +196,18 @@ class InferenceLoop:
             self._shards.append(Shard(inference, first, pool.slots[first].timestep))
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
-        # The incarnation of the step that went to replay last.
+        # By group, the incarnation of the actor of the last step that went to replay.
         self._recorded = [-1] * pool.num_groups
+        # Calls that were started and are not finished, the oldest first.
         self._calls: collections.deque[Call] = collections.deque()
-        self._unrolls: collections.deque[Unroll] = collections.deque()  # to be handed on
+        # Completed unrolls that are to be handed on.
+        self._unrolls: collections.deque[Unroll] = collections.deque()
 
     def run(self, stop: threading.Event) -> None:
-        """Serves until the sink has its steps or is closed, or `stop` is set; then ends its stream."""
+        """Runs until the sink has its steps or is closed, or `stop` is set; then calls `finish` of the sink.
+
+        The thread that calls this is the inference thread. Raises SeedbedError if the actors fail for good.
+        """
         sink = self._sink
         while not stop.is_set() and sink.env_steps < sink.steps:
             self._gather()
@@ -212,16 +227,19 @@ class InferenceLoop:
 
     @property
     def blocked_s(self) -> float:
-        """Seconds since the start in which acting waited for the learner; for any thread."""
+        """The seconds since the start in which acting waited for the learner. Any thread may read it."""
         return self._sink.waited.read()
 
     def _gather(self) -> None:
-        """Waits for a group, then a deadline for others, unless a call is in flight."""
+        """Receives timesteps; unless a call is in flight, waits for a first group, and then for others.
+
+        It waits at most 0.1 s for the first group, and at most `deadline_s` for the others.
+        """
         for shard in self._shards:
             shard.renew()
         idle = not self._calls and not any(shard.ready for shard in self._shards)
         if idle and not any(shard.inference.acting_groups for shard in self._shards):
-            # Of the devices, this one is the last to get newer parameters.
+            # The last device is also the last one to get newer parameters.
             self._shards[-1].inference.wait_for_newer(0.1)
             idle = False
         self._receive(0.1 if idle else 0.0)
@@ -250,19 +268,20 @@ class InferenceLoop:
         return call
 
     def _finish(self, call: Call) -> None:
-        """Waits for the actions and replies."""
+        """Waits for the actions of a call, and sends them to their groups."""
         call.acted = jax.tree.map(np.asarray, call.acted)
         action = call.acted.action
         call.shard.in_flight -= 1
         for position, group in enumerate(call.groups):
             slot = self._pool.slots[group]
             if slot.incarnation != call.incarnations[position]:
-                continue  # the actor died meanwhile; its successor has not asked yet
+                # The actor died meanwhile, and its successor has not asked for an action yet.
+                continue
             jax.tree.map(lambda to, leaf, at=position: np.copyto(to, leaf[at]), slot.action, action)
             self._pool.reply(group)
 
     def _hand_on(self, call: Call | None) -> bool:
-        """Waits for room for what is complete; returns False if the sink wants no more."""
+        """Waits for the sink to take all unrolls, or the call's steps; returns False if it wants no more."""
         if isinstance(self._sink, UnrollQueue):
             while self._unrolls and self._sink.put(self._unrolls[0]):
                 self._unrolls.popleft()
@@ -282,7 +301,7 @@ class InferenceLoop:
 
 
 class LearnerLoop:
-    """Turns unrolls into parameters, one update in flight, and publishes only finished ones."""
+    """The loop that learns: it runs one update at a time, and publishes parameters of finished updates."""
 
     def __init__(
         self,
@@ -291,21 +310,26 @@ class LearnerLoop:
         inferences: Sequence[Inference],
         feed: Feed,
     ) -> None:
-        """Publishes the initial parameters at once."""
+        """Copies the initial state to the learner's devices, and publishes its parameters at once."""
         self._learner, self._inferences, self._feed = learner, inferences, feed
         self.state = learner.place(state)
         self.updates = int(state.updates)
-        self.intact = True  # false where a failure left the state half donated
-        self.busy, self.waiting = Stopwatch(), Stopwatch()  # of updates, and of waiting for batches
+        # False during an update and after one that failed, when parts of the state may be donated.
+        self.intact = True
+        # The time of updates, and of waiting for batches.
+        self.busy, self.waiting = Stopwatch(), Stopwatch()
         self.metrics: dict[str, float] = {}
+        # Whether a snapshot is wanted, and a lock that is held during updates and copies of the state.
         self._wanted, self._updating = threading.Event(), threading.Lock()
-        self._copies = collections.deque[tuple[LearnerState, int]](maxlen=1)  # the newest asked for
+        # The newest snapshot, with the transitions that counted then.
+        self._copies = collections.deque[tuple[LearnerState, int]](maxlen=1)
         self._publish()
 
     def run(self, stop: threading.Event) -> None:
         """Learns until `stop` is set or the feed has no more batches.
 
-        Raises TrainingDiverged before bad parameters are published.
+        The thread that calls this is the learner thread. Raises TrainingDiverged if a metric of an update is
+        not finite; the parameters of that update are not published.
         """
         while not stop.is_set():
             self.waiting.start()
@@ -336,19 +360,19 @@ class LearnerLoop:
         self._publish()
 
     def request_snapshot(self) -> None:
-        """Asks for a copy of the state: now, if the learner waits, else after its update."""
+        """Asks for a copy of the state: now, or after the update under way. Any thread may call this."""
         self._wanted.set()
         self._serve_snapshot()
 
     def _serve_snapshot(self) -> None:
-        """Copies the state if a copy is wanted and no update is under way; any thread may call it.
+        """Copies the state if a copy is wanted and no update is under way. Any thread may call this.
 
-        It is called after every request and after every update. A request that finds an update under way
-        is set before that update ends, so the learner sees it.
+        It is called after every request and after every update. If a request comes during an update, the
+        learner thread sees it when the update has ended. After a failed update, no copy is made.
         """
         while self._wanted.is_set() and self._updating.acquire(blocking=False):
             try:
-                # Before the copy: a request that comes meanwhile is served once more.
+                # Cleared before the copy, so that a request during the copy gets another one.
                 self._wanted.clear()
                 if self.intact:
                     self._copies.append(self.snapshot())
@@ -356,11 +380,17 @@ class LearnerLoop:
                 self._updating.release()
 
     def snapshot(self) -> tuple[LearnerState, int]:
-        """Copies the state to the host, with the transitions that count by now; not during an update."""
+        """Returns a copy of the state on the host, and the transitions that count by now.
+
+        Any thread may call this while no update is under way, and `intact` is true.
+        """
         return jax.device_get(self.state), self._feed.env_steps
 
     def take_snapshot(self) -> tuple[LearnerState, int] | None:
-        """Returns the copy and its transitions, once, when they are there."""
+        """Returns the newest requested copy and its transitions, once; None if there is none yet.
+
+        One thread at a time may call this.
+        """
         return self._copies.popleft() if self._copies else None
 
     def _publish(self) -> None:

@@ -1,4 +1,4 @@
-"""What a central run is made of, and the lines of metrics that are measured of it."""
+"""The parts of a central run, and the lines of metrics that are measured from them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from seedbed.types import Agent, HostEnvConfig
 
 
 class Setup(NamedTuple):
-    """All that a run is made of, once environments have said what they are."""
+    """The parts of a central run, which are made when the spec of the environments is known."""
 
-    agent: Agent
+    agent: Agent  # bound
     env: HostEnvConfig
     config: CentralConfig
     pool: ActorPool
@@ -27,35 +27,42 @@ class Setup(NamedTuple):
     learning: LearnerLoop
     feed: UnrollQueue | ReplayFeed
     start: Start
-    begun: float = 0.0  # the monotonic time at which training was asked for
+    begun: float = 0.0  # monotonic time, in seconds, at which `train` was called
 
     def wall_s(self, now: float) -> float:
-        """Returns seconds of training at the monotonic time `now`, those before a resume among them."""
+        """Returns the seconds of training until the monotonic time `now`, with those before a resume."""
         return self.start.wall_s + now - self.begun
 
 
 class Sums(NamedTuple):
-    """What has added up since the start; a line of metrics tells of the difference of two."""
+    """Cumulative counts of a run. A line of metrics reports the difference of two of these."""
 
-    wall_s: float
-    env_steps: int
-    calls: int  # of inference
-    rows: int  # that they acted on
-    seconds: dict[str, float]  # by name; a line has their shares of the wall time
+    wall_s: float  # monotonic time
+    env_steps: int  # transitions that count
+    calls: int  # inference calls
+    rows: int  # environments that these calls acted on
+    seconds: dict[str, float]  # by name; a line reports their shares of the wall time
 
 
 class Meter:
-    """Measures a run from one call to the next."""
+    """Measurements of a run over the intervals between calls of `read`. Use each from one thread only."""
 
     def __init__(self, setup: Setup, others: Callable[[], tuple[list[int], float]]) -> None:
-        """Starts measuring; `others` tells process ids and CPU seconds of evaluations and helpers."""
+        """Starts the first interval.
+
+        `others` returns the process ids of evaluations and helpers, and the CPU seconds of evaluations.
+        """
         self._setup, self._others = setup, others
         self._shares = MachineShares(usable_cores(), setup.config.actors)
         self._shares.start(self._counters())
         self._last = self._sums()
 
     def read(self) -> dict[str, Any]:
-        """Returns one line of metrics; rates, shares and the mean of rows are of the time since the last."""
+        """Returns one line of metrics. Call from one thread only.
+
+        Rates, shares and `inference_rows_mean` are of the time since the last call; counts are of the whole
+        run. `inference_rows_mean` is None if there was no inference call.
+        """
         setup = self._setup
         acting, learning = setup.acting, setup.learning
         last, now = self._last, self._sums()

@@ -1,4 +1,4 @@
-"""What training reports: episode returns, where the time goes, memory, and the files they go to."""
+"""Metrics of training: returns of episodes, shares of time, memory use, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ import psutil
 from seedbed.types import SeedbedError, Timestep
 
 STAGES = ("environment", "inference", "learning")
+"""The parts of a run whose time is measured, in the order in which arrays hold these times."""
 SATURATED = 0.12
 """The share of waiting below which the machine counts as fully used."""
 
 
 class MetricsLog:
-    """Appends metrics to `metrics.jsonl` and TensorBoard events, at once and by whole lines.
+    """A log that appends metrics to `metrics.jsonl` and TensorBoard events, at once and in whole lines.
 
-    A line that a kill left half-written is removed on opening. With `resume_at`, so are the lines past
-    that many env steps, which the resumed run goes through again, and TensorBoard drops their events.
-    If the disk refuses a line, the line is left out and `warn` is called, once until both files have taken
-    a line again. For one thread at a time.
+    Opening it removes a line that a kill left half-written. With `resume_at`, it also removes the lines past
+    that many env steps, which the resumed run does again, and TensorBoard drops the events of these lines.
+    If the disk refuses a line, the line is left out. `warn` is then called with a message, but not again
+    until both files have taken a line. For one thread at a time; `warn` runs in that thread.
+
+    Raises SeedbedError if the files cannot be opened.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class MetricsLog:
         resume_at: int | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        # Generated classes appear at run time, where no type checker sees them.
+        # These generated classes appear at run time only, so type checkers do not see them.
         protos = "tensorboard.compat.proto"
         self._event: Any = importlib.import_module(f"{protos}.event_pb2").Event
         self._summary: Any = importlib.import_module(f"{protos}.summary_pb2").Summary
@@ -66,7 +69,10 @@ class MetricsLog:
             ) from error
 
     def write(self, metrics: dict[str, Any]) -> None:
-        """Writes one line; TensorBoard's step is `env_steps`. NaN and infinities become null."""
+        """Writes one line; call from one thread at a time. NaN and infinities become null.
+
+        TensorBoard gets the numbers only, at step `env_steps`. Failures of the disk are not raised.
+        """
         plain = {name: plain_value(value) for name, value in metrics.items()}
         event = self._event(wall_time=time.time(), step=int(plain.get("env_steps") or 0))
         values = [
@@ -90,7 +96,7 @@ class MetricsLog:
         self._refused = refused is not None
 
     def close(self) -> None:
-        """Closes the files; `write` has reported the failures of the disk."""
+        """Closes the files; call from the thread that writes. Failures of the disk are not raised."""
         for file in (self._lines, self._events):
             file.close()
 
@@ -99,7 +105,7 @@ class _Appended:
     """A file that grows by whole pieces: if the disk takes only a part of a piece, the part is cut off."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, or makes it; raises OSError."""
+        """Opens a file, which is made if it is missing; raises OSError."""
         self._file = path.open("ab", buffering=0)
         self._size, self._torn = self._file.tell(), False
 
@@ -111,27 +117,27 @@ class _Appended:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # the next call tries again
+            with contextlib.suppress(OSError):  # the next call tries to mend it again
                 self._mend()
             raise
         self._size, self._torn = self._size + len(piece), False
 
     def _mend(self) -> None:
-        """Cuts off a part of a piece, which needs no room; raises OSError."""
+        """Cuts off a partly written piece, which needs no space on the disk; raises OSError."""
         if self._torn:
             self._file.truncate(self._size)
             self._torn = False
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; raises nothing."""
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 def _record(event: Any) -> bytes:
-    """Frames an event as TensorBoard's files have it."""
-    # The record writer alone: tensorboard's EventFileWriter keeps a thread of its own and takes
-    # TensorFlow for its files where that is installed.
+    """Returns an event in the format of TensorBoard's files."""
+    # Only the record writer is used: tensorboard's EventFileWriter keeps its own thread, and writes its files
+    # through TensorFlow if that is installed.
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()
@@ -140,10 +146,13 @@ def _record(event: Any) -> bytes:
 
 
 def plain_value(value: Any) -> Any:
-    """Turns a number of any kind into one that JSON has; NaN and infinities into None."""
+    """Converts a number to one that JSON has, and NaN and infinities to None.
+
+    Lists and tuples are converted element by element; None, texts and bools are returned as they are.
+    """
     if value is None or isinstance(value, str | bool):
         return value
-    if isinstance(value, list | tuple):  # one for each seed of a population
+    if isinstance(value, list | tuple):  # one element for each member of a population
         return [plain_value(each) for each in value]
     if isinstance(value, np.bool_):
         return bool(value)
@@ -154,6 +163,7 @@ def plain_value(value: Any) -> Any:
 
 
 def _repair(path: Path, resume_at: int | None) -> None:
+    """Removes the lines that are not whole, or past `resume_at` env steps; raises OSError."""
     if not path.exists():
         return
     whole = []
@@ -174,7 +184,10 @@ def _repair(path: Path, resume_at: int | None) -> None:
 
 
 class EpisodeStatistics:
-    """Raw returns and lengths of whole episodes in `groups` groups of `n` environments."""
+    """Statistics of episodes (raw returns and lengths) in `groups` groups of `n` environments.
+
+    The inference thread records; any thread may call `summary` and `state`.
+    """
 
     def __init__(self, groups: int, n: int, window: int = 100) -> None:
         self.episodes = 0
@@ -184,7 +197,7 @@ class EpisodeStatistics:
         self._recent_lengths: collections.deque[int] = collections.deque(maxlen=window)
 
     def record(self, group: int, timestep: Timestep) -> None:
-        """Counts what arrived from a group; arrays of the timestep are `[n]`."""
+        """Adds a timestep of a group, whose reward and flags are `[n]`. Call from the inference thread."""
         returns, lengths = self._returns[group], self._lengths[group]
         returns += timestep.reward
         lengths += 1
@@ -199,12 +212,15 @@ class EpisodeStatistics:
             self._recent_lengths.extend(lengths[ended].tolist())
 
     def reset(self, group: int) -> None:
-        """Forgets the running episodes of a group whose actor was restarted."""
+        """Drops the unfinished episodes of a group whose actor was restarted.
+
+        Call from the inference thread.
+        """
         self._returns[group] = 0.0
         self._lengths[group] = 0
 
     def summary(self) -> dict[str, float]:
-        """Returns the count of episodes, and means over the last `window` (NaN before the first)."""
+        """Returns the count of ended episodes, and means over the last `window` (NaN if there are none)."""
         return {
             "episodes": self.episodes,
             "episode_return_mean": _mean(self._recent_returns),
@@ -212,7 +228,7 @@ class EpisodeStatistics:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps, as JSON values."""
+        """Returns the part that a checkpoint keeps, as JSON values. Any thread may call it."""
         return {
             "episodes": self.episodes,
             "returns": list(self._recent_returns),
@@ -220,7 +236,7 @@ class EpisodeStatistics:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state`; running episodes start anew."""
+        """Restores a `state`, which has no unfinished episodes. Call before the first `record`."""
         self.episodes = int(state["episodes"])
         self._recent_returns.clear()
         self._recent_returns.extend(state["returns"])
@@ -229,7 +245,10 @@ class EpisodeStatistics:
 
 
 class RecentEpisodes:
-    """Sums over the episodes that ended lately, as they come from a device: counted, not one by one."""
+    """Sums over the episodes that ended recently. A device reports only counts and sums of episodes.
+
+    For one thread at a time.
+    """
 
     def __init__(self, window: int = 100) -> None:
         self.episodes = 0
@@ -237,7 +256,7 @@ class RecentEpisodes:
         self._sums: collections.deque[tuple[int, float, float]] = collections.deque()
 
     def add(self, count: Any, returns: Any, lengths: Any) -> None:
-        """Adds the sums of returns and lengths over `count` episodes."""
+        """Adds the sums of returns and lengths over `count` episodes. Call from one thread at a time."""
         if not count:
             return
         self.episodes += int(count)
@@ -247,7 +266,11 @@ class RecentEpisodes:
 
     @staticmethod
     def summary(populations: Sequence[RecentEpisodes]) -> dict[str, float]:
-        """Returns the count of episodes of all, and means over at least the last `window` of each."""
+        """Returns the count of episodes of all members, and means over their recent episodes.
+
+        These are at least the last `window` of each member, or all if there are fewer; the means are NaN if
+        there are none. Call from the thread that calls `add`.
+        """
         sums = [each for one in populations for each in one._sums]
         count = sum(each[0] for each in sums)
         return {
@@ -257,11 +280,11 @@ class RecentEpisodes:
         }
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps, as JSON values."""
+        """Returns the part that a checkpoint keeps, as JSON values. Call from the thread of `add`."""
         return {"episodes": self.episodes, "sums": list(self._sums)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`. Call from one thread at a time."""
         self.episodes = int(state["episodes"])
         self._sums.clear()
         self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
@@ -273,7 +296,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def processes_rss(pids: Iterable[int]) -> float:
-    """Sums the resident memory of processes, in MB; those that are gone count 0."""
+    """Returns the resident memory of all these processes, in MB (10^6 bytes).
+
+    A process that is gone, or that this one may not look at, counts 0.
+    """
     total = 0
     for pid in pids:
         try:
@@ -284,7 +310,10 @@ def processes_rss(pids: Iterable[int]) -> float:
 
 
 def usable_cores() -> float:
-    """Returns the CPU cores that this process may use, by affinity and by its container's quota."""
+    """Returns the number of CPU cores that this process may use, by affinity and its container's quota.
+
+    A quota need not be a whole number. Only version 2 of cgroups is known.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -295,31 +324,35 @@ def usable_cores() -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Seconds since the start of a run, all cumulative."""
+    """Cumulative seconds. Each may start anywhere, as only differences between two `Counters` are used."""
 
     wall: float
-    actors_cpu: float  # CPU of all actor processes, also of those that are gone
-    learner_cpu: float  # CPU of the learner process
+    actors_cpu: float  # CPU time of all actor processes, including those that are gone
+    learner_cpu: float  # CPU time of the learner's process
     inference_busy: float  # wall time in which the inference thread had work
     learning_busy: float  # wall time in which the learner thread had work
 
 
 class MachineShares:
-    """Tells where the machine's time went between two calls, and which stage limits the speed."""
+    """A measure of the stages' shares of the machine's time, and of the stage that limits the speed.
+
+    `cores` is the number of usable cores, `actors` that of actor processes. For one thread at a time.
+    """
 
     def __init__(self, cores: float, actors: int) -> None:
         self._cores, self._actors = cores, actors
         self._last = Counters(0.0, 0.0, 0.0, 0.0, 0.0)
 
     def start(self, counters: Counters) -> None:
-        """Sets the counters from which the first interval counts."""
+        """Sets the counters at which the first interval starts. Call from one thread at a time."""
         self._last = counters
 
     def update(self, counters: Counters) -> dict[str, Any]:
-        """Returns `time/...` as fractions of cores x wall since the last call, and `bottleneck`.
+        """Returns `time/...`, as shares of cores x wall time since the last call, and `bottleneck`.
 
-        The learner process's CPU time is split by the busy times of its two threads. Where the machine
-        has nothing left the bottleneck is the largest share; else it is the stage that is always busy.
+        The CPU time of the learner's process is divided in proportion to the busy times of its two threads.
+        If the share of waiting is below `SATURATED`, the bottleneck is the stage with the largest share;
+        otherwise it is the stage that is busy for most of the time. Call from one thread at a time.
         """
         passed = [
             max(0.0, now - before)
@@ -334,7 +367,7 @@ class MachineShares:
         inference = inference_busy / busy if busy > 0.0 else 0.5
         used = np.array([actors_cpu, learner_cpu * inference, learner_cpu * (1.0 - inference)])
         shares = used / (self._cores * wall)
-        shares /= max(1.0, float(shares.sum()))  # clocks of processes tick a little apart
+        shares /= max(1.0, float(shares.sum()))  # the clocks of processes differ a little
         waiting = 1.0 - float(shares.sum())
         activity = (actors_cpu / self._actors, inference_busy, learning_busy)
         decisive = shares if waiting < SATURATED else activity

@@ -23,21 +23,27 @@ from seedbed.runtime.rollout import Carry, Iteration, Plan
 from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tree, bind
 
 MOST_STEPS = 100_000
-"""Steps that an episode of evaluation may take where the environment has no limit of its own."""
+"""The most steps of an evaluation's episode if the environment has no time limit."""
 _STEPS_AT_ONCE = 100
-"""Steps of an evaluation between two questions whether it is to stop: a second at most, as a rule."""
+"""Steps of an evaluation between two calls of `stop`. They usually take a second at most."""
 
 Play: TypeAlias = Callable[[Tree, int, Callable[[], bool]], list[dict[str, Any]] | None]
-"""An evaluation: (params, seed, stop) -> a summary for each member, or None if `stop` said so first."""
+"""An evaluation: (params, seed, stop) -> a summary for each member, or None if `stop` returned True."""
 
 
 class Program:
-    """The compiled iterations and evaluations of a run."""
+    """The compiled iterations and evaluations of a run. For one thread at a time."""
 
     def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
-        """Checks that sizes fit; raises SeedbedError. Compiles nothing yet."""
+        """Checks the options and wraps the environment; compiles nothing yet.
+
+        `env` must be without auto-reset and `agent` may be unbound. Raises SeedbedError if a device is
+        missing, if sizes do not fit, if several members or replay are to use several devices, if `sweep`
+        names an option that cannot vary, or if `env` resets itself or has no integrator to choose.
+        """
         devices = choose_devices(config.devices, "--devices")
-        bind(agent, env.spec)  # refuses an environment that is not for it, before sizes matter
+        # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
+        bind(agent, env.spec)
         self.plan = _plan(agent, config, len(devices))
         self.members = len(config.variations)
         if self.members > 1 and len(devices) > 1:
@@ -53,7 +59,7 @@ class Program:
             )
         self.config, self.env = config, episode_statistics(training(env))
         self._euler_env = _euler_env(env, config.euler_share)
-        # Steps of each member that train with Euler's integrator.
+        # The number of steps of each member that train with Euler's integrator.
         self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
         self.task = type(env).__name__
         self.agent = bind(agent, env.spec)
@@ -64,7 +70,10 @@ class Program:
 
     @property
     def carry_specs(self) -> Carry:
-        """How a carry lies on the devices: environments are divided, the rest is everywhere."""
+        """The partition of a carry: environments and actor states are divided among the devices.
+
+        Everything else is replicated on each device.
+        """
         whole, divided = P(), P(AXIS)
         return Carry(
             learner=whole,  # type: ignore[arg-type]
@@ -77,7 +86,10 @@ class Program:
         )
 
     def first(self) -> Carry:
-        """Makes the carry with which a new run begins."""
+        """Makes the carry of a new run. With several members, all leaves have a leading axis `[members]`.
+
+        All randomness comes from the members' seeds. The carry is not placed on the run's devices yet.
+        """
 
         def one(seed: Array, options: dict[str, Array]) -> Carry:
             agent = _varied(self.agent, options)
@@ -90,7 +102,7 @@ class Program:
 
     @property
     def _options(self) -> dict[str, np.ndarray]:
-        """What differs between the members besides the seed: an array of the members for each option."""
+        """The swept options by name: float32 `[members]`, or scalars if there is one member."""
         variations = self.config.variations
         every = {
             name: np.array([each[name] for each in variations], np.float32)
@@ -99,7 +111,7 @@ class Program:
         return every if self.members > 1 else {name: array[0] for name, array in every.items()}
 
     def place(self, carry: Carry) -> Carry:
-        """Puts a carry onto the run's devices."""
+        """Puts a carry onto the run's devices, as `carry_specs` divides it."""
         shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
         return Carry(
             *(
@@ -109,7 +121,11 @@ class Program:
         )
 
     def compile(self, carry: Carry) -> None:
-        """Compiles an iteration."""
+        """Compiles an iteration for carries with the shapes of `carry`, which is not changed.
+
+        Call it before `run`, from one thread at a time. Raises SeedbedError if a swept option changes
+        the program itself.
+        """
 
         def step(
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
@@ -140,27 +156,29 @@ class Program:
         )
 
     def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
-        """Does one iteration; donates the carry. The report is on the host.
+        """Runs one iteration and waits for it; returns the new carry and the report.
 
-        `done` are the transitions of each member of the population so far, which schedules follow. All
-        members train with Euler's integrator until the last of them has done its `euler_steps`.
+        The report is on the host; with several members its leaves are `[members]`. Donates `carry`. `done`
+        holds the transitions of each member so far, which schedules follow. All members train with Euler's
+        integrator until the last of them has done its `euler_steps`. Call from one thread at a time.
         """
         assert self._run is not None, "compile comes first"
         carry, report = self._run(carry, self._progress(done), min(done) < self.euler_steps)
         return carry, jax.device_get(report)
 
     def _progress(self, done: Sequence[int]) -> np.ndarray:
-        """The progress of the members, float32 `[members]`, or a scalar where there is one."""
+        """Returns the progress of the members, float32 `[members]`, or a scalar if there is one member."""
         progress = np.array([progress_of(each, self.config.steps) for each in done])
         return progress if self.members > 1 else progress[0]
 
     def evaluate(
         self, carry: Carry, seed: int, stop: Callable[[], bool] = lambda: False
     ) -> list[dict[str, Any]] | None:
-        """Plays episodes with the policy of each seed; returns a summary for each.
+        """Plays episodes with the policy of each member; returns a summary for each, or None if stopped.
 
-        Returns None if `stop`, which it asks about once a second, says so before the end. Raises
-        SeedbedError if an episode does not end.
+        All members get the same episodes, which `seed` draws. The first call compiles. `stop` is called every
+        100 steps, usually at least once a second; if it returns True, this returns None. Raises SeedbedError
+        if an episode does not end. The carry is not changed. Call from one thread at a time.
         """
         if self._play is None:
             episodes = self.config.evaluate_episodes
@@ -170,7 +188,7 @@ class Program:
 
 
 def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
-    """Says what an iteration consists of; raises SeedbedError where sizes do not fit."""
+    """Returns the sizes of an iteration; raises SeedbedError if the options do not fit one another."""
     experience = agent.experience
     batch = experience.batch
     if isinstance(experience, OnPolicy):
@@ -200,9 +218,10 @@ def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
 
 
 def _euler_env(env: Environment, share: float) -> Environment | None:
-    """Returns what trains the first part of a run, as the runtime wraps it; None if `env` itself does.
+    """Returns the wrapped environment, with Euler's integrator, that trains the first `share` of a run.
 
-    Raises SeedbedError where the environment has no integrator to choose.
+    Returns None if `share` is 0 or if `env` uses this integrator itself. Raises SeedbedError if the
+    environment has no integrator to choose.
     """
     if not share:
         return None
@@ -216,7 +235,10 @@ def _euler_env(env: Environment, share: float) -> Environment | None:
 
 
 def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
-    """The agent with some of its numbers traced, which were checked before."""
+    """Returns a copy of the agent in which traced values replace some options.
+
+    This skips the agent's own checks, which need concrete numbers; `_check_sweep` has made them before.
+    """
     varied = copy.copy(agent)
     for name, value in options.items():
         object.__setattr__(varied, name, value)
@@ -224,7 +246,10 @@ def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
 
 
 def _check_sweep(agent: Agent, config: FusedConfig) -> None:
-    """Raises SeedbedError unless the option that is varied is a number of the agent, in its range."""
+    """Raises SeedbedError unless the swept option is a float of the agent and its values are in range.
+
+    It also raises SeedbedError if a value changes how experience is kept.
+    """
     for options in config.variations if config.sweep else ():
         for name in options:
             known = [
@@ -246,7 +271,11 @@ def _check_sweep(agent: Agent, config: FusedConfig) -> None:
 
 
 def compile_play(agent: Agent, env: Environment, episodes: int, members: int) -> Play:
-    """Makes the evaluation of a bound agent, or of several at once; it compiles when it first runs."""
+    """Returns the evaluation of a bound agent, which compiles when it is first called.
+
+    It plays `episodes` episodes at once for each member. With several members, each leaf of its `params`
+    has a leading axis `[members]`.
+    """
     most = env.episode_steps or MOST_STEPS
     opened = functools.partial(rollout.open_episodes, agent, env, episodes)
     played = functools.partial(rollout.play, agent, env)
@@ -274,9 +303,10 @@ def compile_play(agent: Agent, env: Environment, episodes: int, members: int) ->
 def evaluate(
     *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
 ) -> dict[str, Any]:
-    """Plays an episode in each of `episodes` environments at once, and summarises raw returns.
+    """Plays one episode in each of `episodes` environments at once, and returns a summary of the returns.
 
-    `agent` is bound. Raises SeedbedError if one does not end.
+    `agent` is bound. `env` has no auto-reset yet: this adds it. A return is the sum of the rewards that `env`
+    gives. Each call compiles. Raises SeedbedError if an episode does not end.
     """
     play = compile_play(agent, episode_statistics(training(env)), episodes, 1)
     results = play(params, seed, lambda: False)

@@ -1,4 +1,4 @@
-"""The replay of a central run: steps go in as they are acted on, batches are drawn ahead of the learner."""
+"""The replay of a central run: steps are added as they are acted on, and batches are drawn in advance."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
 from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
 
-_BUFFERS = 2  # one is learned from while the other is filled
+# The learner uses one buffer while the other is filled.
+_BUFFERS = 2
+# Seconds between two looks for work while nothing notifies the replay thread.
 _WAKE_S = 0.1
 
 
 class ReplayFeed:
-    """Replay between three threads: one that acts appends, one learns, and `run` seals and draws.
+    """Replay between three threads: one acts and appends, one seals and draws (`run`), and one learns.
 
-    Acting and learning wait for one another so that an item is drawn as often as the agent's ratio says. A
-    transition counts when it is appended. After the last one, learning goes on until the updates are done
-    that the ratio asks for.
+    They are called the inference thread, the replay thread and the learner thread. Acting and learning wait
+    for each other, so that an item is drawn as often as the agent's ratio says. A transition counts when it
+    is appended. After the last one, learning goes on until it has made the updates that the ratio asks for.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class ReplayFeed:
         run: RunFolder,
         env_steps: int,
     ) -> None:
-        """Allocates memory for a bound agent; in the run's folder if replay is to be saved.
+        """Allocates memory for a bound agent, in the run's folder if `config.save_replay` is true.
 
-        `env_steps` transitions of the run are done before.
+        `env_steps` transitions of the run count already. The pool must know its spec. Raises SeedbedError if
+        the folder cannot be made.
         """
         self.env_steps, self.steps = env_steps, config.steps
         self._batch = agent.experience.batch
@@ -69,26 +72,34 @@ class ReplayFeed:
         self._drawing_s = 0.0
         self._saves, self._checkpoints = config.save_replay, run.checkpoints
         self._closed = threading.Event()
-        self._finished = self._ended = False  # no more is appended; no batch is left either
+        # No more steps will be appended; no batches are left either.
+        self._finished = self._ended = False
         self._groups = pool.num_groups
-        self._work = threading.Condition()  # guards what follows
+        # Guards `_free`, `_ready`, `_idle` and additions to `_learned`. Notified when a waiting thread may
+        # go on.
+        self._work = threading.Condition()
         self._free: list[Sample] = [self.replay.make_sample(self._batch) for _ in range(_BUFFERS)]
         self._ready: collections.deque[Sample] = collections.deque()
         self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
         self._taken: Sample | None = None
-        self._idle = Stopwatch()  # runs while `run` has nothing to do but wait for steps
+        # Runs while the replay thread has nothing to do.
+        self._idle = Stopwatch()
+        # Seconds in which the learner waited and `_idle` ran.
         self._short_s = 0.0
-        self._idle_at_take = math.inf  # how long it had been idle when the learner began to wait
+        # What `_idle` showed when the learner began to wait; infinity if the learner is not waiting.
+        self._idle_at_take = math.inf
         self._notices: collections.deque[str] = collections.deque()
 
     def restart(self, group: int) -> None:
-        """Ends the streams of a group whose actor was restarted."""
+        """Starts new streams for a group whose actor was restarted. Call from the inference thread only."""
         self.replay.restart(group)
 
     def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
-        """Adds a step of a group, leaves `[n, ...]`; waits for the learner.
+        """Adds a step of a group, leaves `[n, ...]`; waits first while `Replay.can_insert` is false.
 
-        Returns whether more steps are wanted: the run has not got its steps, and the feed is not closed.
+        Returns whether more steps are wanted: False if the run has its steps, or if the feed was closed. A
+        closed feed drops the step. May seal inline, as `Replay.append`, and then raises SeedbedError if the
+        agent gives an item an invalid priority. Call from the inference thread only.
         """
         replay = self.replay
         if not replay.can_insert():
@@ -106,7 +117,7 @@ class ReplayFeed:
         return self.env_steps < self.steps
 
     def finish(self) -> None:
-        """Ends the stream: what was appended is sealed. Call from the appending thread."""
+        """Ends all streams and leaves their last rows to be sealed. Call from the inference thread only."""
         for group in range(self._groups):
             self.replay.restart(group)
         with self._work:
@@ -114,7 +125,11 @@ class ReplayFeed:
             self._work.notify_all()
 
     def run(self, stop: threading.Event) -> None:
-        """Seals, notes priorities and draws ahead, until it is closed or nothing is left to draw."""
+        """Seals, updates priorities and draws ahead, until the feed is closed or has ended, or `stop` is set.
+
+        The feed ends when the streams have ended and no batch is left. The thread that calls this is the
+        replay thread. Raises SeedbedError if a priority is invalid or a stored image is damaged.
+        """
         while not (stop.is_set() or self._closed.is_set()):
             if not self._attend():
                 with self._work:
@@ -132,7 +147,7 @@ class ReplayFeed:
         return bool(self._closed.is_set() or self.replay.pending or self._learned or drawable)
 
     def _attend(self) -> bool:
-        """Does what there is to do; returns whether that was anything."""
+        """Seals, updates priorities and draws at most one batch; returns whether there was any work."""
         replay, begun = self.replay, time.perf_counter()
         worked = bool(replay.pending or self._learned)
         replay.seal_pending()
@@ -155,9 +170,9 @@ class ReplayFeed:
         return worked
 
     def take(self) -> list[Unroll]:
-        """Waits for a batch, which is valid until `learned`.
+        """Waits for a batch: one unroll of B items, in numpy buffers that are valid until `learned`.
 
-        Returns none if the feed was closed instead, or has ended.
+        Returns an empty list if the feed was closed or has ended. Call from the learner thread only.
         """
         with self._work:
             self._idle_at_take = self._idle.read()
@@ -173,7 +188,10 @@ class ReplayFeed:
         return [Unroll(sample.timesteps, action, extras, memory, (), sample.importance)]
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
-        """Gives the items of the batch taken last their priorities `[B]`, and its buffers back."""
+        """Hands new priorities `[B]` of the last batch's items, and its buffers, to the replay thread.
+
+        If `priorities` is (), items keep theirs. Call from the learner thread only, after `take`.
+        """
         del transitions, metrics
         assert self._taken is not None, "take comes first"
         with self._work:
@@ -183,14 +201,14 @@ class ReplayFeed:
             self._work.notify_all()
 
     def save(self, step: int) -> None:
-        """Saves the replay under a checkpoint's name. If the disk refuses, this leaves a notice only.
+        """Saves the replay under the name of the checkpoint of `step`, unless `config.save_replay` is false.
 
-        Raises SeedbedError if the agent gives an item an invalid priority; the items published before it
-        are saved first.
+        If the disk refuses, this only leaves a notice. Raises SeedbedError if the agent gives an item an
+        invalid priority; the items published before it are saved first. Any thread may call this.
         """
         if not self._saves:
             return
-        # The checkpoints after the newest whole one may all have failed, so that one's replay stays.
+        # All checkpoints after the newest one on the disk may have failed, so the replay of that one stays.
         whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
             self.replay.save(name_of(step), *whole)
@@ -198,38 +216,43 @@ class ReplayFeed:
             self._notices.append(f"{error}; training goes on")
 
     def restore(self, step: int) -> str:
-        """Goes on with what was saved at a checkpoint; says how that went."""
+        """Loads the replay that was saved with the checkpoint of `step`, if there is one.
+
+        Returns a message that says whether it was loaded. Raises SeedbedError if that replay has another
+        layout. Call before other threads use the feed.
+        """
         if not self._saves or self.replay.restore([name_of(step)]) is None:
             return "the run's replay was not saved: filling it again"
         return f"replay goes on with {self.replay.items:,} items"
 
     def metrics(self) -> dict[str, Any]:
-        """Returns what is kept and the memory that it takes."""
+        """Returns the figures of `Replay.stats`, with names `replay/...`. Any thread may call this."""
         return {f"replay/{name}": value for name, value in self.replay.stats().items()}
 
     def seconds(self) -> dict[str, float]:
-        """Returns seconds since the start: of drawing and sealing, and of waiting for steps.
+        """Returns the seconds since the start of `replay/busy` and `replay/short`. Any thread may call this.
 
-        `replay/short` is the part of the learner's waiting in which replay had nothing to do: acting had
-        not yet brought the steps that `min_size` and `ratio` ask for.
+        `replay/busy` is the time in which the replay thread sealed, updated priorities or drew.
+        `replay/short` is the part of the learner's waiting in which the replay thread had nothing to do:
+        acting had not yet brought the steps that `min_size` and `ratio` ask for.
         """
         short_s = self._short_s + max(0.0, self._idle.read() - self._idle_at_take)
         return {"replay/busy": self._drawing_s, "replay/short": short_s}
 
     def take_notices(self) -> list[str]:
-        """Returns, once each, what people should know."""
+        """Returns messages about the disk, each once. One thread at a time may call this."""
         own = [self._notices.popleft() for _ in range(len(self._notices))]
         return [*own, *self.replay.take_notices()]
 
     def close(self) -> None:
-        """Wakes every waiter; nothing more passes."""
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         self._closed.set()
         with self._work:
             self._work.notify_all()
 
 
 def _templates(agent: ReplayAgent, spec: EnvSpec, frame_stack: int) -> tuple[Tree, Tree]:
-    """Extras and core of one environment, as arrays."""
+    """Returns zeros with the shapes and dtypes of extras and core state of one environment, without B."""
     timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, 1)), frame_stack)
     timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
     state = agent.actor_state(jnp.zeros(1, jnp.uint32), 1)

@@ -1,4 +1,4 @@
-"""What the runtimes share in how a run begins, is shown, saved in time, and stopped."""
+"""The parts that all runtimes share: to start, show and stop a run, and to time its reports and saves."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ from seedbed.types import SeedbedError
 
 
 class View(Protocol):
-    """Where progress is shown. Every method returns at once, whatever the terminal does."""
+    """A display of progress. The runtimes use it from the thread that called `train`.
+
+    Every method returns at once, whatever the terminal does.
+    """
 
     @property
     def report_every_s(self) -> float:
-        """Seconds between updates."""
+        """Seconds between calls of `update`."""
         ...
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Shows one line of metrics."""
+        """Shows one line of metrics. The thread that called `train` calls this."""
         ...
 
     def message(self, text: str) -> None:
-        """Shows a message."""
+        """Shows a message. The thread that called `train` calls this."""
         ...
 
 
 class Start(NamedTuple):
-    """Where a run begins: nothing done, or what its last checkpoint says."""
+    """The progress from which a run starts: zeros, or the figures of the checkpoint that it resumes from."""
 
-    env_steps: int = 0
-    wall_s: float = 0.0
-    updates: int = 0
+    env_steps: int = 0  # transitions that count
+    wall_s: float = 0.0  # seconds of training
+    updates: int = 0  # gradients applied
 
 
 class TrainingDiverged(SeedbedError):
-    """A loss or gradient stopped being finite."""
+    """Raised when a metric of an update, such as a loss or the norm of the gradient, is not finite."""
 
 
 def require_finite(metrics: dict[str, Any], update: int) -> None:
-    """Raises TrainingDiverged if a metric of this update is not finite."""
+    """Raises TrainingDiverged if a metric of the update with number `update` is not finite."""
     bad = [name for name, value in metrics.items() if not np.isfinite(value)]
     if bad:
         raise TrainingDiverged(
@@ -60,7 +63,10 @@ def require_finite(metrics: dict[str, Any], update: int) -> None:
 
 @contextlib.contextmanager
 def after(failure: BaseException, view: View) -> Iterator[None]:
-    """Does what is still to be done after a failure: what fails of it is told and noted, not raised."""
+    """Runs the last steps of a run after a failure.
+
+    If the block raises an Exception, its text is shown and added to `failure` as a note; it is not raised.
+    """
     try:
         yield
     except Exception as error:
@@ -69,15 +75,18 @@ def after(failure: BaseException, view: View) -> Iterator[None]:
 
 
 class Clock:
-    """Comes due once a period."""
+    """A clock that is due once in a period. Use each from one thread only."""
 
     def __init__(self, period_s: float) -> None:
-        """Comes due first when a period has passed."""
+        """Starts the first period, at the end of which the clock is due."""
         self._period_s = period_s
         self._next = time.monotonic() + period_s
 
     def due(self) -> bool:
-        """Whether it is time; then the next period begins."""
+        """Returns whether the period has ended, and if so, starts the next one. Call from one thread only.
+
+        If the call is late, the next period still ends at its regular time, or at once if that has passed.
+        """
         now = time.monotonic()
         if now < self._next:
             return False
@@ -86,15 +95,19 @@ class Clock:
 
 
 class Interruption:
-    """Whether a signal has asked the run to stop."""
+    """The request of a signal to stop the run. `stopping_signals` makes it."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._signal: int | None = None  # set by the signal handler, which does nothing else
+        # Set by the signal handler, which does nothing else.
+        self._signal: int | None = None
         self._told = False
 
     def requested(self) -> bool:
-        """Returns whether a signal has come, and tells the view of it once. Call from the main thread."""
+        """Returns whether a signal has come, and shows a message about it once.
+
+        Call from the thread that called `train` only.
+        """
         if self._signal is not None and not self._told:
             self._told = True
             name = signal.Signals(self._signal).name
@@ -102,7 +115,10 @@ class Interruption:
         return self._signal is not None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal: notes the first; raises KeyboardInterrupt at the second."""
+        """Handles a signal: notes the first, and raises KeyboardInterrupt at the second.
+
+        Python calls signal handlers in the main thread.
+        """
         del frame
         if self._signal is not None:
             raise KeyboardInterrupt
@@ -110,32 +126,36 @@ class Interruption:
 
 
 class Stopwatch:
-    """Adds up stretches of time. One thread starts and stops it; any thread may read it."""
+    """A sum of stretches of time. Any thread may read it.
+
+    `start` and `stop` must not run at the same time: call them from one thread, or under one lock.
+    """
 
     def __init__(self) -> None:
-        # Seconds of past stretches, and when the present one began: one value, so that a reader sees both.
+        # The seconds of past stretches, and the start of the present one (infinity if there is none). They
+        # are one value, so that a reader sees both as they were at one moment.
         self._state = (0.0, math.inf)
 
     def start(self) -> None:
-        """Begins a stretch."""
+        """Starts a stretch; a stretch that has not been stopped is lost. Call from one thread at a time."""
         self._state = (self._state[0], time.perf_counter())
 
     def stop(self) -> None:
-        """Ends the stretch, if there is one."""
+        """Ends the present stretch, if there is one. Call from one thread at a time."""
         self._state = (self.read(), math.inf)
 
     def read(self) -> float:
-        """Returns seconds so far, those of the present stretch among them."""
+        """Returns the seconds of all stretches, with the present one so far. Any thread may call this."""
         total_s, since = self._state
         return total_s + max(0.0, time.perf_counter() - since)
 
 
 @contextlib.contextmanager
 def stopping_signals(view: View) -> Iterator[Interruption]:
-    """Turns the first SIGINT, SIGTERM or SIGHUP into a request to stop, a second into KeyboardInterrupt.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a request to stop, and a second into KeyboardInterrupt.
 
-    SIGHUP stays ignored where the process was started so, as by nohup. Outside the main thread no signal
-    is handled.
+    SIGHUP stays ignored if the process was started like that, as nohup does. Outside the main thread, no
+    signal is handled. The old handlers are restored at the end of the block.
     """
     interruption = Interruption(view)
     if threading.current_thread() is not threading.main_thread():
@@ -153,7 +173,10 @@ def stopping_signals(view: View) -> Iterator[Interruption]:
 
 
 def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:
-    """Finds devices of this host by their indices; raises SeedbedError, which names the option."""
+    """Returns the devices of this host with these indices, in order.
+
+    Raises SeedbedError, which names the option, if an index is too large.
+    """
     devices = jax.local_devices()
     for index in indices:
         if index >= len(devices):

@@ -1,6 +1,9 @@
-"""The fused program: environments and learner on one device, a whole iteration in one computation.
+"""The fused program: environments and learner share the devices; an iteration is one computation.
 
-Source of the arrangement: Hessel et al. (2021), "Podracer architectures for scalable reinforcement
+All functions are pure and are called while JAX traces the program. With several devices, each runs the
+program on its share of the environments; `axis` then names the mapped axis, and is None otherwise.
+
+Sources of this design: Hessel et al. (2021), "Podracer architectures for scalable reinforcement
 learning" (Anakin), and Freeman et al. (2021), "Brax".
 """
 
@@ -37,27 +40,33 @@ Move = Callable[[EnvState, Tree], EnvState]
 
 
 class Plan(NamedTuple):
-    """What an iteration consists of."""
+    """The sizes of an iteration."""
 
-    envs: int  # environments, on all devices
-    unroll: int  # steps of each
-    updates: int  # gradients; from replay, those that envs x unroll transitions ask for
+    envs: int  # number of environments, on all devices together
+    unroll: int  # steps of each environment
+    # Gradients; with replay, those that `ratio` asks for after envs x unroll transitions.
+    updates: int
 
 
 class Carry(NamedTuple):
-    """All of a run: what a checkpoint keeps, and what resumes bit for bit."""
+    """The state of a run on the device: a run that resumes from it continues bit for bit.
+
+    A checkpoint holds it, together with the host's counts of transitions and episodes.
+    """
 
     learner: LearnerState
     env: EnvState  # [B, ...]
     actor: ActorState  # [B, ...]
-    steps: Array  # uint32 [2], a count: rows of each environment so far, with auto-resets
-    key: Array  # of the run; never consumed, only folded
-    replay: ReplayState | tuple[()] = ()  # () of an on-policy agent
-    owed: Array | tuple[()] = ()  # int32 scalar: transitions that replay has not learned for yet
+    steps: Array  # uint32 [2], a count: rows of each environment so far, including auto-resets
+    # The run's key never changes: an iteration splits keys from it and folds counts into them.
+    key: Array
+    replay: ReplayState | tuple[()] = ()  # () for an on-policy agent
+    # Int32 scalar: transitions for which updates are still owed, below 0 at first; () without replay.
+    owed: Array | tuple[()] = ()
 
 
 class Busy(NamedTuple):
-    """Microseconds, uint32, that a device spent in the parts of an iteration; 0 where unknown."""
+    """The time of each part of an iteration: uint32 scalars, microseconds; 0 on other devices than CPU."""
 
     environment: Array
     inference: Array
@@ -65,21 +74,21 @@ class Busy(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What an iteration reports, besides the carry."""
+    """The report of an iteration. All fields are scalars, over all devices."""
 
-    transitions: Array  # int32: steps that were no auto-resets
-    updates: Array  # int32: gradients applied so far
-    metrics: dict[str, Array]  # the agent's, means over its updates
+    transitions: Array  # int32: steps of the iteration, not counting auto-resets
+    updates: Array  # int32: gradients applied so far in the run
+    metrics: dict[str, Array]  # the agent's, means over the updates; 0 if there were none
     env_metrics: dict[str, Array]  # means over the environments after the last step
-    episodes: Array  # int32: how many ended
-    returns: Array  # sum of their returns
-    lengths: Array  # sum of their lengths
-    finite: Array  # bool: whether all observations and rewards were
-    busy: Busy
+    episodes: Array  # int32: number of episodes that ended
+    returns: Array  # float32: sum of their returns
+    lengths: Array  # float32: sum of their lengths
+    finite: Array  # bool: whether all observations and rewards were finite
+    busy: Busy  # the longest time of any device, for each part
 
 
 class Ended(NamedTuple):
-    """Sums over episodes that ended."""
+    """Sums over the episodes that ended; scalars, as in `Iteration`."""
 
     episodes: Array
     returns: Array
@@ -87,16 +96,20 @@ class Ended(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What T steps of B environments saw and did, `[T, B, ...]`."""
+    """T steps of B environments: the timestep acted on, and the results of acting; `[T, B, ...]`."""
 
     timesteps: Timestep
     action: Tree
     extras: Tree
-    core: Tree  # before acting, where it goes to replay; else ()
+    core: Tree  # recurrent state before acting, for replay; else ()
 
 
 def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry:
-    """Opens an episode in each of the environments of a run; consumes the key."""
+    """Makes the carry of a new run: a learner, environments in their first episodes and an empty replay.
+
+    `env` resets itself. Consumes the key. Raises SeedbedError if replay's `min_size` is not in 1 to
+    `capacity`.
+    """
     init_key, reset_key, run_key = jax.random.split(key, 3)
     env_ids = jnp.arange(plan.envs, dtype=jnp.uint32)
     keys = jax.vmap(lambda i: jax.random.fold_in(reset_key, i))(env_ids)
@@ -116,15 +129,15 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
     )
     return carry._replace(
         replay=device.initial(agent.experience, template, plan.envs),
-        # The first `min_size` items ask for no update.
+        # No update is owed for the first `min_size` items.
         owed=jnp.int32(-agent.experience.min_size * agent.experience.period),
     )
 
 
 def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
-    """Returns what steps `env`, or instead of it `euler_env`, if there is one, where `use_euler` is true.
+    """Returns a function that steps `euler_env` if it is given and `use_euler` is true, else `env`.
 
-    `use_euler` is one bool for all environments, so that only one of the two is ever computed.
+    `use_euler` is one bool scalar for all environments, so that only one of the two steps is computed.
     """
     own = simd.vectorize(env.step)
     if euler_env is None:
@@ -135,11 +148,11 @@ def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> 
 def iterate(
     agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
 ) -> tuple[Carry, Iteration]:
-    """Acts for an unroll in every environment and learns from it, or from replay with it added.
+    """Acts for an unroll in every environment, then learns; returns the new carry and a report.
 
-    `move` steps environments that reset themselves and have `episode_statistics` outermost. `progress` is
-    that of the learner's state, before this iteration. Over a mapped `axis` each device has its share of
-    the environments.
+    An on-policy agent learns from the unroll. With replay, the unroll is added to replay, and the agent
+    learns from replay if updates are due. `move` steps environments that reset themselves and whose
+    outermost wrapper is `episode_statistics`. `progress`, a float32 scalar, becomes `LearnerState.progress`.
     """
     act_key, learn_key = jax.random.split(carry.key)
     first, begun = simd.stamp(carry.env.timestep.first)
@@ -190,9 +203,10 @@ def _learn(
     transitions: Array,
     key: Array,
 ) -> tuple[Carry, dict[str, Array]]:
-    """Learns from an unroll, with memories `actor` before it, or where they are owed from replay.
+    """Learns from an unroll, or adds it to replay and makes the updates that are due.
 
-    The key is folded, not consumed. Returns the agent's metrics too.
+    `actor` is the actor state before the unroll, and `transitions`, int32, counts the unroll's transitions.
+    The key is folded, not consumed. Returns the new carry and the agent's metrics.
     """
     learner = carry.learner
     if not (learns_from_replay(agent) and isinstance(carry.replay, ReplayState)):
@@ -212,9 +226,10 @@ def _learn(
 def unroll(
     agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
 ) -> tuple[Carry, Rows, Ended, Array]:
-    """Acts in every environment for the plan's unroll; the key is folded, not consumed.
+    """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
 
-    Also returns how many microseconds the environments took, uint32.
+    Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
+    that the environments took, a uint32 scalar.
     """
     batch = carry.env.timestep.first.shape[0]
     begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
@@ -251,7 +266,10 @@ def unroll(
 
 
 def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:
-    """The unroll of an on-policy agent: its rows, the timestep after them, and memories before them."""
+    """Returns an on-policy agent's unroll: its rows, the timestep `last` after them, `actor` before them.
+
+    `updates` is the version of the parameters that acted.
+    """
     timesteps = jax.tree.map(
         lambda leaf, end: jnp.concatenate([leaf, end[None]]), rows.timesteps, last
     )
@@ -260,18 +278,18 @@ def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -
 
 
 class Episodes(NamedTuple):
-    """An episode in each of B environments, as far as it has been played."""
+    """One episode in each of B environments, as far as it has been played."""
 
     env: EnvState  # [B, ...]
     actor: ActorState  # [B, ...]
-    done: Array  # [B] bool
-    steps: Array  # uint32 scalar
-    returns: Array  # [B] float32
-    lengths: Array  # [B] int32
+    done: Array  # [B] bool: whether the episode has ended
+    steps: Array  # uint32 scalar: steps of each environment so far
+    returns: Array  # [B] float32, up to the end of the episode
+    lengths: Array  # [B] int32, up to the end of the episode
 
 
 def open_episodes(agent: Agent, env: Environment, episodes: int, key: Array) -> Episodes:
-    """Opens an episode in each of `episodes` environments; consumes the key."""
+    """Opens an episode in each of `episodes` environments. Consumes the key."""
     state = simd.vectorize(env.reset)(jax.random.split(key, episodes))
     actor = agent.actor_state(jnp.arange(episodes, dtype=jnp.uint32), episodes)
     return Episodes(
@@ -287,9 +305,10 @@ def open_episodes(agent: Agent, env: Environment, episodes: int, key: Array) -> 
 def play(
     agent: Agent, env: Environment, params: Tree, key: Array, begun: Episodes, until: Array
 ) -> Episodes:
-    """Plays on as evaluation does, to the end of every episode or up to step `until`, a uint32 scalar.
+    """Plays on with the evaluation policy, until all episodes have ended or `steps` is `until`.
 
-    The key is folded, not consumed.
+    `until` is a uint32 scalar. `env` resets itself. The key is folded with the environment and the step, not
+    consumed: pass the same key each time.
     """
     env_ids = jnp.arange(begun.done.shape[0], dtype=jnp.uint32)
     move = simd.vectorize(env.step)

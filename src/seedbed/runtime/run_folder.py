@@ -18,22 +18,29 @@ from seedbed.types import SeedbedError
 
 CONFIG = "config.json"
 LOCK = ".lock"
-"""Held by the process that trains into the folder."""
+"""The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
-"""Held by that process and by the helper that writes its checkpoints, which may outlive it."""
+"""The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
 PATIENCE_S = 60.0
-"""Seconds in which the helper of a trainer that was killed may finish its write."""
+"""The most seconds to wait until the helper of a killed trainer has finished its write."""
 
 
 def default_path(preset: str, now: Callable[[], datetime.datetime] | None = None) -> Path:
-    """Names the folder of a new run, such as `runs/pong-impala-20250131-142500`."""
+    """Returns a path for a new run, such as `runs/pong-impala-20250131-142500`; makes nothing.
+
+    The path is relative to the working directory. `now` returns the time; None means the local clock.
+    """
     moment = (now or datetime.datetime.now)()
     name = "".join(c if c.isalnum() or c in "._" else "-" for c in preset).strip("-")
     return Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}"
 
 
 class RunFolder:
-    """A run's folder, held by one training process until `close` (or its and its helper's death)."""
+    """A run's folder. `create` and `resume` lock it for training by one process; `read` does not.
+
+    The locks end with `close`, or when the process and its helper have died; a helper that still runs keeps
+    its own. For one thread at a time.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +48,11 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
-        """Makes the folder of a new run; an existing folder must be empty. Waits as `resume` does."""
+        """Makes and locks the folder of a new run; an existing folder must be empty.
+
+        Waits as `resume` does. Raises SeedbedError if the folder is not empty or cannot be written, or if
+        another process trains into it.
+        """
         try:
             path.mkdir(parents=True, exist_ok=True)
             content = [each.name for each in path.iterdir() if each.name not in (LOCK, SAVING)]
@@ -59,18 +70,19 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
-        """Opens the folder of an earlier run to go on with it.
+        """Opens and locks the folder of an earlier run, so that its training can continue.
 
-        If the run was killed and the helper that writes its checkpoints has not ended yet, this calls
-        `tell` with a message and waits for the helper, at most `PATIENCE_S`. Raises SeedbedError if the
-        helper takes longer, or if another process trains into the folder.
+        If the run was killed and the helper that writes its checkpoints has not ended yet, this calls `tell`
+        with a message and waits for the helper, at most `PATIENCE_S` seconds. Raises SeedbedError if the
+        helper takes longer, if another process trains into the folder, if it cannot be written, or if it is
+        not the folder of a run.
         """
         run = cls.read(path)
         run._take(tell)
         return run
 
     def _take(self, tell: Callable[[str], None]) -> None:
-        """Takes both locks, and removes half-written checkpoints."""
+        """Takes both locks and removes half-written checkpoints; keeps no lock if it raises."""
         try:
             if not self._lock(LOCK):
                 raise SeedbedError(
@@ -87,7 +99,7 @@ class RunFolder:
             raise
 
     def _wait_for_helper(self, tell: Callable[[str], None]) -> None:
-        """Takes the lock that the helper of a killed trainer may still hold, as soon as the helper ends."""
+        """Takes the lock `SAVING`; waits if the helper of a killed trainer still holds it."""
         if self._lock(SAVING):
             return
         tell(
@@ -105,7 +117,7 @@ class RunFolder:
 
     def _lock(self, name: str) -> bool:
         """Locks a file of the folder; returns False if another process holds it."""
-        # flock ends with the processes that have the descriptor, so a killed run leaves nothing to clean up.
+        # A flock ends when all processes with the descriptor have ended: a killed run leaves nothing behind.
         descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,12 +131,18 @@ class RunFolder:
 
     @property
     def lock(self) -> int:
-        """The descriptor that a helper must inherit to write into the folder for this process."""
+        """The descriptor that a helper must inherit to write into the folder for this process.
+
+        Raises KeyError if the folder was opened with `read`, or is closed.
+        """
         return self._locks[SAVING]
 
     @classmethod
     def read(cls, path: Path) -> RunFolder:
-        """Opens the folder of a run to look at it, also while it trains."""
+        """Opens the folder of a run to look at it, without a lock, so also while the run trains.
+
+        Raises SeedbedError if it is not the folder of a run.
+        """
         if not (path / CONFIG).is_file():
             what = "there is no such folder" if not path.exists() else f"it has no {CONFIG}"
             raise SeedbedError(f"{path} is not the folder of a run: {what}; check the path")
@@ -132,16 +150,19 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
+        """The path of the checkpoints' folder, which may be missing."""
         return self.path / "checkpoints"
 
     @property
     def replay(self) -> Path:
-        """The folder of what is kept to learn from again."""
+        """The path of the folder for the saved replay, which may be missing."""
         return self.path / "replay"
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Writes the run's resolved configuration, atomically."""
+        """Writes the run's resolved configuration, atomically. Raises SeedbedError if the disk refuses it.
+
+        Call it only with the folder locked, from one thread at a time.
+        """
         temporary = self.path / f".{CONFIG}.new"
         try:
             with temporary.open("w") as file:
@@ -155,7 +176,7 @@ class RunFolder:
             raise _unusable(self.path, error) from error
 
     def read_config(self) -> dict[str, Any]:
-        """Reads the run's configuration."""
+        """Returns the run's configuration. Raises SeedbedError if it cannot be read or is no JSON object."""
         try:
             config = json.loads((self.path / CONFIG).read_text())
         except (OSError, ValueError) as error:
@@ -168,10 +189,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def training(self, config: dict[str, Any]) -> Iterator[None]:
-        """Keeps a configuration while a run trains with it; closes the folder at the end.
+        """Writes the configuration, for a run that trains in the `with` block; closes the folder at the end.
 
-        A failure before anything was saved leaves the folder as it was: a new run's goes, and a resumed
-        run has the configuration that its checkpoints were trained with.
+        If the block raises before the run has saved a new checkpoint, a new run's folder is removed as
+        `discard_untrained` does, and a resumed run gets back the configuration that its checkpoints were
+        trained with. Raises SeedbedError if the configuration cannot be written. For one thread at a time.
         """
         former = self.read_config() if (self.path / CONFIG).exists() else None
         before = list_steps(self.checkpoints)
@@ -182,22 +204,28 @@ class RunFolder:
             if former is None:
                 self.discard_untrained()
             elif set(list_steps(self.checkpoints)) <= set(before):
-                with contextlib.suppress(
-                    SeedbedError
-                ):  # what failed is told, not that it filled the disk
+                # A full disk must not hide the failure that ended the run.
+                with contextlib.suppress(SeedbedError):
                     self.write_config(former)
             raise
         finally:
             self.close()
 
     def close(self) -> None:
-        """Lets other processes train into the folder, as soon as a helper that is left has ended."""
+        """Gives up the locks, so that another process may train into the folder once the helper has ended.
+
+        Call from one thread at a time.
+        """
         for descriptor in self._locks.values():
             os.close(descriptor)
         self._locks.clear()
 
     def discard_untrained(self) -> None:
-        """Removes the files of a run that failed before it trained, and closes the folder."""
+        """Removes the folder of a run that failed before it trained, and closes it.
+
+        Removes nothing if there are metrics, a checkpoint, or files that are not a run's own. Errors of the
+        disk are not raised. Call it only with the folder locked, from one thread at a time.
+        """
         with contextlib.suppress(OSError), contextlib.closing(self):
             metrics = self.path / "metrics.jsonl"
             trained = metrics.exists() and metrics.stat().st_size > 0
@@ -208,7 +236,7 @@ class RunFolder:
             ):
                 return
             if self.checkpoints.is_dir():
-                self.checkpoints.rmdir()  # refuses where there is a checkpoint
+                self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
             shutil.rmtree(self.replay, ignore_errors=True)
             for entry in self.path.iterdir():
                 entry.unlink()

@@ -1,4 +1,4 @@
-"""The groups of one inference device between their timesteps' arrival and a call that acts on them."""
+"""The groups of one inference device, from the arrival of their timesteps to the call that acts on them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from seedbed.types import Timestep
 
 @dataclasses.dataclass
 class Call:
-    """An inference call that was started."""
+    """An inference call that was started, for the inference thread."""
 
     shard: Shard
-    timestep: Timestep  # staged, [k, n, ...]
+    timestep: Timestep  # [k, n, ...] the staging buffer; rows beyond `groups` are padding
     acted: Acted
-    groups: list[int]
-    incarnations: list[int]
+    groups: list[int]  # numbers in the pool
+    incarnations: list[int]  # of the groups' actors when their timesteps were staged
 
 
 class Shard:
-    """One inference device: its groups `[first, first + G)` of the pool and its staging buffers.
+    """One inference device, with its groups `[first, first + G)` of the pool and its staging buffers.
 
-    For the inference thread.
+    After construction, only the inference thread uses it. Group numbers are those of the pool.
     """
 
     def __init__(self, inference: Inference, first: int, timestep: Timestep) -> None:
-        """Allocates staging buffers for timesteps like `timestep`, of one group."""
+        """Allocates staging buffers. `timestep` is a template: a timestep of one group, `[n, ...]`."""
         self.inference, self.first = inference, first
+        # Groups that have a timestep to act on.
         self.ready: list[int] = []
+        # Calls that were started and are not finished; at most `depth`.
         self.in_flight = 0
-        # The device may still read a buffer while the next call is staged, so they alternate.
+        # The device may still read a buffer while the next call is staged, so two buffers alternate.
         self.depth = 1 if inference.device.platform == "cpu" else 2
-        self._resting: list[int] = []  # groups that have a timestep and wait for newer parameters
+        # Groups that have a timestep and wait for newer parameters.
+        self._resting: list[int] = []
         self._incarnation = [-1] * inference.num_groups
 
         def staging(size: int) -> list[Timestep]:
@@ -50,12 +53,15 @@ class Shard:
         self._turn = 0
 
     def renew(self) -> None:
-        """Makes groups ready that waited for newer parameters, if these have been published."""
+        """Makes resting groups ready if newer parameters were published. For the inference thread only."""
         if self.inference.renew():
             self.ready, self._resting = self.ready + self._resting, []
 
     def begins_life(self, group: int, slot: Slot) -> bool:
-        """Notes the life of a group's actor; where it is a new one, drops the half unroll of the old."""
+        """Returns whether a group's actor is new; if so, drops the open unroll of the one before.
+
+        Call for every timestep, before `arrive`, from the inference thread only.
+        """
         local = group - self.first
         if slot.incarnation == self._incarnation[local]:
             return False
@@ -64,9 +70,10 @@ class Shard:
         return True
 
     def arrive(self, group: int, slot: Slot) -> Unroll | None:
-        """Takes a group's next timestep; returns the unroll that it completes, if any.
+        """Takes a group's next timestep; returns the unroll that it completes, or None.
 
-        The group is ready to be acted for, or rests until newer parameters are published.
+        With replay, this is always None. The group becomes ready, or rests until newer parameters are
+        published. Call from the inference thread only.
         """
         local = group - self.first
         unroll = self.inference.arrive(local, slot.timestep)
@@ -75,7 +82,11 @@ class Shard:
         return unroll
 
     def start(self, slots: Sequence[Slot]) -> Call:
-        """Stages groups that are ready, as many as one call takes, and starts acting for them."""
+        """Stages as many ready groups as one call takes, and starts acting for them.
+
+        At least one group must be ready, and `in_flight` must be below `depth`. The caller lowers `in_flight`
+        when the call is finished. Call from the inference thread only.
+        """
         size = self._batch_size()
         groups, self.ready = self.ready[:size], self.ready[size:]
         self._turn = (self._turn + 1) % self.depth
@@ -90,7 +101,7 @@ class Shard:
         return Call(self, staging, acted, groups, incarnations)
 
     def _batch_size(self) -> int:
-        """Picks the compiled size for what is ready: never padded on a CPU, where padding costs."""
+        """Returns the compiled size for the ready groups. On a CPU, where padding costs, it never pads."""
         sizes, count = self.inference.sizes, len(self.ready)
         if self.inference.device.platform == "cpu":
             return max(size for size in sizes if size <= count)

@@ -1,4 +1,4 @@
-"""Frame stacking on the device: actors send single frames, agents see stacks along the last axis."""
+"""Frame stacking on the device: actors send single frames, and agents see them stacked on the last axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from seedbed.types import Array, ArraySpec, EnvSpec, Timestep, Tree
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
     """Returns the spec that the agent sees: the last axis of every array is `frame_stack` times as long.
 
-    Bytes `[H, W]`, which are images without channels, become `[H, W, S]`, and single numbers `[S]`.
+    Bytes `[H, W]`, which are images without channels, become `[H, W, S]`, also if S is 1. Scalars become
+    `[S]`, but stay scalars if S is 1.
     """
 
     def stacked(leaf: ArraySpec) -> ArraySpec:
@@ -25,9 +26,9 @@ def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
 
 
 def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
-    """Stacks the observations of rows `[S - 1 + R, B, ...]` into the last R rows, oldest first.
+    """Returns the last R of the rows `[S - 1 + R, B, ...]`, with frames stacked, the oldest first.
 
-    Observations from before a `first` are zeros, so a stack never shows two episodes.
+    Frames from before a `first` are replaced by zeros, so a stack never shows two episodes.
     """
     rows = timesteps.first.shape[0] - (frame_stack - 1)
 
@@ -61,7 +62,7 @@ def stack_timesteps(timesteps: Timestep, frame_stack: int) -> Timestep:
 
 
 def _with_last_axis(shape: tuple[int, ...], dtype: object, frame_stack: int) -> tuple[int, ...]:
-    """The shape of one observation with the axis along which it is stacked."""
+    """Returns the shape of one observation, with a last axis of 1 added if it has none to stack along."""
     image = len(shape) == 2 and str(dtype) == "uint8"
     if image or (not shape and frame_stack > 1):
         return (*shape, 1)
@@ -69,7 +70,7 @@ def _with_last_axis(shape: tuple[int, ...], dtype: object, frame_stack: int) -> 
 
 
 def zero_timesteps(spec: EnvSpec, leading: tuple[int, ...]) -> Timestep:
-    """Makes timesteps of zeros with leaves `[*leading, ...]`, marked `first`."""
+    """Makes timesteps of zeros, with `first` set and leaves `[*leading, ...]`."""
 
     def zeros(leaf: ArraySpec) -> Array:
         return jnp.zeros((*leading, *leaf.shape), leaf.dtype)

@@ -1,4 +1,4 @@
-"""The main thread of central inference: reports, saves, evaluates and notices failures."""
+"""The main thread of central inference, which reports, saves, evaluates and notices failures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ from seedbed.types import LearnerState, SeedbedError, StorageError
 
 
 class Snapshot(NamedTuple):
-    """A learner state on the host, and what its checkpoint says of the run at that moment."""
+    """A learner state on the host, and the metadata that its checkpoint stores about the run."""
 
-    step: int
+    step: int  # transitions of the run that count
     state: LearnerState
     metadata: dict[str, Any]
 
 
 class Evaluation:
-    """One evaluation of a snapshot, in a thread and an actor process of its own."""
+    """An evaluation of a snapshot, in a thread and an actor process of its own.
+
+    When `done` is true, `result` has the figures, or is None if the evaluation was cancelled or failed;
+    `failure` has the exception if it failed.
+    """
 
     def __init__(self, setup: Setup, play: Play, snapshot: Snapshot) -> None:
-        """Starts at once."""
+        """Starts the thread at once."""
         self.snapshot = snapshot
         self.result: dict[str, Any] | None = None
         self.failure: Exception | None = None
@@ -67,25 +71,31 @@ class Evaluation:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the evaluation has ended, with or without a result. Any thread may read it."""
         return not self._thread.is_alive()
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of its actor so far."""
+        """The CPU seconds of the actor so far. Any thread may read it."""
         return self._pool.cpu_seconds() if self._pool else 0.0
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of its actor."""
+        """The process id of the actor, or an empty list if it has not started or the evaluation has ended.
+
+        Any thread may read it.
+        """
         return self._pool.pids() if self._pool and not self.done else []
 
     def take_notices(self) -> list[str]:
-        """Returns, once each, what happened to its actor."""
+        """Returns messages about the actor's death or silence, each once. Call from one thread at a time."""
         return self._pool.take_notices() if self._pool else []
 
     def wait(self, give_up: Callable[[], bool]) -> None:
-        """Waits for the end, which `give_up` brings on early."""
+        """Waits for the end of the evaluation; cancels it if `give_up` returns True.
+
+        `give_up` is called by the waiting thread, about every 0.2 s. Any thread may call this.
+        """
         while not self.done:
             if give_up():
                 self._cancel.set()
@@ -93,7 +103,10 @@ class Evaluation:
 
 
 class Supervisor:
-    """Runs both loops in threads and looks after them from the main thread."""
+    """A central run: it runs the loops in threads, and reports, saves and evaluates from the main thread.
+
+    The main thread calls `run` and then `finish`.
+    """
 
     def __init__(
         self,
@@ -103,10 +116,11 @@ class Supervisor:
         view: View,
         interruption: Interruption,
     ) -> None:
-        """Takes what it looks after."""
+        """Keeps its arguments and prepares evaluations; starts no thread."""
         self._setup, self._log, self._writer, self._view = setup, log, writer, view
         self._interruption = interruption
-        self._stop = threading.Event()  # tells the loops to end
+        # Tells the loops to end.
+        self._stop = threading.Event()
         self._failures: list[BaseException] = []
         self._play = compile_play(setup.agent, setup.env.frame_stack)
         self._evaluation: Evaluation | None = None
@@ -115,7 +129,11 @@ class Supervisor:
         self._wanted: set[str] = set()
 
     def run(self) -> None:
-        """Runs until the steps are done, a signal comes or something fails."""
+        """Runs the loops until the steps are done, a signal comes or something fails.
+
+        Returns when all loops have ended. Failures are kept, and `finish` raises the first one. Call from the
+        main thread only.
+        """
         setup = self._setup
         loops = {"inference": setup.acting.run, "learner": self._learn}
         if isinstance(setup.feed, ReplayFeed):
@@ -129,7 +147,8 @@ class Supervisor:
         self._log_meter, self._view_meter = Meter(setup, self._others), Meter(setup, self._others)
         try:
             self._watch()
-        except Exception as failure:  # save first
+        except Exception as failure:
+            # `finish` saves before it raises this.
             self._failures.append(failure)
         finally:
             self.stop()
@@ -138,7 +157,7 @@ class Supervisor:
         self._tell_notices()
 
     def stop(self) -> None:
-        """Tells the loops to end, whatever they wait for."""
+        """Tells the loops to end, and closes the feed so that they stop waiting. Any thread may call this."""
         self._stop.set()
         self._setup.feed.close()
 
@@ -149,7 +168,8 @@ class Supervisor:
             Clock(period)
             for period in (config.log_every_s, self._view.report_every_s, config.checkpoint_every_s)
         )
-        self._want("save")  # a first checkpoint at once: there is always one to go back to
+        # The first checkpoint is made at once, so that there is always one to resume from.
+        self._want("save")
         while not self._stop.wait(0.1) and not self._interruption.requested():
             if log.due():
                 self._write_log()
@@ -158,7 +178,7 @@ class Supervisor:
             self._tell_notices()
             if save.due():
                 self._want("save")
-            # At the end there is one anyway.
+            # At the end of the run, `finish` evaluates in any case.
             if next_evaluation <= feed.env_steps < config.steps and self._evaluation is None:
                 next_evaluation = self._next_evaluation()
                 self._want("evaluate")
@@ -172,7 +192,7 @@ class Supervisor:
             self._view.message(f"evaluation: {notice}")
 
     def _others(self) -> tuple[list[int], float]:
-        """Tells process ids and CPU seconds of evaluations and of the checkpoints' helper."""
+        """Returns the process ids of evaluation and checkpoint helper, and the evaluations' CPU seconds."""
         evaluation, helper = self._evaluation, self._writer.helper_pid
         pids = [helper] if helper else []
         if evaluation is None:
@@ -184,7 +204,11 @@ class Supervisor:
         return (self._setup.feed.env_steps // every + 1) * every
 
     def finish(self) -> dict[str, Any]:
-        """Saves, evaluates unless interrupted, and returns a summary; raises what ended the run early."""
+        """Saves, evaluates unless a signal came, and returns a summary: the last metrics and `interrupted`.
+
+        If `run` failed, this saves the learner state if it is intact, and raises the first failure. Raises
+        StorageError if the last checkpoint cannot be written. Call from the main thread only, after `run`.
+        """
         if self._failures:
             with after(self._failures[0], self._view):
                 if self._setup.learning.intact:
@@ -209,22 +233,22 @@ class Supervisor:
         return snapshot
 
     def _end_evaluation(self) -> None:
-        """Waits for an evaluation that runs, or cuts it short where there is no time."""
+        """Waits for the running evaluation, if there is one, and reports it; cancels it if `_give_up`."""
         if self._evaluation is not None:
             self._evaluation.wait(self._give_up)
             self._collect_evaluation()
 
     def _give_up(self) -> bool:
-        """Whether there is no time for an evaluation."""
+        """Returns whether to skip evaluations, because the run has failed or a signal came."""
         return bool(self._failures) or self._interruption.requested()
 
     def _learn(self, stop: threading.Event) -> None:
-        """Learns; when there is nothing more to learn from, the run is done."""
+        """Runs the learner loop, and then stops the run: there is nothing more to learn from."""
         self._setup.learning.run(stop)
         self.stop()
 
     def _guard(self, loop: Callable[[threading.Event], None]) -> None:
-        """Runs a loop; what it raises ends the run and is raised again in the main thread."""
+        """Runs a loop. An exception stops the run, and `finish` raises it in the main thread."""
         try:
             loop(self._stop)
         except BaseException as failure:
@@ -255,15 +279,16 @@ class Supervisor:
         metadata = {"start": start._asdict(), "episodes": setup.acting.episodes.state()}
         snapshot = Snapshot(start.env_steps, state, metadata)
         if isinstance(setup.feed, ReplayFeed):
-            # A checkpoint is never without its replay: that comes first, and only when the checkpoint before
-            # is whole or has failed, as the replay of the newest whole one stays.
+            # Replay is saved before its checkpoint, so that no checkpoint lacks its replay. The checkpoint
+            # before must be whole or have failed by then, because the newest whole one keeps its replay.
             try:
                 self._writer.wait()
             except StorageError as error:
                 self._tell(error)
             try:
                 setup.feed.save(start.env_steps)
-            except SeedbedError:  # an invalid priority ends the run, but not before this checkpoint
+            except SeedbedError:
+                # An invalid priority ends the run, but this checkpoint is written first.
                 self._write(snapshot)
                 raise
             self._tell_notices()
@@ -274,11 +299,12 @@ class Supervisor:
     def _write(self, snapshot: Snapshot, score: float | None = None) -> None:
         try:
             self._writer.save(*snapshot, score=score)
-        except StorageError as error:  # of the one before
+        except StorageError as error:
+            # An earlier write failed; this one has been handed over.
             self._tell(error)
 
     def _tell(self, error: StorageError) -> None:
-        """Tells of a checkpoint that could not be written: the next may be; at the end it stops the run."""
+        """Shows that a checkpoint could not be written; only the last one of a run must succeed."""
         self._view.message(f"{error}; training goes on")
 
     def _collect_evaluation(self) -> None:
@@ -289,7 +315,8 @@ class Supervisor:
         self._evaluations_cpu += evaluation.cpu_seconds
         result, snapshot = evaluation.result, evaluation.snapshot
         if evaluation.failure is not None:
-            self._evaluated = {}  # those of an earlier one would pass for this one's
+            # The figures of an earlier evaluation would look like those of this one.
+            self._evaluated = {}
             self._view.message(
                 f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
             )
@@ -302,10 +329,10 @@ class Supervisor:
             f"evaluation at {snapshot.step:,} steps: return {mean:.2f} +- {deviation:.2f} "
             f"({result['episodes']} episodes)"
         )
-        # The arrays are there, so that this adds the score only; unless learning went on at the same step.
-        if (
-            snapshot is self._newest
-        ):  # a run that goes on from here has spent the time of this evaluation too
+        # The arrays of the checkpoint are written already, so this adds the score only. No score is added if
+        # learning has gone on at the same step: the newer checkpoint has other arrays under that name.
+        if snapshot is self._newest:
+            # A run that resumes from this checkpoint has also spent the time of this evaluation.
             start = snapshot.metadata["start"] | {"wall_s": self._setup.wall_s(time.monotonic())}
             snapshot = snapshot._replace(metadata=snapshot.metadata | {"start": start})
             self._write(snapshot, score=mean)

@@ -1,4 +1,4 @@
-"""Kernels compiled at run time for the vector unit of the host CPU."""
+"""Compiles kernels at run time for the vector unit of the host CPU."""
 
 from seedbed.simd.clock import stamp
 from seedbed.simd.inspect import Report, inspect

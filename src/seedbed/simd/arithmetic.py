@@ -1,4 +1,4 @@
-"""What the operations of a graph do to known numbers, in numpy."""
+"""The operations of a graph in numpy, to fold operations on known numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def numpy_operation(op: str) -> Callable[..., Any]:
-    """Returns the numpy function that an operation stands for."""
+    """Returns the numpy function that computes the operation `op` of a graph."""
     return OPERATIONS[op]
 
 
 def _divide(a: Any, b: Any) -> Any:
-    """Divides as the hardware does: integers towards zero."""
+    """Divides; integers round towards zero, and an integer divided by 0 is -1."""
     if np.asarray(a).dtype.kind == "f":
         return np.divide(a, b)
     safe = np.where(b == 0, 1, b)
@@ -23,7 +23,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """Has the sign of `a`; of integers and 0 it is `a`."""
+    """Returns the remainder of a / b with the sign of `a`. For integers and b = 0 it is `a`."""
     if np.asarray(a).dtype.kind == "f":
         return np.fmod(a, b)
     return np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b))).astype(np.asarray(a).dtype)
@@ -75,7 +75,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def convert(value: Any, dtype: str) -> Any:
-    """Converts numbers as XLA does: floats to integers towards zero, saturating, NaN to 0."""
+    """Converts numbers as XLA does.
+
+    A float that becomes an integer rounds towards zero and saturates at the integer's limits; NaN becomes 0.
+    """
     value = np.asarray(value)
     if dtype == "bool":
         return value != 0

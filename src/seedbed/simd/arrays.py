@@ -1,4 +1,4 @@
-"""Arrays in memory, in LLVM IR: where they are, and how their elements are read and written."""
+"""Writes the LLVM IR of arrays in memory: where they are, and reads and writes of their elements."""
 
 from __future__ import annotations
 
@@ -12,37 +12,43 @@ from seedbed.simd.memory import Unsupported
 from seedbed.simd.room import ALIGN, Room
 
 MOST_BYTES = 4 << 20
-"""Of a kernel's arrays, for each thread that runs it."""
+"""Most bytes that the arrays of one kernel may take, in each thread that runs it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Where an array in memory is; bools are kept as 32-bit 0 or -1."""
+    """The place of an array in memory. A bool is stored as 32-bit 0 or -1 (in `%in` and `%out` as 0 or 1)."""
 
     address: str
     dtype: str
     size: int
-    uniform: bool  # one number an element rather than one a lane
-    masked: bool = False  # written only in the lanes that are still in the loop around
+    # One number for each element, instead of one for each lane of each element.
+    uniform: bool
+    # Written only in the lanes that have not left the while loop around the write.
+    masked: bool = False
 
 
 class Arrays:
-    """The arrays of one function."""
+    """The arrays of one LLVM function. `writer` receives their instructions, `room` gives their memory."""
 
     def __init__(self, writer: Writer, room: Room) -> None:
-        self.places: list[str] = []  # on the stack, or in `%memory`
+        # IR lines: the addresses of arrays (on the stack, or in `%memory`), and the constant arrays.
+        self.places: list[str] = []
         self.globals: list[str] = []
         self._w = writer
         self._room = room
         self._bytes = 0
 
     def kind(self, storage: Storage) -> str:
-        """Returns the LLVM type of an element as it is kept."""
+        """Returns the LLVM type of a stored element."""
         dtype = "int32" if storage.dtype == "bool" else storage.dtype
         return self._w.kind(dtype, uniform=storage.uniform)
 
     def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
-        """Makes room; raises Unsupported where that would be more than a kernel may have."""
+        """Reserves memory for an array of `size` elements.
+
+        Raises Unsupported if the arrays of the kernel then take more than MOST_BYTES.
+        """
         storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
         count = 4 * size * (1 if uniform else self._w.width)
         self._bytes += count
@@ -59,7 +65,7 @@ class Arrays:
         return storage
 
     def table(self, node: Node) -> Storage:
-        """Makes a constant array."""
+        """Makes a constant array from a "table" node."""
         data, size = node.value
         numbers = np.frombuffer(data, node.dtype)
         if node.dtype == "bool":
@@ -74,18 +80,18 @@ class Arrays:
         return Storage(name, node.dtype, size, True)
 
     def at(self, storage: Storage, index: str | int) -> str:
-        """Returns the address of an element."""
+        """Returns the address of element `index`."""
         return self._w.op(f"getelementptr {self.kind(storage)}, ptr {storage.address}, i64 {index}")
 
     def beyond(self, storage: Storage, base: str, offset: int) -> str:
-        """Returns the address of the element `base + offset`; `base` is a 32-bit number."""
+        """Returns the address of element `base + offset`; `base` is a 32-bit operand."""
         first = self.at(storage, self._w.op(f"sext i32 {base} to i64"))
         if not offset:
             return first
         return self._w.op(f"getelementptr {self.kind(storage)}, ptr {first}, i64 {offset}")
 
     def get(self, storage: Storage, address: str, *, uniform: bool) -> str:
-        """Loads an element: a vector unless `uniform`."""
+        """Loads an element: a scalar if `uniform` (of a uniform array only), else a vector."""
         w, kind = self._w, self.kind(storage)
         name = w.op(f"load {kind}, ptr {address}, align {self._align(storage)}")
         if storage.dtype == "bool":
@@ -94,7 +100,7 @@ class Arrays:
         return w.splat(name, storage.dtype) if storage.uniform and not uniform else name
 
     def put(self, storage: Storage, address: str, name: str) -> None:
-        """Stores an element, which is a scalar where the array is uniform."""
+        """Stores an element: a scalar if the array is uniform, else a vector."""
         w, kind = self._w, self.kind(storage)
         if storage.dtype == "bool":
             name = w.op(f"sext {w.kind('bool', uniform=storage.uniform)} {name} to {kind}")
@@ -104,7 +110,7 @@ class Arrays:
         return 4 if storage.uniform else 4 * self._w.width
 
     def copy(self, source: Storage, target: Storage, mask: str | None = None) -> None:
-        """Copies an array, in the lanes of a mask if there is one."""
+        """Copies an array; with a mask, only in the lanes where the mask holds."""
         w = self._w
         if source.address == target.address:
             return
@@ -136,9 +142,10 @@ class Arrays:
     def rows(
         self, masks: Storage, count: int, among: Storage | None = None, alive: str | None = None
     ) -> Storage:
-        """Lists which of the first `count` rows of masks hold in some lane; their number comes last.
+        """Lists the rows of `masks`, among the first `count`, that hold in some lane.
 
-        Rows that `among` does not list, and lanes that are not alive, do not count.
+        Rows that the list `among` lacks, and lanes outside the mask `alive`, do not count. The result is a
+        uniform int32 array [count + 1]: the row numbers from the start, and their number in the last element.
         """
         w, target = self._w, self.new("int32", count + 1, uniform=True)
         end = str(count) if among is None else self.get(among, self.at(among, count), uniform=True)
@@ -150,7 +157,8 @@ class Arrays:
         w.line(f"{index} = phi i32 [0, %{before}], [{after}, %{head}]")
         w.line(f"{place} = phi i32 [0, %{before}], [{next_place}, %{head}]")
         row = index
-        if among is not None:  # where it lists none, its first row is one that holds in no lane
+        # If `among` lists no row, its element 0 is a row that holds in no lane, and is not listed again.
+        if among is not None:
             row = self.get(among, self.beyond(among, index, 0), uniform=True)
         mask = self.get(masks, self.beyond(masks, row, 0), uniform=False)
         if alive is not None:
@@ -165,7 +173,10 @@ class Arrays:
         return target
 
     def move(self, moves: list[tuple[Storage, Storage, str | None]]) -> None:
-        """Copies arrays, each in the lanes of a mask if there is one, as if all at once."""
+        """Copies each source to its target as if all at once; with a mask, only in the mask's lanes.
+
+        Changes the list `moves`.
+        """
         written = {target.address for _, target, _ in moves}
         for i, (source, target, mask) in enumerate(moves):
             if source.address in written:

@@ -1,8 +1,9 @@
-"""From a jaxpr to the name of a custom call: found in the process, else on disk, else compiled.
+"""Turns a jaxpr into the name of a custom call: found in this process, else on disk, else compiled.
 
-The key is the jaxpr with its constants, which operands are shared, the width, the source of this package,
-the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr with a parameter that
-no other process could name, such as a function made in a function, is not kept on disk.
+The key on disk consists of the jaxpr with its constants, the flags of its shared operands, the width, the
+source of this package, the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr
+with a parameter that another process cannot name, such as a function made inside a function, is not kept on
+disk.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ from seedbed.simd.trace import Program, Unsupported, trace
 __all__ = ["Refused", "Unsupported", "compile_program", "lanes", "target", "unsupported"]
 
 DTYPES = ("float32", "int32", "uint32", "bool")
-"""Types of operands and results."""
-OLDEST_LLVMLITE = (0, 45)  # earlier ones do not read pointers without types
+"""The types that operands and results may have."""
+OLDEST_LLVMLITE = (0, 45)  # earlier versions do not parse opaque pointers
 LIMIT = 400_000
-"""Scalar operations that a function may have."""
-_CHUNK_SECONDS = 20e-6  # a chunk should take so long at least: handing it out costs about 0.2 us
-_OPERATION_SECONDS = 0.3e-9  # of one vector operation, roughly
-_MOST_TILES = 64
+"""Most nodes (scalar operations, constants and inputs) in the graph of one function."""
+# The time that a chunk should take: to hand one out costs about 0.2 us.
+_CHUNK_SECONDS = 20e-6
+_OPERATION_SECONDS = 0.3e-9  # rough time of one vector operation
+_MOST_TILES = 64  # in one chunk
 
 _LOCK = threading.Lock()
 _BUILDS: dict[str, _Build] = {}
 
 
 class _Build:
-    """A target that one thread makes while others wait for it; a refusal is kept too."""
+    """A target that one thread makes while others wait. An Unsupported or Refused error is kept too."""
 
     def __init__(self, make: Callable[[], str]) -> None:
         self._make = make
@@ -71,13 +73,14 @@ class _Build:
                 try:
                     self._target = self._make()
                 except (Unsupported, Refused) as error:
-                    self._error = type(error)(str(error))  # without what its traceback holds
+                    # A copy, because the traceback of the original keeps its frames alive.
+                    self._error = type(error)(str(error))
                     raise
             return self._target
 
 
 class Compiled(NamedTuple):
-    """Machine code of a kernel, with what it took to make it."""
+    """The machine code of a kernel, its LLVM IR, and the seconds that each took to make."""
 
     code: bytes
     text: str  # LLVM IR
@@ -86,12 +89,12 @@ class Compiled(NamedTuple):
 
 
 def lanes() -> int:
-    """Examples that a kernel works on at a time."""
+    """Returns the number of examples that a kernel works on at once."""
     return host_vector_unit().width
 
 
 def unsupported() -> str | None:
-    """Why no kernels run here, or None if they do."""
+    """Returns why kernels do not run on this machine, or None if they do."""
     name, found = architecture(), version("llvmlite")
     if name not in ARCHITECTURES:
         return f"there is no code generator for {name} CPUs"
@@ -103,10 +106,14 @@ def unsupported() -> str | None:
 
 
 def target(closed: core.ClosedJaxpr, shared: Sequence[bool]) -> str:
-    """Custom-call target that applies a jaxpr to rows; operands that are `shared` have none.
+    """Returns the name of the custom-call target that applies a jaxpr of one example to rows.
+
+    `shared` flags each operand: an operand that all examples share has no leading row axis. Any thread may
+    call this; the same jaxpr is built once.
 
     Raises:
-        Unsupported: the jaxpr holds something that has no scalar form, or is too large.
+        Unsupported: the jaxpr contains an operation that has no scalar form, or an operand or result whose
+            type is not in DTYPES; or the kernel is too large.
         Refused: XLA does not accept the kernel.
     """
     width = lanes()
@@ -135,10 +142,11 @@ def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str
 
 
 def compile_program(program: Program, width: int) -> Compiled:
-    """Machine code of a program for vectors of `width` lanes.
+    """Compiles a program for vectors of `width` lanes.
 
     Raises:
-        Unsupported: it would take more of the stack than a thread has to spare, or holds other types.
+        Unsupported: the kernel needs more stack than a thread has to spare, or too much memory for its
+            arrays, or the program contains other types than DTYPES.
     """
     begin = time.perf_counter()
     read = {node.value[0] for node in Live(program).nodes if node.op == "input"}
@@ -163,7 +171,7 @@ def compile_program(program: Program, width: int) -> Compiled:
 
 
 def _check_stack(code: bytes) -> None:
-    """Raise Unsupported if a kernel takes more of the stack than every thread has to spare."""
+    """Raises Unsupported if a kernel takes more than MOST_STACK bytes of the stack."""
     measure = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(load_object(code, "stack_use"))
     used = measure(None)
     if used > MOST_STACK:
@@ -174,7 +182,10 @@ def _check_stack(code: bytes) -> None:
 
 
 def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | None:
-    """Everything that machine code depends on; None where another process could not know it."""
+    """Returns a text of everything that the machine code depends on.
+
+    Returns None if the jaxpr contains something that another process cannot name.
+    """
     try:
         jaxpr = digest(closed)
     except Indescribable:
@@ -186,7 +197,7 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 
 @functools.cache
 def _compiler() -> str:
-    """Hash of this compiler's own source."""
+    """Returns the SHA-256, in hex, of the source files of this package and of `seedbed.llvm`."""
     total, folder = hashlib.sha256(), Path(__file__).parent
     for path in (Path(llvm.__file__), *sorted(folder.rglob("*.py"))):
         name = path.relative_to(folder).as_posix() if folder in path.parents else path.name

@@ -1,8 +1,8 @@
-"""Machine code on disk, found again by the program it was made from.
+"""Keeps machine code on disk, under a key that describes the program it was made from.
 
-The directory is its owner's alone (0700; one that others may write to is not used), since what is in it
-will be run. A file carries a checksum, so that one that is torn or altered is as good as none, and appears
-by renaming, so that processes may write at once.
+Only the owner may use the directory (mode 0700; a directory that others may write to is refused), because its
+contents are executed. Each file carries a checksum, so that a torn or altered file counts as missing. A file
+is written under a temporary name and then renamed, so that several processes may write at once.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import warnings
 from pathlib import Path
 
 LARGEST = 256 << 20
-"""Bytes that the directory may hold; what was not used for longest goes first."""
+"""Most bytes of machine code in the directory; the least recently used files are removed first."""
 _MAGIC = b"seedbed kernel 1\n"
-_ABANDONED = 3600.0  # seconds after which a file that was never finished is removed
+_ABANDONED = 3600.0  # seconds after which an unfinished file is removed
 
 
 def directory(kind: str = "kernels") -> Path:
-    """Where machine code of a kind is kept: below $SEEDBED_CACHE, or else ~/.cache/seedbed."""
+    """Returns the directory for code of a kind, below $SEEDBED_CACHE or else ~/.cache/seedbed."""
     root = os.environ.get("SEEDBED_CACHE")
     return (Path(root) if root else Path.home() / ".cache" / "seedbed") / kind
 
 
 def load(key: str) -> bytes | None:
-    """Machine code that was kept under `key`, or None; using it makes it last longer."""
+    """Returns the machine code stored under `key`, or None if there is none or its file is damaged.
+
+    Marks the file as used, so that it is removed later. If the directory cannot be used, warns and returns
+    None; the same reason is warned of once.
+    """
     try:
         path = prepared(directory()) / _name(key)
         data = path.read_bytes()
@@ -48,7 +52,7 @@ def load(key: str) -> bytes | None:
 
 
 def save(key: str, code: bytes) -> None:
-    """Keep machine code under `key`; where that fails, say so once and go on."""
+    """Stores machine code under `key`. If that fails, warns (once for the same reason) and returns."""
     try:
         folder = prepared(directory())
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
@@ -74,9 +78,10 @@ def _checksum(key: str, code: bytes) -> bytes:
 
 
 def prepared(folder: Path) -> Path:
-    """The directory, made and closed to others.
+    """Makes the directory if it is missing, closes it to other users (mode 0700), and returns it.
 
-    Raises RuntimeError where someone else could have put machine code into it.
+    Raises RuntimeError if another user could have put machine code into it: the directory belongs to another
+    user, or others may write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.stat()
@@ -90,10 +95,11 @@ def prepared(folder: Path) -> Path:
 
 
 def _shrink(folder: Path) -> None:
-    """Remove what was used least lately, until the rest fits, and what was never finished."""
+    """Removes abandoned files, and the least recently used files until the rest fits into LARGEST."""
     files = []
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process may be at it too
+        # Another process may remove files at the same time.
+        with contextlib.suppress(FileNotFoundError):
             state = path.stat()
             if path.suffix == ".part" and time.time() - state.st_mtime > _ABANDONED:
                 path.unlink()

@@ -1,4 +1,4 @@
-"""Call compiled kernels from JAX: under vmap, inside shard_map, and elsewhere than on CPU."""
+"""Calls compiled kernels from JAX: under vmap, inside shard_map, and with a fallback for other devices."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _MOST_CHUNKS = 32
 def call_kernel(
     target: str, arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[jax.Array]:
-    """Float32 results, of the given shapes, of a registered kernel."""
+    """Calls the registered kernel `target`; returns float32 arrays of the given shapes."""
     axes = _axes(*arrays)
     return jax.ffi.ffi_call(target, [_result(shape, axes) for shape in shapes])(*arrays)
 
 
 def count_chunks(images: jax.Array) -> int:
-    """Number of shares of the batch; it fixes the order of summation, whatever the threads do."""
+    """Returns the number of shares that a batch of images [N, ...] is cut into, from 1 to 32.
+
+    It depends on N alone, so the order of summation is the same whatever the threads do.
+    """
     return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
 
 
 def _axes(*arrays: jax.Array) -> frozenset[str]:
-    """Manual mesh axes over which any of the arrays varies (inside shard_map)."""
+    """Returns the manual mesh axes over which any of the arrays varies (inside shard_map)."""
     return frozenset().union(*(_varying(a) for a in arrays))
 
 
@@ -37,7 +40,10 @@ def _varying(array: jax.Array) -> frozenset[str]:
 
 
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Mark all arrays as varying over the same mesh axes; differentiation sums over them."""
+    """Marks all arrays as varying over every mesh axis over which one of them varies.
+
+    The derivative with respect to an array then sums over the axes that were added to it.
+    """
     axes = _axes(*arrays)
     missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
     return tuple(
@@ -46,12 +52,12 @@ def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    """Float32 result that varies over manual mesh axes."""
+    """Returns the type of a float32 result that varies over the manual mesh axes `axes`."""
     return _over(jax.ShapeDtypeStruct(shape, jnp.float32), axes)
 
 
 def varying_like(result: jax.ShapeDtypeStruct, array: jax.Array) -> jax.ShapeDtypeStruct:
-    """A result that varies over the manual mesh axes over which the array does."""
+    """Returns the type of a result that varies over the same manual mesh axes as `array`."""
     return _over(result, _varying(array))
 
 
@@ -68,10 +74,11 @@ def _over(result: jax.ShapeDtypeStruct, axes: frozenset[str]) -> jax.ShapeDtypeS
 def batched(
     native: Callable[..., Any], fallback: Callable[..., Any], images: int
 ) -> Callable[..., Any]:
-    """Function of arrays that runs `native` on CPU and `fallback` elsewhere, with a vmap rule.
+    """Returns a function of arrays that runs `native` on CPU and `fallback` elsewhere, with a vmap rule.
 
-    The first `images` arrays have a leading axis of independent images: a mapped axis of those
-    alone is folded into it, any other mapping runs one by one.
+    The first `images` arrays have a leading axis of independent images. If vmap maps only these, the mapped
+    axis is folded into that axis; the function must then return one array, with the same leading axis. Under
+    any other mapping the calls run one after another.
     """
 
     @jax.custom_batching.custom_vmap

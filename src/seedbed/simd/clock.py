@@ -1,4 +1,4 @@
-"""Reading the clock inside a compiled program, to tell what its parts take."""
+"""Reads the clock inside a compiled program, to measure the time of its parts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ define internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
 
 
 def stamp(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The value, and when it was there: uint32 `[1]`, microseconds that wrap around.
+    """Returns the value, and the time when it was ready: uint32 [1], microseconds, modulo 2^32.
 
-    Whatever uses the returned value comes after that moment. Elsewhere than on CPU the time is 0.
+    The clock is monotonic. Any computation that uses the returned value runs after that time. Under vmap the
+    whole batch has one time. On other devices than CPU the time is 0.
     """
     return _stamp(value)
 
@@ -55,7 +56,7 @@ def _read(value: jax.Array) -> tuple[jax.Array, jax.Array]:
         varying_like(jax.ShapeDtypeStruct((1,), jnp.uint32), value),
         varying_like(jax.ShapeDtypeStruct(value.shape, value.dtype), value),
     )
-    # The value goes through the call, in place: only so nothing can be moved across it.
+    # The value passes through the call, in place: this keeps XLA from moving its users before the call.
     call = jax.ffi.ffi_call(_target(), results, input_output_aliases={0: 1})
     time, same = call(value)
     return same, time

@@ -1,8 +1,8 @@
-"""From a program to the LLVM IR of a function that runs it for `W` examples at once.
+"""Turns a program into the LLVM IR of a function that runs it for `W` examples at once.
 
-`@program(ptr in, ptr out, ptr shared, ptr memory)`: `in` and `out` hold `W` numbers for each element of each
-operand in turn (bools as 32-bit 0 or 1), `shared` the addresses of the data that all examples share, `memory`
-the arrays that are not on the stack.
+The function is `@program(ptr in, ptr out, ptr shared, ptr memory)`. `in` and `out` hold `W` numbers for each
+element of each operand in turn (bools as 32-bit 0 or 1). `shared` holds the addresses of the operands that
+all examples share, and `memory` the arrays that are not on the stack.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from seedbed.simd.trace import Program, slots
 
 
 def emit(program: Program, width: int, *, fma: bool = True, room: Room | None = None) -> str:
-    """Returns the text of `@program` and of what it needs; the same program gives the same text.
+    """Returns the text of `@program` and of its constants and declarations, always the same for a program.
 
-    Its arrays take their memory from `room`. Raises Unsupported for a type that kernels do not have.
+    Arrays take memory from `room`. Raises Unsupported for types outside SCALARS or arrays over MOST_BYTES.
     """
     return _Emitter(program, Writer(width, fma=fma), room or Room()).text()
 
@@ -44,7 +44,7 @@ class _Emitter:
         if wide:
             raise Unsupported(f"a kernel has no {wide[0]}: use float32, int32, uint32 or bool")
         self._slots = slots(program.inputs)
-        self._alive: str | None = None  # lanes that have not left a while loop around
+        self._alive: str | None = None  # mask of the lanes that are still in the while loop around
 
     def text(self) -> str:
         self._emit(guarded(self._schedule, self._schedule.items[None]))
@@ -164,7 +164,7 @@ class _Emitter:
     # Memory
 
     def _storage_of(self, node: Node) -> Storage:
-        """Returns where a state of an array is."""
+        """Returns the storage that holds a state of an array."""
         if node.op == "table" and node not in self._storage:
             self._storage[node] = self._arrays.table(node)
         elif node.op in ("variable", "result"):
@@ -187,7 +187,7 @@ class _Emitter:
         self._arrays.put(storage, address, name)
 
     def _fill(self, node: Node) -> None:
-        """Makes an array of elements, or a copy of an array."""
+        """Makes a new array: the elements of a "pack" node, or the copy for a "memory" node."""
         new = self._arrays.new
         if node.op == "memory":
             self._storage[node] = new(node.dtype, node.value, uniform=False)
@@ -204,7 +204,7 @@ class _Emitter:
         name = self._name(mask, uniform=mask.uniform)
         some = name if mask.uniform else w.any_lane(name)
         before, inside, done = self._w.block, w.fresh("guard"), w.fresh("done")
-        outer: dict[Node, str] = {}  # what the selects are where nothing runs
+        outer: dict[Node, str] = {}  # values of the selects if the mask holds in no lane
         for node in guard.selects:
             other = node.args[2]
             if other not in outer:
@@ -231,7 +231,7 @@ class _Emitter:
             self._define(node, self._names[node])
 
     def _emit_loop(self, loop: Loop) -> None:
-        """Writes a loop; values that only it can see are forgotten after it."""
+        """Writes a loop and names its scalar results."""
         inits = self._enter(loop)
         rows = self._live.rows.get(loop)
         lefts = self._go_round(loop, inits) if rows is None else self._visit(loop, inits, rows)
@@ -239,7 +239,7 @@ class _Emitter:
             self._define(node, lefts[loop.carries[node.value[1]].variable])
 
     def _visit(self, loop: Loop, inits: dict[Node, str], rows: Node) -> dict[Node, str]:
-        """Goes through the rows that are listed, if there are any."""
+        """Writes a loop over the listed rows, skipped if there are none; returns its final scalars."""
         w, before = self._w, self._w.block
         inside, done = w.fresh("visit"), w.fresh("done")
         some = w.op(f"icmp ne i32 {self._count(rows)}, 0")
@@ -254,12 +254,12 @@ class _Emitter:
         return lefts
 
     def _count(self, rows: Node) -> str:
-        """Returns how many rows are listed."""
+        """Returns the operand for the number of listed rows."""
         storage = self._storage[rows]
         return self._arrays.get(storage, self._arrays.at(storage, rows.value), uniform=True)
 
     def _go_round(self, loop: Loop, inits: dict[Node, str]) -> dict[Node, str]:
-        """Writes a loop that runs at least once if it is counted; returns what its scalars leave."""
+        """Writes a loop and returns its final scalars, by variable. A counted loop runs at least once."""
         splats = dict(self._splats)
         before, head = self._w.block, self._w.fresh("loop")
         self._w.jump(head)
@@ -282,7 +282,7 @@ class _Emitter:
         return names if loop.length is None else finals
 
     def _enter(self, loop: Loop) -> dict[Node, str]:
-        """Makes room for what a loop carries in memory and records; returns where its scalars begin."""
+        """Reserves memory for a loop's arrays and records; returns its initial scalars, by variable."""
         inits: dict[Node, str] = {}
         for k, carry in self._live.carries[loop]:
             if carry.size is None:
@@ -299,7 +299,7 @@ class _Emitter:
     def _carry_array(self, loop: Loop, k: int, carry: Carry) -> Storage:
         first = self._storage_of(carry.init)
         if (loop, k) in self._schedule.taken:
-            # lanes that have left the while loop whose array it is must keep theirs
+            # If the array belongs to a loop around, lanes that have left that loop keep their values.
             is_outer = carry.init.op == "variable"
             return dataclasses.replace(
                 first, masked=first.masked or (is_outer and bool(self._alive))
@@ -374,14 +374,14 @@ class _Emitter:
         return latch, finals
 
     def _shorten_lists(self, loop: Loop) -> None:
-        """Leaves rows out that matter only to lanes that have left a while loop."""
+        """Shortens the row lists of loops inside a while loop to rows that matter to lanes still in it."""
         for rows in self._schedule.lists(loop):
             if rows in self._storage and self._alive is not None:
                 masks, longer = self._storage_of(rows.args[0]), self._storage[rows]
                 self._storage[rows] = self._arrays.rows(masks, rows.value, longer, self._alive)
 
     def _move_arrays(self, loop: Loop, mask: str | None) -> None:
-        """Copies arrays to where the next iteration reads them."""
+        """Copies carried arrays to the storage from which the next iteration reads them."""
         moves: list[tuple[Storage, Storage, str | None]] = []
         for k, carry in self._live.carries[loop]:
             if carry.size is not None:

@@ -1,4 +1,4 @@
-"""Control flow of jaxprs: loops are kept, branches are both taken."""
+"""Traces the control flow of jaxprs: loops stay loops, unless they are tiny; all branches run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from seedbed.simd.memory import (
 )
 
 TINY = 48
-"""A scan is unrolled where that makes at most so many equations."""
+"""Most equations that an unrolled scan may become: its length times the equations of its body."""
 
 
 def count_equations(jaxpr: Any) -> int:
-    """Counts the equations of a jaxpr, also those inside others, once each."""
+    """Counts the equations of a jaxpr, each once. A call, a branch or a loop counts as those inside it."""
     total = 0
     for equation in jaxpr.eqns:
         inner = inner_jaxprs(equation)
@@ -35,7 +35,7 @@ def count_equations(jaxpr: Any) -> int:
 
 
 def uniform_results(jaxpr: Any, uniform: Sequence[bool]) -> list[bool]:
-    """Tells which results are the same for all examples, given which arguments are."""
+    """Returns for each result whether it is the same for all examples; `uniform` says so of the arguments."""
     known = dict(zip(jaxpr.invars, uniform, strict=True))
     known.update(dict.fromkeys(jaxpr.constvars, True))
 
@@ -99,18 +99,22 @@ class _Kept:
         self.loop = Loop(len(g.loops), len(tracer.around) + 1, length, reverse)
         g.loops.append(self.loop)
         self._inside = frozenset((self.loop,))
-        self._values: list[tuple[Value, list[Node]]] = []  # what goes round, and the inits
+        # Carries as the body reads them, and the nodes of their initial values.
+        self._values: list[tuple[Value, list[Node]]] = []
         self._index = g.make(
             "index", (), (self.loop.number,), "int32", uniform=True, loops=self._inside
         )
 
     def carry(self, init: Value, *, uniform: bool, indexed: bool) -> Value:
-        """Returns what the body reads of a value that goes round."""
+        """Adds a carry that starts as `init`; returns the value that the body reads.
+
+        It is an array in memory if the body indexes it or `init` is one, and then it is never uniform.
+        """
         count = sum(len(nodes) for _, nodes in self._values)
         if (indexed and init.size) or isinstance(init, Memory):
             memory = readable(self._tracer, init)
             node = self._variable(count, memory.dtype, uniform=False)
-            # what a while loop carries is masked at the end of its body, so it is not written in it
+            # A while loop masks its carries at the end of its body: the body must not overwrite them.
             home = self.loop if self.loop.length is not None else None
             value: Value = Memory(node, memory.shape, home)
             inits = [memory.node]
@@ -129,7 +133,7 @@ class _Kept:
         )
 
     def element(self, array: Value) -> np.ndarray:
-        """Returns the row of an array that the iteration is about."""
+        """Returns the row of an array [length, ...] that belongs to the current iteration."""
         if not array.size:
             return np.empty(array.shape[1:], object)
         memory, g = readable(self._tracer, array), self._tracer.graph
@@ -142,9 +146,10 @@ class _Kept:
         return nodes
 
     def stays_uniform(self, finals: Sequence[Value]) -> list[bool]:
-        """Tells which carries are the same for all examples after the body too.
+        """Returns for each carry whether it can stay marked as uniform, given its value after the body.
 
-        Arrays in memory never are, nor what is read from them, which a jaxpr does not show.
+        An array in memory counts as True, because it is never marked. A value that is read from one varies,
+        which the jaxpr does not show: hence this second check.
         """
         condition = self.loop.condition
         leaves_together = condition is None or condition.uniform
@@ -155,7 +160,7 @@ class _Kept:
         ]
 
     def finish(self, finals: Sequence[Value], written: Sequence[Value]) -> list[Value]:
-        """Ends the body; returns what is left of the carries, and what was written down."""
+        """Ends the body; returns the carries after the loop, then the recorded arrays [length, ...]."""
         tracer, loop = self._tracer, self.loop
         for (value, inits), final in zip(self._values, finals, strict=True):
             if isinstance(value, Memory):
@@ -296,7 +301,7 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
 
 
 def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
-    """Takes every branch and selects."""
+    """Runs every branch and selects between their results; a constant index runs one branch only."""
     g, (which, *operands) = tracer.graph, args
     branches = equation.params["branches"]
     index = g.convert(tracer.elements(which)[()], "int32")
@@ -308,7 +313,7 @@ def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     ]
     results = taken[0]
     for k in range(1, len(branches)):
-        # an index below 0 takes the first branch, one beyond the end the last
+        # An index below 0 selects the first branch, an index beyond the end the last one.
         here = _at_least(g, index, k)
         merged = []
         for mine, other in zip(taken[k], results, strict=True):
@@ -321,7 +326,7 @@ def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
 
 
 def _at_least(g: Graph, index: Node, k: int) -> Node:
-    """Returns `index >= k`; of a bool made an index, the bool, under which guards then apply."""
+    """Returns `index >= k`. For an index made from a bool, this is the bool, so that guards can use it."""
     if k == 1 and index.op == "select" and all(is_constant(n) for n in index.args[1:]):
         yes, no = (n.value >= k for n in index.args[1:])
         return g.select(index.args[0], g.constant(yes, "bool"), g.constant(no, "bool"))

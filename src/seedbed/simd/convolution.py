@@ -1,7 +1,7 @@
-"""LLVM IR of direct convolutions on NHWC images: forward, weight gradient, input gradient.
+"""Writes the LLVM IR of direct convolutions on NHWC images: forward, weight gradient, input gradient.
 
-Images are independent: a task handles a contiguous share of the batch, one image at a time, so
-that an image, its gradient and a panel of weights stay in cache.
+Images are independent. A task handles a contiguous share of the batch, one image at a time, so that an image,
+its gradient and a panel of weights stay in cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 
 @dataclass(frozen=True)
 class Convolution:
-    """Static description of one layer; everything but the batch size."""
+    """A static description of one layer: everything except the batch size."""
 
     height: int
     width: int
@@ -39,16 +39,16 @@ class Convolution:
     relu: bool
     bytes: bool  # uint8 images
     unit: VectorUnit
-    clip: float | None = None  # images become (x - offset) * scale, clipped to +-this
+    clip: float | None = None  # if set, images become (x - offset) * scale within [-clip, clip]
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width of a padded image."""
+        """The height and width of a padded image."""
         return self.height + 2 * self.padding, self.width + 2 * self.padding
 
     @property
     def output(self) -> tuple[int, int]:
-        """Height and width of the result."""
+        """The height and width of the result."""
         rows, columns = self.padded
         return (
             (rows - self.kernel_height) // self.stride + 1,
@@ -57,38 +57,41 @@ class Convolution:
 
     @property
     def taps(self) -> int:
-        """Products that are summed for one result."""
+        """The number of products that are summed for one result."""
         return self.kernel_height * self.kernel_width * self.channels
 
     @property
     def image_size(self) -> int:
-        """Numbers in one image."""
+        """The count of numbers in one image."""
         return self.height * self.width * self.channels
 
     @property
     def output_size(self) -> int:
-        """Numbers in the result for one image."""
+        """The count of numbers in the result for one image."""
         return self.output[0] * self.output[1] * self.features
 
     @property
     def copies_image(self) -> bool:
-        """Whether an image is first converted to a zero-padded float32 copy."""
+        """Whether an image is first copied to scratch memory, as zero-padded float32."""
         return self.bytes or self.padding > 0 or self.clip is not None
 
     @property
     def copy_size(self) -> int:
-        """Floats of the padded copy of an image, rounded to whole cache lines."""
+        """The size of the padded copy of an image, in floats, in whole cache lines; 0 without a copy."""
         rows, columns = self.padded
         return -(-rows * columns * self.channels // 16) * 16 if self.copies_image else 0
 
     @property
     def scratch_size(self) -> int:
-        """Floats of scratch memory that each chunk needs."""
+        """The scratch memory of one chunk of a gradient, in floats; the forward task needs `copy_size`."""
         return self.copy_size + (-(-self.output_size // 16) * 16 if self.relu else 0)
 
 
 def forward_ir(c: Convolution) -> str:
-    """Task over buffers (x, kernel, bias[, offset, scale]) -> (y, scratch)."""
+    """Returns the IR of a task with the buffers (x, kernel, bias[, offset, scale]) -> (y, scratch).
+
+    `offset` and `scale` are there if `clip` is set. `scratch` has `copy_size` floats for each chunk.
+    """
     (_, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     reductions = (
@@ -115,7 +118,11 @@ def forward_ir(c: Convolution) -> str:
 
 
 def weight_gradient_ir(c: Convolution) -> str:
-    """Task over buffers (x, dy[, y][, offset, scale]) -> (chunks' dkernel and dbias, scratch)."""
+    """Returns the IR of a task with the buffers (x, dy[, y][, offset, scale]) -> (dkernel, dbias, scratch).
+
+    Each chunk writes sums of its own: dkernel [chunks, taps, F], dbias [chunks, F]. `y` is there if `relu` is
+    set, `offset` and `scale` if `clip` is set. `scratch` has `scratch_size` floats for each chunk.
+    """
     (_, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     reductions = (
@@ -147,7 +154,10 @@ def weight_gradient_ir(c: Convolution) -> str:
 
 
 def input_gradient_ir(c: Convolution) -> str:
-    """Task over buffers (dy[, y], kernel transposed to [F, taps]) -> (dx, scratch)."""
+    """Returns the IR of a task with the buffers (dy[, y], kernel transposed to [F, taps]) -> (dx, scratch).
+
+    `y` is there if `relu` is set. `scratch` has `scratch_size` floats for each chunk.
+    """
     (rows, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     grid = Grid(
@@ -176,12 +186,12 @@ def input_gradient_ir(c: Convolution) -> str:
 
 
 def buffers(f: Function, count: int) -> list[str]:
-    """Addresses of the first `count` buffers of a task."""
+    """Returns the addresses of the first `count` buffers of a task."""
     return [f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(count)]
 
 
 def share(f: Function) -> tuple[str, str]:
-    """Begin and end of this chunk's share of the batch, the leading axis of the first buffer."""
+    """Returns the begin and end of the chunk's share of the batch (the leading axis of the first buffer)."""
     images = f.op("load i64, ptr %dims")
     after = f.op("add i64 %chunk, 1")
     products = [f.op(f"mul i64 {chunk}, {images}") for chunk in ("%chunk", after)]
@@ -194,7 +204,8 @@ def _clear(f: Function, pointer: str, count: int) -> None:
 
 
 def _clear_copy(f: Function, c: Convolution, scratch: str) -> None:
-    if c.padding:  # once per chunk: images overwrite the interior only
+    # Once per chunk is enough: images overwrite only the interior.
+    if c.padding:
         _clear(f, scratch, c.copy_size)
 
 
@@ -203,7 +214,10 @@ def _tables(c: Convolution) -> int:
 
 
 def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, scratch: str) -> str:
-    """Address of image number `image` of (x[, offset, scale]) as padded, scaled float32."""
+    """Returns the address of image number `image` of x as padded, scaled float32.
+
+    `buffers` is (x[, offset, scale]). The address is in x itself if no copy is needed, else it is `scratch`.
+    """
     source = f.scaled(buffers[0], image, c.image_size, "i8" if c.bytes else "float")
     if not c.copies_image:
         return source
@@ -218,7 +232,7 @@ def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, sc
 
 
 class Rows(NamedTuple):
-    """Rows to copy: how many, numbers in each, and from one to the next in source and target."""
+    """Rows to copy: their count, the numbers in each, and the distance between rows on both sides."""
 
     rows: int
     numbers: int
@@ -227,20 +241,23 @@ class Rows(NamedTuple):
 
 
 class _Scaling(NamedTuple):
-    """Tables laid out as the source of a copy, which becomes (x - offset) * scale within +-clip."""
+    """Tables for a copy whose numbers become (x - offset) * scale within [-clip, clip].
+
+    Offset and scale are addresses of float32 tables with the layout of the source.
+    """
 
     offset: str
     scale: str
     clip: float
 
     def rows(self, f: Function, index: str, stride: int) -> _Scaling:
-        """The tables from row number `index` on."""
+        """Returns the tables from row `index` on; rows are `stride` numbers apart."""
         return self._replace(
             offset=f.scaled(self.offset, index, stride), scale=f.scaled(self.scale, index, stride)
         )
 
     def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
-        """Scaled vector of numbers number `place` on; keeps NaN."""
+        """Returns `value` scaled and clipped: a vector of the numbers of a row from `place` on. Keeps NaN."""
         vector = f"<{width} x float>"
         offset, scale = (load(f, f.at(p, place), lanes, width) for p in self[:2])
         centred = f.op(f"fsub {vector} {value}, {offset}")
@@ -260,7 +277,7 @@ def copy_rows(
     narrow: bool = False,
     scaling: _Scaling | None = None,
 ) -> None:
-    """Copy rows of float32 numbers, or of bytes that become float32, from source to target."""
+    """Copies rows of float32 numbers, or bytes if `narrow`, from source to target as float32."""
     with f.repeat(shape.rows) as row:
         kind = "i8" if narrow else "float"
         source = f.scaled(bases[0], row.index, shape.source_stride, kind)
@@ -278,7 +295,7 @@ def copy_rows(
 
 
 def _load_bytes(f: Function, pointer: str, lanes: int, width: int) -> str:
-    """Load the first `lanes` bytes as a float32 vector; the others are zero."""
+    """Loads the first `lanes` bytes as a float32 vector; the other lanes are zero."""
     octets = f"<{width} x i8>"
     raw = f.op(
         f"call {octets} @llvm.masked.load.v{width}i8.p0(ptr {pointer}, i32 1, "
@@ -288,7 +305,7 @@ def _load_bytes(f: Function, pointer: str, lanes: int, width: int) -> str:
 
 
 def _each_vector(f: Function, count: int, width: int, move: Callable[[str, int], None]) -> None:
-    """Call `move(place, lanes)` inside a loop over `count` numbers, and for its remainder."""
+    """Calls `move(place, lanes)` in a loop over the whole vectors of `count` numbers, then for the rest."""
     whole, rest = divmod(count, width)
     if whole:
         with f.repeat(whole) as step:
@@ -300,7 +317,11 @@ def _each_vector(f: Function, count: int, width: int, move: Callable[[str, int],
 def _output_gradient(
     f: Function, c: Convolution, buffers: tuple[str, ...], image: str, scratch: str
 ) -> str:
-    """Address of the gradient before the activation: `dy` where `y` is positive."""
+    """Returns the address of an image's gradient before the activation.
+
+    `buffers` is (dy[, y]). With ReLU the gradient is a copy in `scratch`: `dy` if `y` > 0, else 0. Without
+    ReLU it is `dy` itself.
+    """
     dy, *y = (f.scaled(buffer, image, c.output_size) for buffer in buffers)
     if not c.relu:
         return dy
@@ -318,7 +339,7 @@ def _output_gradient(
 
 
 def _sum_rows(f: Function, c: Convolution, source: str, total: str) -> None:
-    """Add every position of `source` [positions, F] to `total` [F]."""
+    """Adds every position of `source` [positions, F] to `total` [F]."""
     width, positions = c.unit.width, c.output[0] * c.output[1]
     vector = f"<{width} x float>"
     lanes = [min(width, c.features - i) for i in range(0, c.features, width)]

@@ -1,4 +1,4 @@
-"""A name for a jaxpr by what it computes: the same in every process, however it was written."""
+"""Hashes a jaxpr by what it computes: the same in every process, and whatever names it has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# How to differentiate does not matter for what is computed, nor do names.
+# Parameters that do not change the result: names, and how to differentiate.
 _IGNORED = frozenset(
     {
         "name",
@@ -32,11 +32,11 @@ _IGNORED = frozenset(
 
 
 class Indescribable(Exception):
-    """A jaxpr holds something that has no lasting description."""
+    """Raised when a jaxpr contains something that has no lasting description."""
 
 
 def digest(closed: core.ClosedJaxpr) -> str:
-    """Hash of a jaxpr's text and of the bytes of its constants.
+    """Returns the SHA-256, in hex, of a jaxpr's text and of the bytes of its constants.
 
     Raises:
         Indescribable: a parameter has no description that another process would share.
@@ -47,12 +47,12 @@ def digest(closed: core.ClosedJaxpr) -> str:
 
 
 class _Scribe:
-    """Writes jaxprs as lines; variables are numbered as they come."""
+    """A writer of jaxprs as lines of text. Variables are numbered in the order in which they appear."""
 
     def __init__(self, known: dict[int, str]) -> None:
         self.lines: list[str] = []
         self._numbers: dict[Any, int] = {}
-        self._known = known  # hashes of inner jaxprs: calls of one function share theirs
+        self._known = known  # hashes of inner jaxprs by id: calls of one function share one
 
     def closed(self, closed: core.ClosedJaxpr) -> None:
         self.jaxpr(closed.jaxpr)
@@ -83,7 +83,7 @@ class _Scribe:
         return f"{number}:{atom.aval.dtype}{atom.aval.shape}"
 
     def value(self, value: Any) -> str:
-        """Describe a parameter or a constant."""
+        """Returns a description of a parameter or a constant; raises Indescribable if there is none."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return repr(value)
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
@@ -111,7 +111,7 @@ class _Scribe:
         return _function(value) if " at 0x" in text else text
 
     def _inner(self, jaxpr: core.Jaxpr | core.ClosedJaxpr) -> str:
-        """Write an inner jaxpr apart; return its hash."""
+        """Returns the hash of an inner jaxpr, which is written separately."""
         if id(jaxpr) in self._known:
             return self._known[id(jaxpr)]
         inner = _Scribe(self._known)
@@ -124,7 +124,10 @@ class _Scribe:
 
 
 def _function(value: Any) -> str:
-    """Name of a function; those made in other functions have none that says all about them."""
+    """Returns the qualified name of a function.
+
+    Raises Indescribable for a lambda or a function made inside another: its name does not identify it.
+    """
     name = getattr(value, "__qualname__", "<none>")
     if "<" in name:
         raise Indescribable(f"{value!r}")

@@ -1,10 +1,10 @@
-"""Exponentials, logarithms and their kin in float32, spelled out in plain arithmetic.
+"""Exponentials, logarithms and related functions in float32, written in plain arithmetic.
 
-Range reduction is Cody and Waite's, with constants in parts whose products with small integers are exact;
-polynomials and rational functions are minimax fits of our own (Remez's algorithm, relative error) unless
-another source is named. Every formula stands whether or not its products and sums are fused. Where a select
-has a rare side, it comes first: guards skip that side, and leave the other free to mix with its neighbours.
-Measured errors are in tests/test_simd_elementary.py. Trigonometry is in trigonometry.py.
+Range reduction is Cody and Waite's: constants are split into parts whose products with small integers are
+exact. Polynomials and rational functions are our own minimax fits (Remez's algorithm, relative error), unless
+another source is named. Every formula is valid whether or not its products and sums are fused. If one side of
+a select is rare, it comes first: guards skip that side, and the other side can be scheduled among its
+neighbours. Measured errors are in tests/test_simd_elementary.py. Trigonometry is in trigonometry.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import math
 from seedbed.simd.scalar import Scalar, copysign, polynomial
 
 INFINITY, NAN = math.inf, math.nan
-# Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits of the sum.
+# The sum of a number and 1.5 * 2^23 is rounded to an integer, which is in the low bits of the sum.
 ROUNDER = 12582912.0
 _LN2 = math.log(2)
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.1219444005469057e-4  # the first has 10 bits
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.1219444005469057e-4  # the first has 9 significant bits
 _LOG2E = 1 / _LN2
 _SQRT_HALF = 0x3F3504F3  # bits of sqrt(1/2)
 
+# Coefficients of polynomials, constant first. Comments give the function, its range and the error of the fit.
 # (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2; 3.1e-9
 _EXP = (0.49999994, 0.166665226, 0.0416682921, 0.00836853404, 0.00138183124)
 # (ln(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) - 1 <= f <= sqrt(2) - 1; 5.9e-9
@@ -37,8 +38,8 @@ _ERFC = (
     *(1.23299515, -0.139620945, 0.0153747173, 0.0680863336, -0.100930154, 0.0939566121),
     *(-0.0670503974, 0.0353736766, -0.0153129473, 0.009704303, 0.00246369257),
 )
-# erf_inv(x) / x - 1 in w - 2.5 for w = -ln(1 - x^2) < 5, and erf_inv(x) / x in sqrt(w) - 3 beyond (the
-# division of the range is that of M. Giles, "Approximating the erfinv function", 2012); 3.4e-8, 1.3e-7
+# erf_inv(x) / x - 1 in w - 2.5 for w = -ln(1 - x^2) < 5; 3.4e-8. For w >= 5, erf_inv(x) / x in sqrt(w) - 3;
+# 1.3e-7. The range is divided as in M. Giles, "Approximating the erfinv function", 2012.
 _ERF_INV = (
     *(0.501409352, 0.246640131, -0.00417734776, -0.00125242246, 0.000218312329),
     *(-5.14304475e-06, -3.45420858e-06, 5.03903493e-07, 2.2532328e-08, -1.14471366e-08),
@@ -54,20 +55,20 @@ def _expm1_near_zero(r: Scalar) -> Scalar:
 
 
 def _reduce_exp(x: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns r = x - k ln 2, |r| <= ln 2 / 2, and k + ROUNDER."""
+    """Returns r = x - k ln 2 with |r| <= ln 2 / 2, and k + ROUNDER, for the integer k nearest x / ln 2."""
     rounded = x * _LOG2E + ROUNDER
     k = rounded - ROUNDER
     return (x - k * _LN2_HIGH) - k * _LN2_LOW, rounded
 
 
 def _power_of_two(rounded: Scalar, offset: int) -> Scalar:
-    """Returns 2^(k + offset), which is 0 for k + offset = -127; k is in the low bits of `rounded`."""
+    """Returns 2^(k + offset), but 0 for k + offset = -127; k is in the low bits of `rounded`."""
     return ((rounded.bits() << 23) + ((127 + offset) << 23)).bits("float32")
 
 
 def _exp_of_reduced(r: Scalar, rounded: Scalar) -> Scalar:
-    """Returns e^r 2^k for -126 <= k <= 128; 0 for the least k."""
-    # as 2^128 is no float32, 2^k is halved and e^r doubled
+    """Returns e^r 2^k for -126 <= k <= 128, but 0 for k = -126."""
+    # 2^128 is not a float32, so 2^k is halved and e^r doubled.
     return (_expm1_near_zero(r) * 2.0 + 2.0) * _power_of_two(rounded, -1)
 
 
@@ -92,17 +93,17 @@ def _half_expm1(x: Scalar) -> Scalar:
     """Returns (e^x - 1) / 2 for -80 <= x <= 89."""
     r, rounded = _reduce_exp(x)
     half = _power_of_two(rounded, -1)
-    return half * _expm1_near_zero(r) - (0.5 - half)  # the order keeps the sign of a zero
+    return half * _expm1_near_zero(r) - (0.5 - half)  # this order keeps the sign of a zero
 
 
 def expm1(x: Scalar) -> Scalar:
     """Returns e^x - 1."""
-    half = _half_expm1(x.clamp(-30.0, 89.0))  # beyond, the result no longer changes
+    half = _half_expm1(x.clamp(-30.0, 89.0))  # outside, the result is constant
     return half + half
 
 
 def _reduce_log(x: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns m and e: x = m 2^e with sqrt(1/2) <= m < sqrt(2), for positive normal numbers."""
+    """Returns m and an int32 e with x = m 2^e, sqrt(1/2) <= m < sqrt(2), for a positive normal x."""
     offset = x.bits() - _SQRT_HALF
     e = offset.apply("shift_right_arithmetic", 23)
     return ((offset & 0x007FFFFF) + _SQRT_HALF).bits("float32"), e
@@ -110,14 +111,18 @@ def _reduce_log(x: Scalar) -> tuple[Scalar, Scalar]:
 
 def _log_of_reduced(f: Scalar, e: Scalar) -> Scalar:
     """Returns ln((1 + f) 2^e)."""
-    minus_e = (-e).to("float32")  # its zero is +0, so that -0 comes out of f = -0
+    minus_e = (-e).to("float32")  # if e is 0, this is +0, so that f = -0 gives -0
     z = f * f
     y = f * z * polynomial(f, _LOG) - minus_e * _LN2_LOW
     return (f + (y - 0.5 * z)) - minus_e * _LN2_HIGH
 
 
 def _log_beyond(x: Scalar, y: Scalar) -> Scalar:
-    """Returns a logarithm y of x where x is a positive normal number, and its limit elsewhere."""
+    """Returns y, a logarithm of x, if x is a positive normal number, and its limit for other x.
+
+    That is -inf for 0 (denormals count as 0 in kernels), NaN for negative numbers, and x itself for infinity
+    and NaN.
+    """
     limit = x.equals(0.0).where(x.like(-INFINITY), (x < 0.0).where(NAN, x))
     rare = (x.bits("uint32") - 0x00800000) >= 0x7F000000
     return rare.where(limit, y)
@@ -132,10 +137,11 @@ def log(x: Scalar) -> Scalar:
 def log1p(x: Scalar) -> Scalar:
     """Returns ln(1 + x)."""
     u = x + 1.0
-    lost = x - (u - 1.0)  # what rounding took; nothing is missed where u is so large that it is 0
+    # The part of x that the rounding of u loses. If u is so large that this is 0, it does not matter.
+    lost = x - (u - 1.0)
     m, e = _reduce_log(u)
     scale = ((127 - e.apply("min", 127)) << 23).bits("float32")  # 2^-e
-    f = lost * scale - (1.0 - m)  # the order keeps the sign of a zero
+    f = lost * scale - (1.0 - m)  # this order keeps the sign of a zero
     return _log_beyond(u, _log_of_reduced(f, e))
 
 
@@ -145,14 +151,14 @@ def logistic(x: Scalar) -> Scalar:
 
 
 def tanh(x: Scalar) -> Scalar:
-    """Returns the hyperbolic tangent; it never exceeds 1."""
+    """Returns the hyperbolic tangent; its absolute value never exceeds 1."""
     size = abs(x).apply("min", 20.0)
     half = _half_expm1(size + size)
     return copysign(half / (half + 1.0), x)
 
 
 def _half_exp(x: Scalar) -> Scalar:
-    """Returns e^x / 2 for x >= 0: infinity only where that is too large."""
+    """Returns e^x / 2 for x >= 0; infinity only if the half itself is too large."""
     r, rounded = _reduce_exp(x.apply("min", 89.6))
     return (_expm1_near_zero(r) * 2.0 + 2.0) * _power_of_two(rounded, -2)
 
@@ -199,7 +205,7 @@ def _erf_near_zero(x: Scalar) -> Scalar:
 def _erf_tail(size: Scalar) -> Scalar:
     """Returns 1 - erf(size) for size >= 1/2."""
     size = size.apply("min", 11.0)
-    # e^(-x^2) needs more bits of x^2 than fit into one number
+    # e^(-x^2) needs more bits of x^2 than one float32 has.
     high = leading_bits(size)
     r, rounded = _reduce_exp((-(high * high)).apply("max", -87.3))
     power = _exp_of_reduced(r + (high - size) * (high + size), rounded)
@@ -207,7 +213,7 @@ def _erf_tail(size: Scalar) -> Scalar:
 
 
 def erf(x: Scalar) -> Scalar:
-    """Returns the error function; it never exceeds 1."""
+    """Returns the error function; its absolute value never exceeds 1."""
     size = abs(x)
     return (size < 0.5).where(_erf_near_zero(x), copysign(1.0 - _erf_tail(size), x))
 
@@ -230,7 +236,7 @@ def erf_inv(x: Scalar) -> Scalar:
 def cbrt(x: Scalar) -> Scalar:
     """Returns the cube root."""
     size = abs(x)
-    # a guess of 1 / root, good to 4 %, from the bits of the number; each Newton step squares the error
+    # The bits of the number give an estimate of 1 / root within 4 %; each Newton step squares the error.
     third = size.bits("uint32").apply("div", 3).bits()
     inverse = (0x54A2FA8C - third).bits("float32")
     for _ in range(2):
@@ -242,10 +248,10 @@ def cbrt(x: Scalar) -> Scalar:
 
 
 def remainder(x: Scalar, y: Scalar) -> Scalar:
-    """Returns x - n y exactly, n = x / y cut to an integer."""
+    """Returns x - n y exactly, where n is x / y cut to an integer. The sign is that of x."""
     a, b = abs(x), abs(y)
-    quotient = (a / b).apply("floor")  # good to 1 below 2^22
-    # products of 12 bits are exact, and so is what is left after each of them
+    quotient = (a / b).apply("floor")  # below 2^22 it is off by at most 1
+    # Products of 12-bit numbers are exact, and so is the rest after each subtraction.
     q_high, b_high = leading_bits(quotient), leading_bits(b)
     q_low, b_low = quotient - q_high, b - b_high
     rest = ((a - q_high * b_high) - q_high * b_low) - q_low * b_high - q_low * b_low
@@ -257,15 +263,15 @@ def remainder(x: Scalar, y: Scalar) -> Scalar:
 
 
 def leading_bits(x: Scalar) -> Scalar:
-    """Returns a number cut to 12 bits: the products of two such numbers are exact."""
+    """Returns a number cut to 12 significant bits: the product of two such numbers is exact."""
     return (x.bits() & ~0xFFF).bits("float32")
 
 
 def _log2_in_two(x: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns log2 of a positive normal number as a 12-bit number and the rest, good to 2^-32.
+    """Returns log2 of a positive normal number as a 12-bit number and the rest, with an error below 2^-32.
 
-    The series in s = (m - 1) / (m + 1), its leading terms carried in two numbers each, is that of FreeBSD's
-    e_powf.c.
+    The series in s = (m - 1) / (m + 1) is that of FreeBSD's e_powf.c; its leading terms are each kept in two
+    numbers.
     """
     m, exponent = _reduce_log(x)
     e = exponent.to("float32")
@@ -281,7 +287,7 @@ def _log2_in_two(x: Scalar) -> tuple[Scalar, Scalar]:
     u, v = s_high * t_high, s_low * t_high + t_low * s
     p_high = leading_bits(u + v)
     p_low = v - (p_high - u)
-    # 2 / (3 ln 2), the first part of it of 12 bits
+    # Times 2 / (3 ln 2), in two parts; the first part fits into 12 bits.
     w_high = p_high * 0.9619140625
     w_low = p_high * -1.1736857402e-4 + p_low * 0.9617966939
     high = leading_bits(w_high + w_low + e)
@@ -292,7 +298,7 @@ def power(x: Scalar, y: Scalar) -> Scalar:
     """Returns x^y with the special cases of IEEE 754's pow."""
     size = abs(x)
     log_high, log_low = _log2_in_two(size)
-    # no finite power other than of 1 is left at such exponents
+    # Beyond these exponents, every power is 0, 1 or infinite.
     bounded = y.clamp(-(2.0**33), 2.0**33)
     y_high = leading_bits(bounded)
     high = y_high * log_high

@@ -1,10 +1,10 @@
-"""Turn LLVM IR into an XLA custom call for CPU that shares XLA's own thread pool.
+"""Turns LLVM IR into an XLA custom call for CPU that shares XLA's own thread pool.
 
-A kernel has no threads of its own. A call is cut into chunks; the caller and the threads of the pool take
-them from one atomic counter, and the caller waits only for chunks that someone has begun.
+A kernel has no threads of its own. A call is cut into chunks. The calling thread and the threads of the pool
+take chunks from one atomic counter. The calling thread waits only for chunks that another thread has begun.
 
-The byte offsets below are those of `xla/ffi/api/c_api.h`, API version 0.1 and later: fields
-are only ever appended to its structs.
+The byte offsets below are those of `xla/ffi/api/c_api.h`, API version 0.1 and later: new fields are only
+appended to its structs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LOCK = threading.RLock()
 _REGISTERED: dict[str, str] = {}  # module text -> target name
 _TARGETS: set[str] = set()
 
-# A task that starts late must find its context alive although the call has returned, so the
-# context {references, next chunk, finished chunks, chunks, data, dims} is counted and on the
-# heap. Waiting is safe on any thread: it is only for chunks that a running thread has claimed.
+# A worker that starts late must find its context alive although the call has returned. So the context
+# {references, next chunk, finished chunks, chunks, data, dims} is on the heap and counts its references.
+# Waiting is safe on any thread, because a running thread has claimed every chunk that is waited for.
 _RUNTIME = """
 declare ptr @malloc(i64)
 declare void @free(ptr)
@@ -219,7 +219,7 @@ execute:
 
 
 def _entry(arguments: int, results: int, chunks: Chunks) -> str:
-    """IR of the handler: collect data pointers and leading dimensions, then run the chunks."""
+    """Returns the IR of the handler: it collects data pointers and leading dimensions and runs the chunks."""
     total = arguments + results
     lines = [f"  %data = alloca [{total} x ptr]", f"  %dims = alloca [{total} x i64]"]
     for i in range(total):
@@ -250,22 +250,22 @@ def _entry(arguments: int, results: int, chunks: Chunks) -> str:
 
 
 class Chunks(NamedTuple):
-    """How a call is cut into chunks: `rows` of buffer number `buffer`'s leading dimension each."""
+    """The division of a call into chunks: each has `rows` rows of the leading axis of buffer `buffer`."""
 
     buffer: int
     rows: int = 1
 
 
 class Refused(RuntimeError):
-    """XLA does not accept a kernel: its foreign function interface has another version."""
+    """Raised when XLA does not accept a kernel: its foreign function interface has another version."""
 
 
 def kernel_module(text: str, *, arguments: int, results: int, chunks: Chunks) -> str:
-    """IR of a whole custom call, of which `text` defines `task`.
+    """Returns the IR of a complete custom call, in which `text` defines `task`.
 
-    `task` is `void (ptr data, ptr dims, i64 chunk, i64 chunks)`: `data` points to the buffers'
-    addresses, arguments then results; `dims` to their leading dimensions (0 for a scalar). It
-    runs once for each chunk, concurrently on the threads of XLA's pool.
+    `task` is `void (ptr data, ptr dims, i64 chunk, i64 chunks)`. `data` points to the addresses of the
+    buffers, first the arguments, then the results. `dims` points to their leading dimensions (0 for a
+    scalar). `task` runs once for each chunk, on the calling thread and XLA's pool at the same time.
 
     Raises:
         ValueError: `chunks.buffer` is not one of the buffers.
@@ -280,10 +280,10 @@ def kernel_module(text: str, *, arguments: int, results: int, chunks: Chunks) ->
 def register_kernel(
     prefix: str, text: str, *, arguments: int, results: int, chunk_buffer: int
 ) -> str:
-    """Compile IR that defines `task` and return the name of its CPU custom-call target.
+    """Compiles IR that defines `task` and returns the name of its CPU custom-call target.
 
-    `kernel_module` says what a task is; the leading dimension of buffer `chunk_buffer` says how
-    many chunks there are. Registering the same text again is free and returns the same name.
+    `kernel_module` describes `task`. The number of chunks is the leading dimension of buffer `chunk_buffer`.
+    Registering the same text again costs nothing and returns the first name. Any thread may call this.
 
     Raises:
         ValueError: `chunk_buffer` is not one of the buffers.
@@ -300,12 +300,12 @@ def register_kernel(
 
 
 def register_object(prefix: str, code: bytes) -> str:
-    """Load machine code of a kernel's module; return the name of its CPU custom-call target.
+    """Loads the machine code of a kernel's module and returns the name of its CPU custom-call target.
 
-    The name ends in the content's hash.
+    The name is `prefix` and the hash of the code. Any thread may call this.
 
     Raises:
-        RuntimeError: the code is no kernel's.
+        RuntimeError: the code is not that of a kernel.
         Refused: XLA does not accept the kernel.
     """
     name = f"{prefix}_{hashlib.sha256(code).hexdigest()[:20]}"

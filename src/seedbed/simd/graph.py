@@ -1,7 +1,7 @@
 """Scalar expression graphs: hash-consed nodes that fold constants as they are made.
 
-A node is one scalar of a single example. Loops and arrays in memory appear as nodes too, so that a
-graph keeps the program's loops: `Loop` says what goes round, and a node's `loops` are those on whose
+A node is one scalar of a single example. Loops and arrays in memory have nodes too, so that a graph keeps the
+loops of the program. A `Loop` lists the values that go round it, and the `loops` of a node are those on whose
 iteration it depends.
 """
 
@@ -18,11 +18,11 @@ from seedbed.simd.arithmetic import convert, numpy_operation
 FLOATS = ("float32", "float64")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "xor", "eq", "ne")
-EFFECTS = ("memory", "store")  # never shared: each has a place and a time of its own
+EFFECTS = ("memory", "store")  # never shared: each has its own place and time
 
 
 class Node:
-    """One scalar, or one state of an array in memory."""
+    """One scalar, or one state of an array in memory; `uniform` if it is the same for all examples."""
 
     __slots__ = ("args", "dtype", "id", "loops", "op", "uniform", "value")
 
@@ -43,15 +43,15 @@ class Node:
 class Carry:
     """A scalar or an array in memory that goes round a loop."""
 
-    variable: Node  # what the body reads
+    variable: Node  # the value that the body reads
     init: Node
-    final: Node  # what the body makes of it
-    size: int | None  # elements, of an array in memory
+    final: Node  # the value at the end of the body
+    size: int | None  # elements of an array in memory; None for a scalar
 
 
 @dataclasses.dataclass(eq=False)
 class Record:
-    """What a counted loop writes down in each iteration; it is an array in memory afterwards."""
+    """The values that a counted loop records in each iteration; after it they are an array in memory."""
 
     values: tuple[Node, ...]
     array: Node
@@ -59,30 +59,30 @@ class Record:
 
 @dataclasses.dataclass(eq=False)
 class Loop:
-    """A loop that is kept: counted (`length`), or running while `condition` holds in any lane.
+    """A loop that stays a loop: it runs `length` times, or while `condition` holds in any lane.
 
-    In the graph, `variable` and `index` nodes stand for what its body reads, `result` and `record` nodes
-    for what is left of it afterwards; their values begin with the loop's number.
+    In the graph, `variable` and `index` nodes stand for the values that its body reads, `result` and `record`
+    nodes for its carries and records after it. The `value` of these nodes begins with the loop's number.
     """
 
     number: int
     depth: int
     length: int | None
     reverse: bool
-    index: Node | None = None  # the iteration of a counted loop, as its arrays are indexed
+    index: Node | None = None  # the iteration of a counted loop, which indexes its arrays
     condition: Node | None = None
     carries: list[Carry] = dataclasses.field(default_factory=list)
     records: list[Record] = dataclasses.field(default_factory=list)
-    loops: frozenset[Loop] = frozenset()  # those around it on whose iteration it depends
+    loops: frozenset[Loop] = frozenset()  # the loops around it on whose iteration it depends
 
 
 def innermost(loops: Iterable[Loop]) -> Loop | None:
-    """Returns the deepest of loops."""
+    """Returns the deepest of the loops; None if there are none."""
     return max(loops, key=lambda loop: loop.depth, default=None)
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a node's value is known."""
+    """Returns whether the value of a node is known."""
     return node.op == "constant"
 
 
@@ -91,14 +91,14 @@ def _is(node: Node, number: float) -> bool:
 
 
 class GraphTooLarge(Exception):
-    """A graph has more nodes than its limit."""
+    """Raised when a graph would have more nodes than its limit."""
 
 
 class Graph:
-    """Makes nodes; equal ones are made once."""
+    """A graph that makes its nodes; equal nodes are made once."""
 
     def __init__(self, limit: int) -> None:
-        """Refuses, by GraphTooLarge, to hold more than `limit` nodes."""
+        """Makes an empty graph; `make` raises GraphTooLarge if there are `limit` nodes already."""
         self.nodes: list[Node] = []
         self.loops: list[Loop] = []  # by number
         self._limit = limit
@@ -114,7 +114,11 @@ class Graph:
         uniform: bool | None = None,
         loops: frozenset[Loop] | None = None,
     ) -> Node:
-        """Returns the node, made anew only where there is none like it."""
+        """Returns an equal node if there is one, else a new node.
+
+        Nodes in EFFECTS are always new. By default, a node is uniform if all its arguments are. `loops` are
+        added to those of the arguments. Raises GraphTooLarge.
+        """
         args = tuple(args)
         key = (op, value, dtype, *(a.id for a in args))
         node = None if op in EFFECTS else self._known.get(key)
@@ -131,7 +135,7 @@ class Graph:
         return node
 
     def constant(self, value: Any, dtype: str) -> Node:
-        """Returns a known number; 0.0 and -0.0 are two."""
+        """Returns the node of a known number; 0.0 and -0.0 have different nodes."""
         number = np.asarray(value).astype(dtype)[()]
         key = ("constant", dtype, number.tobytes())
         node = self._known.get(key)
@@ -143,10 +147,10 @@ class Graph:
         return node
 
     def apply(self, op: str, *args: Node) -> Node:
-        """Returns an arithmetic, bit or comparison operation, folded where that is exact.
+        """Returns an arithmetic, bit or comparison operation, simplified if that is exact.
 
-        A literal zero annihilates what it multiplies and vanishes from sums (so NaN, infinities and the
-        sign of a zero beside it are lost); everything else is IEEE.
+        A product with a literal zero is 0, and a literal zero is left out of a sum: NaN, infinities and the
+        sign of a zero beside it are lost. All other arithmetic is IEEE's.
         """
         if all(a.op == "constant" for a in args):
             with np.errstate(all="ignore"):
@@ -166,7 +170,7 @@ class Graph:
         return self.make(op, args, None, "bool" if op in COMPARISONS else args[0].dtype)
 
     def select(self, condition: Node, true: Node, false: Node) -> Node:
-        """Returns `true` where `condition` holds, else `false`."""
+        """Returns a node that is `true` if `condition` holds, else `false`."""
         if condition.op == "constant":
             return true if condition.value else false
         if true is false:
@@ -183,7 +187,7 @@ class Graph:
         return self.make("select", (condition, true, false), None, true.dtype)
 
     def convert(self, node: Node, dtype: str) -> Node:
-        """Returns the number in another type."""
+        """Returns the number converted to type `dtype`."""
         if node.dtype == dtype:
             return node
         if node.op == "constant":
@@ -209,7 +213,10 @@ _ORDERED = ("lt", "le", "gt", "ge", "max", "min")
 
 
 def _range(g: Graph, node: Node) -> tuple[int, int] | None:
-    """Returns the least and the greatest that an index can be: a number, an iteration, of a table."""
+    """Returns the least and the greatest value of an index, or None if they are not known.
+
+    They are known for a constant, the iteration of a loop, and an element of a table.
+    """
     if node.op == "constant":
         return int(node.value), int(node.value)
     if node.op == "index":
@@ -221,11 +228,11 @@ def _range(g: Graph, node: Node) -> tuple[int, int] | None:
 
 
 def _by_range(g: Graph, op: str, a: Node, b: Node) -> Node | None:
-    """Folds what an index's range decides, as in `index < 0`."""
+    """Folds a comparison, max or min that the ranges of its operands decide, such as `index < 0`."""
     first, second = _range(g, a), _range(g, b)
     if first is None or second is None:
         return None
-    below, above = first[1] <= second[0], first[0] >= second[1]  # everywhere
+    below, above = first[1] <= second[0], first[0] >= second[1]  # for all values
     if op in ("max", "min"):
         if not (below or above):
             return None

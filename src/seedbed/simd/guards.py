@@ -1,8 +1,8 @@
-"""Work that is used only under `where(mask, x, 0)` runs only where the mask holds in some lane.
+"""Guards: work that is used only as x in `where(mask, x, y)` runs only if the mask holds in some lane.
 
-For each mask the items all of whose readers are such selects, or items found so before, are collected. A
-write `store(a, i, where(mask, new, a[i]))` counts as such a select. Groups are cut where something outside
-lies between two of their items.
+For each mask, this collects the items whose readers are all such selects or items already collected. A write
+`store(a, i, where(mask, new, a[i]))` counts as such a select. If an item outside a group has to run between
+two items of the group, the group is cut there.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from seedbed.simd.plan import Guard, Item, Schedule, sort
 from seedbed.simd.sparse import masked
 
 WORTH = 8.0
-"""Least cost, in additions, of what a branch may save."""
+"""Least cost, in additions, of items for which a branch is worth making."""
 _COSTS = {"div": 8.0, "sqrt": 8.0, "rem": 64.0, "load": 0.5, "constant": 0.0, "store": 0.5}
 
 
 def guarded(schedule: Schedule, items: Iterable[Node | Loop]) -> list[Item]:
-    """Returns items of one body in order, with guards."""
+    """Returns the items of one body in an order to run them, with guards around some."""
     return _Body(schedule, [*items], frozenset()).arrange()
 
 
 def cost(item: Item) -> float:
-    """Returns about how many additions an item is worth."""
+    """Returns the approximate cost of an item, in additions; a loop counts as 64."""
     if isinstance(item, Guard):
         return sum(cost(i) for i in item.items)
     return 64.0 if isinstance(item, Loop) else _COSTS.get(item.op, 1.0)
 
 
 class _Body:
-    """Items of one body, or of one guard in it, as they are grouped."""
+    """The items of one body, or of one guard in it, while they are grouped."""
 
     def __init__(self, schedule: Schedule, items: list[Item], inside: frozenset[Node]) -> None:
         self._schedule = schedule
         self._items = items
-        self._inside = inside  # masks that hold in some lane anyway
-        self._within: dict[Item, Item] = {item: item for item in items}  # the group it is in
+        self._inside = inside  # masks that are known to hold in some lane here
+        # The guard that an item is in; an item without a guard stands for itself.
+        self._within: dict[Item, Item] = {item: item for item in items}
         self._members: dict[Guard, set[Item]] = {}
-        self._gates: dict[Node, list[Node | Loop]] = {}  # by mask: its selects, and gated writes
+        self._gates: dict[Node, list[Node | Loop]] = {}  # the selects and gated writes of each mask
         for item in items:
             if isinstance(item, Guard):
                 continue
@@ -48,7 +49,7 @@ class _Body:
                 self._gates.setdefault(mask, []).append(item)
 
     def arrange(self) -> list[Item]:
-        """Groups by one mask after another, the costliest first, and then within the groups."""
+        """Groups by one mask after another, the costliest first, then within guards; returns the order."""
         found = [(self._grow(mask), mask) for mask in self._gates]
         worth = [(sum(map(cost, s)), mask) for s, mask in found]
         for value, mask in sorted(worth, key=lambda pair: (-pair[0], pair[1].id)):
@@ -72,7 +73,7 @@ class _Body:
         return self._schedule.rank(item)
 
     def _before(self, item: Item) -> set[Item]:
-        """Returns the groups and single items that come before one."""
+        """Returns the guards and single items that have to run directly before an item."""
         members = self._members[item] if isinstance(item, Guard) else (item,)
         found: set[Item] = set()
         for member in members:
@@ -82,7 +83,7 @@ class _Body:
         return found - {item}
 
     def _needed(self, item: Item) -> set[Item]:
-        """Returns the groups and single items that come, at any distance, before one."""
+        """Returns the guards and single items that have to run, at any distance, before an item."""
         found, waiting = set[Item](), [item]
         while waiting:
             more = self._before(waiting.pop()) - found
@@ -91,7 +92,7 @@ class _Body:
         return found
 
     def _mask(self, item: Node | Loop) -> Node | None:
-        """Returns the mask under which a select takes its first arm, or something is written."""
+        """Returns the mask of a select, a store or a loop, or None if a write has no mask."""
         if isinstance(item, Loop):
             return self._mask_of_loop(item)
         if item.op == "select":
@@ -100,7 +101,10 @@ class _Body:
         return None if select is None else select.args[0]
 
     def _mask_of_loop(self, loop: Loop) -> Node | None:
-        """Returns the mask of all that a loop writes, if it leaves nothing but what it writes in place."""
+        """Returns the one mask of all writes of a loop, or None.
+
+        The loop must leave nothing but arrays that it writes in place, and the mask must not depend on it.
+        """
         live, masks = self._schedule.live, set[Node | None]()
         for k, carry in live.carries[loop]:
             if carry.size is None or (loop, k) not in self._schedule.taken:
@@ -116,7 +120,7 @@ class _Body:
         return None if mask is None or loop in mask.loops else mask
 
     def _states(self, item: Item) -> set[Item | None]:
-        """Returns what made the arrays that a store or a loop writes."""
+        """Returns the item that made the array a store writes, or those that made a loop's initial values."""
         source = self._schedule.source
         if isinstance(item, Loop):
             return {source(c.init) for _, c in self._schedule.live.carries[item]}
@@ -126,10 +130,11 @@ class _Body:
         return item is not None and self._within.get(item) is item
 
     def _grow(self, mask: Node) -> set[Item]:
-        """Returns the items that matter only where the mask holds."""
+        """Returns the items that matter only in lanes in which the mask holds."""
         source, readers = self._schedule.source, self._schedule.readers
         members: set[Item] = set()
-        writes: set[Item] = set()  # gated ones, which leave behind what was written before them
+        # Gated writes: if they do not run, the state before them remains, so it has to be made.
+        writes: set[Item] = set()
         waiting: list[Item | None] = []
         for item in self._gates[mask]:
             if not self._is_free(item):
@@ -161,9 +166,10 @@ class _Body:
         return members
 
     def _split(self, mask: Node, members: set[Item]) -> None:
-        """Makes guards of what a mask gates: as few as the items between them allow."""
+        """Makes guards of the members and selects of a mask, as few as the items between them allow."""
         source, made = self._schedule.source, self._schedule.source(mask)
-        if made in self._within:  # a write may lie between a member and the mask
+        # The mask may depend on a member, through a write between them: such a member cannot be guarded.
+        if made in self._within:
             members = members - self._needed(self._within[made])
             for item in members:
                 self._schedule.before[item].add(made)  # type: ignore[index, arg-type]
@@ -199,7 +205,7 @@ class _Body:
             guard.kept = sorted(self._kept(guard), key=lambda n: n.id)
 
     def _kept(self, guard: Guard) -> Iterator[Node]:
-        """Finds values of a guard that later guards of its mask read."""
+        """Yields the values of a guard that later guards of its mask read."""
         for item in guard.items:
             readers = self._schedule.readers[item]  # type: ignore[index]
             if item in guard.selects or all(self._within.get(r) is guard for r in readers):

@@ -1,4 +1,4 @@
-"""What a function costs as a kernel."""
+"""Reports the cost of a function as a kernel."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ _NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "l
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Counts are of one example; `flops` go by the loops that they are in, outermost first."""
+    """The cost of a function as a kernel, in counts for one example.
+
+    `flops` maps the loops around operations, outermost first, to the float operations of one iteration.
+    """
 
     name: str
     operations: int
     guards: int
-    guarded: int  # operations that run only where some lane needs them
+    guarded: int  # operations that run only if some lane needs them
     flops: dict[tuple[str, ...], int]
     lanes: int
     ir_bytes: int
     code_bytes: int
-    seconds: dict[str, float]  # of each stage of compilation
+    seconds: dict[str, float]  # time of each stage of compilation
 
     def __str__(self) -> str:
         share = self.guarded / max(self.operations, 1)
@@ -57,12 +60,17 @@ class Report:
 
 
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Compile `fn` for one example of its arguments (arrays, or their shapes) and report on it.
+    """Compiles `fn` for one example and returns a report on it.
+
+    The arguments are those of one example, without a batch axis: arrays, or their shapes and types. The
+    kernel is compiled anew; the cache is neither read nor written.
 
     Raises:
-        Unsupported: `fn` has no kernel: the primitive is named, or the lines that made it too large.
+        Unsupported: `fn` has no kernel; the message names the primitive, or the lines that made it too large.
+        SeedbedError: `fn` has side effects.
     """
-    from seedbed.simd import build  # it needs llvmlite, without which there is still jax.vmap
+    # The import needs llvmlite. Without it this module still loads, and functions run as jax.vmap.
+    from seedbed.simd import build
 
     name = getattr(fn, "__qualname__", repr(fn))
     begin = time.perf_counter()
@@ -96,7 +104,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
 
 
 def _flops(live: Live, nodes: Iterable[Node]) -> dict[tuple[str, ...], int]:
-    """Float operations by loops; a product fused into a sum makes two."""
+    """Returns the float operations by the loops around them; a fused multiply-add counts as two."""
     totals: collections.Counter[tuple[Loop, ...]] = collections.Counter()
     for node in nodes:
         if node.dtype in FLOATS and node.op not in _NO_FLOPS:
@@ -110,7 +118,7 @@ def _describe(loop: Loop) -> str:
 
 
 def _guards(live: Live) -> tuple[int, int]:
-    """Number of guards, and of the operations inside them."""
+    """Returns the number of guards, and the number of operations inside them."""
     schedule = Schedule(live)
 
     def body(loop: Loop | None) -> list[tuple[Item, bool]]:

@@ -1,4 +1,4 @@
-"""One LLVM instruction, or a few, for each operation of a graph; `W` lanes of a varying node."""
+"""Writes one or a few LLVM instructions for each operation of a graph, on a scalar or on `W` lanes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHIFTS = {"shift_left": "shl", "shift_right_logical": "lshr", "shift_right_arit
 
 
 def literal(value: Any, dtype: str) -> str:
-    """Returns a number as LLVM writes it."""
+    """Returns a number as an LLVM literal; uint32 as the int32 with the same bits."""
     if dtype == "float32":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(value))))[0]:016X}"
     if dtype == "bool":
@@ -35,22 +35,22 @@ def literal(value: Any, dtype: str) -> str:
 
 
 class Writer:
-    """Writes instructions of one width; `name` gives the operand that stands for a node."""
+    """A writer of LLVM instructions on vectors of `width` lanes."""
 
     def __init__(self, width: int, *, fma: bool) -> None:
         self.width, self._fma = width, fma
         self.lines: list[str] = []
-        self.block = "work"  # the one being written
+        self.block = "work"  # the block that is being written
         self.declared: dict[str, str] = {}
         self._count = 0
 
     def kind(self, dtype: str, *, uniform: bool = False) -> str:
-        """Returns the LLVM type of a scalar of the graph."""
+        """Returns the LLVM type of a node: a scalar if `uniform`, else a vector."""
         scalar = SCALARS[dtype]
         return scalar if uniform else f"<{self.width} x {scalar}>"
 
     def fresh(self, prefix: str = "t") -> str:
-        """Returns a name not used before."""
+        """Returns a name that is not in use yet, without its `%`."""
         self._count += 1
         return f"{prefix}{self._count}"
 
@@ -59,12 +59,12 @@ class Writer:
         self.lines.append(text)
 
     def label(self, name: str) -> None:
-        """Begins a block."""
+        """Begins the block `name`."""
         self.lines.append(f"{name}:")
         self.block = name
 
     def jump(self, name: str) -> None:
-        """Ends a block."""
+        """Ends the block with a jump to the block `name`."""
         self.lines.append(f"br label %{name}")
 
     def op(self, text: str) -> str:
@@ -74,14 +74,14 @@ class Writer:
         return name
 
     def constant(self, value: Any, dtype: str, *, uniform: bool) -> str:
-        """Returns a literal operand."""
+        """Returns a literal operand: a scalar if `uniform`, else a vector."""
         text = literal(value, dtype)
         if uniform:
             return text
         return "<" + ", ".join([f"{SCALARS[dtype]} {text}"] * self.width) + ">"
 
     def splat(self, name: str, dtype: str) -> str:
-        """Returns a scalar in every lane."""
+        """Returns a vector with the scalar `name` in every lane."""
         kind, scalar, width = self.kind(dtype), SCALARS[dtype], self.width
         one = self.op(f"insertelement {kind} poison, {scalar} {name}, i64 0")
         return self.op(
@@ -89,7 +89,7 @@ class Writer:
         )
 
     def call(self, name: str, kind: str, *args: str) -> str:
-        """Calls an intrinsic whose arguments and result have one type."""
+        """Calls the intrinsic `llvm.NAME`, whose arguments and result all have the type `kind`."""
         suffix = {"float": "f32", "i32": "i32", "i1": "i1"}
         full = f"llvm.{name}." + (
             suffix[kind] if kind in suffix else f"v{self.width}{suffix[kind.split()[-1][:-1]]}"
@@ -98,17 +98,17 @@ class Writer:
         return self.op(f"call {kind} @{full}({', '.join(f'{kind} {a}' for a in args)})")
 
     def any_lane(self, mask: str) -> str:
-        """Returns whether a mask holds in some lane."""
+        """Returns an i1 operand: whether a mask, a vector, holds in some lane."""
         bits = self.op(f"bitcast <{self.width} x i1> {mask} to i{self.width}")
         return self.op(f"icmp ne i{self.width} {bits}, 0")
 
     def select(self, condition: str, kind: str, true: str, false: str, *, uniform: bool) -> str:
-        """Returns one of two operands, by lane unless the condition is uniform."""
+        """Returns one of two operands, chosen in each lane, or once if the condition is `uniform`."""
         mask = "i1" if uniform else f"<{self.width} x i1>"
         return self.op(f"select {mask} {condition}, {kind} {true}, {kind} {false}")
 
     def fused(self, fused: Fused, a: str, b: str, c: str, kind: str) -> str:
-        """Returns `±a * b ± c`."""
+        """Returns `±a * b ± c`, rounded once if the CPU has fused multiply-add, else twice."""
         if not self._fma:
             product = self.op(f"fmul {kind} {a}, {b}")
             if fused.minus_product:
@@ -121,7 +121,7 @@ class Writer:
         return self.call("fma", kind, a, b, c)
 
     def compute(self, node: Node, args: list[str], kind: str, mask: str) -> str:
-        """Returns the result of an arithmetic node; `kind` and `mask` are its arguments' types."""
+        """Returns the result of an arithmetic node. `kind` is the type of its arguments, `mask` of a bool."""
         op, dtype = node.op, node.args[0].dtype
         if op in COMPARISONS:
             if dtype == "float32":
@@ -154,7 +154,11 @@ class Writer:
         raise NotImplementedError(f"no instruction for {op}")
 
     def _extreme(self, node: Node, args: list[str], kind: str, mask: str) -> str:
-        """Is one instruction where the first operand is known, as the second is taken at a NaN."""
+        """Computes max or min; NaN in, NaN out.
+
+        If an operand is a constant, it comes first, and one machine instruction is enough: a comparison with
+        NaN fails, so the select takes the second operand.
+        """
         pairs = sorted(zip(node.args, args, strict=True), key=lambda p: p[0].op != "constant")
         (first, a), (_, b) = pairs
         ahead = self.op(f"fcmp {'ogt' if node.op == 'max' else 'olt'} {kind} {a}, {b}")
@@ -184,7 +188,10 @@ class Writer:
         raise NotImplementedError(f"no instruction for {op} of {dtype}")
 
     def _divide(self, node: Node, args: list[str], kind: str, mask: str, sign: str) -> str:
-        """Divides without the traps of the hardware: x / 0 is -1, the least number / -1 itself."""
+        """Divides, or takes the remainder, without the traps of the hardware.
+
+        x / 0 is -1 (all bits set), x rem 0 is x, the least int32 / -1 is itself, and that remainder is 0.
+        """
         dtype = node.args[0].dtype
 
         def number(value: int) -> str:
@@ -216,7 +223,7 @@ class Writer:
         return self.op(f"select {mask} {inside}, {kind} {shifted}, {kind} {number(0)}")
 
     def convert(self, node: Node, arg: str) -> str:
-        """Converts between integers and floats; bools are selects in the graph."""
+        """Converts between integers and floats; the graph converts bools by selects and comparisons."""
         source = node.args[0].dtype
         before = self.kind(source, uniform=node.uniform)
         after = self.kind(node.dtype, uniform=node.uniform)
@@ -227,7 +234,7 @@ class Writer:
         return self.op(f"{'s' if source == 'int32' else 'u'}itofp {before} {arg} to {after}")
 
     def _truncate(self, node: Node, arg: str, before: str, after: str) -> str:
-        """Converts floats towards zero, at most to the nearest integer there is; NaN to 0."""
+        """Converts floats to integers: rounds towards zero and saturates; NaN becomes 0."""
         limits, sign = np.iinfo(node.dtype), "s" if node.dtype == "int32" else "u"
         mask = self.kind("bool", uniform=node.uniform)
 
@@ -235,7 +242,7 @@ class Writer:
             return self.constant(value, dtype, uniform=node.uniform)
 
         low, beyond = number(limits.min, "float32"), number(float(limits.max) + 1, "float32")
-        above = self.op(f"fcmp ogt {before} {arg}, {low}")  # and not NaN
+        above = self.op(f"fcmp ogt {before} {arg}, {low}")  # false for NaN
         inside = self.op(f"select {mask} {above}, {before} {arg}, {before} {low}")
         high = self.op(f"fcmp oge {before} {arg}, {beyond}")
         inside = self.op(f"select {mask} {high}, {before} {low}, {before} {inside}")

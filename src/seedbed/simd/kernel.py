@@ -1,8 +1,9 @@
 """LLVM IR that applies a program, which works on the lanes of vectors, to the rows of arrays.
 
-A tile is one row for each lane. Its rows are transposed in registers into one vector for each
-element, the program runs, and its results are transposed back. A last tile with fewer rows than lanes
-repeats its last row in the others. Each task sets rounding and denormals, and puts back what it found.
+A tile has one row for each lane. Its rows are transposed in registers into one vector for each element.
+Then the program runs, and its results are transposed back. If the last tile has fewer rows than lanes,
+its last row is repeated in the other lanes. Each task sets the modes of rounding and denormal numbers,
+and restores the previous modes at its end.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ HEAD = """
 define internal void @program(ptr noalias %in, ptr noalias %out, ptr noalias %shared, ptr noalias %memory)
 nounwind alignstack(64) "prefer-vector-width"="512" "min-legal-vector-width"="512" #0 {
 """
-"""How the IR of a program begins; then come the places of its arrays, ENTRY, and what it does."""
+"""The start of the IR of `@program`. The addresses of its arrays, ENTRY and its instructions follow."""
 ENTRY = PROBE.format(first="%in", second="%out") + "\nwork:"
 _TILE = "internal void @tile(ptr %from, ptr %to, ptr %shared, ptr %memory)"
-_INLINED = 2000  # lines of a program that is made a part of `@tile`
-_COLUMNS = 4  # as many as 128 bits hold: vectors are put together from, and cut into, such pieces
+# A program with at most so many lines of IR is inlined into `@tile`.
+_INLINED = 2000
+# 128 bits hold so many 32-bit columns. Vectors are joined from pieces of this size, and split into them.
+_COLUMNS = 4
 
-# Copies the rows of a partial tile, then its last row once more for each lane that has none.
+# Copies the rows of a partial tile, then copies its last row into each remaining lane.
 _STAGE = """
 define internal void @stage(ptr %to, ptr %from, i64 %row, i64 %valid, i64 %lanes) nounwind {
 entry:
@@ -50,7 +53,7 @@ done:
 """
 _MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
 
-# Rounding to nearest and denormal numbers taken for zero, as in XLA's own threads.
+# Sets rounding to nearest, and treats denormal numbers as zero, as XLA's own threads do.
 _FLOATS = {
     "x86_64": """
 declare void @llvm.x86.sse.stmxcsr(ptr)
@@ -94,16 +97,17 @@ ARCHITECTURES = tuple(_FLOATS)
 
 
 class Port(NamedTuple):
-    """An operand or result: elements of one row, their type, and whether all rows share it."""
+    """An operand or result: how many elements a row has, their type, and whether all rows share it."""
 
     size: int
     dtype: str
     shared: bool = False
-    read: bool = True  # an operand that is not keeps its slots, but nothing is put there
+    # if False, the program never reads the operand: it has slots, but they are not filled
+    read: bool = True
 
     @property
     def bytes(self) -> int:
-        """Size of one element in a buffer."""
+        """Size of one element in a buffer, in bytes."""
         return 1 if self.dtype == "bool" else 4
 
 
@@ -115,14 +119,15 @@ def kernel_ir(
     tiles: int,
     room: Room,
 ) -> str:
-    """IR of a task that runs `@program` on the rows of `inputs`, `tiles` tiles in a chunk.
+    """Returns the IR of a task that runs `@program` on the rows of `inputs`, `tiles` tiles in a chunk.
 
-    `@program`, which the text `program` defines, is `void (ptr in, ptr out, ptr shared, ptr memory)`:
-    `in` and `out` hold a vector of `width` lanes for each element of the operands (that are not shared)
-    and results, 32 bits a lane; `shared` the addresses of the shared operands; `memory` the block of the
-    heap of which it has taken some in `room`. It begins with HEAD and ENTRY. The leading dimension of the
-    first result is the number of rows. `i64 @stack_use(ptr null)` returns the bytes of the stack that a
-    task takes.
+    The text `program` defines `void @program(ptr in, ptr out, ptr shared, ptr memory)`, which begins
+    with HEAD and ENTRY. `in` holds one vector of `width` lanes, 32 bits each, for every element of the
+    operands that are not shared; `out` holds one for every element of the results. `shared` holds the
+    addresses of the shared operands. `memory` is a block of the heap; the offsets that the program uses
+    in it are already taken in `room`, and the slots of a tile are taken here. The number of rows is the
+    leading dimension of the first result. The IR also has `i64 @stack_use(ptr null)`, which returns the
+    bytes of stack that a task takes.
     """
     f = Function(_TASK)
     before = f.op("call i64 @set_floats()")
@@ -172,7 +177,10 @@ def _run_tile(
     memory: tuple[list[str], str],
     extent: tuple[str, int],
 ) -> None:
-    """Runs `@tile` on the rows themselves, or on copies where fewer are left than lanes."""
+    """Emits the call of `@tile` for one tile: on the rows in place, or on copies if too few rows are left.
+
+    `memory` is (tables of addresses, block of the heap), `extent` is (rows left, lanes).
+    """
     (tables, block), (left, width) = memory, extent
     pointers = ", ".join(f"ptr {pointer}" for pointer in (*tables, block))
     whole, part, after = f.fresh("whole"), f.fresh("part"), f.fresh("after")
@@ -212,8 +220,12 @@ def _pointers(f: Function, count: int) -> str:
 
 
 def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int, room: Room) -> str:
-    """Function that runs the program on a whole tile, given where each array's rows begin."""
-    # Not inlined: no float operation may move to before the rounding mode is set.
+    """Returns the IR of `@tile`, which runs the program on a whole tile.
+
+    `%from` and `%to` hold the address of the tile's first row in each operand and result. The memory of
+    the slots is taken from `room`.
+    """
+    # Not inlined: otherwise LLVM could move a float operation to before the rounding mode is set.
     f = Function(_TILE, "noinline")
 
     def slots_for(count: int) -> str:
@@ -244,7 +256,10 @@ def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int, room: Roo
 
 
 def _gather(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
-    """Transposes rows of a tile to slots; bools are widened to 32 bits in between."""
+    """Emits the transposition of a tile's rows into slots. Bools are first widened to 32 bits.
+
+    `memory` is the addresses of (rows, slots, scratch for the widened bools).
+    """
     rows, slots, wide = memory
     if port.size < _COLUMNS:
         vectors = [_load(f, port, rows, str(i), width) for i in range(port.size)]
@@ -270,7 +285,10 @@ def _gather(f: Function, port: Port, memory: tuple[str, str, str], width: int) -
 
 
 def _scatter(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
-    """Transposes slots to rows of a tile."""
+    """Emits the transposition of slots into a tile's rows. Bools are narrowed to 8 bits at the end.
+
+    `memory` is the addresses of (slots, rows, scratch for the bools before they are narrowed).
+    """
     slots, rows, wide = memory
     if port.size < _COLUMNS:
         vectors = [_slot(f, f.at(slots, i * width), width) for i in range(port.size)]
@@ -294,9 +312,10 @@ def _scatter(f: Function, port: Port, memory: tuple[str, str, str], width: int) 
 
 
 def _units(f: Function, size: int, rows: str, slots: str, width: int) -> Iterator[tuple[str, str]]:
-    """Yields where each unit of columns begins in the rows and in the slots.
+    """Yields the addresses at which each unit of `_COLUMNS` columns begins in the rows and in the slots.
 
-    The last unit begins early enough to be whole.
+    The first pair is inside an emitted loop over the whole units. If `size` is not a multiple of
+    `_COLUMNS`, a last unit covers the end and overlaps the one before. `size` is at least `_COLUMNS`.
     """
     whole = size // _COLUMNS
     with f.repeat(whole) as unit:
@@ -306,7 +325,7 @@ def _units(f: Function, size: int, rows: str, slots: str, width: int) -> Iterato
 
 
 def _turn(f: Function, vectors: Sequence[str], width: int) -> list[str]:
-    """Transposes the 4 x 4 blocks that four vectors hold in each 128 bits."""
+    """Transposes 4 x 4 blocks: the same 128 bits of each of the four vectors form one block."""
     low = [lane + half for lane in (0, 1) for half in (0, width)]
     high = [lane + half for lane in (2, 3) for half in (0, width)]
     first, last = [0, 1, width, width + 1], [2, 3, width + 2, width + 3]
@@ -322,7 +341,7 @@ def _turn(f: Function, vectors: Sequence[str], width: int) -> list[str]:
 
 
 def _pick(f: Function, vectors: Sequence[str], places: Sequence[int], width: int) -> str:
-    """Vector of the elements `places` of the concatenation of vectors."""
+    """Returns a vector of the elements at `places` in the concatenation of `vectors`."""
     result = vectors[0]
     for i, vector in enumerate(vectors[1:], 1):
         lanes = [
@@ -336,7 +355,7 @@ def _pick(f: Function, vectors: Sequence[str], places: Sequence[int], width: int
 
 
 def _join(f: Function, parts: list[str]) -> str:
-    """Concatenation of vectors."""
+    """Returns the concatenation of vectors of four lanes; their number is a power of two."""
     lanes = _COLUMNS
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -351,7 +370,7 @@ def _shuffle(f: Function, a: str, b: str, lanes: Sequence[int], width: int) -> s
 
 
 def _load(f: Function, port: Port, rows: str, number: str, width: int) -> str:
-    """Vector `number` of the consecutive elements of a tile."""
+    """Emits a load of vector `number` of the consecutive elements of a tile, bools as 32 bits."""
     kind = "i8" if port.dtype == "bool" else "i32"
     place = f.scaled(rows, number, width, kind)
     vector = f.op(f"load <{width} x {kind}>, ptr {place}, align {port.bytes}")
@@ -359,7 +378,7 @@ def _load(f: Function, port: Port, rows: str, number: str, width: int) -> str:
 
 
 def _put(f: Function, port: Port, vector: str, rows: str, number: str, width: int) -> None:
-    """Stores vector `number` of the consecutive elements of a tile."""
+    """Emits a store of vector `number` of the consecutive elements of a tile, bools as 8 bits."""
     kind = "i8" if port.dtype == "bool" else "i32"
     if kind == "i8":
         vector = f.op(f"trunc <{width} x i32> {vector} to <{width} x i8>")

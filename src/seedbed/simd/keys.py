@@ -1,6 +1,6 @@
-"""Random keys as plain numbers: rewrites a jaxpr so that keys are their data, and bits come from threefry.
+"""Random keys as plain numbers: rewrites a jaxpr so that keys become their data, and threefry makes bits.
 
-A key has no scalar form. Its data, uint32 with one axis more, have.
+A key has no scalar form, but its data, a uint32 array with one more axis, has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _MOVES = (
 
 
 def without_keys(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns the same function over key data in place of keys; itself where it has no keys."""
+    """Returns the same function with key data in place of keys, as arguments and results too.
+
+    Returns `closed` itself if it uses no random keys. Raises Unsupported for an operation on keys that
+    has no scalar form.
+    """
     if not _has_keys(closed.jaxpr):
         return closed
     shapes = [_physical(v.aval) for v in closed.jaxpr.invars]
@@ -54,7 +58,7 @@ def _physical(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr with the data of keys in their places."""
+    """Evaluates a jaxpr with key data in place of keys, and returns its results."""
     values: dict[Any, Any] = {}
 
     def read(atom: Any) -> Any:
@@ -89,7 +93,7 @@ def _apply(equation: Any, args: list[Any]) -> Sequence[Any]:
 
 
 def _move(equation: Any, args: list[Any]) -> Sequence[Any]:
-    """Moves keys about: the same is done with each number of their data."""
+    """Applies an operation that only moves keys to each number of their data; else raises Unsupported."""
     if equation.primitive.name not in _MOVES:
         raise Unsupported(
             f"{equation.primitive.name!r} of random keys has no scalar form: draw from them instead"
@@ -153,7 +157,7 @@ _CONTROL: dict[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
 
 
 def _traced(function: Callable[..., Any], *args: Any) -> Sequence[Any]:
-    """Runs a function of key data, in which threefry is then written out."""
+    """Traces a function of key data and evaluates it, with threefry written out in plain arithmetic."""
     closed = jax.make_jaxpr(function)(*args)
     return _run(closed.jaxpr, closed.consts, args)
 
@@ -192,14 +196,17 @@ def _same(equation: Any, data: Any) -> Sequence[Any]:
 
 
 def _counters(equation: Any) -> Sequence[Any]:
-    """Numbers the elements of a shape in 64 bits."""
+    """Returns the high and the low 32 bits of the index of each element of a shape; the high bits are 0."""
     shape = equation.params["shape"]
     low = np.arange(np.prod(shape, dtype=np.int64), dtype=np.uint32).reshape(shape)
     return [jnp.zeros(shape, np.uint32), jnp.asarray(low)]
 
 
 def _threefry(equation: Any, *args: Any) -> Sequence[Any]:
-    """Threefry 2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
+    """Computes threefry 2x32 with 20 rounds.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
     key0, key1, x0, x1 = jnp.broadcast_arrays(*(jnp.asarray(a, np.uint32) for a in args))
     keys = (key0, key1, key0 ^ key1 ^ np.uint32(0x1BD11BDA))
     x0, x1 = x0 + key0, x1 + key1

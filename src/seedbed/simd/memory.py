@@ -1,7 +1,8 @@
-"""Arrays in memory: where an index is only known when the program runs, elements have addresses.
+"""Arrays in memory: if an index is only known when the program runs, the elements have addresses.
 
-A state of an array is a node: "pack" (elements, never written), "table" (known numbers), "memory" (a copy of
-its own, which may be written), "store" (the state after a write), or what a loop carries or records.
+A state of an array is a node: "pack" (elements, never written), "table" (known numbers), "memory" (a new
+copy, which may be written), "store" (the state after a write), "variable" or "result" (an array that a
+loop carries) or "record" (an array that a loop writes row by row).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from jax.extend import core
 from seedbed.simd.graph import Graph, Loop, Node, is_constant
 from seedbed.types import SeedbedError
 
-POSITIONS = 256  # as many places are compared with an index that differs from lane to lane
+# the most positions that are compared with an index that differs between lanes
+POSITIONS = 256
 
 
 class Unsupported(SeedbedError):
-    """A function holds something that has no scalar form."""
+    """Raised when a function cannot become a kernel, e.g. because an operation has no scalar form."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,16 +32,17 @@ class Memory:
 
     node: Node
     shape: tuple[int, ...]
-    home: Loop | None  # the loop in whose body it may be written
+    # the loop in whose body it may be written; None: only outside loops, or nowhere
+    home: Loop | None
 
     @property
     def dtype(self) -> str:
-        """Type of the elements."""
+        """Data type of the elements."""
         return self.node.dtype
 
     @property
     def size(self) -> int:
-        """Count of the elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -48,7 +51,7 @@ Value = np.ndarray | Memory
 
 
 class Tracer(Protocol):
-    """What reads and writes need of the interpreter."""
+    """The part of the interpreter that reads and writes use."""
 
     graph: Graph
     around: list[Loop]
@@ -59,7 +62,7 @@ class Tracer(Protocol):
         ...
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-        """Returns the values of a jaxpr's results."""
+        """Interprets a jaxpr and returns its results."""
         ...
 
 
@@ -67,7 +70,7 @@ Special = Callable[[Any, Any, list[Value]], Sequence[Value]]
 
 
 def load(g: Graph, state: Node, base: Node, offset: int) -> Node:
-    """Returns the element at `base + offset`; `base` is an int32 node, constant or not."""
+    """Returns the element at the flat index `base + offset`. `base` is an int32 node, equal in all lanes."""
     if is_constant(base):
         offset, base = offset + int(base.value), g.constant(0, "int32")
         if state.op == "pack":
@@ -79,7 +82,7 @@ def load(g: Graph, state: Node, base: Node, offset: int) -> Node:
 
 
 def elements(tracer: Tracer, memory: Memory) -> np.ndarray:
-    """Reads every element."""
+    """Returns the nodes of all elements, in the shape of the array."""
     zero = tracer.graph.constant(0, "int32")
     nodes = np.empty(memory.size, object)
     for i in range(memory.size):
@@ -88,7 +91,10 @@ def elements(tracer: Tracer, memory: Memory) -> np.ndarray:
 
 
 def readable(tracer: Tracer, value: Value) -> Memory:
-    """Returns a value as an array with addresses; of a state that was stored over, a copy made before."""
+    """Returns a value, of one element or more, as an addressable array.
+
+    If the state has been overwritten since, this is a copy made before the write.
+    """
     if isinstance(value, Memory):
         if value.node.id not in tracer.superseded:
             return value
@@ -104,7 +110,7 @@ def readable(tracer: Tracer, value: Value) -> Memory:
 
 
 def writable(tracer: Tracer, value: Value) -> Memory:
-    """Returns a state that may be written where the tracer is: the value's own, or that of a copy."""
+    """Returns a state that the loop body being traced may write: the value itself, or a new copy."""
     here = tracer.around[-1] if tracer.around else None
     memory = readable(tracer, value)
     if memory.node.op in ("memory", "store", "variable", "result") and memory.home is here:
@@ -117,7 +123,7 @@ def writable(tracer: Tracer, value: Value) -> Memory:
 
 
 def store(tracer: Tracer, memory: Memory, base: Node, offset: int, value: Node) -> Memory:
-    """Returns the state after a write at `base + offset`."""
+    """Returns the state after a write at `base + offset`, and marks `memory` as overwritten."""
     args = (memory.node, base, value)
     node = tracer.graph.make("store", args, offset, memory.dtype, uniform=False)
     tracer.superseded[memory.node.id] = node.id
@@ -136,7 +142,7 @@ def _address(g: Graph, starts: Sequence[Node], strides: Sequence[int]) -> Node:
 
 
 def _clamped(g: Graph, start: Node, last: int) -> Node:
-    """Returns an int32 index kept within 0..last."""
+    """Returns an index as int32, clamped to 0..last."""
     if last == 0:
         return g.constant(0, "int32")
     if start.dtype == "uint32":
@@ -146,7 +152,7 @@ def _clamped(g: Graph, start: Node, last: int) -> Node:
 
 
 def _chosen(g: Graph, base: Node, count: int, at: Callable[[int], Node]) -> Node:
-    """Returns `at(base)` for an index that differs from lane to lane."""
+    """Returns `at(base)` for a `base` that differs between lanes; raises Unsupported beyond POSITIONS."""
     if count > POSITIONS:
         raise Unsupported(
             f"an index that differs between examples reaches {count} places (at most {POSITIONS}): "
@@ -159,11 +165,12 @@ def _chosen(g: Graph, base: Node, count: int, at: Callable[[int], Node]) -> Node
 
 
 def _is_early(tracer: Tracer, memory: Memory, base: Node) -> bool:
-    """Tells whether a state can be read at an index before it is stored over."""
+    """Returns whether an element can be read before its state is overwritten."""
     if memory.node.id not in tracer.superseded:
         return True
     here, store = tracer.around[-1] if tracer.around else None, tracer.superseded[memory.node.id]
-    newer = [base]  # what the index is made of, of which only loops can depend on the write
+    # the nodes that the index is computed from; only results of loops can depend on the write
+    newer = [base]
     while newer:
         node = newer.pop()
         if node.id > store and node.op in ("result", "record"):
@@ -173,7 +180,7 @@ def _is_early(tracer: Tracer, memory: Memory, base: Node) -> bool:
 
 
 def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
-    """Returns the element at `base + offset`, whatever kind of index it is."""
+    """Returns the element at the flat index `base + offset`; `base` may differ between lanes."""
     g = tracer.graph
     if base.uniform:
         if not (isinstance(value, Memory) and _is_early(tracer, value, base)):
@@ -185,7 +192,7 @@ def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
 
 
 def write(tracer: Tracer, value: Value, base: Node, offset: int, new: Node) -> Value:
-    """Returns the array after a write at `base + offset`, whatever kind of index it is."""
+    """Returns the array after a write at the flat index `base + offset`; `base` may differ between lanes."""
     g = tracer.graph
     if base.uniform and not (is_constant(base) and not isinstance(value, Memory)):
         return store(tracer, writable(tracer, value), base, offset, new)
@@ -240,7 +247,10 @@ def _mode(equation: Any) -> str:
 def _start(
     g: Graph, indices: Sequence[Node], dims: Sequence[int], lasts: Sequence[int], mode: str
 ) -> tuple[list[Node], Node]:
-    """Returns the index along each dimension, kept in bounds, and whether it was in bounds."""
+    """Returns the index along each dimension, clamped to its bounds, and whether all were in bounds.
+
+    The second is a bool node. It is always True unless the mode is FILL_OR_DROP.
+    """
     starts, inside = [g.constant(0, "int32")] * len(lasts), g.constant(True, "bool")
     for index, dim in zip(indices, dims, strict=True):
         starts[dim] = _clamped(g, index, lasts[dim])
@@ -257,7 +267,7 @@ def _is_static(indices: np.ndarray) -> bool:
 
 
 def _fill(value: Any, dtype: np.dtype) -> Any:
-    """Returns what stands for elements beyond an array (jax.numpy's indexing)."""
+    """Returns the number that a gather gives beyond an array; `value` None means jax.numpy's default."""
     if value is not None:
         return value
     if dtype.kind == "f":
@@ -341,7 +351,7 @@ INDEXED: dict[str, Special] = {
 
 
 def indexed_variables(jaxpr: Any) -> set[Any]:
-    """Returns the variables of a jaxpr that are indexed by something not written as a number."""
+    """Returns the variables of a jaxpr that are indexed by a non-literal, also after indexed writes."""
     found: set[Any] = set()
     for equation in reversed(jaxpr.eqns):
         if equation.primitive.name in INDEXED and not isinstance(equation.invars[0], core.Literal):
@@ -361,7 +371,7 @@ def indexed_variables(jaxpr: Any) -> set[Any]:
 
 
 def _places(equation: Any) -> Sequence[Any]:
-    """Returns the operands of an indexing that say where."""
+    """Returns the operands of an indexing operation that hold the indices."""
     name, operands = equation.primitive.name, equation.invars
     if name.startswith("scatter"):
         return operands[1:2]
@@ -369,7 +379,7 @@ def _places(equation: Any) -> Sequence[Any]:
 
 
 def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]]:
-    """Returns (jaxpr, what goes in, what comes out) for the jaxprs inside an equation."""
+    """Returns (jaxpr, operands, results) for each inner jaxpr; a while loop's condition has no results."""
     params, atoms = equation.params, equation.invars
     name = equation.primitive.name
     if name == "cond":

@@ -1,4 +1,4 @@
-"""Where each operation of a program goes: what is live, in which loop, fused with what, and in what order."""
+"""The plan of a program's code: the live operations, their loop bodies, their fusion and their order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seedbed.simd.trace import Program
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """A product taken into a sum: `±a * b ± c`, rounded once."""
+    """A product fused into a sum: `±a * b ± c`, rounded once if the CPU has fused multiply-add."""
 
     a: Node
     b: Node
@@ -24,19 +24,21 @@ class Fused:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Guard:
-    """Items that run only where `mask` holds in some lane."""
+    """A group of items that run only if `mask` holds in some lane."""
 
     mask: Node
     items: list[Item]
-    selects: list[Node]  # those of the items that are y where nothing runs: select(mask, x, y)
-    kept: list[Node] = dataclasses.field(default_factory=list)  # what later guards read
+    # the items `select(mask, x, y)`; each is y if the group does not run
+    selects: list[Node]
+    # values of the items that later guards of the same mask read
+    kept: list[Node] = dataclasses.field(default_factory=list)
 
 
 Item = Node | Loop | Guard
 
 
 class Live:
-    """What a program's results need, and who uses it."""
+    """The nodes, carries and records that a program's results need, and the readers of each node."""
 
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
@@ -44,9 +46,11 @@ class Live:
         self.nodes: set[Node] = set()
         self.carries: dict[Loop, list[tuple[int, Carry]]] = {}
         self.records: dict[Loop, list[tuple[int, Record]]] = {}
-        self.results: dict[Loop, list[Node]] = {}  # of its scalars
+        # the "result" nodes of the scalars that a loop carries
+        self.results: dict[Loop, list[Node]] = {}
         self.indices: dict[Loop, list[Node]] = {}
-        self.rows: dict[Loop, Node] = {}  # lists of those that a loop visits, if not all
+        # for a loop that does not visit all rows, the node that lists the rows to visit
+        self.rows: dict[Loop, Node] = {}
         self.readers: dict[Node, list[Node]] = {}
         self.fused: dict[Node, Fused] = {}
         self._mark(self.outputs)
@@ -99,12 +103,12 @@ class Live:
                 self.readers.setdefault(arg, []).append(node)
 
     def operands(self, node: Node) -> tuple[Node, ...]:
-        """Returns what computing a node reads."""
+        """Returns the nodes that the computation of a node reads."""
         fused = self.fused.get(node)
         return (fused.a, fused.b, fused.c) if fused is not None else node.args
 
     def ends(self, loop: Loop) -> Iterator[Node]:
-        """Goes through what a loop's body reads at its end, and its condition."""
+        """Yields the nodes that a loop's body reads at its end, and its condition."""
         for _, carry in self.carries[loop]:
             yield carry.final
         for _, record in self.records[loop]:
@@ -113,7 +117,10 @@ class Live:
             yield loop.condition
 
     def _fuse(self) -> None:
-        """Takes each product into the sums that are its only readers."""
+        """Fuses each float product into the sum or difference that reads it.
+
+        The sum must be its only reader, and both must depend on the same loops.
+        """
         held = {*self.outputs}
         for loop, carries in self.carries.items():
             held |= {*self.ends(loop), *(c.init for _, c in carries)}
@@ -145,15 +152,22 @@ class Live:
 
 
 class Schedule:
-    """The items of every loop body (and of the whole program, under None), and what comes before what."""
+    """The items of every loop body, and the constraints on their order.
+
+    Items outside loops are under None.
+    """
 
     def __init__(self, live: Live) -> None:
         self.live = live
         self.items: dict[Loop | None, list[Node | Loop]] = {None: []}
-        self.before: dict[Node | Loop, set[Node | Loop]] = {}  # in the same body
-        self.readers: dict[Node | Loop, set[Node | Loop]] = {}  # of its values, in the same body
-        self.held: set[Node | Loop] = set()  # read at the end of a body, or a result
-        self.taken: set[tuple[Loop, int]] = set()  # carries kept where their first state is
+        # item -> the items of the same body that must come before it
+        self.before: dict[Node | Loop, set[Node | Loop]] = {}
+        # item -> the items of the same body that read its values
+        self.readers: dict[Node | Loop, set[Node | Loop]] = {}
+        # items that are read at the end of a body, or are results of the program
+        self.held: set[Node | Loop] = set()
+        # (loop, number) of carried arrays that stay in the memory of their first state
+        self.taken: set[tuple[Loop, int]] = set()
         self._ranks: dict[Node | Loop, int] = {}
         self._place()
         self._connect()
@@ -168,13 +182,13 @@ class Schedule:
             items.sort(key=self._written)
 
     def source(self, node: Node) -> Node | Loop | None:
-        """Returns the item that makes a node; None for what is there from the start."""
+        """Returns the item that makes a node; None if there is none, as for a constant or an index."""
         if node.op in ("result", "record"):
             return self.live.graph.loops[node.value[0]]
         return node if node in self.before else None
 
     def needed(self, node: Node) -> set[Node | Loop]:
-        """Returns the items of a node's body without which it cannot be computed."""
+        """Returns the item that makes a node, and all items of its body that must come before that."""
         source = self.source(node)
         return self._needed([] if source is None else [source])
 
@@ -188,20 +202,21 @@ class Schedule:
         return found
 
     def rank(self, item: Node | Loop) -> int:
-        """Returns an item's place in the order in which the last results want them."""
+        """Returns an item's position in the order of `_arrange`."""
         return self._ranks[item]
 
     def lists(self, loop: Loop) -> list[Node]:
-        """Returns the lists of rows by which loops in the body of a loop go."""
+        """Returns the lists of rows that a loop, and the loops inside it at any depth, visit."""
         inside = [loop]
         for each in inside:
             inside += [item for item in self.items.get(each, []) if isinstance(item, Loop)]
         return [*dict.fromkeys(self.live.rows[each] for each in inside if each in self.live.rows)]
 
     def _arrange(self) -> None:
-        """Ranks items by a walk from each body's last ones, in the order of the program, to what they read.
+        """Ranks items by a depth-first walk from the last items of each body to the items that they read.
 
-        What is summed up step by step over a long stretch is so computed in one go, in a register.
+        The walk follows the order of the program. A sum that the program builds step by step over a long
+        stretch is thus computed in one go, in a register.
         """
         for items in self.items.values():
             for last in items:
@@ -228,7 +243,7 @@ class Schedule:
             waiting += [(e, False) for e in earlier if e not in self._ranks]
 
     def _written(self, item: Node | Loop) -> tuple[int, int]:
-        """Returns an item's place in the program as it was written."""
+        """Returns a sort key: the position of an item in the program as it was traced."""
         if isinstance(item, Node):
             return item.id, 0
         results = [c.variable.id for _, c in self.live.carries[item]]
@@ -264,7 +279,8 @@ class Schedule:
         for node in self.live.outputs:
             use(node, None, None)
         for node in self.live.nodes:
-            if node.op == "store":  # whoever reads the state before it comes before it
+            # readers of the old state come before the store
+            if node.op == "store":
                 home = innermost(node.loops)
                 for reader, block in users[node.args[0]]:
                     first = _lifted(reader, block, home)
@@ -276,8 +292,9 @@ class Schedule:
                     self._take(loop, k, users[carry.init])
 
     def _may_take(self, loop: Loop, k: int, state: Node) -> bool:
-        """Tells whether a loop's array may be written where its first state is."""
-        if state.op in ("memory", "store", "result"):  # but not once more in each iteration
+        """Returns whether a loop may write carry number `k`, an array, in the memory of its first state."""
+        # if the state is made outside a loop around this one, each iteration needs it unchanged
+        if state.op in ("memory", "store", "result"):
             return innermost(state.loops) is innermost(loop.loops)
         if state.op != "variable":
             return False
@@ -289,7 +306,7 @@ class Schedule:
     def _take(
         self, loop: Loop, k: int, users: list[tuple[Node | Loop | None, Loop | None]]
     ) -> None:
-        """Lets a loop write over its first state, after the state's other readers, if they can be before."""
+        """Lets a loop overwrite an array's first state, if its other readers can come before the loop."""
         home = innermost(loop.loops)
         readers = [_lifted(reader, block, home) for reader, block in users]
         if readers.count(loop) != 1 or None in readers:
@@ -308,7 +325,7 @@ _GIVEN = ("constant", "variable", "index", "result", "record", "table")
 def _lifted(
     reader: Node | Loop | None, block: Loop | None, home: Loop | None
 ) -> Node | Loop | None:
-    """Returns the item of body `home` that holds a reader in body `block`; None for its end."""
+    """Returns the item of body `home` that contains a reader in body `block`; None is the end of `home`."""
     while block is not home and block is not None:
         reader, block = block, innermost(block.loops)
     return reader
@@ -319,7 +336,10 @@ def sort(
     before: Callable[[Item], Iterable[Item]],
     rank: Callable[[Item], int],
 ) -> list[Item]:
-    """Returns items in an order that works, as near as can be to that of their ranks."""
+    """Returns the items ordered by `before`; of the items that are ready, the lowest rank comes first.
+
+    Raises RuntimeError if items wait for each other in a circle.
+    """
     waiting: dict[Item, int] = {}
     after: dict[Item, list[Item]] = {item: [] for item in items}
     for item in items:

@@ -14,7 +14,7 @@ _MINUS_INFINITY = "0xFFF0000000000000"
 
 @dataclass(frozen=True)
 class Pooling:
-    """Static description of one layer; everything but the batch size."""
+    """The static description of one layer: everything but the batch size. Windows are square."""
 
     height: int
     width: int
@@ -37,17 +37,17 @@ class Pooling:
 
     @property
     def origin(self) -> int:
-        """Offset of an image inside its padded copy."""
+        """Offset of an image inside its padded copy, in floats."""
         return (self.margins[0][0] * self.padded[1] + self.margins[1][0]) * self.channels
 
     @property
     def copy_size(self) -> int:
-        """Floats of a padded image."""
+        """Number of floats in a padded image."""
         return self.padded[0] * self.padded[1] * self.channels
 
 
 def forward_ir(p: Pooling) -> str:
-    """Task over buffers (x) -> (y, scratch of `copy_size` floats for each chunk)."""
+    """Returns the IR of a task over buffers (x) -> (y, scratch of `copy_size` floats for each chunk)."""
     f = Function(_TASK)
     x, y, scratch = buffers(f, 3)
     image_size, out_size = p.height * p.width * p.channels, p.output[0] * p.output[1] * p.channels
@@ -73,9 +73,10 @@ def forward_ir(p: Pooling) -> str:
 
 
 def gradient_ir(p: Pooling) -> str:
-    """Task over buffers (x, y, dy) -> (dx, scratch of 2 `copy_size` floats for each chunk).
+    """Returns the IR of a task over buffers (x, y, dy) -> (dx, scratch).
 
-    The first of equal maxima, in row-major order, takes the gradient.
+    The scratch has 2 `copy_size` floats for each chunk. If a window has equal maxima, the first of them
+    in row-major order takes the gradient.
     """
     f = Function(_TASK)
     x, y, dy, dx, scratch = buffers(f, 5)
@@ -107,7 +108,7 @@ def _declarations(p: Pooling) -> str:
 
 
 def _fill(f: Function, p: Pooling, target: str) -> None:
-    """Write minus infinity, the neutral element, to a padded image."""
+    """Emits stores of minus infinity, the neutral element of the maximum, to a padded image."""
     width = p.unit.width
     value = f"<{', '.join([f'float {_MINUS_INFINITY}'] * width)}>"
     whole, rest = divmod(p.copy_size, width)
@@ -125,13 +126,13 @@ def _pad(f: Function, p: Pooling, source: str, padded: str) -> None:
 
 
 def _corner(f: Function, p: Pooling, base: str, row: str, column: str) -> str:
-    """Address of the first tap of a window in a padded image."""
+    """Returns the address of the first tap of a window in a padded image."""
     line = f.scaled(base, row, p.stride * p.padded[1] * p.channels)
     return f.scaled(line, column, p.stride * p.channels)
 
 
 def _place(f: Function, p: Pooling, base: str, row: str, column: str) -> str:
-    """Address of a result."""
+    """Returns the address of the first channel of a result, or of its gradient."""
     return f.scaled(f.scaled(base, row, p.output[1] * p.channels), column, p.channels)
 
 
@@ -140,7 +141,7 @@ def _taps(p: Pooling) -> list[int]:
 
 
 def _lanes(p: Pooling) -> list[tuple[int, int]]:
-    """(first channel, channels) of each vector."""
+    """Returns (first channel, number of channels) of each vector."""
     width = p.unit.width
     return [(i, min(width, p.channels - i)) for i in range(0, p.channels, width)]
 
@@ -148,7 +149,11 @@ def _lanes(p: Pooling) -> list[tuple[int, int]]:
 def _scatter(
     f: Function, p: Pooling, windows: tuple[str, str], part: tuple[int, int], held: tuple[str, str]
 ) -> None:
-    """Add the gradient of one result, where its maximum was found first."""
+    """Emits the addition of a result's gradient to the first tap of its window that equals the maximum.
+
+    `windows` are addresses in the padded image and in its gradient, `part` is (first channel, channels),
+    and `held` names the maximum and the result's gradient.
+    """
     (source, target), (first, lanes), (best, gradient) = windows, part, held
     width = p.unit.width
     vector, mask = f"<{width} x float>", f"<{width} x i1>"

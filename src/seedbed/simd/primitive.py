@@ -1,7 +1,8 @@
 """A JAX primitive that applies a jaxpr of one example to the rows of arrays.
 
-Operands are arrays [B, ...], or shared by all rows; results are [B, ...]. On CPU it is a kernel;
-elsewhere, and for derivatives, `jax.vmap` of the same jaxpr, if XLA compiles that in reasonable time.
+Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPU the primitive is a
+kernel. For derivatives, on other devices, and if there is no kernel, it is `jax.vmap` of the same jaxpr,
+provided that XLA compiles that in reasonable time.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from seedbed.types import SeedbedError
 
 LARGEST_FALLBACK = 15_000
-"""Equations that a function may have where `jax.vmap` takes the place of a kernel.
+"""The most equations that a function may have if `jax.vmap` replaces a kernel.
 
-XLA takes about 4 ms to compile one of a physics step, a minute for all.
+XLA takes about 4 ms to compile one equation of a physics step, so a minute for all.
 """
 GRADIENT = 3
-"""Equations of a reverse-mode derivative for one of the function, about."""
+"""The number of equations in a reverse-mode derivative for each equation of the function, roughly."""
 
 vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
@@ -39,19 +40,22 @@ _opaque_p.multiple_results = True
 
 
 def mapped(closed: core.ClosedJaxpr, shared: Sequence[bool], *operands: Any) -> list[jax.Array]:
-    """The same by `jax.vmap`."""
+    """Applies the jaxpr of one example to the rows of operands, like the primitive, but by `jax.vmap`."""
     axes = [None if s else 0 for s in shared]
     return jax.vmap(core.jaxpr_as_fun(closed), in_axes=axes)(*operands)
 
 
 def count_equations(jaxpr: Any) -> int:
-    """Equations of a jaxpr and of those inside it; a call itself does not count."""
+    """Counts the equations of a jaxpr and of the jaxprs inside it; a call or a loop itself does not count."""
     inner = [list(core.jaxprs_in_params(e.params)) for e in jaxpr.eqns]
     return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
 
 
 def _admit(closed: core.ClosedJaxpr, name: str, reason: str, equations: int = 1) -> None:
-    """Raise SeedbedError if a function, at `equations` for one of it, is too large for `jax.vmap`."""
+    """Raises SeedbedError, which states `reason`, if a function is too large for `jax.vmap`.
+
+    The limit is LARGEST_FALLBACK. Each equation of the function counts as `equations`.
+    """
     equations *= count_equations(closed.jaxpr)
     if equations > LARGEST_FALLBACK:
         raise SeedbedError(
@@ -64,7 +68,10 @@ def _admit(closed: core.ClosedJaxpr, name: str, reason: str, equations: int = 1)
 def _types(
     *operands: Any, closed: core.ClosedJaxpr, shared: Sequence[bool], name: str
 ) -> list[Any]:
-    """Types of the results; they vary over every mesh axis over which an operand does."""
+    """Returns the types of the results, which vary over every mesh axis over which an operand varies.
+
+    Raises SeedbedError if operands have their rows split over different mesh axes.
+    """
     rows = [o for o, s in zip(operands, shared, strict=True) if not s]
     split = {o.sharding.spec[0] for o in rows} - {None}
     if len(split) > 1:
@@ -90,7 +97,7 @@ def _types(
 
 
 def _fold(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Under vmap the new axis goes into the rows; what was shared and is mapped is so no more."""
+    """Implements vmap: folds the new axis into the rows. A shared operand that is mapped becomes rows."""
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     flags = [s and d is None for s, d in zip(params["shared"], dims, strict=True)]
     rows = next(
@@ -139,7 +146,11 @@ def _tangent_types(*operands: Any, shared: Any, moving: Any, **params: Any) -> l
 
 
 def _pull_back(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
-    """Cotangents of the operands that move, by the derivative of the `jax.vmap` path."""
+    """Implements reverse mode: returns the cotangents of operands, by differentiating `mapped`.
+
+    The primal operands get None; each tangent operand gets a cotangent. Raises SeedbedError if the
+    derivative is too large for XLA.
+    """
     _admit(params["closed"], params["name"], "a gradient has no kernel", GRADIENT)
     primals = operands[: len(params["shared"])]
     given = [ad.instantiate_zeros(c) for c in cotangents]
@@ -147,7 +158,7 @@ def _pull_back(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list
     axes = frozenset[str]().union(*map(_varying, primals))
     if not axes or _knows_axes(params["closed"]):
         return [*(None for _ in primals), *run(*primals, *given)]
-    # The jaxpr was traced as if outside shard_map, so its derivative is taken there too.
+    # The jaxpr was traced as if outside shard_map, so its derivative is also taken as if outside.
     back = _opaque_p.bind(*primals, *given, run=run)
     moved = [p for p, m in zip(primals, params["moving"], strict=True) if m]
     missing = [tuple(sorted(axes - _varying(p))) for p in moved]
@@ -187,7 +198,7 @@ def _lower(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any
 
 
 def _split(ctx: Any) -> dict[str, Any]:
-    """What tells XLA's partitioners that rows, and nothing else, may be split over devices."""
+    """Returns the attributes that tell XLA's partitioners to split only rows over devices."""
     attributes = {"mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": "1"})}
     shapes = [[a.shape for a in avals] for avals in (ctx.avals_in, ctx.avals_out)]
     if getattr(jax.config, "jax_use_shardy_partitioner", True) and all(
@@ -198,7 +209,7 @@ def _split(ctx: Any) -> dict[str, Any]:
 
 
 def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[int, ...]]) -> str:
-    """Shardy's notation: a letter for each axis, `i` for the rows, and what must stay whole."""
+    """Returns a rule in Shardy's notation: axis `i` is the rows; every other axis must stay whole."""
     sizes = {"i": (*inputs, *outputs)[0][0]}
 
     def letters(shape: tuple[int, ...]) -> str:
@@ -230,16 +241,16 @@ def _lower_mapped(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str)
     return _lower_opaque(ctx, *operands, run=run)
 
 
-# Code that was traced as if outside shard_map, inside it
+# Code inside shard_map that was traced as if outside
 
 
 def _varying(array: Any) -> frozenset[str]:
-    """Manual mesh axes over which an array varies."""
+    """Returns the manual mesh axes over which an array varies."""
     return jax.typeof(array).manual_axis_type.varying
 
 
 def _knows_axes(closed: core.ClosedJaxpr) -> bool:
-    """Whether a jaxpr was traced with the mesh axes over which its operands vary."""
+    """Returns whether a jaxpr was traced with the mesh axes over which its operands vary."""
     return any(a.manual_axis_type.varying for a in closed.in_avals)
 
 
@@ -266,7 +277,11 @@ _NOWHERE = jax.sharding.ManualAxisType()
 
 
 def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> str | None:
-    """Custom-call target of a kernel; None where `jax.vmap` takes its place, which it says once."""
+    """Returns the custom-call target of a kernel, or None if `jax.vmap` replaces it.
+
+    Without a kernel it warns, once for each message, and raises SeedbedError if the function is too
+    large for `jax.vmap`.
+    """
     try:
         from seedbed.simd import build
     except ImportError as error:

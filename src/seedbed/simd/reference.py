@@ -1,7 +1,7 @@
-"""Evaluates a program with numpy, all examples at once: the oracle in tests.
+"""An evaluator of programs in numpy, for all examples at once: the reference in tests.
 
-float32 programs run in float32 without fused multiply-adds; programs traced in float64 run in float64, their
-elementary functions by numpy and Python.
+float32 programs run in float32 without fused multiply-adds. Programs traced in float64 run in float64;
+numpy and Python compute their elementary functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from seedbed.simd.trace import Program
 
 
 def evaluate(program: Program, operands: Sequence[Any]) -> list[np.ndarray]:
-    """Returns the results `[B, ...]` for operands `[B, ...]`, of which the shared ones have no B."""
+    """Returns the results `[B, ...]` for operands `[B, ...]`; shared operands have no axis B.
+
+    If all operands are shared, B is 1. Raises ValueError if the operands differ in B.
+    """
     arrays = [np.asarray(o) for o in operands]
     sizes = {len(a) for a, o in zip(arrays, program.inputs, strict=True) if not o.shared}
     if len(sizes) > 1:
@@ -35,7 +38,10 @@ def evaluate(program: Program, operands: Sequence[Any]) -> list[np.ndarray]:
 
 
 class _Evaluation:
-    """The values of nodes: numbers by example (`[B]` or, for all, `[]`), arrays `[size, B]`."""
+    """One evaluation of a program, with the values of its nodes.
+
+    A number is `[B]` and an array in memory `[size, B]`; if all examples share it, `[]` and `[size]`.
+    """
 
     def __init__(self, program: Program, arrays: Sequence[np.ndarray]) -> None:
         self._loops = program.graph.loops
@@ -45,10 +51,11 @@ class _Evaluation:
         ]
         self._values: dict[Node, Any] = {}
         self._outputs = [n for o in program.outputs for n in o.nodes.reshape(-1)]
-        self._carries: dict[Loop, dict[int, Carry]] = {}  # those that matter
+        # the carries and records that the results need
+        self._carries: dict[Loop, dict[int, Carry]] = {}
         self._records: dict[Loop, dict[int, Record]] = {}
         live = self._mark(self._outputs)
-        # a node is made after all that it reads, so that the order of their making will do
+        # a node is made after all nodes that it reads, so the order of their numbers is a valid one
         self._bodies: dict[Loop | None, list[Node]] = {}
         self._results: dict[Loop, list[Node]] = {}
         for node in sorted(live, key=lambda n: n.id):
@@ -62,7 +69,7 @@ class _Evaluation:
         return self._values
 
     def _mark(self, roots: Iterable[Node]) -> set[Node]:
-        """Returns the nodes that the roots need, loops included."""
+        """Returns the nodes that the roots need, also inside loops, and notes the carries and records."""
         live, waiting = set[Node](), [*roots]
         while waiting:
             node = waiting.pop()
@@ -85,7 +92,7 @@ class _Evaluation:
         return live
 
     def _needed(self, root: Node) -> set[Node]:
-        """Returns the nodes from which a loop's condition is computed in each iteration."""
+        """Returns the nodes that a loop's condition needs in each iteration."""
         needed, waiting = set[Node](), [root]
         while waiting:
             node = waiting.pop()
@@ -101,7 +108,7 @@ class _Evaluation:
         return needed
 
     def _compute(self, nodes: Sequence[Node], active: Any) -> None:
-        """Computes nodes in order; `active` are the examples that still run."""
+        """Computes nodes in order; `active` is a mask of the examples that still run."""
         finished = set[Loop]()
         for node in nodes:
             if node.op in ("variable", "index"):
@@ -143,7 +150,7 @@ class _Evaluation:
             values[record.array] = _stack([x for row in rows[k] for x in row])
 
     def _run_while(self, loop: Loop, active: Any) -> None:
-        """Runs until no example goes on; one that has stopped keeps what it has."""
+        """Runs a while loop until all examples have stopped. An example that has stopped keeps its values."""
         values, carries, condition = self._values, self._carries[loop], loop.condition
         assert condition is not None
         body, first = self._bodies.get(loop, []), self._needed(condition)
@@ -195,12 +202,12 @@ def _stack(elements: Sequence[Any]) -> np.ndarray:
 
 
 def _columns(array: np.ndarray) -> np.ndarray:
-    """Gives an array that all examples share a column to broadcast."""
+    """Returns an array `[size, B]` as it is, and one that all examples share as `[size, 1]`."""
     return array if array.ndim == 2 else array[:, None]
 
 
 def _stored(array: np.ndarray, index: int, value: Any) -> np.ndarray:
-    """Returns a copy of an array with another element."""
+    """Returns a copy of an array in which element `index` is `value`."""
     if array.ndim == 1 and np.ndim(value):
         array = np.broadcast_to(array[:, None], (len(array), len(value)))
     array = array.copy()
@@ -216,7 +223,10 @@ def _by_element(function: Callable[[float], float]) -> Callable[[Any], np.ndarra
 
 
 def _erf_inv(y: Any) -> Any:
-    """Solves erfc(x) = 1 - |y| by Halley's method, from S. Winitzki's approximation (2008)."""
+    """Computes the inverse of erf: solves erfc(x) = 1 - |y| by four steps of Halley's method.
+
+    The start is S. Winitzki's approximation (2008).
+    """
     rest = 1 - np.abs(y)
     log = np.log(rest * (2 - rest))
     a = 2 / (math.pi * 0.147) + log / 2
@@ -227,7 +237,7 @@ def _erf_inv(y: Any) -> Any:
     return np.where(rest == 0, np.sign(y) * np.inf, np.where(y == 0, y, np.copysign(x, y)))
 
 
-# of float64, whose elementary functions are one node each
+# The elementary functions of float64, each of which is one node.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("exp", "exp2", "expm1", "log", "log1p", "nextafter")},
     **{name: getattr(np, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "cbrt")},

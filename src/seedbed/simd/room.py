@@ -1,7 +1,8 @@
-"""Where a kernel's own memory is: a little on the stack, the rest on the heap.
+"""The place of a kernel's own memory: a little is on the stack, the rest on the heap.
 
-Kernels run on XLA's threads and on those that call them. Stacks of its pool are 8 MiB. Others are as they
-were asked for, or as the system makes them: 2 MiB with glibc if `ulimit -s` is unlimited, usually 8 MiB.
+Kernels run on XLA's threads and on the threads that call them. The threads of XLA's pool have stacks of
+8 MiB. Another thread has the stack that its creator asked for, or the default of the system: usually 8
+MiB, but 2 MiB with glibc if `ulimit -s` is unlimited.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from collections.abc import Sequence
 
 ALIGN = 64
 MOST_STACK = 512 << 10
-"""Bytes of the stack that a kernel may take: a quarter of the smallest that threads have by default."""
+"""The most bytes of stack that a kernel may take: a quarter of the smallest default stack of a thread."""
 STACK = 128 << 10
-"""The same for its arrays; the rest is for what registers do not hold, which only LLVM knows."""
+"""The most bytes of stack for its arrays. The rest is for spilled registers; only LLVM knows their size."""
 
 
 class Room:
-    """Memory of a kernel's own: on the stack as long as there is room, then in one block of the heap."""
+    """A kernel's own memory: at most STACK bytes are on the stack, the rest is in one block of the heap."""
 
     def __init__(self) -> None:
-        """All is free."""
+        """Starts with no memory taken."""
         self.stack, self.heap = 0, 0  # bytes taken
 
     def take(self, size: int) -> int | None:
-        """Take `size` bytes: None if they are to be on the stack, else their offset in the block."""
+        """Takes `size` bytes, rounded up to a multiple of ALIGN.
+
+        Returns None if they are on the stack, else their offset in bytes in the block of the heap.
+        """
         size = aligned(size)
         if self.stack + size <= STACK:
             self.stack += size
@@ -33,11 +37,11 @@ class Room:
 
 
 def aligned(size: int) -> int:
-    """Size of memory after which the next may begin."""
+    """Returns a size in bytes, rounded up to a multiple of ALIGN."""
     return -(-size // ALIGN) * ALIGN
 
 
-# Without memory the process ends, as it would on a full stack.
+# If there is no memory, the process aborts, as it would on a full stack.
 RESERVE = """
 declare ptr @aligned_alloc(i64, i64)
 declare void @abort()
@@ -52,7 +56,7 @@ done:
   ret ptr %memory
 }
 """
-"""IR of `ptr @reserve(i64 bytes)`, memory of the heap that `@free` gives back."""
+"""IR of `ptr @reserve(i64 bytes)`, which returns memory of the heap. `@free` frees it."""
 
 
 PROBE = """
@@ -62,19 +66,22 @@ br i1 %probed, label %probe, label %work
 probe:
 store ptr %depth, ptr {second}
 ret void"""
-"""IR of the end of a function's first block, before its block `work`.
+"""IR of the end of a function's first block; the block `work` follows.
 
-Where its first argument is null, the function only stores how deep its stack is, at the second.
+If its argument `first` is null, the function only stores its stack pointer at its argument `second`, and
+returns.
 """
 
 
 def stack_use(buffers: int, functions: Sequence[str]) -> str:
-    """IR of `i64 @stack_use(ptr null)`, the bytes of the stack that a task of so many buffers takes.
+    """Returns the IR of `i64 @stack_use(ptr null)`, which returns the bytes of stack that a task takes.
 
-    It asks the functions, which have four arguments and begin with PROBE. The null must not be a constant,
-    for which LLVM would make copies of them.
+    The task has `buffers` buffers. `@stack_use` calls `functions`, which have four arguments and begin
+    with PROBE. Its caller must pass the null: if it were a constant in the IR, LLVM would make
+    specialised copies of the functions.
     """
-    lines, used = [], f"{24 * buffers}"  # the address, the rows and the place in a tile
+    # 24 bytes for each buffer: pointers to the buffer, to its rows and to its place in a tile
+    lines, used = [], f"{24 * buffers}"
     for name in functions:
         lines += [
             f"call void @{name}(ptr %null, ptr %slot, ptr %null, ptr %null)",

@@ -1,7 +1,8 @@
-"""What each elementwise JAX primitive is, for one element: a rule from nodes to a node.
+"""The scalar form of each elementwise JAX primitive: a rule that makes a node from the operands' nodes.
 
-A rule is called with the graph, the equation's parameters and the operands' nodes. Types of 64 bits occur
-only in programs that the reference evaluates, so float64's elementary functions stay one node each.
+A rule is called with the graph, the equation's parameters and one node for each operand. Types of 64
+bits occur only in programs that the reference evaluates, so each elementary function of float64 stays
+one node.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TYPES = ("float32", "int32", "uint32", "bool", "float64", "int64", "uint64")
 
 
 def _direct(op: str) -> Rule:
-    """The primitive is an operation of the graph."""
+    """Returns the rule of a primitive that is one operation of the graph."""
 
     def rule(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
         return g.apply(op, *args)
@@ -33,7 +34,7 @@ def _direct(op: str) -> Rule:
 
 
 def _formula(function: Callable[..., Scalar]) -> Rule:
-    """The primitive is a formula in Scalars, of any type."""
+    """Returns the rule of a primitive that is a formula in Scalars of any type."""
 
     def rule(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
         return function(*(Scalar(g, a) for a in args)).node
@@ -42,7 +43,7 @@ def _formula(function: Callable[..., Scalar]) -> Rule:
 
 
 def _elementary(name: str, function: Callable[..., Scalar]) -> Rule:
-    """The primitive is a formula in float32, and one node in float64."""
+    """Returns the rule of a primitive that is a formula in float32 and one node in float64."""
 
     def rule(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
         if args[0].dtype == "float64":
@@ -57,7 +58,7 @@ def _identity(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
 
 
 def _comparison(op: str, of_bools: Callable[[Scalar, Scalar], Scalar]) -> Rule:
-    """Bools compare as 0 and 1."""
+    """Returns the rule of a comparison, max or min; `of_bools` is its formula for bools (False < True)."""
 
     def rule(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
         if args[0].dtype == "bool":
@@ -71,7 +72,8 @@ def _sign(x: Scalar) -> Scalar:
     positive = (x > 0).where(x.like(1), 0)
     if x.dtype == "uint32":
         return positive
-    if x.dtype in FLOATS:  # zeros of both signs and NaN are their own
+    # the sign of +0, -0 and NaN is the number itself
+    if x.dtype in FLOATS:
         return (x > 0).where(1.0, (x < 0).where(-1.0, x))
     return (x < 0).where(-1, positive)
 
@@ -99,7 +101,7 @@ def _rsqrt(x: Scalar) -> Scalar:
 
 
 def _integer_pow(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
-    """Multiplies by squares, in XLA's order."""
+    """Computes an integer power by repeated squaring, in XLA's order of products."""
     x, exponent = Scalar(g, args[0]), params["y"]
     if exponent == 0:
         return x.like(1).node
@@ -115,12 +117,13 @@ def _integer_pow(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
 
 
 def _power(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
-    x, y = args  # y may be an integer
+    # y may be an integer
+    x, y = args
     return _ELEMENTARY["pow"](g, params, (x, g.convert(y, x.dtype)))
 
 
 def _select(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
-    """Takes case 0 for False; for an int32, the nearest case there is."""
+    """Selects a case by a bool (False selects case 0), or by an int32, clamped to the valid cases."""
     which, *cases = args
     if which.dtype == "bool":
         return g.select(which, cases[-1], cases[0])
@@ -169,12 +172,15 @@ def _reduce_precision(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
 
 
 def _shift_right_arithmetic(x: Scalar, places: Scalar) -> Scalar:
-    """Copies the highest bit, of an unsigned number too."""
+    """Shifts right and fills with copies of the highest bit, also for unsigned numbers."""
     return x.bits().apply("shift_right_arithmetic", places.bits()).bits(x.dtype)
 
 
 def _population_count(x: Scalar) -> Scalar:
-    """Adds neighbouring fields of 1, 2, 4 bits, and then bytes (Warren, Hacker's Delight, 5-1)."""
+    """Counts the one bits: adds neighbouring fields of 1, 2 and 4 bits, and then the bytes.
+
+    Source: Warren, Hacker's Delight, section 5-1.
+    """
     v = x.bits("uint32")
     v = v - (v.shift_right(1) & 0x55555555)
     v = (v & 0x33333333) + (v.shift_right(2) & 0x33333333)
@@ -183,7 +189,7 @@ def _population_count(x: Scalar) -> Scalar:
 
 
 def _clz(x: Scalar) -> Scalar:
-    """Fills the bits below the highest one and counts the rest."""
+    """Counts the leading zeros: sets all bits below the highest one bit, and counts the other bits."""
     v = x.bits("uint32")
     for places in (1, 2, 4, 8, 16):
         v = v | v.shift_right(places)
@@ -191,7 +197,10 @@ def _clz(x: Scalar) -> Scalar:
 
 
 def _mulhi(x: Scalar, y: Scalar) -> Scalar:
-    """Returns the upper 32 bits of a product, from products of halves (Hacker's Delight, 8-2)."""
+    """Returns the upper 32 bits of a product, computed from products of 16-bit halves.
+
+    Source: Warren, Hacker's Delight, section 8-2.
+    """
     u, v = x.bits("uint32"), y.bits("uint32")
     u_low, u_high, v_low, v_high = u & 0xFFFF, u.shift_right(16), v & 0xFFFF, v.shift_right(16)
     middle = u_high * v_low + (u_low * v_low).shift_right(16)
@@ -199,13 +208,16 @@ def _mulhi(x: Scalar, y: Scalar) -> Scalar:
     high = u_high * v_high + middle.shift_right(16) + other.shift_right(16)
     if x.dtype == "uint32":
         return high
-    # an operand below 0 stands for itself plus 2^32
+    # as an unsigned number, a negative operand is too large by 2^32
     high = high.bits("int32")
     return high - (x < 0).where(y, 0) - (y < 0).where(x, 0)
 
 
 def _nextafter(x: Scalar, y: Scalar) -> Scalar:
-    """Steps the bits of x up or down; numbers next to zero are flushed to it, as XLA's are."""
+    """Returns the next float32 from x towards y, by one step of its bits.
+
+    A kernel treats denormal numbers as zero, as XLA does.
+    """
     bits = x.bits()
     outwards = (x > 0.0).where(y > x, y < x)
     stepped = (bits + outwards.where(bits.like(1), -1)).bits("float32")
@@ -269,4 +281,4 @@ RULES: dict[str, Rule] = {
     "stop_gradient": _identity,
     "pvary": _identity,
 }
-"""A rule for each elementwise primitive of JAX, by its name."""
+"""The rule of each elementwise primitive of JAX, by the primitive's name."""

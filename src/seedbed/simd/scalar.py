@@ -1,4 +1,4 @@
-"""Arithmetic on nodes written as formulas: `x * y + 1.0` makes the nodes that say so."""
+"""Arithmetic on nodes, written as formulas: `x * y + 1.0` makes the nodes of that formula."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seedbed.simd.graph import Graph, Node
 
 
 class Scalar:
-    """A node and the graph it is in; numbers beside it take its type."""
+    """A node with its graph. A Python number in an operation with it takes its type."""
 
     __slots__ = ("graph", "node")
 
@@ -17,37 +17,37 @@ class Scalar:
 
     @property
     def dtype(self) -> str:
-        """Type of the number."""
+        """Data type of the number."""
         return self.node.dtype
 
     def like(self, number: Number) -> Scalar:
-        """Returns a number of this one's type."""
+        """Returns a Python number as a constant of this one's type; a Scalar is returned as it is."""
         if isinstance(number, Scalar):
             return number
         return Scalar(self.graph, self.graph.constant(number, self.dtype))
 
     def apply(self, op: str, *others: Number) -> Scalar:
-        """Returns the operation on this number and others."""
+        """Returns the result of the graph operation `op` on this number and others."""
         nodes = [self.like(other).node for other in others]
         return Scalar(self.graph, self.graph.apply(op, self.node, *nodes))
 
     def to(self, dtype: str) -> Scalar:
-        """Returns the number converted to another type."""
+        """Returns this number converted to another type."""
         return Scalar(self.graph, self.graph.convert(self.node, dtype))
 
     def bits(self, dtype: str = "int32") -> Scalar:
-        """Returns the same 32 bits read as another type."""
+        """Returns the 32 bits of this number, read as another type."""
         return Scalar(self.graph, self.graph.bitcast(self.node, dtype))
 
     def where(self, true: Number, false: Number) -> Scalar:
-        """Returns `true` where this condition holds, else `false`; one of them is a Scalar."""
+        """Returns `true` if this bool holds, else `false`; at least one of them must be a Scalar."""
         kind = true if isinstance(true, Scalar) else false
         assert isinstance(kind, Scalar)
         chosen = self.graph.select(self.node, kind.like(true).node, kind.like(false).node)
         return Scalar(self.graph, chosen)
 
     def clamp(self, low: float, high: float) -> Scalar:
-        """Returns the number kept within bounds; NaN stays NaN."""
+        """Returns this number limited to low..high; NaN stays NaN."""
         return self.apply("max", low).apply("min", high)
 
     def __add__(self, other: Number) -> Scalar:
@@ -93,7 +93,7 @@ class Scalar:
         return self.apply("shift_left", other)
 
     def shift_right(self, places: int) -> Scalar:
-        """Returns the bits moved down, with zeros above."""
+        """Returns the bits shifted right, with zeros from the left."""
         return self.apply("shift_right_logical", places)
 
     def __lt__(self, other: Number) -> Scalar:
@@ -109,11 +109,11 @@ class Scalar:
         return self.apply("ge", other)
 
     def equals(self, other: Number) -> Scalar:
-        """Compares; `==` stays Python's."""
+        """Returns the bool `self == other` of the graph; the operator `==` keeps Python's meaning."""
         return self.apply("eq", other)
 
     def differs(self, other: Number) -> Scalar:
-        """Compares; `!=` stays Python's."""
+        """Returns the bool `self != other` of the graph; the operator `!=` keeps Python's meaning."""
         return self.apply("ne", other)
 
 
@@ -121,7 +121,7 @@ Number = Scalar | float
 
 
 def polynomial(x: Scalar, coefficients: Sequence[float]) -> Scalar:
-    """Evaluates c0 + c1 x + c2 x^2 + ... by Horner's rule, as fused multiply-adds can."""
+    """Evaluates c0 + c1 x + c2 x^2 + ... by Horner's rule, which fits fused multiply-adds."""
     total = x.like(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * x + coefficient
@@ -129,5 +129,5 @@ def polynomial(x: Scalar, coefficients: Sequence[float]) -> Scalar:
 
 
 def copysign(magnitude: Scalar, sign: Scalar) -> Scalar:
-    """Returns a number without a sign with the sign bit of a float32."""
+    """Returns `magnitude`, whose sign bit must be 0, with the sign bit of `sign`. Both are float32."""
     return (magnitude.bits() | (sign.bits() & -0x80000000)).bits("float32")

@@ -1,8 +1,8 @@
-"""Loops that matter only in rows where some lane is active, so that they need visit no others.
+"""Loops that have an effect only in rows in which some lane is active, and so can skip the other rows.
 
-Such a loop writes everything it carries under `where(active[i], new, old)`, i its iteration and `active` an
-array in memory that it does not change. The rows where `active` holds in some lane are listed once for all
-loops over them, in ascending order.
+Such a loop writes everything that it carries under `where(active[i], new, old)`: i is the loop's
+iteration, and `active` is an array in memory that the loop does not change. The rows in which `active`
+holds in some lane are listed once for all loops over them, in ascending order.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from seedbed.simd.graph import Carry, Graph, Loop, Node
 
 
 def masked(item: Node) -> Node | None:
-    """Returns the select of a write that changes nothing where its mask does not hold."""
+    """Returns the select of a masked write `store(a, i, where(mask, new, a[i]))`; None for any other node.
+
+    Such a write changes nothing in the lanes in which its mask does not hold.
+    """
     if item.op != "store" or item.args[2].op != "select":
         return None
     state, base, select = item.args
     old = select.args[2]
     if old.op != "load" or old.args[1] is not base or old.value != item.value:
         return None
-    while state is not old.args[0]:  # past writes to other elements of the same row
+    # skip earlier writes to other elements of the same row
+    while state is not old.args[0]:
         if state.op != "store" or state.args[1] is not base or state.value == item.value:
             return None
         state = state.args[0]
@@ -28,9 +32,10 @@ def masked(item: Node) -> Node | None:
 
 
 def listed(graph: Graph, loop: Loop, carries: Iterable[Carry]) -> Node | None:
-    """Returns the node that lists the rows a loop need visit; None where it visits all.
+    """Returns a node that lists the rows that a loop must visit, or None if it must visit all.
 
-    `carries` are those that matter. The node is made of the array of masks.
+    `carries` are the loop's live carries. The node's argument is the array of masks. While loops and
+    reversed loops visit all rows.
     """
     if loop.length is None or loop.reverse:
         return None
@@ -49,7 +54,7 @@ def listed(graph: Graph, loop: Loop, carries: Iterable[Carry]) -> Node | None:
 
 
 def _masks(graph: Graph, carry: Carry) -> Iterable[Node | None]:
-    """Goes through the masks outside which a carry keeps its value; None where it has another."""
+    """Yields the masks outside which a carry keeps its value; yields None for an update without a mask."""
     state = carry.final
     if carry.size is None:
         if state is not carry.variable:
@@ -57,7 +62,8 @@ def _masks(graph: Graph, carry: Carry) -> Iterable[Node | None]:
             yield state.args[0] if kept else None
         return
     while state is not carry.variable:
-        if state.op == "result":  # of a loop inside
+        # the array was carried by a loop inside this one
+        if state.op == "result":
             inner = graph.loops[state.value[0]].carries[state.value[1]]
             yield from _masks(graph, inner)
             state = inner.init
@@ -71,7 +77,7 @@ def _masks(graph: Graph, carry: Carry) -> Iterable[Node | None]:
 
 
 def _conjuncts(mask: Node) -> set[Node]:
-    """Returns the masks that all hold where one holds."""
+    """Returns a mask and all masks of which it is the conjunction."""
     found, waiting = set[Node](), [mask]
     while waiting:
         node = waiting.pop()

@@ -1,7 +1,8 @@
-"""Register-tiled sums of products: `c[row, column, :] (+)= sum_k a[row, column, k] * b[k, :]`.
+"""Register-tiled sums of products: `c[row, column, :] = start + sum_k a[row, column, k] * b[k, :]`.
 
-Rows and columns of `a` and `c` are affine in memory, so one emitter serves a convolution
-(positions x taps), its weight gradient (taps x positions) and its input gradient.
+This module emits their LLVM IR. `start` is a bias vector or what `c` holds before. The rows and
+columns of `a` and `c` are affine in memory, so one emitter serves a convolution (positions x taps), its
+weight gradient (taps x positions) and its input gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from seedbed.llvm import Function, VectorUnit
 
 
 class Reduction(NamedTuple):
-    """One loop of the sum: trips and how many floats `a` and `b` advance each time."""
+    """One loop of the sum: its number of trips, and how many floats `a` and `b` advance in each trip."""
 
     trips: int
     a_stride: int
@@ -23,20 +24,24 @@ class Reduction(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A block of results; strides are in floats, `lanes` results are contiguous in `b` and `c`."""
+    """A block of results `c[row, column, lane]`.
+
+    Strides are in floats. The `lanes` numbers of one row and column are contiguous in `b` and `c`.
+    """
 
     rows: int
     columns: int
     lanes: int
-    a_strides: tuple[int, int]  # of a row, of a column
+    a_strides: tuple[int, int]  # (row, column)
     c_strides: tuple[int, int]
     reductions: tuple[Reduction, ...]  # outermost first
-    start: Literal["bias", "add"]  # from a bias vector, or add to what `c` holds
+    # "bias": the sum starts at a vector of `lanes` floats; "add": the sum is added to what `c` holds
+    start: Literal["bias", "add"]
     relu: bool = False
 
 
 class _Span(NamedTuple):
-    """`blocks` of `size` each, from `begin` on."""
+    """`blocks` consecutive blocks of `size` indices each; the first block starts at `begin`."""
 
     begin: int
     size: int
@@ -44,13 +49,13 @@ class _Span(NamedTuple):
 
 
 def masked_lanes(lanes: int, width: int) -> str:
-    """Constant mask that enables the first `lanes` of `width` lanes."""
+    """Returns the LLVM constant, without its type, that enables the first `lanes` of `width` lanes."""
     bits = ", ".join(f"i1 {'true' if i < lanes else 'false'}" for i in range(width))
     return f"<{bits}>"
 
 
 def declarations(width: int) -> str:
-    """Intrinsics used by the emitted code."""
+    """Returns the declarations of the intrinsics that code for vectors of `width` lanes uses."""
     v, m = f"<{width} x float>", f"<{width} x i1>"
     return (
         f"declare {v} @llvm.fmuladd.v{width}f32({v}, {v}, {v})\n"
@@ -62,7 +67,7 @@ def declarations(width: int) -> str:
 
 
 def load(f: Function, pointer: str, lanes: int, width: int) -> str:
-    """Load the first `lanes` of a vector; the others are zero."""
+    """Emits a load of the first `lanes` floats of a vector; the other lanes are zero. Returns its name."""
     vector = f"<{width} x float>"
     if lanes == width:
         return f.op(f"load {vector}, ptr {pointer}, align 4")
@@ -74,7 +79,7 @@ def load(f: Function, pointer: str, lanes: int, width: int) -> str:
 
 
 def store(f: Function, value: str, pointer: str, lanes: int, width: int) -> None:
-    """Store the first `lanes` of a vector."""
+    """Emits a store of the first `lanes` floats of a vector."""
     vector = f"<{width} x float>"
     if lanes == width:
         f.line(f"store {vector} {value}, ptr {pointer}, align 4")
@@ -87,14 +92,17 @@ def store(f: Function, value: str, pointer: str, lanes: int, width: int) -> None
 
 
 def relu(f: Function, value: str, width: int) -> str:
-    """max(value, 0) that keeps NaN."""
+    """Emits max(value, 0) of a float vector, which keeps NaN, and returns its name."""
     vector = f"<{width} x float>"
     negative = f.op(f"fcmp olt {vector} {value}, zeroinitializer")
     return f.op(f"select <{width} x i1> {negative}, {vector} zeroinitializer, {vector} {value}")
 
 
 def _cycles(positions: int, vectors: int) -> float:
-    """Cycles of one step of the sum: two FMA ports, two load ports, FMA latency of four."""
+    """Estimates the cycles that a tile takes for one step of the sum.
+
+    The model is a CPU with two FMA ports, two load ports and an FMA latency of four cycles.
+    """
     return max(positions * vectors / 2, (positions + vectors) * 0.55, 4.0) + 0.5
 
 
@@ -105,7 +113,10 @@ def _spans(total: int, size: int) -> list[_Span]:
 
 
 def _blocking(grid: Grid, unit: VectorUnit) -> tuple[int, int, int]:
-    """Tile of (rows, columns, vectors) with the fewest estimated cycles over the whole grid."""
+    """Returns the tile (rows, columns, vectors) with the fewest estimated cycles over the whole grid.
+
+    Its accumulators, one row of `b` and one number of `a` fit in the registers.
+    """
     vectors = -(-grid.lanes // unit.width)
     best: tuple[float, tuple[int, int, int]] = (float("inf"), (1, 1, 1))
     for v in range(1, min(vectors, 4) + 1):
@@ -125,11 +136,11 @@ def _blocking(grid: Grid, unit: VectorUnit) -> tuple[int, int, int]:
 class _Tile(NamedTuple):
     rows: int
     columns: int
-    lanes: tuple[int, ...]  # of each of its vectors
+    lanes: tuple[int, ...]  # enabled lanes of each vector
 
 
 def _tile_function(name: str, grid: Grid, tile: _Tile, width: int) -> str:
-    """One register tile: every accumulator lives in a register during the whole sum."""
+    """Returns the IR of one register tile: every accumulator stays in a register during the whole sum."""
     vector = f"<{width} x float>"
     f = Function(
         f"internal void @{name}(ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %bias)",
@@ -162,7 +173,11 @@ def _sum(
     totals: list[str],
     layout: tuple[list[int], list[tuple[int, int]], int],
 ) -> list[str]:
-    """Nested loops over `reductions` around one step of the sum; returns the new totals."""
+    """Emits nested loops over `reductions` around one step of the sum; returns the names of the totals.
+
+    `bases` are the addresses of `a` and `b`. `layout` is (offset in `a` of each row and column of the
+    tile, (number, lanes) of each vector, vector width).
+    """
     offsets, slots, width = layout
     vector = f"<{width} x float>"
     if reductions:
@@ -193,7 +208,7 @@ def _sum(
 
 
 def grid_function(name: str, grid: Grid, unit: VectorUnit) -> str:
-    """IR of `void @name(ptr a, ptr b, ptr c, ptr bias)`, which computes the whole grid."""
+    """Returns the IR of `void @name(ptr a, ptr b, ptr c, ptr bias)`, which computes the whole grid."""
     size = _blocking(grid, unit)
     f = Function(
         f"internal void @{name}(ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %bias)",
@@ -227,12 +242,16 @@ def _advance(f: Function, base: str, span: _Span, index: str, stride: int) -> st
 def _vector_spans(
     lanes: int, vectors: int, width: int
 ) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """(first lane, lanes of each vector, repetitions) that cover `lanes`; the last is partial."""
+    """Yields (first lane, lanes of each vector, repetitions) of the tiles that together cover `lanes`.
+
+    If `lanes` is not a multiple of `width`, the last vector is partial.
+    """
     whole, rest = divmod(lanes, width)
     for span in _spans(whole, vectors):
         full = (width,) * span.size
         tail = rest and span.begin + span.size * span.blocks == whole and span.size < vectors
-        if tail:  # a remainder takes the partial vector along
+        # the last tile has room for the partial vector
+        if tail:
             yield span.begin * width, (*full, rest), 1
             return
         yield span.begin * width, full, span.blocks

@@ -1,7 +1,7 @@
-"""From a jaxpr of one example to a scalar graph.
+"""Translation of the jaxpr of one example to a scalar graph.
 
-Every array becomes a numpy array of nodes, or an array in memory where a loop indexes it. What only moves
-elements about is run on their numbers, by JAX itself where numpy has no word for it.
+Every array becomes a numpy array of nodes, or an array in memory if it is indexed at run time. A
+primitive that only moves elements is run by numpy on the array of nodes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Operand:
 
     shape: tuple[int, ...]
     dtype: str
-    shared: bool  # one for all examples
+    shared: bool  # all examples use the same value
     nodes: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function of one example as a scalar graph."""
+    """A function of one example as a scalar graph, with its arguments and results."""
 
     graph: Graph
     inputs: tuple[Operand, ...]
@@ -43,7 +43,7 @@ class Program:
 
 
 def slots(operands: tuple[Operand, ...]) -> list[int]:
-    """Returns each operand's first slot, or, of a shared one, its place among those."""
+    """Returns the first slot of each operand; for a shared operand, its index among the shared operands."""
     places, at, shared = [], 0, 0
     for operand in operands:
         places.append(shared if operand.shared else at)
@@ -53,10 +53,10 @@ def slots(operands: tuple[Operand, ...]) -> list[int]:
 
 
 def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
-    """Turns a closed jaxpr into a program.
+    """Turns a closed jaxpr into a program. Random keys become their data.
 
-    Raises Unsupported, which names the primitive and its line, or says what made the graph larger than
-    `limit` nodes.
+    Raises Unsupported if an operation has no scalar form, or if the operations make the graph larger
+    than `limit` nodes. The message names the primitive, or the lines that made the most nodes.
     """
     closed = without_keys(closed)
     tracer = Tracer(Graph(limit))
@@ -74,22 +74,25 @@ def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
     outputs = []
     for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
         nodes = tracer.elements(value)
-        assert nodes.shape == variable.aval.shape  # a kernel writes as many elements
+        # a kernel writes exactly the elements that XLA expects
+        assert nodes.shape == variable.aval.shape
         outputs.append(Operand(nodes.shape, str(variable.aval.dtype), False, nodes))
     return Program(tracer.graph, tuple(inputs), tuple(outputs))
 
 
 class Tracer:
-    """Interprets jaxprs over arrays of nodes."""
+    """An interpreter of jaxprs over arrays of nodes."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.around: list[Loop] = []  # the loops whose bodies are being traced, outermost first
-        self.superseded: dict[int, int] = {}  # states of memory that were stored over, and by what
+        # the loops whose bodies are being traced, outermost first
+        self.around: list[Loop] = []
+        # node id of each overwritten state of memory -> node id of the store that overwrote it
+        self.superseded: dict[int, int] = {}
         self._made: collections.Counter[str] = collections.Counter()
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-        """Returns the values of a jaxpr's results."""
+        """Interprets a jaxpr and returns its results."""
         values: dict[Any, Value] = {}
 
         def read(atom: Any) -> Value:
@@ -110,7 +113,7 @@ class Tracer:
         return [read(atom) for atom in jaxpr.outvars]
 
     def apply(self, equation: Any, args: list[Value]) -> Sequence[Value]:
-        """Returns the results of one equation."""
+        """Interprets one equation and returns its results. Raises Unsupported if it has no scalar form."""
         name = equation.primitive.name
         special = _SPECIAL.get(name) or control.CONTROL.get(name) or memory.INDEXED.get(name)
         if special is not None:
@@ -128,7 +131,7 @@ class Tracer:
         raise Unsupported(f"no scalar form of {name!r} is known ({_where(equation)})")
 
     def lift(self, constant: Any, dtype: Any) -> np.ndarray:
-        """Returns the nodes of a known array."""
+        """Returns the constant nodes of a known array, after its conversion to `dtype`."""
         array = np.asarray(constant).astype(dtype)
         nodes = np.empty(array.shape, object)
         for i, number in enumerate(array.reshape(-1)):
@@ -136,11 +139,11 @@ class Tracer:
         return nodes
 
     def elements(self, value: Value) -> Any:
-        """Returns the nodes of a value, read from memory if they are there."""
+        """Returns the nodes of a value; an array in memory is read element by element."""
         return memory.elements(self, value) if isinstance(value, Memory) else value
 
     def elementwise(self, name: str, params: dict[str, Any], arrays: list[np.ndarray]) -> Any:
-        """Applies a scalar rule to each element; scalars go with every element."""
+        """Applies the rule of a primitive element by element; the arrays are broadcast as in numpy."""
         rule, shape = RULES[name], np.broadcast_shapes(*(a.shape for a in arrays))
         result = np.empty(shape, object)
         flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
@@ -149,7 +152,7 @@ class Tracer:
         return result
 
     def reduce(self, op: str, equation: Any, array: np.ndarray) -> np.ndarray:
-        """Folds the axes of an array by an operation, in order."""
+        """Reduces the equation's axes by the operation `op`, from the first element to the last."""
         axes = equation.params["axes"]
         kept = [i for i in range(array.ndim) if i not in axes]
         shape = tuple(array.shape[i] for i in kept)
@@ -165,7 +168,7 @@ class Tracer:
         return result.reshape(shape)
 
     def explain(self, limit: int) -> str:
-        """Says which lines made the graph so large."""
+        """Returns a message that names the three source lines that made the most nodes."""
         most = ", ".join(f"{where} ({count})" for where, count in self._made.most_common(3))
         return (
             f"the function has more than {limit} scalar operations; most come from {most}: "
@@ -174,7 +177,7 @@ class Tracer:
 
 
 def _start(op: str, dtype: np.dtype) -> Any:
-    """Returns what an operation begins with: the result for no elements."""
+    """Returns the neutral element of an operation, which is the reduction of no elements."""
     if op in ("add", "or", "xor"):
         return 0
     if op == "mul":
@@ -193,14 +196,18 @@ _CALLS = (
     *("jit", "call", "closed_call", "composite", "remat2", "checkpoint"),
     *("custom_jvp_call", "custom_vjp_call"),
 )
-"""Primitives that run the jaxpr among their parameters on their operands."""
+"""Primitives that have a jaxpr as a parameter and run it on their operands."""
 
 
 def _inner(equation: Any) -> Any:
-    """Returns the jaxpr of a call, such as jit's or a custom derivative's."""
+    """Returns the jaxpr that a call runs, such as the one of jit or of a function with its own derivative.
+
+    Returns the equation itself if it is control flow, and None if it is neither.
+    """
     if equation.primitive.name in control.CONTROL:
         return equation
-    if equation.primitive.name not in _CALLS:  # a jaxpr may also say how two elements are reduced
+    # other primitives can have a jaxpr too, such as the function that reduces two elements
+    if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr") or equation.params["call_jaxpr"]
 
@@ -290,7 +297,7 @@ def _split(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
 
 
 def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
-    """Multiplies and adds in the order of the contracted elements."""
+    """Computes dot_general; each result adds its products in the order of the contracted elements."""
     g = tracer.graph
     a, b = (tracer.elements(x) for x in args)
     (contract_a, contract_b), (batch_a, batch_b) = equation.params["dimension_numbers"]
@@ -314,7 +321,7 @@ def _dot(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
 
 
 def _argument(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
-    """Finds the first extreme element; the first NaN counts as one."""
+    """Computes argmax or argmin: the index of the first NaN, or else of the first extreme element."""
     g, op = tracer.graph, "gt" if equation.primitive.name == "argmax" else "lt"
     (axis,) = equation.params["axes"]
     array = np.moveaxis(tracer.elements(args[0]), axis, -1)

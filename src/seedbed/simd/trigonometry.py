@@ -1,7 +1,8 @@
-"""Sines, tangents and their inverses in float32, spelled out in plain arithmetic.
+"""Sine, cosine, tangent and their inverses in float32, written out in plain arithmetic.
 
-Polynomials are minimax fits of our own (Remez's algorithm, relative error); the special cases of the inverse
-functions are IEEE 754's. Measured errors are in tests/test_simd_elementary.py.
+Angles are in radians. The polynomials are our own minimax fits (Remez's algorithm, relative error). The
+special cases of the inverse functions are those of IEEE 754. Measured errors are in
+tests/test_simd_elementary.py.
 """
 
 from __future__ import annotations
@@ -12,36 +13,41 @@ from seedbed.simd.elementary import INFINITY, ROUNDER
 from seedbed.simd.scalar import Scalar, copysign, polynomial
 
 LARGEST_ANGLE = 6.5e6
-"""Neighbouring float32 angles are half a radian apart here; beyond it sine and cosine are those of 0."""
+"""The largest angle that sine, cosine and tangent reduce; a larger one has the results of 0.
 
-# pi / 2 in three parts of 8 bits, whose products with 16-bit integers are exact, and the rest
+Neighbouring float32 angles are half a radian apart here.
+"""
+
+# pi / 2 in four parts: three of 8 bits, whose products with 16-bit integers are exact, and the rest
 _QUARTER = (1.5703125, 4.825592041015625e-4, 1.2665987014770508e-6, 9.92093629470503e-10)
 _PI, _PI_LOW = 3.1415927410125732, -8.742278000372485e-08
 
-# (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 for |r| <= pi / 4, in r^2; 4e-9 and 1.2e-10
+# For |r| <= pi / 4, in r^2: (sin(r) - r) / r^3, error 4e-9; and cos(r), of which the last three terms come
+# from (cos(r) - 1 + r^2 / 2) / r^4, error 1.2e-10.
 _SIN = (-0.166666552, 0.00833218917, -0.000195182845)
 _COS = (1.0, -0.5, 0.0416666456, -0.00138873095, 2.44323273e-05)
-# (tan(r) - r) / r^3 for |r| <= pi / 4, in r^2; 1.3e-9
+# (tan(r) - r) / r^3 for |r| <= pi / 4, in r^2; error 1.3e-9
 _TAN = (
     *(0.333333492, 0.133326754, 0.0540589131, 0.0212862082),
     *(0.0108274436, 9.82467827e-05, 0.00437269546),
 )
-# (atan(t) - t) / t^3 for |t| <= 1, in t^2; 2.6e-9
+# (atan(t) - t) / t^3 for |t| <= 1, in t^2; error 2.6e-9
 _ATAN = (
     *(-0.333332986, 0.199985296, -0.142640159, 0.109508812, -0.0839931443),
     *(0.0578817166, -0.0310976002, 0.0108692329, -0.00178300741),
 )
-# (asin(t) - t) / t^3 for |t| <= 1/2, in t^2; 4.9e-9
+# (asin(t) - t) / t^3 for |t| <= 1/2, in t^2; error 4.9e-9
 _ASIN = (0.166667521, 0.0749530941, 0.0454691537, 0.0241847429, 0.0421583876)
 
 
 def _reduce(x: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns r = x - k pi / 2, |r| <= pi / 4, and k modulo 4, for an angle x >= 0.
+    """Returns r = x - k pi / 2, with |r| <= pi / 4, and k modulo 4, for an angle x >= 0.
 
-    The parts of k pi / 2 are subtracted exactly for |x| up to 1e5 without fused multiply-adds, up to
+    The parts of k pi / 2 are subtracted exactly for x up to 1e5 without fused multiply-adds, and up to
     LARGEST_ANGLE with them.
     """
-    r = (x <= LARGEST_ANGLE).where(x, x - x)  # 0, or NaN for what is not finite
+    # x - x is 0, or NaN if x is not finite
+    r = (x <= LARGEST_ANGLE).where(x, x - x)
     rounded = r * (2 / math.pi) + ROUNDER
     k = rounded - ROUNDER
     for part in _QUARTER:
@@ -55,7 +61,7 @@ def _sine_and_cosine(r: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def _turned(x: Scalar, quarters: Scalar, sign: Scalar | int) -> Scalar:
-    """Changes the sign after a half turn, and where a sign bit is set."""
+    """Flips the sign of x if bit 1 of `quarters` (a half turn) is set, and again if `sign` is a sign bit."""
     return (x.bits() ^ ((quarters & 2) << 30) ^ sign).bits("float32")
 
 
@@ -64,21 +70,21 @@ def _sign_bit(x: Scalar) -> Scalar:
 
 
 def sin(x: Scalar) -> Scalar:
-    """Returns the sine, for |x| <= LARGEST_ANGLE."""
+    """Returns the sine of x for |x| <= LARGEST_ANGLE, 0 beyond it, and NaN if x is not finite."""
     r, quadrant = _reduce(abs(x))
     sine, cosine = _sine_and_cosine(r)
     return _turned((quadrant & 1).equals(0).where(sine, cosine), quadrant, _sign_bit(x))
 
 
 def cos(x: Scalar) -> Scalar:
-    """Returns the cosine, for |x| <= LARGEST_ANGLE."""
+    """Returns the cosine of x for |x| <= LARGEST_ANGLE, 1 beyond it, and NaN if x is not finite."""
     r, quadrant = _reduce(abs(x))
     sine, cosine = _sine_and_cosine(r)
     return _turned((quadrant & 1).equals(0).where(cosine, sine), quadrant + 1, 0)
 
 
 def tan(x: Scalar) -> Scalar:
-    """Returns the tangent, for |x| <= LARGEST_ANGLE."""
+    """Returns the tangent of x for |x| <= LARGEST_ANGLE, 0 beyond it, and NaN if x is not finite."""
     r, quadrant = _reduce(abs(x))
     z = r * r
     tangent = r * z * polynomial(z, _TAN) + r
@@ -87,7 +93,7 @@ def tan(x: Scalar) -> Scalar:
 
 
 def _from(whole: float, angle: Scalar) -> Scalar:
-    """Subtracts an angle from pi or its half, to more digits of those than a number has."""
+    """Returns `whole` - `angle`; `whole` is pi or pi / 2, taken with more digits than a float32 has."""
     return whole - (angle - whole * (_PI_LOW / _PI))
 
 
@@ -97,7 +103,7 @@ def _atan_in_unit(t: Scalar) -> Scalar:
 
 
 def atan(x: Scalar) -> Scalar:
-    """Returns the angle whose tangent is x."""
+    """Returns the angle in [-pi / 2, pi / 2] whose tangent is x."""
     size = abs(x)
     steep = size > 1.0
     angle = _atan_in_unit(steep.where(1.0 / size, size))
@@ -105,7 +111,7 @@ def atan(x: Scalar) -> Scalar:
 
 
 def atan2(y: Scalar, x: Scalar) -> Scalar:
-    """Returns the angle of the point (x, y)."""
+    """Returns the angle of the point (x, y), in [-pi, pi]."""
     width, height = abs(x), abs(y)
     low, high = width.apply("min", height), width.apply("max", height)
     slope = low / high.equals(0.0).where(1.0, high)
@@ -116,7 +122,7 @@ def atan2(y: Scalar, x: Scalar) -> Scalar:
 
 
 def _asin_terms(size: Scalar) -> tuple[Scalar, Scalar]:
-    """Returns whether a sine is above 1/2, and the angle: from the vertical, halved, where it is."""
+    """Returns whether `size`, a sine >= 0, is above 1/2; and half its arccosine if so, else its arcsine."""
     large = size > 0.5
     z = large.where(0.5 * (1.0 - size), size * size)
     t = large.where(z.apply("sqrt"), size)
@@ -124,13 +130,13 @@ def _asin_terms(size: Scalar) -> tuple[Scalar, Scalar]:
 
 
 def asin(x: Scalar) -> Scalar:
-    """Returns the angle whose sine is x."""
+    """Returns the angle in [-pi / 2, pi / 2] whose sine is x."""
     large, angle = _asin_terms(abs(x))
     return copysign(large.where(_from(_PI / 2, angle + angle), angle), x)
 
 
 def acos(x: Scalar) -> Scalar:
-    """Returns the angle whose cosine is x."""
+    """Returns the angle in [0, pi] whose cosine is x."""
     large, angle = _asin_terms(abs(x))
     positive = x >= 0.0
     double = angle + angle

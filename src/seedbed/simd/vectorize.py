@@ -17,33 +17,37 @@ from seedbed.types import SeedbedError
 
 DTYPES = ("float32", "int32", "uint32", "bool")
 LARGEST_CONSTANT = 512
-"""Elements of a closed-over JAX array that is compiled in; a larger one is a shared operand."""
+"""The most elements of a closed-over JAX array that is compiled in. A larger one is a shared operand."""
 LARGEST_TABLE = 1 << 16
-"""The same of a closed-over numpy array."""
+"""The most elements of a closed-over numpy array that is compiled in. A larger one is a shared operand."""
 
 
 class Example(NamedTuple):
-    """A function of one example over flat arrays; keys are key data."""
+    """A function of one example whose arguments and results are flat lists of arrays; keys are key data."""
 
     closed: core.ClosedJaxpr
-    shared: list[Any]  # its last operands, which all examples share
-    rebuild: Callable[[Sequence[Any]], Any]  # from flat results to what the function returns
+    # the values of its last operands, which all examples share
+    shared: list[Any]
+    # turns flat results into the pytree that the function returns
+    rebuild: Callable[[Sequence[Any]], Any]
 
 
 def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Batched `fn`, as `jax.vmap(fn)`, but one kernel for the vector unit where that is a CPU's.
+    """Returns a batched `fn`, like `jax.vmap(fn)`; on a CPU it is one kernel for the vector unit.
 
-    `fn` is a pure function of one example: pytrees of small float32, int32, uint32 or bool arrays, or
-    typed PRNG keys. The result takes and returns the same with a leading batch axis on every leaf.
-    It works under jit, vmap, shard_map and reverse-mode differentiation (which is that of
-    `jax.vmap`). A literal zero in `fn` annihilates what it multiplies, NaN too; all other arithmetic
-    is IEEE's.
+    `fn` is a pure function of one example. Its arguments and results are pytrees of small float32,
+    int32, uint32 or bool arrays, or of typed PRNG keys. The batched function takes and returns the same
+    pytrees with a leading batch axis on every leaf. It works under jit, vmap, shard_map and reverse-mode
+    differentiation (the derivative is that of `jax.vmap`). On other devices, and with a warning if
+    there is no kernel, it runs as `jax.vmap`. In a kernel, a literal zero in `fn` times any number, even
+    NaN, is zero, and denormal numbers count as zero; all other arithmetic is that of IEEE 754.
 
-    Closed-over values that are traced, and large closed-over JAX arrays, are shared by all examples;
-    other closed-over arrays are compiled in.
+    Closed-over values that are traced, closed-over keys and large closed-over arrays are shared by all
+    examples; other closed-over arrays are compiled in.
 
     Raises (when called):
-        SeedbedError: a leaf has the wrong type, no batch axis or another batch size; or `fn` has no
+        SeedbedError: there is no leaf, or a leaf has the wrong type, no batch axis or another batch size;
+            or the leaves are split over different mesh axes; or `fn` has side effects; or `fn` has no
             kernel and is too large for `jax.vmap`.
     """
     name = getattr(fn, "__qualname__", repr(fn))
@@ -61,7 +65,7 @@ def _apply(fn: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (args, kwargs))
     example = trace_example(fn, name, one)
     if any(jax.typeof(s).manual_axis_type.varying for s in example.shared):
-        # A value closed over inside shard_map varies over mesh axes, as then must what meets it.
+        # A value closed over inside shard_map varies over mesh axes; then the arguments must vary too.
         one = jax.tree.map(_varying_example, (args, kwargs))
         example = trace_example(fn, name, one)
     operands = [_data(leaf) for leaf in jax.tree.leaves((args, kwargs))]
@@ -86,7 +90,10 @@ def _varying_example(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def trace_example(fn: Callable[..., Any], name: str, arguments: Any) -> Example:
-    """Jaxpr of `fn` over the leaves of `arguments`, (args, kwargs) of shapes of one example."""
+    """Traces `fn` over the leaves of `arguments`: (args, kwargs) of the shapes of one example.
+
+    Raises SeedbedError if `fn` has side effects.
+    """
     leaves, tree = jax.tree.flatten(arguments)
     made: list[tuple[Any, list[Any]]] = []
 
@@ -113,7 +120,10 @@ def trace_example(fn: Callable[..., Any], name: str, arguments: Any) -> Example:
 
 
 def _share(closed: core.ClosedJaxpr) -> tuple[core.ClosedJaxpr, list[Any]]:
-    """Turn constants that are traced, large or keys into operands."""
+    """Turns constants that are traced, large or keys into operands, which come last.
+
+    Returns the new jaxpr, in which keys are key data, and the values of these operands.
+    """
     jaxpr = closed.jaxpr
     pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
     moved = [(v, c) for v, c in pairs if _is_operand(c)]
@@ -147,12 +157,12 @@ def _is_key(dtype: Any) -> bool:
 
 
 def _data(leaf: Any) -> Any:
-    """An array as it is; of keys, their data."""
+    """Returns the data of keys; returns any other leaf as it is."""
     return jax.random.key_data(leaf) if _is_key(getattr(leaf, "dtype", None)) else leaf
 
 
 def _like(data: Any, dtype: Any) -> Any:
-    """The reverse: keys from their data, where `dtype` is keys'."""
+    """Reverses `_data`: makes keys from their data if `dtype` is a type of keys."""
     if dtype is None or not _is_key(dtype):
         return data
     return jax.random.wrap_key_data(data, impl=_key_impl(dtype))
@@ -166,11 +176,11 @@ def _key_impl(dtype: Any) -> Any:
     return found[0]
 
 
-# What callers get wrong
+# Checks of the arguments
 
 
 def _check(name: str, args: Any, kwargs: Any) -> None:
-    """Raise SeedbedError, which names the leaf, unless all leaves are fit to be batched."""
+    """Raises SeedbedError, which names the leaf, unless all leaves have valid types and one batch size."""
     leaves = jax.tree.leaves((args, kwargs))
     if not leaves:
         raise SeedbedError(

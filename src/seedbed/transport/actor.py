@@ -1,8 +1,8 @@
-"""The actor process: steps groups of environments for a learner on the same machine.
+"""The actor process: it steps groups of environments for a learner on the same machine.
 
-It imports no JAX. Started with one end of a socket pair, it receives its job as JSON, says hello
-with the spec, receives the shared memory and two doorbells a group, and then steps whichever group
-has its actions. The learner's death hangs up the socket, and the actor goes with it.
+It imports no JAX. It is started with one end of a socket pair. It receives its job as JSON, sends the spec
+of its environments, receives the shared memory and two doorbells (eventfds) for each group, and then steps
+each group whose actions have arrived. If the learner dies, the socket hangs up and the actor exits.
 """
 
 from __future__ import annotations
@@ -27,32 +27,42 @@ from seedbed.envs import registry
 from seedbed.transport.slots import Layout, Slot, make_layout, spec_to_json
 from seedbed.types import HostEnv, SeedbedError, Timestep, Tree
 
-MESSAGE_BYTES = 1 << 17  # a message travels whole or not at all
-_GRACE_S = 1.0  # for environments to close once the learner has gone
+MESSAGE_BYTES = 1 << 17
+"""The largest message in bytes. A message is sent whole or not at all."""
+# Seconds that environments have to close after the learner has hung up.
+_GRACE_S = 1.0
 _POLLRDHUP = getattr(select, "POLLRDHUP", 0x2000)
 
 
 def main() -> None:
-    """Serves the learner at the other end of the socket `--fd`, until it hangs up."""
+    """Serves the learner at the other end of the socket `--fd`, until it hangs up.
+
+    An error is sent to the learner. Call from the main thread only: it sets signal handlers.
+    """
     parser = argparse.ArgumentParser(description="An actor process; started by the learner.")
     parser.add_argument("--fd", type=int, required=True, help="an inherited Unix socket")
     fd = parser.parse_args().fd
-    # The terminal sends these to the learner too, which closes the socket.
+    # A terminal sends these signals to the learner too, which then closes the socket.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(fd, False)  # a process that an environment starts must not keep it open
+    # A process that an environment starts must not keep the socket open.
+    os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     threading.Thread(target=_leave_with_learner, args=(fd,), daemon=True).start()
     try:
         _serve(connection)
     except SeedbedError as error:
         _send_error(connection, error, error.__cause__)
-    except Exception as error:  # a failure of ours, reported rather than retried
+    # A bug: report it, so that the learner does not start the actor again.
+    except Exception as error:
         _send_error(connection, error, error)
 
 
 def _leave_with_learner(fd: int) -> None:
-    """Ends a process that is still busy in an environment after the learner has hung up."""
+    """Ends the process 1 s after the learner has hung up, even if an environment is still busy.
+
+    It runs in a thread of its own.
+    """
     poll = select.poll()
     poll.register(fd, _POLLRDHUP)
     poll.poll()
@@ -66,7 +76,8 @@ def _send_error(connection: socket.socket, error: Exception, cause: BaseExceptio
         text += "\n" + "".join(traceback.format_exception(cause))[-8000:]
     try:
         _send(connection, {"error": text[-MESSAGE_BYTES // 4 :]})
-    except OSError:  # the learner has gone
+    # The learner has gone.
+    except OSError:
         return
 
 
@@ -92,7 +103,8 @@ def _serve(connection: socket.socket) -> None:
         _send(connection, {"pid": os.getpid(), "spec": spec_to_json(spec)})
         memory_fd, *bells = _receive_fds(connection, 1 + 2 * job["groups"])
         groups.attach(memory_fd, bells)
-        while len(groups.hosts) < job["groups"]:  # while the learner already answers the first
+        # The learner already answers the first group while the others are built.
+        while len(groups.hosts) < job["groups"]:
             groups.build()
         groups.run(connection)
     except ConnectionError:
@@ -112,11 +124,12 @@ def _receive_fds(connection: socket.socket, count: int) -> list[int]:
 
 
 class _Groups:
-    """The environments of this process and the slots that they publish to."""
+    """The environments of this process and the slots that they publish to. Only the main thread uses it."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.hosts: list[HostEnv] = []
-        self.current = 0  # the group that is being worked on
+        # The group that is being worked on, for error messages.
+        self.current = 0
         self._job = job
         self._slots: list[Slot] = []
         self._layout: Layout | None = None
@@ -124,10 +137,14 @@ class _Groups:
         self._answered: list[int] = []  # doorbells of actions, by group
 
     def build(self) -> None:
-        """Makes the next group, and opens its episodes if the memory is there."""
+        """Makes the environments of the next group; publishes their first timestep if memory is attached.
+
+        Raises SeedbedError if the spec differs from that of the first group.
+        """
         job, index = self._job, len(self.hosts)
         self.current = index
-        seed = None  # a successor's place in the order of events cannot be repeated anyhow
+        # A restarted actor gets no seed: the moment of a restart cannot be repeated anyway.
+        seed = None
         if job["incarnation"] == 0:
             life = (job["actor"], index)
             seed = int(np.random.SeedSequence(job["seed"], spawn_key=life).generate_state(1)[0])
@@ -142,7 +159,10 @@ class _Groups:
             self._publish(index, host.reset())
 
     def attach(self, memory_fd: int, bells: list[int]) -> None:
-        """Maps the shared memory and publishes what is built."""
+        """Maps the shared memory and publishes the first timesteps of the groups that are built.
+
+        `bells` are the descriptors of two doorbells for each group: of observations, and of actions.
+        """
         layout = make_layout(self.hosts[0].spec, self._job["num_envs"])
         memory = mmap.mmap(memory_fd, layout.size * self._job["groups"])
         self._slots = [Slot(layout, memory, i * layout.size) for i in range(self._job["groups"])]
@@ -152,11 +172,12 @@ class _Groups:
             self._publish(index, host.reset())
 
     def run(self, connection: socket.socket) -> None:
-        """Steps whichever group was answered first, until the learner hangs up."""
+        """Steps groups in the order in which their actions arrive, until the learner hangs up."""
         groups = {fd: index for index, fd in enumerate(self._answered)}
         epoll = select.epoll()
         epoll.register(connection, select.EPOLLIN)
-        for fd in self._answered:  # edge-triggered: the counter is never read
+        # The doorbells are edge-triggered, so that their counters need not be read.
+        for fd in self._answered:
             epoll.register(fd, select.EPOLLIN | select.EPOLLET)
         queue: collections.deque[int] = collections.deque()
         while True:
@@ -170,7 +191,7 @@ class _Groups:
                 self._publish(index, self.hosts[index].step(slot.action.copy()))
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments of all groups."""
         for host in self.hosts:
             host.close()
 
@@ -188,7 +209,7 @@ def _name(job: dict[str, Any]) -> str:
 
 
 def _refuse(leaves: list[Any], layout: Layout, name: str) -> None:
-    """Says what is wrong with a timestep that does not fit."""
+    """Raises SeedbedError, which says what is wrong with a timestep that does not fit a slot."""
     observation = _paths(layout.spec.observation, "observation")
     names = [*observation, "reward", "terminated", "truncated", "first"]
     if len(leaves) != len(names):

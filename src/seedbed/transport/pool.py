@@ -18,25 +18,32 @@ from seedbed.transport.process import ActorProcess, end, exit_text
 from seedbed.transport.slots import Layout, Slot, blank_slot, make_layout, spec_from_json
 from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
 
-MAX_DEATHS = 5  # in a row, of one actor, each before
-SETTLED_STEPS = 100  # timesteps of a group
+MAX_DEATHS = 5
+"""The number of early deaths of one actor in a row after which the pool fails; see `SETTLED_STEPS`."""
+SETTLED_STEPS = 100
+"""A death is early if no group of the actor has published this many timesteps."""
 TIMEOUT_S = 120.0
-_NOTICE = 0.25  # of the timeout: people are told of an actor that is silent for so long
-_LOOK = 0.125  # of the timeout: what passes between two looks counts as no more
-_MAX_NOTICES = 16  # kept for who takes them; the newest
-_LINE_CHARACTERS = 300
-_LOOK_S = 1.0
-_PATIENCE_S = 1.0  # for actors to leave by themselves, and again after SIGTERM
+"""Seconds of silence after which an actor that owes a step is replaced."""
+# The share of the timeout after which a silent actor is reported in a notice.
+_NOTICE = 0.25
+# The time between two looks at the actors counts as at most this share of the timeout.
+_LOOK = 0.125
+_MAX_NOTICES = 16
+_LINE_CHARACTERS = 300  # of an actor's last line that a message quotes
+_LOOK_S = 1.0  # from one look at the actors to the next, at least
+_PATIENCE_S = 1.0  # for actors to exit by themselves, and again after SIGTERM
 
 
 class ActorPool:
-    """Actor processes and their groups; group g holds environments `[g * group_size, ...)`.
+    """A pool of actor processes and their groups; group g has the environments `[g * group_size, ...)`.
 
-    For one thread, but for `take_notices`. An actor that dies is started again as its next incarnation,
-    with new memory and new seeds; its groups yield nothing until then, and their slot objects are
-    replaced. So is an actor that owes a step, or its start, and gives no sign for `timeout_s`; only time
-    in which the pool is attended to counts. `niceness` is how far processes step back for others, as
-    nice(1) has it.
+    One thread at a time may use it; any thread may call `take_notices`, `cpu_seconds` and `pids` and read
+    `restarts`. An actor that dies is started again as its next incarnation, with new memory and without a
+    seed. Its groups yield nothing until then, and their slot objects are replaced. An actor that owes a step
+    or its start, and gives no sign for `timeout_s` seconds, is killed and replaced in the same way; before
+    the first actor has said hello, `wait_spec` raises instead. Only time in which the pool is attended to
+    counts. `niceness` is that of the processes, as in nice(1). The constructor starts the actors, and raises
+    SeedbedError if it cannot, or if the numbers do not fit.
     """
 
     def __init__(
@@ -58,8 +65,8 @@ class ActorPool:
         self.num_groups = actors * groups
         self.group_size = envs_per_actor // groups
         self.num_envs = actors * envs_per_actor
-        self.slots: list[Slot] = []  # by group; filled once the spec is known
-        self.restarts = 0
+        self.slots: list[Slot] = []  # by group; empty until the spec is known
+        self.restarts = 0  # actors started again so far
         self._groups = groups
         self._job = {
             "env": registry.to_json(env),
@@ -73,22 +80,22 @@ class ActorPool:
         self._notices: collections.deque[str] = collections.deque(maxlen=_MAX_NOTICES)
         self._closed = False
         self._retired_cpu_seconds = 0.0
-        self._reported = [0] * self.num_groups  # the last step that poll returned
-        self._awaiting = [False] * self.num_groups  # returned by poll and not yet replied to
+        self._reported = [0] * self.num_groups  # by group: the last step that has arrived
+        self._awaiting = [False] * self.num_groups  # by group: a step has arrived without a reply
         self._ready: list[int] = []
-        self._deaths = [0] * actors  # in a row
-        self._dying: list[int] = []  # hung up and killed, not yet reaped
+        self._deaths = [0] * actors  # by actor: early deaths in a row
+        self._dying: list[int] = []  # actors that are killed but not yet reaped
         self._epoll = select.epoll()
         self._timeout_s = timeout_s
         self._looked = time.monotonic()
-        self._attended_s = 0.0  # a clock that goes on little while this process is stopped, or busy
-        self._silent_since = [
-            math.inf
-        ] * actors  # on that clock; infinity if the actor owes nothing
-        self._suspects: set[int] = set()  # silent actors that people were told of
-        self._hung: set[int] = set()  # killed for their silence
+        # A clock that advances only a little while this process is stopped or busy elsewhere.
+        self._attended_s = 0.0
+        # By actor: the last sign of it on that clock; infinity if the actor owes nothing.
+        self._silent_since = [math.inf] * actors
+        self._suspects: set[int] = set()  # silent actors that a notice has reported
+        self._hung: set[int] = set()  # actors that were killed because they were silent
         self._doorbells: dict[int, int] = {}  # descriptor -> group
-        self._calls: dict[int, Callable[[], None]] = {}  # other descriptors
+        self._calls: dict[int, Callable[[], None]] = {}  # other descriptor -> its handler
         self._actors: list[ActorProcess] = []
         try:
             for actor in range(actors):
@@ -99,13 +106,17 @@ class ActorPool:
 
     @property
     def spec(self) -> EnvSpec:
-        """The environments' spec; waits for the first actor to say hello."""
+        """Waits for the spec like `wait_spec` and returns it. One thread at a time may read it."""
         spec = self.wait_spec(lambda: False)
         assert spec is not None
         return spec
 
     def wait_spec(self, stop: Callable[[], bool]) -> EnvSpec | None:
-        """Waits for the environments' spec until `stop` says to give up, and then returns None."""
+        """Waits for the first actor to say hello and returns the spec; returns None if `stop` returns True.
+
+        `stop` is called about every 0.1 s. Raises SeedbedError if no actor answers within the pool's
+        `timeout_s`, and in the cases in which `poll` does. One thread at a time may call this.
+        """
         begun_s = self._attended_s
         while self._layout is None:
             if stop():
@@ -120,7 +131,11 @@ class ActorPool:
         return self._layout.spec
 
     def poll(self, timeout_s: float) -> list[int]:
-        """Returns the groups with a new timestep, oldest first, each step once; waits for one."""
+        """Returns the groups with a new timestep, oldest first; waits up to `timeout_s` seconds for one.
+
+        Each timestep is returned once. Raises SeedbedError if the pool is closed, if an actor has reported an
+        error, or if an actor dies too often. One thread at a time may call this.
+        """
         deadline = time.monotonic() + timeout_s
         self._attend(0.0 if self._ready else timeout_s)
         while not self._ready and (remaining := deadline - time.monotonic()) > 0:
@@ -133,7 +148,8 @@ class ActorPool:
     def reply(self, group: int, incarnation: int | None = None) -> bool:
         """Hands over the action in the group's slot; returns whether there was a step to answer.
 
-        Nothing happens if the group is not waiting, or if its life is not `incarnation` any more.
+        It does nothing if the group is not waiting, or if its actor's life is not `incarnation` any more.
+        Call from the thread that calls `poll`.
         """
         slot = self.slots[group]
         if not self._awaiting[group] or (
@@ -148,26 +164,36 @@ class ActorPool:
         return True
 
     def take_notices(self) -> list[str]:
-        """Returns, once each, what happened to actors since the last call; for any one thread."""
+        """Returns messages for the user about actors, each once, of which the newest 16 are kept.
+
+        Any thread may call this, but only one at a time.
+        """
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def cpu_seconds(self) -> float:
-        """CPU time of all actors in all their lives, each up to its last timestep."""
+        """Returns the CPU seconds of all actors in all their lives, each up to its last timestep.
+
+        Any thread may call this; while an actor is being replaced, a result may be off by that life.
+        """
         return self._retired_cpu_seconds + sum(actor.cpu_seconds() for actor in self._actors)
 
     def pids(self) -> list[int]:
-        """Lists the process ids, by actor."""
+        """Returns the process ids of the actors' current lives, by actor. Any thread may call this."""
         return [actor.popen.pid for actor in self._actors]
 
     def close(self) -> None:
-        """Ends every actor, within about two seconds, and closes every descriptor."""
+        """Ends every actor, within about two seconds, and closes every descriptor.
+
+        A second call does nothing. Call it while no other thread uses the pool.
+        """
         if self._closed:
             return
         self._closed = True
         self._epoll.close()
         for actor in self._actors:
-            actor.connection.close()  # which an actor takes as the order to leave
-            if not actor.slots:  # it is still starting and has nothing to put in order
+            # An actor exits when its connection hangs up. One without slots has nothing to clean up yet.
+            actor.connection.close()
+            if not actor.slots:
                 actor.popen.terminate()
         end([actor.popen for actor in self._actors], _PATIENCE_S)
         for actor in self._actors:
@@ -198,7 +224,7 @@ class ActorPool:
         return process
 
     def _attend(self, timeout_s: float) -> None:
-        """Handles one batch of events; new timesteps go to `_ready`."""
+        """Handles one batch of events; groups with a new timestep are appended to `_ready`."""
         if self._closed:
             raise SeedbedError("the actor pool is closed")
         if self._failure is not None:
@@ -212,7 +238,7 @@ class ActorPool:
                 others.append(self._calls[fd])
             else:
                 self._arrived(group)
-        # the rest comes after, and looks again: a descriptor's number may be taken anew meanwhile
+        # These come last, and look again: the number of a descriptor may be reused meanwhile.
         for call in others:
             call()
         self._look()
@@ -220,7 +246,7 @@ class ActorPool:
             self._reap()
 
     def _look(self) -> None:
-        """Finds, about once a second, actors that hang, and those whose death their children hide."""
+        """Finds, about once a second, actors that hang, and dead ones whose children keep the socket open."""
         longest_s = _LOOK * self._timeout_s
         passed_s = time.monotonic() - self._looked
         if passed_s < min(_LOOK_S, longest_s):
@@ -231,7 +257,8 @@ class ActorPool:
             silent_s = self._attended_s - self._silent_since[actor]
             if actor in self._dying:
                 continue
-            if process.popen.poll() is not None:  # a child of it holds the socket open
+            # It is dead, but a child of it holds the socket open.
+            if process.popen.poll() is not None:
                 self._hung_up(actor)
             elif silent_s >= self._timeout_s and self._layout is not None:
                 self._hung.add(actor)
@@ -244,7 +271,7 @@ class ActorPool:
                 )
 
     def _heard(self, actor: int) -> None:
-        """Notes a sign of an actor, from which its silence counts if it owes another."""
+        """Notes a sign of life of an actor: its silence counts from now if it owes another step."""
         first = actor * self._groups
         owes = not all(self._awaiting[first : first + self._groups])
         self._silent_since[actor] = self._attended_s if owes else math.inf
@@ -297,7 +324,7 @@ class ActorPool:
             self._hung_up(actor)
             return
         for local, (bell, _) in enumerate(process.bells):
-            # edge-triggered: every ring is an event, and nobody need read the counter
+            # The doorbells are edge-triggered: each ring is an event, and the counter need not be read.
             self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
             self._doorbells[bell] = actor * self._groups + local
         self._heard(actor)
@@ -312,7 +339,7 @@ class ActorPool:
             self._epoll.unregister(fd)
 
     def _hung_up(self, actor: int) -> None:
-        """Silences a dead actor's groups; its process is reaped without waiting for it."""
+        """Kills an actor and forgets its groups and descriptors; `_reap` reaps it later, without waiting."""
         process = self._actors[actor]
         process.popen.kill()
         for group in range(actor * self._groups, (actor + 1) * self._groups):
@@ -365,7 +392,7 @@ class ActorPool:
 
 
 def _quote(words: str) -> str:
-    """Puts the end of an output on the first line, which is all that a user sees, and then all of it."""
+    """Returns a quotation: an output's last line first, as users see one line only, and then all of it."""
     return f"; its last words: {_last_line(words)}\n{words}" if words else "; it wrote nothing"
 
 

@@ -1,4 +1,4 @@
-"""One life of an actor process, as the learner sees it: its descriptors, memory and last words."""
+"""One life of an actor process, as the learner sees it: its descriptors, memory and output."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from seedbed.transport.slots import Layout, Slot
 from seedbed.types import SeedbedError
 
 TAIL_BYTES = 8192
+"""How many of the last bytes of an actor's output are kept."""
 _MODULE = "seedbed.transport.actor"
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 
 
 class ActorProcess:
-    """A running actor; everything it holds belongs to this life only."""
+    """A running actor process. Its slots, descriptors and output belong to this life of the actor only.
+
+    The constructor starts the process, and raises SeedbedError if it cannot.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.incarnation: int = job["incarnation"]
-        self.slots: list[Slot] = []  # empty until the handshake
-        self.bells: list[tuple[int, int]] = []  # (observation, action) by group
-        self.tail = bytearray()  # the end of what it wrote to the terminal
+        # The slots by group; empty before `share`.
+        self.slots: list[Slot] = []
+        # Descriptors of doorbells by group: (of observations, of actions).
+        self.bells: list[tuple[int, int]] = []
+        # The last `TAIL_BYTES` bytes that were read of the process's stdout and stderr.
+        self.tail = bytearray()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.setblocking(False)
         self.output, output = os.pipe()
@@ -36,7 +43,7 @@ class ActorProcess:
         try:
             self.connection.send(json.dumps(job).encode())
             self.popen = subprocess.Popen(
-                # -P and our path: the actor finds the modules that the learner finds
+                # With -P and our path, the actor finds the same modules as the learner.
                 [
                     sys.executable,
                     "-P",
@@ -61,7 +68,10 @@ class ActorProcess:
             os.close(output)
 
     def share(self, layout: Layout, groups: int) -> None:
-        """Makes memory and doorbells and sends them over."""
+        """Makes the shared memory and doorbells of `groups` groups, and sends them to the actor.
+
+        Raises BlockingIOError or ConnectionError if they cannot be sent. Call from the pool's thread only.
+        """
         memory_fd = os.memfd_create("seedbed-slots")
         try:
             os.ftruncate(memory_fd, layout.size * groups)
@@ -76,7 +86,10 @@ class ActorProcess:
             os.close(memory_fd)
 
     def drain(self) -> bool:
-        """Reads what it wrote; returns whether it may write more."""
+        """Reads up to 64 KiB of the actor's output without waiting; returns False if the output has ended.
+
+        Call from the pool's thread only, before `release`.
+        """
         try:
             text = os.read(self.output, 1 << 16)
         except BlockingIOError:
@@ -85,16 +98,22 @@ class ActorProcess:
         return bool(text)
 
     def last_words(self) -> str:
-        """Returns the end of its output."""
+        """Returns the end of the actor's output. Call from the pool's thread only, before `release`."""
         self.drain()
         return self.tail.decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """CPU time up to its last timestep."""
+        """Returns the CPU seconds of the process up to its last timestep, 0 after `release`.
+
+        Any thread may call this.
+        """
         return max((slot.cpu_seconds for slot in self.slots), default=0.0)
 
     def release(self) -> None:
-        """Closes every descriptor; the memory goes when the last view of it goes."""
+        """Closes every descriptor. The shared memory is freed when no view of it is left.
+
+        Call from the pool's thread only.
+        """
         self.connection.close()
         for fd in [self.output, *(fd for pair in self.bells for fd in pair)]:
             if fd >= 0:
@@ -107,21 +126,24 @@ def _path() -> list[str]:
 
 
 def exit_text(status: int) -> str:
-    """Says how a process ended."""
+    """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name}"
 
 
 def end(processes: list[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """Waits for processes that were asked to leave, then terminates, then kills them; reaps all."""
+    """Waits until processes that were asked to exit have ended, and reaps them.
+
+    After `patience_s` seconds those left get SIGTERM, and after another `patience_s` seconds SIGKILL. Any
+    thread may call this, if no other one waits for these processes.
+    """
     if _gone(processes, patience_s):
         return
     for process in processes:
         process.terminate()
-        process.send_signal(
-            signal.SIGCONT
-        )  # a stopped process gets its signal only when it goes on
+        # A stopped process receives SIGTERM only when it continues.
+        process.send_signal(signal.SIGCONT)
     if _gone(processes, patience_s):
         return
     for process in processes:

@@ -1,7 +1,8 @@
 """The memory that one actor group shares with the learner: a header, a timestep and an action.
 
-A slot belongs to whoever was rung last: the actor writes the timestep and rings, the learner writes
-the action and rings. Nothing is locked; the doorbell's system call orders the writes before it.
+The side that was rung last owns a slot. The actor writes the timestep and rings the learner; the learner
+writes the action and rings the actor. There are no locks: the system call that rings a doorbell orders the
+writes before it.
 """
 
 from __future__ import annotations
@@ -27,28 +28,31 @@ from seedbed.types import (
     action_array,
 )
 
-ALIGNMENT = 64  # a cache line: the two sides never write to the same one
+ALIGNMENT = 64
+"""Bytes of a cache line. The two sides never write to the same line."""
 PAGE = 4096
-_INCARNATION, _STEP, _PUBLISHED_NS, _CPU = range(4)  # 8-byte words of the header
-_ANSWERED_WORD = ALIGNMENT // 8  # the learner's word has a cache line of its own
+"""Bytes of a page of memory."""
+# Positions of the actor's 8-byte words in the header.
+_INCARNATION, _STEP, _PUBLISHED_NS, _CPU = range(4)
+# The position of the learner's word, which has a cache line of its own.
+_ANSWERED_WORD = ALIGNMENT // 8
 _HEADER_BYTES = 2 * ALIGNMENT
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the arrays of `num_envs` environments lie in a slot; offsets and size in bytes."""
+    """The places of the arrays of `num_envs` environments in a slot; offsets and size are in bytes."""
 
     spec: EnvSpec
     num_envs: int
-    arrays: tuple[
-        ArraySpec, ...
-    ]  # observation leaves, then reward, terminated, truncated, first, action
+    # Observation leaves, then reward, terminated, truncated, first and action; all `[num_envs, ...]`.
+    arrays: tuple[ArraySpec, ...]
     offsets: tuple[int, ...]
-    size: int  # whole pages
+    size: int  # a multiple of `PAGE`
 
 
 def make_layout(spec: EnvSpec, num_envs: int) -> Layout:
-    """Lays out a slot; both sides compute the same layout from the same spec."""
+    """Returns the layout of a slot; both sides compute the same layout from the same spec."""
     flag = ArraySpec((), "bool")
     single = [*trees.leaves(spec.observation), ArraySpec((), "float32"), flag, flag, flag]
     arrays = [
@@ -71,7 +75,10 @@ def _num_bytes(array: ArraySpec) -> int:
 
 
 class Slot:
-    """Views of one slot: `timestep` leaves and `action` are `[n, ...]`, all in shared memory."""
+    """Views of one slot: the leaves of `timestep`, and `action`, are arrays `[n, ...]` in shared memory.
+
+    Each side uses a slot from one thread: the actor from its main thread, the learner from the pool's.
+    """
 
     def __init__(self, layout: Layout, memory: Any, offset: int = 0) -> None:
         self.layout = layout
@@ -86,40 +93,49 @@ class Slot:
         )
         self._arrays = views[:-1]
         header = memoryview(memory)[offset : offset + _HEADER_BYTES]
-        # memoryviews, as reading an item of one costs a third of what it costs with numpy
+        # These are memoryviews because reading an item of one takes a third of the time that numpy takes.
         self._integers, self._floats = header.cast("q"), header.cast("d")
 
     @property
     def incarnation(self) -> int:
-        """Which life of the actor wrote this; -1 before the first."""
+        """Returns the number of the actor's life that the slot belongs to, from 0; -1 in a blank slot.
+
+        Any thread may read it.
+        """
         return self._integers[_INCARNATION]
 
     @property
     def step(self) -> int:
-        """Timesteps published in this life: 1 is the first opening observation."""
+        """Returns how many timesteps were published in this life; the first opening observation is 1.
+
+        Any thread may read it.
+        """
         return self._integers[_STEP]
 
     @property
     def published_ns(self) -> int:
-        """When the timestep was published, on the monotonic clock."""
+        """Returns when the timestep was published, in ns of the monotonic clock. Any thread may read it."""
         return self._integers[_PUBLISHED_NS]
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the actor process up to this timestep."""
+        """Returns the CPU seconds of the actor process up to this timestep. Any thread may read it."""
         return self._floats[_CPU]
 
     @property
     def answered(self) -> bool:
-        """Whether the action belongs to the timestep."""
+        """Returns whether the action answers the timestep. Call from the actor's main thread only."""
         return self._integers[_ANSWERED_WORD] == self._integers[_STEP]
 
     def open(self, incarnation: int) -> None:
-        """Claims the slot for a life of the actor."""
+        """Sets the life of the actor that the slot belongs to. Call before the slot is shared."""
         self._integers[_INCARNATION] = incarnation
 
     def fits(self, leaves: list[Any]) -> bool:
-        """Whether a timestep's leaves are arrays of the slot's shapes and dtypes, and finite."""
+        """Returns whether a timestep's leaves are arrays of the slot's shapes and dtypes, with finite floats.
+
+        Any thread may call this.
+        """
         return len(leaves) == len(self._arrays) and all(
             isinstance(leaf, np.ndarray)
             and leaf.shape == view.shape
@@ -129,7 +145,10 @@ class Slot:
         )
 
     def publish(self, leaves: list[Any]) -> None:
-        """Copies a timestep's leaves, which fit, into the slot; the caller rings."""
+        """Copies a timestep's leaves, which must fit, into the slot, and increments `step` last.
+
+        Call from the actor's main thread only, and ring the learner after it.
+        """
         for view, leaf in zip(self._arrays, leaves, strict=True):
             view[...] = leaf
         self._floats[_CPU] = time.process_time()
@@ -137,7 +156,10 @@ class Slot:
         self._integers[_STEP] += 1
 
     def answer(self) -> None:
-        """Marks the action as the answer to the timestep; the caller rings."""
+        """Marks the action as the answer to the timestep.
+
+        Call from the thread that uses the pool only, and ring the actor after it.
+        """
         self._integers[_ANSWERED_WORD] = self._integers[_STEP]
 
 
@@ -149,14 +171,17 @@ def _views(layout: Layout, memory: Any, offset: int) -> Iterator[np.ndarray]:
 
 
 def blank_slot(layout: Layout) -> Slot:
-    """Makes a slot in private memory that no actor has written: incarnation -1, zeros."""
+    """Returns a slot in private memory that no actor writes to: incarnation -1, and zeros."""
     slot = Slot(layout, bytearray(layout.size))
     slot.open(-1)
     return slot
 
 
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
-    """Describes a spec in JSON types."""
+    """Returns a spec in JSON types.
+
+    Raises SeedbedError if the observation has other things than dicts, tuples and ArraySpecs.
+    """
     kind = type(spec.action).__name__
     return {
         "observation": _tree_to_json(spec.observation),
@@ -165,7 +190,7 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: dict[str, Any]) -> EnvSpec:
-    """Inverts `spec_to_json`."""
+    """Returns the spec that `spec_to_json` turned into `data`."""
     return EnvSpec(_tree_from_json(data["observation"]), _action_from_json(data["action"]))
 
 

@@ -1,4 +1,4 @@
-"""Showing a run on a terminal that may block: a thread draws, and a bounded hand-over feeds it."""
+"""Shows a run on a terminal that may block: a thread draws, and bounded queues hand it what to show."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 PATIENCE_S = 2.0
-"""Seconds for which the end of a run waits for a terminal that takes no more text."""
+"""Seconds that the end of a run waits for a terminal that accepts no more text."""
 MAX_TEXTS = 200
-"""Messages and printed lines that wait for the terminal at most; then the oldest are dropped."""
+"""The most messages and printed lines that wait for the terminal. Beyond it, the oldest are dropped."""
 
 
 class Screen(Protocol):
@@ -27,11 +27,14 @@ class Screen(Protocol):
 
     @property
     def printed(self) -> Callable[[str], None] | None:
-        """Shows a line that something else in the process printed; None where that may go beside."""
+        """A function that shows a line which other code in the process printed, or None.
+
+        None means that other code may print to stdout and stderr directly.
+        """
         ...
 
     def __enter__(self) -> Any:
-        """Begins to draw."""
+        """Starts drawing."""
         ...
 
     def __exit__(self, *exception: object) -> None:
@@ -43,22 +46,23 @@ class Screen(Protocol):
         ...
 
     def message(self, text: str, at: float) -> None:
-        """Shows a message of the time `at`, in seconds since the epoch."""
+        """Shows a message that was sent at the time `at`, in seconds since the epoch."""
         ...
 
 
 class BackgroundView:
-    """Draws a screen in a thread of its own, so that a blocked terminal blocks nothing else.
+    """A view that draws a screen in its own thread, so that a blocked terminal blocks nothing else.
 
-    `update` and `message` return at once and may be called from any thread. The newest metrics win; of
-    texts the newest `MAX_TEXTS` are kept until the terminal takes them. A terminal that fails is not
-    written to again, and the run goes on. Leaving the context waits at most `patience_s` for the terminal.
+    `update` and `message` return at once and may be called from any thread. Only the newest metrics are
+    kept until they are drawn, and the newest `MAX_TEXTS` texts. After an error of the terminal, nothing is
+    written to it any more, and the run continues. Leaving the context waits for the terminal for at most
+    `patience_s` seconds.
     """
 
     def __init__(self, screen: Screen, patience_s: float = PATIENCE_S) -> None:
         self.report_every_s = screen.report_every_s
         self._screen, self._patience_s = screen, patience_s
-        # No locks: a KeyboardInterrupt may come anywhere in the thread that hands over.
+        # No locks: a KeyboardInterrupt may come at any point of the calling thread, also while it holds one.
         self._metrics: collections.deque[dict[str, Any]] = collections.deque(maxlen=1)
         self._texts: collections.deque[Callable[[], None]] = collections.deque(maxlen=MAX_TEXTS)
         self._dropped = 0
@@ -87,12 +91,12 @@ class BackgroundView:
         self._thread.join(self._patience_s)
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Hands over one line of metrics, in place of one that has not been shown yet."""
+        """Hands over one line of metrics; it replaces one that has not been drawn yet."""
         self._metrics.append(metrics)
         self._notify()
 
     def message(self, text: str) -> None:
-        """Hands over a message."""
+        """Hands over a message with the present time."""
         now = time.time()
         self._hand_over(lambda: self._screen.message(text, now))
 
@@ -106,7 +110,7 @@ class BackgroundView:
             self._wake.put(None)
 
     def _draw(self) -> None:
-        # A terminal that is closed or has vanished: there is nobody left to tell.
+        # If the terminal is closed or gone, there is nowhere to report the error.
         with contextlib.suppress(OSError, ValueError), self._screen:
             ended = False
             while not ended:
@@ -122,11 +126,12 @@ class BackgroundView:
 
 
 class _Prints(io.TextIOBase):
-    """Takes the place of `sys.stdout` or `sys.stderr` and hands over what is printed, line by line."""
+    """A replacement for `sys.stdout` or `sys.stderr` that hands printed text to `take`, line by line."""
 
     def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
         self._stream, self._take = stream, take
-        self._lock = threading.RLock()  # a collected object may print while a line is taken
+        # Reentrant: garbage collection may run code that prints while this thread holds the lock.
+        self._lock = threading.RLock()
         self._line = ""
 
     @property
@@ -154,13 +159,13 @@ class _Prints(io.TextIOBase):
 
 
 class TerminalGone(OSError):
-    """A pipe has no reader left. Rich would take a BrokenPipeError for the end of the process."""
+    """Raised when a pipe has no reader left. Rich would end the process after a BrokenPipeError."""
 
 
 class Descriptor(io.TextIOBase):
-    """Writes text straight to a stream's file descriptor.
+    """A text stream that writes directly to another stream's file descriptor.
 
-    A thread that is stuck here holds no lock of `sys.stdout`, which the interpreter flushes as it ends.
+    A thread that is blocked here holds no lock of `sys.stdout`, which the interpreter needs to flush at exit.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -168,36 +173,37 @@ class Descriptor(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's."""
+        """The encoding of the stream."""
         return self._encoding
 
     def write(self, text: str) -> int:
-        """Writes all of a text, waiting for the terminal; raises OSError where that is gone."""
+        """Writes all of a text and waits for the terminal to take it; raises OSError if that is gone."""
         data = text.encode(self._encoding, "replace")
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
             except BrokenPipeError as error:
                 raise TerminalGone("nobody reads it any more") from error
-            except BlockingIOError:  # another process made it non-blocking
+            except BlockingIOError:
+                # Another process has made the terminal non-blocking.
                 poll = select.poll()
                 poll.register(self._fd, select.POLLOUT)
                 poll.poll()
         return len(text)
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Returns the file descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Whether it is a terminal's."""
+        """Returns whether the descriptor is a terminal."""
         return os.isatty(self._fd)
 
 
 def unbuffered(stream: TextIO) -> TextIO:
-    """Returns a stream that writes straight to the descriptor of the process's own stdout or stderr.
+    """Returns a stream that writes directly to the descriptor of the process's own stdout or stderr.
 
-    What another has put in the place of these, such as a notebook, is returned as it is.
+    Any other stream, such as a notebook's replacement for stdout, is returned unchanged.
     """
     if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
         return stream
@@ -206,7 +212,7 @@ def unbuffered(stream: TextIO) -> TextIO:
 
 
 def tell(text: str, stream: TextIO) -> None:
-    """Writes a last line; gives up after `PATIENCE_S` on a terminal that is blocked, or that is gone."""
+    """Writes a line; gives up if the terminal is gone, or blocks for longer than `PATIENCE_S`."""
 
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):

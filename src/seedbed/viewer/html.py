@@ -1,4 +1,4 @@
-"""Writes a recording as one HTML file that replays it in three dimensions and fetches nothing."""
+"""Writes a recording as one HTML file that replays it in three dimensions and loads nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from seedbed.viewer.recording import (
 )
 
 WEB = Path(__file__).parent / "web"
-"""The page and its script; `npm install && npm run build` there makes `replay.js`."""
+"""The folder of the page and its script. `npm install && npm run build` in it makes `replay.js`."""
 SHAPES = {
     mujoco.mjtGeom.mjGEOM_PLANE: "plane",
     mujoco.mjtGeom.mjGEOM_SPHERE: "sphere",
@@ -36,14 +36,18 @@ SHAPES = {
     mujoco.mjtGeom.mjGEOM_BOX: "box",
 }
 SHOWN_GROUPS = 3
-"""MuJoCo shows the geoms of groups 0, 1 and 2."""
+"""The number of geom groups that are shown: 0, 1 and 2, as in MuJoCo's own viewer."""
 QUATERNION_SCALE = 32767
-"""Quaternions are stored as int16: 1 is this."""
-_UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0], np.float32)  # where MuJoCo takes the material's colour
+"""The int16 number that stands for 1 in a stored quaternion."""
+# MuJoCo takes the material's colour if a geom has this one, its default.
+_UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 
 
 def write_html(recording: Recording, path: str | Path) -> None:
-    """Writes the replay; refuses what it cannot draw by name."""
+    """Writes the replay page to `path`, which must end in .html.
+
+    Raises SeedbedError if the file cannot be written, or if the page cannot draw a geom, which it names.
+    """
     view = find_view(recording)
     geoms = _describe_geoms(recording.model)
     bodies = sorted({geom["body"] for geom in geoms if geom["body"] > 0})
@@ -62,7 +66,7 @@ def write_html(recording: Recording, path: str | Path) -> None:
         "title": html.escape(recording.title),
         "style": (WEB / "style.css").read_text(),
         "script": (WEB / "replay.js").read_text(),
-        # Inside a script element only `<` could end it.
+        # Only a `<` in the data could end the script element that contains it.
         "data": json.dumps(replay, separators=(",", ":")).replace("<", "\\u003c"),
     }
     template = (WEB / "page.html").read_text()
@@ -72,7 +76,11 @@ def write_html(recording: Recording, path: str | Path) -> None:
 
 
 def _describe_geoms(model: MjModel) -> list[dict[str, Any]]:
-    """Lists the geoms that MuJoCo would show: shape, sizes, colour and place in their body."""
+    """Returns shape, sizes, colour, body and place in that body of every geom that MuJoCo would show.
+
+    A geom of a body that never moves is placed in the world, body 0. Raises SeedbedError if the page cannot
+    draw a shape.
+    """
     described = []
     for index in range(model.ngeom):
         rgba = _colour(model, index)
@@ -99,7 +107,7 @@ def _describe_geoms(model: MjModel) -> list[dict[str, Any]]:
 
 
 def _place(model: MjModel, index: int, body: int) -> dict[str, list[float]]:
-    """Places a geom in its body, or in the world if the body never moves."""
+    """Returns a geom's position and quaternion in its body, or in the world if the body never moves."""
     position, quaternion = model.geom_pos[index], model.geom_quat[index]
     if not model.body_weldid[body]:
         data = mujoco.MjData(model)
@@ -110,7 +118,7 @@ def _place(model: MjModel, index: int, body: int) -> dict[str, list[float]]:
 
 
 def _colour(model: MjModel, index: int) -> NDArray[np.float32]:
-    """Finds a geom's RGBA as MuJoCo does: its own or its material's, times the texture's mean."""
+    """Returns a geom's RGBA `[4]`: its own or its material's, as in MuJoCo, times the mean of its texture."""
     rgba, material = model.geom_rgba[index].copy(), int(model.geom_matid[index])
     if material < 0:
         return rgba
@@ -126,7 +134,12 @@ def _colour(model: MjModel, index: int) -> NDArray[np.float32]:
 
 
 def _encode(model: MjModel, episode: Episode, view: View, bodies: list[int]) -> dict[str, Any]:
-    """Packs an episode: float32 `[T + 1]` or `[T]` sequences one after another, then int16 ones."""
+    """Packs an episode; `data` is base64 of gzip, and `web/src/data.js` unpacks it.
+
+    The data are float32 sequences one after another: positions of `bodies` (x, y, z of each) and the target
+    `[T + 1]`, the reward and each of `episode.series` `[T]`. After them come int16 sequences `[T + 1]`: the
+    quaternions of `bodies` (w, x, y, z of each).
+    """
     poses = compute_poses(model, episode, view)
     sequences = [
         *poses.position[:, bodies].reshape(len(episode.qpos), -1).T,
@@ -143,13 +156,16 @@ def _encode(model: MjModel, episode: Episode, view: View, bodies: list[int]) -> 
         "env_dt": episode.env_dt,
         "return": episode.episode_return,
         "series": list(episode.series),
-        # No time stamp: equal recordings give equal files.
+        # Without a time stamp, equal recordings give equal files.
         "data": base64.b64encode(gzip.compress(packed, 9, mtime=0)).decode(),
     }
 
 
 def _continuous(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Chooses signs `[T, body]` such that a quaternion never jumps to its negative, which packs badly."""
+    """Returns quaternions `[T, body, 4]` with signs such that none jumps to its negative between two frames.
+
+    Such a jump is no rotation, but compresses badly.
+    """
     turned = (quaternion[1:] * quaternion[:-1]).sum(-1, keepdims=True) < 0.0
     signs = np.cumprod(np.where(turned, -1.0, 1.0), axis=0)
     return np.concatenate([quaternion[:1], quaternion[1:] * signs])

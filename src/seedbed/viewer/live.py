@@ -1,4 +1,4 @@
-"""What people look at while training: a live view on a terminal, plain lines elsewhere."""
+"""The display of a training run: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARES = (
     ("waiting", "bright_black"),
 )
 SHOWN_LEARNER = 8
-"""Learner metrics shown at most."""
+"""The most learner metrics that are shown."""
 _RUNTIME = frozenset(
     [
         "wall_s",
@@ -45,13 +45,13 @@ _RUNTIME = frozenset(
         "actor_restarts",
     ]
 )
-"""Metrics of the runtime; what else comes is the agent's."""
+"""Metrics of the runtime. All metrics with other names are the agent's."""
 
 
 def make_view(
     total_steps: int, title: str, run: str, console: Console | None = None
 ) -> LiveView | PlainLog:
-    """Chooses the live view on a terminal and plain lines elsewhere."""
+    """Returns the live view if the console is a terminal, and a log of plain lines otherwise."""
     console = console or Console(file=unbuffered(sys.stdout), highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(total_steps, title, run, console)
@@ -59,10 +59,10 @@ def make_view(
 
 
 class PlainLog:
-    """One plain line for every update and message."""
+    """A view that prints one plain line for every update and message."""
 
     report_every_s = 10.0
-    printed = None  # it may go between the lines
+    printed = None  # other code may print between the lines
 
     def __init__(self, total_steps: int, title: str, run: str, console: Console) -> None:
         self._total_steps, self._title, self._run = total_steps, title, run
@@ -74,10 +74,10 @@ class PlainLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to tidy up."""
+        """Does nothing: there is nothing to end."""
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Prints the metrics that matter most."""
+        """Prints the most important metrics in one line."""
         done, remaining = self._progress.update(metrics)
         parts = [
             _duration(metrics.get("wall_s")),
@@ -101,13 +101,13 @@ class PlainLog:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        # One line whatever the width: these lines go to files and pipes.
+        # Do not wrap at the console's width: these lines go to files and pipes.
         self._console.print(Text(text), soft_wrap=True)
         self._console.file.flush()
 
 
 class LiveView:
-    """A panel that is redrawn in place; drawn by its methods only, in the thread that calls them."""
+    """A panel that is redrawn in place. Only its methods draw, in the thread that calls them."""
 
     report_every_s = 1.0
 
@@ -118,7 +118,8 @@ class LiveView:
         self._done, self._remaining = 0.0, "-"
         self._metrics: dict[str, Any] = {}
         self._messages: collections.deque[str] = collections.deque(maxlen=5)
-        # What others print comes through `printed`: redirecting would make them wait for the terminal.
+        # Other code's output comes through `printed`: if Rich redirected it, that code would wait for the
+        # terminal.
         self._live = Live(
             console=self._console,
             auto_refresh=False,
@@ -136,25 +137,25 @@ class LiveView:
         self._live.stop()
 
     def update(self, metrics: dict[str, Any]) -> None:
-        """Draws new metrics; values that are absent keep what they showed."""
+        """Draws new metrics. Metrics that are absent keep their old values."""
         self._metrics.update(metrics)
         self._done, self._remaining = self._progress.update(self._metrics)
         self._draw()
 
     def message(self, text: str, at: float) -> None:
-        """Adds a message of the time `at`, in seconds since the epoch, below the figures."""
+        """Adds a message, sent at `at` (seconds since the epoch), below the figures."""
         self._messages.append(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}")
         self._draw()
 
     def printed(self, text: str) -> None:
-        """Writes a line that something else in the process printed above the panel."""
+        """Writes a line that other code in the process printed; it appears above the panel."""
         self._console.print(Text.from_ansi(text))
 
     def _draw(self) -> None:
         self._live.update(self.render(), refresh=True)
 
     def render(self) -> RenderableType:
-        """Builds the panel."""
+        """Returns the panel that shows the present metrics and messages."""
         width = max(40, min(self._console.width, 100))
         inner = width - 4
         parts: list[RenderableType] = [
@@ -167,7 +168,8 @@ class LiveView:
         learner = self._learner()
         if learner is not None:
             parts += [Text(), learner]
-        shown = list(self._messages)[-max(1, self._console.height - 20) :]  # no taller than it
+        # The panel must not be taller than the console.
+        shown = list(self._messages)[-max(1, self._console.height - 20) :]
         if shown:
             parts.append(Text())
             parts += [
@@ -256,7 +258,7 @@ class LiveView:
 
 
 class _Progress:
-    """Estimates the time left from the speed since the run was started or resumed."""
+    """An estimate of the time left, from the speed since the run was started or resumed."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = max(1, total_steps)
@@ -289,7 +291,10 @@ def _number(value: Any, digits: int = 2) -> str:
 
 
 def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """Says how much experience is kept, or how old it is, in updates; nothing where it is always new."""
+    """Returns (label, text) for the size of replay, or for the age of experience in updates.
+
+    Returns an empty list if the metrics have neither, as in a fused run.
+    """
     if "replay/items" in metrics:
         items, size = _count(metrics["replay/items"]), metrics["replay/bytes"] / 1e6
         return [("replay", f"{items}, {size:,.0f} MB")]

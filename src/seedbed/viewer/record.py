@@ -1,4 +1,4 @@
-"""Plays a trained policy for people to look at, and keeps where the bodies were."""
+"""Plays a trained policy, records the positions of the bodies, and writes a video or a page of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
 
 SHOWN = 3
-"""Episodes that are shown."""
+"""The number of episodes that `show` plays by default, and the most that `seedbed evaluate` shows."""
 
 
 def show(
@@ -32,9 +32,10 @@ def show(
     video: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Plays episodes with a run's best policy and writes them as a video and as a page.
+    """Plays episodes with a run's best policy and writes them as a video and as an HTML page.
 
-    Raises SeedbedError if the environment is not made of a MuJoCo model.
+    `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
+    the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model.
     """
     trained = api.restore(run)
     config = trained.env if env is None else api.other_environment(trained, env, run)
@@ -56,7 +57,7 @@ def show(
 def _on_device(
     env: MujocoTask, trained: api.Trained, episodes: int, seed: int, title: str
 ) -> Recording:
-    """Plays all episodes at once, each to its end."""
+    """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none)."""
     agent, steps = trained.agent, env.episode_steps or 1000
     reset_key, act_key = jax.random.split(jax.random.key(seed))
     env_ids = jnp.arange(episodes, dtype=jnp.uint32)
@@ -92,7 +93,10 @@ def _on_device(
 def _in_gymnasium(
     config: GymEnv, trained: api.Trained, episodes: int, seed: int, title: str
 ) -> Recording:
-    """Plays one episode after the other in Gymnasium's own environment."""
+    """Plays one episode after the other in Gymnasium's own environment, with its time limit (1,000 if none).
+
+    Raises SeedbedError if the environment has no MuJoCo model.
+    """
     env: Any = gymnasium.make(config.id, **dict(config.kwargs)).unwrapped
     if not hasattr(env, "data") or not hasattr(env, "dt"):
         raise SeedbedError(

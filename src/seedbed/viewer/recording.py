@@ -1,4 +1,4 @@
-"""A recording of what bodies did: poses over time and rewards, whatever simulated them."""
+"""A recording of episodes: positions of bodies over time and rewards, from any simulator."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ mujoco: Any = importlib.import_module("mujoco")  # a package without types
 MjModel: TypeAlias = Any
 """MuJoCo's compiled model."""
 FOLLOW_SMOOTHING_S = 0.3
-"""Standard deviation of the Gaussian by which the path of a following camera is smoothed."""
+"""Standard deviation, in seconds, of the Gaussian that smooths the path of a following camera."""
 _TRACKING = (
     mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value,
     mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value,
 )
 _FRAMED = 32
-"""Frames of an episode by which a camera that stays in place is set up."""
+"""The number of frames of an episode from which a camera that stays in place is set up."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Episode:
-    """One episode: frame t shows `qpos[t]`; step t leads to frame t + 1 and gives `reward[t]`."""
+    """One episode: frame t shows `qpos[t]`; step t leads to frame t + 1 and gives `reward[t]`.
+
+    Raises SeedbedError if shapes do not fit, `env_dt` is not positive, or `qpos` is not finite.
+    """
 
     qpos: Array  # [T + 1, nq] MuJoCo's generalised positions
     reward: Array  # [T]
@@ -39,7 +42,7 @@ class Episode:
     series: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # more scalars, [T] each
 
     def __post_init__(self) -> None:
-        """Converts to float64 and checks the shapes."""
+        """Converts the arrays to float64 and checks them."""
         qpos, reward = np.asarray(self.qpos, np.float64), np.asarray(self.reward, np.float64)
         series = {name: np.asarray(values, np.float64) for name, values in self.series.items()}
         if qpos.ndim != 2 or len(qpos) < 2:
@@ -66,14 +69,14 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
-    """Episodes of one model; `source` is the model or the path of its MJCF file."""
+    """At least one episode of one model; `source` is the model or the path of its MJCF file."""
 
     source: MjModel | str | Path
     episodes: tuple[Episode, ...]
     title: str
 
     def __post_init__(self) -> None:
-        """Checks that there are episodes and that they are of this model."""
+        """Raises SeedbedError if there is no episode, or if one has another `nq` than the model."""
         object.__setattr__(self, "episodes", tuple(self.episodes))
         if not self.episodes:
             raise SeedbedError("the recording has no episodes: record at least one")
@@ -86,7 +89,7 @@ class Recording:
 
     @functools.cached_property
     def model(self) -> MjModel:
-        """The compiled model."""
+        """The compiled model; raises SeedbedError if its file cannot be loaded."""
         if isinstance(self.source, mujoco.MjModel):
             return self.source
         try:
@@ -96,25 +99,28 @@ class Recording:
 
 
 class View(NamedTuple):
-    """Where a camera stands, as MuJoCo's free camera has it."""
+    """The position of a camera, in the terms of MuJoCo's free camera."""
 
-    radius: float  # metres about the camera's target that must be seen
+    radius: float  # metres around the camera's target that must be visible
     azimuth: float  # degrees
-    elevation: float  # degrees, negative from above
-    body: int  # whose centre of mass is followed; -1 if the scene stays in place
-    centre: NDArray[np.float64]  # [3] of what is to be seen
+    elevation: float  # degrees; negative if the camera looks down
+    body: int  # the camera follows its subtree's centre of mass; -1 if it stays in place
+    centre: NDArray[np.float64]  # [3] metres, of the geoms that must be visible
 
 
 class Poses(NamedTuple):
-    """Poses of all bodies in the world's frame, frame by frame."""
+    """The poses of all bodies in the world's frame, for every frame of an episode."""
 
     position: NDArray[np.float64]  # [T + 1, nbody, 3] metres
     quaternion: NDArray[np.float64]  # [T + 1, nbody, 4] w x y z
-    target: NDArray[np.float64]  # [T + 1, 3] where a following camera looks
+    target: NDArray[np.float64]  # [T + 1, 3] metres: the point that the camera looks at
 
 
 def find_view(recording: Recording) -> View:
-    """Chooses the camera from the model: flat scenes are seen from above, walkers from the side."""
+    """Chooses the camera from the first episode: flat scenes are seen from above, tall ones at a low angle.
+
+    A body that is followed, such as a walker's, is seen at a lower angle than a scene that stays in place.
+    """
     model, qpos = recording.model, recording.episodes[0].qpos
     body = _followed_body(model)
     seen = model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE.value
@@ -129,7 +135,8 @@ def find_view(recording: Recording) -> View:
     flatness = float(size[2] / max(size[0], size[1], 1e-9))
     lowest, highest = (14.0, 32.0) if body >= 0 else (14.0, 56.0)
     elevation = -float(np.clip(60.0 * (1.0 - flatness) - 24.0 * (body >= 0), lowest, highest))
-    # What stays in place is wider than high, as the picture is; what is followed turns about.
+    # A scene that stays in place is wider than high, like the picture, so that its width and depth may count
+    # for less. A body that is followed may turn in any direction.
     radius = (
         float(np.linalg.norm(size * ([1.0, 1.0, 1.0] if body >= 0 else [0.85, 0.85, 1.0]))) / 2.0
     )
@@ -139,7 +146,7 @@ def find_view(recording: Recording) -> View:
 def _bounds(
     model: MjModel, qpos: NDArray[np.float64], seen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the lowest and the highest corner `[3]` of the box around the geoms `seen` `[ngeom]`."""
+    """Returns the lowest and highest corner `[3]`, in metres, of the box around geoms `seen` `[ngeom]`."""
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(model, data)
@@ -150,7 +157,7 @@ def _bounds(
 
 
 def compute_poses(model: MjModel, episode: Episode, view: View) -> Poses:
-    """Computes every frame's poses with MuJoCo's kinematics, and the smoothed path of the target."""
+    """Computes the poses of every frame with MuJoCo's kinematics, and the smoothed path of the target."""
     data, frames = mujoco.MjData(model), len(episode.qpos)
     position, quaternion = np.empty((frames, model.nbody, 3)), np.empty((frames, model.nbody, 4))
     target = np.tile(view.centre, (frames, 1))
@@ -165,7 +172,7 @@ def compute_poses(model: MjModel, episode: Episode, view: View) -> Poses:
 
 
 def _followed_body(model: MjModel) -> int:
-    """Finds the body that the model's own camera tracks, or else one that floats freely."""
+    """Returns the body that the model's own camera tracks, else the first with a free joint, else -1."""
     for mode, body in zip(model.cam_mode, model.cam_bodyid, strict=True):
         if mode in _TRACKING and body > 0:
             return int(body)
@@ -174,7 +181,10 @@ def _followed_body(model: MjModel) -> int:
 
 
 def _smooth(path: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
-    """Smooths `[T, 3]` along T by a Gaussian; at the ends it continues by point reflection."""
+    """Smooths `[T, 3]` along T with a Gaussian of `deviation` frames.
+
+    Beyond each end, the path is continued by point reflection about the end.
+    """
     reach = min(int(3.0 * deviation), len(path) - 1)
     if reach < 1:
         return path
@@ -188,7 +198,10 @@ def _smooth(path: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
 
 @contextlib.contextmanager
 def written_whole(path: str | Path, suffix: str) -> Iterator[Path]:
-    """Gives a temporary path beside `path` that takes its place on success and vanishes otherwise."""
+    """Yields a temporary path next to `path`; renames it to `path` on success and removes it otherwise.
+
+    Raises SeedbedError if `path` does not end in `suffix`, is a folder, or cannot be written.
+    """
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise SeedbedError(f"cannot write {path}: its name must end in {suffix}")

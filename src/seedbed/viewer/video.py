@@ -1,4 +1,4 @@
-"""Films a recording with MuJoCo's own renderer, without a display, into an MP4 file."""
+"""Renders a recording into an MP4 file, with MuJoCo's own renderer and without a display."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from seedbed.viewer.recording import (
 )
 
 BACKENDS = {"egl": "libegl1", "osmesa": "libosmesa6"}
-"""What can draw without a display, in the order tried, and the apt package it comes with."""
+"""The backends that can draw without a display, in the order tried, and the apt package of each."""
 MAX_FPS = 60
+"""The most frames per second if the caller gives no `fps`."""
 SHIFTED_PLANE = 5.0
-"""Half size in metres from which a plane counts as the ground, and goes along with the camera."""
+"""Metres. A plane with larger half sizes counts as the ground, and moves along with the camera."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shots:
-    """All frames of a film and how to draw them; what the drawing process is told."""
+    """The captions of all frames of a film and how to draw it: the instructions for the drawing process."""
 
     width: int
     height: int
@@ -47,7 +48,7 @@ class Shots:
     azimuth: float
     elevation: float
     camera: str  # "follow" or the name of one of the model's cameras
-    captions: tuple[tuple[str, str, str], ...]  # for every frame: names, values, and the title
+    captions: tuple[tuple[str, str, str], ...]  # for every frame: names, values and the title
     ffmpeg: str  # path of the program
     output: str  # path of the film
 
@@ -61,10 +62,11 @@ def write_video(
     fps: float | None = None,
     camera: str = "follow",
 ) -> None:
-    """Writes the episodes one after another, at their true speed, as H.264 in MP4.
+    """Writes the episodes one after another, at their true speed, as H.264 in MP4 to `path` (.mp4).
 
-    Without `fps` every frame is shown once, up to 60 a second. `camera` is "follow" or the name of one
-    of the model's cameras.
+    `width` and `height` are even numbers of pixels, 16 or more. Without `fps`, every frame is shown once, at
+    most 60 per second. `camera` is "follow" or the name of one of the model's cameras. Raises SeedbedError
+    if an argument is wrong, if nothing here can draw or encode, or if the file cannot be written.
     """
     if width < 16 or height < 16 or width % 2 or height % 2:
         raise SeedbedError(f"the film is {width} x {height}: both must be even and 16 or more")
@@ -116,7 +118,10 @@ def _find_ffmpeg() -> str:
 def _choose_frames(
     recording: Recording, view: View, fps: float
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[str, str, str]]]:
-    """Picks the frame nearest to each tick; returns qpos `[N, nq]`, targets `[N, 3]` and captions."""
+    """Chooses the frame nearest to each tick; returns qpos `[N, nq]`, targets `[N, 3]` and captions.
+
+    N counts the frames of the film, all episodes together. Ticks are 1 / `fps` seconds apart.
+    """
     qpos, targets, captions = [], [], []
     total = len(recording.episodes)
     for number, episode in enumerate(recording.episodes, 1):
@@ -139,7 +144,11 @@ def _choose_frames(
 
 
 def _draw_in_child(job: Path, frames: int, text: str) -> None:
-    """Draws in a new process: MuJoCo chooses what it draws with when it is imported."""
+    """Draws in a new process, because MuJoCo chooses its backend when it is imported.
+
+    Tries the backend in MUJOCO_GL, or else each of `BACKENDS`. Raises SeedbedError if none can draw, or if
+    drawing fails.
+    """
     given = os.environ.get("MUJOCO_GL")
     failures = []
     for backend in (given,) if given else BACKENDS:
@@ -159,7 +168,7 @@ def _draw_in_child(job: Path, frames: int, text: str) -> None:
 
 @contextlib.contextmanager
 def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[str]]:
-    """Runs the drawing process, and kills it and its encoder if they are not done at the end."""
+    """Starts the drawing process and yields it; at the end, kills it and its encoder if they still run."""
     child = subprocess.Popen(
         [sys.executable, "-m", "seedbed.viewer.video", str(job)],
         env={**os.environ, "MUJOCO_GL": backend},
@@ -197,13 +206,14 @@ def _last_line(path: Path) -> str:
 
 
 class _Stage:
-    """An OpenGL context with a model in it."""
+    """An OpenGL context with a model in it, for drawing frames. For one thread."""
 
     def __init__(self, model: MjModel, shots: Shots) -> None:
         self._model, self._shots = model, shots
         model.vis.global_.offwidth, model.vis.global_.offheight = shots.width, shots.height
         model.vis.quality.offsamples, model.vis.quality.shadowsize = 4, 2048
-        if model.nlight == 0:  # the weak lamp on the camera would be all the light there is
+        if model.nlight == 0:
+            # The only light would be the weak lamp on the camera.
             model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = 0.4, 0.6
         self._gl = mujoco.GLContext(shots.width, shots.height)
         self._gl.make_current()
@@ -232,7 +242,10 @@ class _Stage:
         self._camera.distance = 1.15 * shots.radius / np.sin(across)
 
     def draw(self, qpos: np.ndarray, target: np.ndarray, caption: tuple[str, ...]) -> np.ndarray:
-        """Draws one frame; returns pixels `[height, width, 3]`, the lowest row first."""
+        """Draws one frame; returns pixels uint8 `[height, width, 3]`, the lowest row first.
+
+        The array is used again for the next frame.
+        """
         self._data.qpos[:] = qpos
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_comPos(self._model, self._data)
@@ -258,7 +271,10 @@ class _Stage:
         return self._pixels
 
     def _shift_ground(self, target: np.ndarray) -> None:
-        """Moves the drawn ground by whole tiles: it ends 40 m from where a walker starts, contacts do not."""
+        """Moves the drawn ground towards `target` by whole tiles of its texture.
+
+        The ground is drawn only up to its size (40 m from the start of a walker); in physics it has no end.
+        """
         for geom in self._scene.geoms[: self._scene.ngeom]:
             plane = geom.type == mujoco.mjtGeom.mjGEOM_PLANE and geom.category != 0
             if not plane or not 0.0 < SHIFTED_PLANE < min(geom.size[:2]):
@@ -270,13 +286,16 @@ class _Stage:
             geom.pos += axes @ moved
 
     def close(self) -> None:
-        """Frees what the driver holds."""
+        """Frees the memory of the graphics driver."""
         self._context.free()
         self._gl.free()
 
 
 def _draw(job: Path) -> None:
-    """Is the drawing process: prints `ready` once it can draw, then the number of frames drawn."""
+    """Runs the drawing process on the files in `job`, and raises SystemExit with its status.
+
+    Prints `ready` when it can draw, then the number of frames drawn after each frame.
+    """
     shots = Shots(**json.loads((job / "shots.json").read_text()))
     frames = np.load(job / "frames.npz")
     qpos, target = frames["qpos"], frames["target"]
@@ -294,7 +313,8 @@ def _draw(job: Path) -> None:
         for number, caption in enumerate(shots.captions):
             encoder.stdin.write(stage.draw(qpos[number], target[number], caption).tobytes())
             _say(str(number + 1))
-    except BrokenPipeError as error:  # the encoder has told why, or nobody waits for the film
+    except BrokenPipeError as error:
+        # The encoder has printed why it ended, or the parent process is gone.
         raise SystemExit(1) from error
     encoder.stdin.close()
     stage.close()

@@ -1,4 +1,4 @@
-"""CartPole-v1: a pole on a cart is kept upright by pushing the cart (Barto, Sutton and Anderson 1983)."""
+"""CartPole-v1: an agent pushes a cart to keep its pole upright (Barto, Sutton and Anderson 1983)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ from seedbed.envs.classic.task import ClassicTask, opened, stepped
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState
 
 _GRAVITY, _FORCE, _DT = 9.8, 10.0, 0.02  # m/s^2, N, s
-_POLE, _TOTAL = 0.1, 1.1  # kg: the pole; pole and cart
-_LENGTH = 0.5  # m, half the pole
+_POLE, _TOTAL = 0.1, 1.1  # kg: mass of the pole, mass of pole and cart
+_LENGTH = 0.5  # m, half the length of the pole
 _MAX_ANGLE, _MAX_POSITION = 12 * 2 * math.pi / 360, 2.4  # rad, m
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CartPole(ClassicTask):
-    """Keeps (position, velocity, angle, angular velocity) `[4]`, which is what it shows."""
+    """A cart with a pole on it. The aim is to keep the pole upright and the cart near the middle.
+
+    The state, which is also the observation, is (position, velocity, angle, angular velocity) `[4]` in
+    m, m/s, rad and rad/s.
+    """
 
     gymnasium_id: ClassVar[str] = "CartPole-v1"
-    sutton_barto_reward: bool = False  # 0 a step and -1 at the end, instead of 1 a step
+    sutton_barto_reward: bool = False
+    """Whether the reward is 0 on each step and -1 at the end, instead of 1 on each step."""
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[4]`, and two actions."""
         return EnvSpec(ArraySpec((4,), "float32"), Discrete(2))
 
     def reset(self, key: Array) -> EnvState:
-        """Starts near the upright rest."""
+        """Starts near rest, with the pole almost upright; consumes the key."""
         state = jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05)
         return opened(state, state)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Pushes to the left (0) or right (1)."""
+        """Pushes the cart to the left for action 0, to the right for action 1.
+
+        The episode terminates when the pole tilts by more than 12 degrees or the cart is more than 2.4 m
+        from the middle.
+        """
         x, x_dot, theta, theta_dot = state.inner
         cos, sin = jnp.cos(theta), jnp.sin(theta)
         force = jnp.where(action == 1, _FORCE, -_FORCE)

@@ -1,4 +1,4 @@
-"""MountainCar-v0: a car too weak for the hill gathers speed by driving to and fro (Moore 1990)."""
+"""MountainCar-v0: a car that is too weak for a hill must gain speed by driving to and fro (Moore 1990)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,32 @@ _FORCE, _GRAVITY = 0.001, 0.0025
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MountainCar(ClassicTask):
-    """Keeps (position, velocity) `[2]`, which is what it shows."""
+    """A weak car in a valley. The aim is to reach the top of the hill on the right.
+
+    The state, which is also the observation, is (position, velocity) `[2]`; velocity is per step.
+    """
 
     gymnasium_id: ClassVar[str] = "MountainCar-v0"
     episode_steps: int = 200
-    goal_velocity: float = 0.0  # the least with which the goal is reached
+    goal_velocity: float = 0.0
+    """Smallest velocity at which reaching the top counts."""
 
     @property
     def spec(self) -> EnvSpec:
-        """What it shows, and its actions."""
+        """Returns the observation, float32 `[2]`, and three actions."""
         return EnvSpec(ArraySpec((2,), "float32"), Discrete(3))
 
     def reset(self, key: Array) -> EnvState:
-        """Starts at rest near the bottom."""
+        """Starts at rest near the bottom of the valley; consumes the key."""
         position = jax.random.uniform(key, (), jnp.float32, -0.6, -0.4)
         state = jnp.stack([position, jnp.zeros_like(position)])
         return opened(state, state)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Accelerates to the left (0), not at all (1) or to the right (2); costs 1."""
+        """Accelerates to the left, not at all or to the right for action 0, 1 or 2.
+
+        The reward is -1 on each step. The episode terminates at the top of the hill.
+        """
         position, velocity = state.inner
         push = (action - 1).astype(jnp.float32) * _FORCE
         velocity = velocity + push - _GRAVITY * jnp.cos(3 * position)

@@ -1,4 +1,4 @@
-"""InvertedPendulum: a cart that is to keep a pole upright (Barto et al. 1983); Gymnasium's v5."""
+"""InvertedPendulum: a cart must keep a pole upright (Barto et al. 1983); as Gymnasium's v5."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from seedbed import physics
 from seedbed.envs.locomotion.task import Carried, MujocoTask, Verdict, noisy_rest
 from seedbed.types import Array
 
-TILT = 0.2  # rad, beyond which the pole counts as fallen
+TILT = 0.2
+"""Largest angle of a standing pole, in rad."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InvertedPendulum(MujocoTask):
-    """InvertedPendulum-v5."""
+    """InvertedPendulum-v5: a cart that must keep a pole upright."""
 
     gymnasium_id: ClassVar[str] = "InvertedPendulum-v5"
     xml_file: str = "inverted_pendulum.xml"
     frame_skip: int = 2
     reset_noise_scale: float = 0.01
+    """Size of the noise on positions and velocities at the start of an episode."""
 
     def initial(self, key: Array) -> tuple[Array, Array]:
-        """The model's own position and rest, with noise."""
+        """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
         return noisy_rest(self.physics_model(), key, self.reset_noise_scale)
 
     def observe(self, now: physics.State) -> Array:
-        """Positions and velocities."""
+        """Returns positions and velocities."""
         return jnp.concatenate([now.qpos, now.qvel])
 
     def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
-        """One for each step on which the pole stands."""
+        """Rewards each step on which the pole stands with 1; a fallen pole terminates the episode."""
         fallen = jnp.abs(now.qpos[1]) > TILT
         reward = jnp.where(fallen, 0, jnp.float32(1))
         return Verdict(reward, fallen, {"reward_survive": reward})

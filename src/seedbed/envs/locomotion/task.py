@@ -1,7 +1,8 @@
-"""Tasks on MuJoCo models: reset and step of one environment, around what a task says of itself.
+"""Tasks on MuJoCo models: the reset and step that all of them share, for one environment.
 
-A task subclasses `MujocoTask`, names its MJCF file and writes `initial`, `observe` and `judge`. As in
-Gymnasium, what a forward pass leaves (`xpos`, `cvel`, ...) is that of the step's last forward pass.
+A task subclasses `MujocoTask`, names its MJCF file and defines `initial`, `observe` and `judge`. After a
+step the derived fields (`xpos`, `cvel`, ...) come from the last forward pass of that step, as in
+Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.State`).
 """
 
 from __future__ import annotations
@@ -26,71 +27,76 @@ from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+"""Folder of the MJCF files that Gymnasium installs."""
 
 
 class Carried(NamedTuple):
-    """What an environment keeps between two steps."""
+    """The state that an environment keeps between two steps."""
 
     qpos: Array  # [nq]
     qpos_low: Array  # [nq] see physics.State
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
-    kept: Tree  # what the task's `keep` returned
+    kept: Tree  # the task's `keep` of the state
 
 
 class Verdict(NamedTuple):
-    """What a step was worth."""
+    """The result of judging a step."""
 
     reward: Array  # float32
     terminated: Array  # bool
-    metrics: dict[str, Array]  # float32 scalars, the terms of the reward for instance
+    metrics: dict[str, Array]  # float32 scalars, for example the terms of the reward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MujocoTask(abc.ABC):
-    """An on-device environment made of a MuJoCo model; options are named as Gymnasium's."""
+    """An on-device environment made of a MuJoCo model. Options have Gymnasium's names."""
 
-    xml_file: str  # a path, or the name of a file installed with Gymnasium
-    frame_skip: int  # simulation steps of one environment step
+    xml_file: str
+    """MJCF file: an absolute path, one that starts with `.`, or the name of a file of Gymnasium's."""
+    frame_skip: int
+    """Simulation steps in one environment step."""
     episode_steps: int = 1000
-    integrator: Literal["euler", "xml"] = "xml"  # euler: faster; xml: what the file says, exact
-    # In place of the file's model; its leaves may be traced (domain randomisation).
+    """Steps after which an episode is truncated; 0 is never."""
+    integrator: Literal["euler", "xml"] = "xml"
+    """Integrator: xml is the one that the MJCF file names (exact), euler is faster."""
     model: physics.Model | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Model that replaces the file's; its leaves may be traced, for domain randomisation."""
 
     @abc.abstractmethod
     def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws qpos [nq] and qvel [nv] at the start of an episode; consumes the key."""
+        """Draws qpos [nq] and qvel [nv] for the start of an episode; consumes the key."""
 
     @abc.abstractmethod
     def observe(self, now: physics.State) -> Tree:
-        """Shows a state."""
+        """Returns the observation of a state."""
 
     @abc.abstractmethod
     def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
-        """Rewards the step from `before` to `now` under the action [nu] as it was given."""
+        """Judges the step from `before` to `now`; `action` [nu] is the agent's, before any clipping."""
 
     def keep(self, now: physics.State) -> Tree:
-        """What `judge` will need to know of this state beyond its positions and velocities."""
+        """Returns the parts of a state, besides positions and velocities, that the next `judge` uses."""
         return ()
 
     def physics_model(self) -> physics.Model:
-        """The model that is simulated."""
+        """Returns the model to simulate: `model` if it is given, else that of the MJCF file."""
         if self.model is not None:
             return self.model
         return _load(self.xml_file)[self.integrator]
 
     @property
     def model_path(self) -> Path:
-        """Where the MJCF file is."""
+        """Returns the path of the MJCF file; raises SeedbedError if there is no such file."""
         return _path(self.xml_file)
 
     @property
     def dt(self) -> float:
-        """Seconds of one environment step."""
+        """Returns the duration of one environment step in seconds."""
         return self.physics_model().opt.timestep * self.frame_skip
 
     def body(self, name: str) -> int:
-        """The number of a body, by its name in the file."""
+        """Returns the number of the body with this name; raises SeedbedError if there is none."""
         found = _bodies(self.xml_file)
         if name not in found:
             raise SeedbedError(f"{self.xml_file} has no body {name!r}; it has {', '.join(found)}")
@@ -98,7 +104,7 @@ class MujocoTask(abc.ABC):
 
     @property
     def spec(self) -> EnvSpec:
-        """The observation's shapes and the actuators' control ranges."""
+        """Returns the shapes of the observation and the actuators' control ranges."""
         return self._spec
 
     @functools.cached_property
@@ -115,12 +121,12 @@ class MujocoTask(abc.ABC):
         )
 
     def gymnasium_options(self) -> dict[str, Any]:
-        """The options that change the observation, for `gymnasium.make`."""
+        """Returns the options for `gymnasium.make` that change the observation."""
         names = [field.name for field in dataclasses.fields(self)]
         return {name: getattr(self, name) for name in names if name.endswith("_observation")}
 
     def reset(self, key: Array) -> EnvState:
-        """Opens an episode: mj_forward, without contact forces in `cfrc_ext`, as in Gymnasium."""
+        """Opens an episode with mj_forward; as in Gymnasium, `cfrc_ext` is 0. Consumes the key."""
         model = self.physics_model()
         now = physics.forward(model, physics.init(model, *self.initial(key)))
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
@@ -131,9 +137,10 @@ class MujocoTask(abc.ABC):
         return EnvState(carried, timestep, jax.tree.map(jnp.zeros_like, verdict.metrics))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        """Holds the action for `frame_skip` simulation steps.
+        """Applies the action for `frame_skip` simulation steps.
 
-        A diverged simulation ends the episode, with reward 0 and an observation of zeros.
+        If the simulation diverges, the episode terminates; the reward, the metrics and the observation
+        are then 0.
         """
         model, before = self.physics_model(), state.inner
         start = physics.init(model, before.qpos, before.qvel)._replace(
@@ -164,12 +171,12 @@ class MujocoTask(abc.ABC):
 
 
 def noise(key: Array, size: int, scale: float) -> jax.Array:
-    """Uniform float32 [size] in [-scale, scale); consumes the key."""
+    """Draws uniform float32 [size] in [-scale, scale); consumes the key."""
     return jax.random.uniform(key, (size,), jnp.float32, -scale, scale)
 
 
 def normal_noise(key: Array, size: int, scale: float) -> jax.Array:
-    """Normal float32 [size] of standard deviation `scale`; consumes the key."""
+    """Draws normal float32 [size] with mean 0 and standard deviation `scale`; consumes the key."""
     return scale * jax.random.normal(key, (size,), jnp.float32)
 
 
@@ -179,30 +186,36 @@ def noisy_rest(
     scale: float,
     velocity_noise: Callable[[Array, int, float], jax.Array] = noise,
 ) -> tuple[Array, Array]:
-    """The model's own position and rest with noise on both, qpos [nq] and qvel [nv]."""
+    """Draws qpos [nq] and qvel [nv] near the model's qpos0 at rest; consumes the key.
+
+    The noise on qpos is uniform in [-scale, scale); `velocity_noise` draws that on qvel.
+    """
     position, velocity = jax.random.split(key)
     qpos = model.qpos0.astype(np.float32) + noise(position, model.nq, scale)
     return qpos, velocity_noise(velocity, model.nv, scale)
 
 
 def within(x: Array, bounds: tuple[float, float]) -> jax.Array:
-    """Whether each number is truly between the bounds."""
+    """Returns whether each number is strictly between the bounds."""
     return (bounds[0] < x) & (x < bounds[1])
 
 
 def moved(before: Carried, now: physics.State, i: int) -> jax.Array:
-    """The way that the root's translation qpos[i] has come, exact however far from the origin."""
+    """Returns how far the root's translation qpos[i] has moved, in m.
+
+    The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.
+    """
     return (now.qpos[i] - before.qpos[i]) + (now.qpos_low[i] - before.qpos_low[i])
 
 
 def squares(x: Array) -> jax.Array:
-    """The sum of squares."""
+    """Returns the sum of the squares of all elements, a scalar."""
     return jnp.square(x).sum()
 
 
 @functools.cache
 def _load(xml_file: str) -> dict[str, physics.Model]:
-    """A file's model, by integrator."""
+    """Loads a file's model once, and returns a dict of models by the option `integrator`."""
     model = physics.load(_path(xml_file))
     euler = dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
     return {"xml": model, "euler": euler}
@@ -215,7 +228,10 @@ def _bodies(xml_file: str) -> dict[str, int]:
 
 
 def _path(xml_file: str) -> Path:
-    """A file's path; a bare name is one of Gymnasium's, as in its own constructors."""
+    """Returns a file's path. A name that is neither absolute nor begins with `.` is in `ASSETS`.
+
+    Raises SeedbedError if there is no such file.
+    """
     path = Path(xml_file).expanduser()
     path = path if path.is_absolute() or xml_file.startswith(".") else ASSETS / path
     if not path.is_file():
