@@ -497,6 +497,26 @@ def test_a_closed_segment_gives_its_memory_back(tmp_path):
     assert not arena.views[1].any() and not list(tmp_path.iterdir())
 
 
+def test_a_segment_that_cannot_be_mapped_whole_stays_in_memory(tmp_path, monkeypatch):
+    place = Arena._place
+
+    def refused(self, segment, part, flags, descriptor, offset):
+        if part == 1 and descriptor >= 0:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        place(self, segment, part, flags, descriptor, offset)
+
+    monkeypatch.setattr(Arena, "_place", refused)
+    files = Files(tmp_path)
+    arena = Arena("x", 3, [4096, 8192], files)
+    for segment in (0, 1):
+        arena.open(segment)
+    for view, size in zip(arena.views, arena.part_bytes, strict=True):
+        view[: 2 * size] = 7
+    assert arena.files == [None] * 3 and not list(tmp_path.iterdir())
+    assert ["Cannot allocate memory" in notice for notice in files.notices] == [True]
+    arena.close(0, frozenset())
+
+
 SAVER = """
 import sys
 from pathlib import Path

@@ -182,3 +182,12 @@ def test_a_configuration_that_finds_no_room_leaves_nothing(run_folder, monkeypat
     with pytest.raises(SeedbedError, match="No space left"), run.training({}):
         pass
     assert not run_folder.exists()
+
+
+def test_a_configuration_that_cannot_be_read_leaves_the_folder_free(run_folder):
+    RunFolder.create(run_folder).close()
+    (run_folder / "config.json").write_text("{")
+    run = RunFolder.resume(run_folder)
+    with pytest.raises(SeedbedError, match="cannot be read"), run.training({}):
+        pass
+    RunFolder.resume(run_folder).close()

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from seedbed.simd import vectorize
+from seedbed.simd.memory import Unsupported
 from seedbed.simd.reference import evaluate
 from seedbed.simd.trace import trace
 
@@ -172,3 +173,11 @@ def test_batches_that_differ_are_refused():
     program = trace(closed, [False, False], limit=100)
     with pytest.raises(ValueError, match=r"\[2, 3\]"):
         evaluate(program, [np.ones(2, np.float32), np.ones(3, np.float32)])
+
+
+def test_more_arguments_than_a_graph_holds_are_refused():
+    closed = jax.make_jaxpr(lambda x: x + 1.0)(np.zeros(200, np.float32))
+    with pytest.raises(
+        Unsupported, match="more than 100 scalar values; most come from its arguments"
+    ):
+        trace(closed, [False], limit=100)

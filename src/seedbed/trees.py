@@ -44,10 +44,9 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:  # noqa:
 def unflatten(structure: Tree, flat: list[Any]) -> Tree:
     """Builds a tree of the structure of `structure` from `flat`, its leaves in the order of `leaves`.
 
-    Raises ValueError if there are too many leaves, and StopIteration if there are too few.
+    Raises ValueError if there are more or fewer than it has.
     """
+    if len(flat) != (count := len(leaves(structure))):
+        raise ValueError(f"{len(flat)} leaves do not fit {structure}, which has {count}")
     remaining = iter(flat)
-    tree = map(lambda _: next(remaining), structure)
-    if len(flat) != len(leaves(structure)):
-        raise ValueError(f"{len(flat)} leaves are too many for {structure}")
-    return tree
+    return map(lambda _: next(remaining), structure)

@@ -46,7 +46,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notices: deque[str] = deque()
-        self._failed = False
+        self._failed = self._discarded = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
@@ -69,15 +69,29 @@ class Files:
             _allocate_file(path, size)
         except OSError as error:
             if not self._failed:
-                self.notices.append(
-                    f"{self.folder}: {error.strerror}: the replay keeps what comes in memory only; it "
-                    "cannot be saved until files can be made there again"
-                )
+                self._tell(error)
             self._failed = True
             raise
         self._failed = False
         self._serial += 1
         return file
+
+    def discard(self, file: str, error: OSError) -> None:
+        """Removes a file that was made but cannot be mapped because of `error`.
+
+        The first call leaves a notice. One thread at a time may call this.
+        """
+        with contextlib.suppress(OSError):
+            (self.folder / file).unlink()
+        if not self._discarded:
+            self._tell(error)
+        self._discarded = True
+
+    def _tell(self, error: OSError) -> None:
+        self.notices.append(
+            f"{self.folder}: {error.strerror}: the replay keeps what comes in memory only; it "
+            "cannot be saved until files can be made there again"
+        )
 
 
 class Arena:
@@ -114,10 +128,16 @@ class Arena:
 
         Call under the storage's lock.
         """
-        if self._files is not None:
-            # `Files` leaves a notice if the file cannot be made; the segment then stays in plain memory.
-            with contextlib.suppress(OSError):
-                self._map(segment, self.create())
+        if self._files is None:
+            return
+        try:
+            file = self.create()
+        except OSError:  # `Files` has left a notice
+            return
+        try:
+            self._map(segment, file)
+        except OSError as error:
+            self._files.discard(file, error)
 
     def create(self) -> str:
         """Makes a file of a segment's size and returns its name; raises OSError if it cannot.
@@ -167,11 +187,15 @@ class Arena:
     def _map(self, segment: int, file: str) -> None:
         assert self._files is not None
         descriptor = os.open(self._files.folder / file, os.O_RDWR)
+        part = offset = 0
         try:
-            offset = 0
             for part, size in enumerate(self.part_bytes):
                 self._place(segment, part, mmap.MAP_SHARED, descriptor, offset)
                 offset += size
+        except OSError:
+            for mapped in range(part):
+                self._place(segment, mapped, _PRIVATE, -1, 0)
+            raise
         finally:
             os.close(descriptor)
         self.files[segment], self._mapped[segment] = file, True

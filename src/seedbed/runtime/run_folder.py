@@ -195,21 +195,20 @@ class RunFolder:
         `discard_untrained` does, and a resumed run gets back the configuration that its checkpoints were
         trained with. Raises SeedbedError if the configuration cannot be written. For one thread at a time.
         """
-        former = self.read_config() if (self.path / CONFIG).exists() else None
-        before = list_steps(self.checkpoints)
-        try:
-            self.write_config(config)
-            yield
-        except BaseException:
-            if former is None:
-                self.discard_untrained()
-            elif set(list_steps(self.checkpoints)) <= set(before):
-                # A full disk must not hide the failure that ended the run.
-                with contextlib.suppress(SeedbedError):
-                    self.write_config(former)
-            raise
-        finally:
-            self.close()
+        with contextlib.closing(self):
+            former = self.read_config() if (self.path / CONFIG).exists() else None
+            before = list_steps(self.checkpoints)
+            try:
+                self.write_config(config)
+                yield
+            except BaseException:
+                if former is None:
+                    self.discard_untrained()
+                elif set(list_steps(self.checkpoints)) <= set(before):
+                    # A full disk must not hide the failure that ended the run.
+                    with contextlib.suppress(SeedbedError):
+                        self.write_config(former)
+                raise
 
     def close(self) -> None:
         """Gives up the locks, so that another process may train into the folder once the helper has ended.

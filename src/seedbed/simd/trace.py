@@ -55,11 +55,17 @@ def slots(operands: tuple[Operand, ...]) -> list[int]:
 def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
     """Turns a closed jaxpr into a program. Random keys become their data.
 
-    Raises Unsupported if an operation has no scalar form, or if the operations make the graph larger
-    than `limit` nodes. The message names the primitive, or the lines that made the most nodes.
+    Raises Unsupported if an operation has no scalar form, or if the graph is larger than `limit` nodes. The
+    message names the primitive, or the lines that made the most nodes.
     """
-    closed = without_keys(closed)
     tracer = Tracer(Graph(limit))
+    try:
+        return _program(tracer, without_keys(closed), shared)
+    except GraphTooLarge:
+        raise Unsupported(tracer.explain(limit)) from None
+
+
+def _program(tracer: Tracer, closed: Any, shared: Sequence[bool]) -> Program:
     inputs = []
     for position, (variable, is_shared) in enumerate(zip(closed.jaxpr.invars, shared, strict=True)):
         shape, dtype = variable.aval.shape, str(variable.aval.dtype)
@@ -67,10 +73,7 @@ def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
         for i in range(nodes.size):
             nodes.flat[i] = tracer.graph.make("input", (), (position, i), dtype, uniform=is_shared)
         inputs.append(Operand(shape, dtype, is_shared, nodes))
-    try:
-        results = tracer.run(closed.jaxpr, closed.consts, [i.nodes for i in inputs])
-    except GraphTooLarge:
-        raise Unsupported(tracer.explain(limit)) from None
+    results = tracer.run(closed.jaxpr, closed.consts, [i.nodes for i in inputs])
     outputs = []
     for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
         nodes = tracer.elements(value)
@@ -171,7 +174,8 @@ class Tracer:
         """Returns a message that names the three source lines that made the most nodes."""
         most = ", ".join(f"{where} ({count})" for where, count in self._made.most_common(3))
         return (
-            f"the function has more than {limit} scalar operations; most come from {most}: "
+            f"the function has more than {limit} scalar values; most come from "
+            f"{most or 'its arguments'}: "
             "loops over tables (lax.scan, lax.fori_loop) keep it small, unrolled ones do not"
         )
 
