@@ -95,10 +95,13 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
     return back(parsed)
 
 
-HELP = """Trains PRESET_OR_ENV: a preset, an environment's short name, a Gymnasium id or module:factory.
+# tyro joins lines that are not indented, and does not fold what it has joined.
+HELP = """Trains a preset, an environment's short name, a Gymnasium id or module:factory.
 
---agent A takes another agent (a name or module:Class). --run DIR is the folder of the run, by default
-under runs/. --resume goes on with the run in --run DIR. --debug shows tracebacks."""
+  --agent A     takes another agent: a name or module:Class
+  --run DIR     names the folder of the run, by default below runs/
+  --resume      goes on with the run in the folder of --run
+  --debug       shows tracebacks"""
 
 
 def _options_of(config: TrainConfig) -> tuple[Any, Any]:

@@ -22,14 +22,11 @@ class CentralConfig:
     seed: int = 0
     """Seed of parameters, actions and environments."""
     actors: int = 0
-    """Number of actor processes. 0 means one for each CPU core that this process may use; for an agent that
-    acts, stops and learns (PPO), it means as many of these as its batch can be divided among."""
+    """Actor processes; 0 is one for each usable CPU core, or with PPO as many as divide its batch."""
     envs_per_actor: int = 0
-    """Number of environments in each actor (even: they step in two groups). 0 means 32; for an agent that
-    acts, stops and learns (PPO), it means as many as its batch needs."""
+    """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
     actor_timeout_s: float = 120.0
-    """Seconds after which an actor that gives no sign, at its start or in a step, is replaced. If no actor
-    answers at the start of the run, the run fails after this time."""
+    """Seconds after which a silent actor is replaced, or the run fails if no actor has started at all."""
     inference_devices: tuple[int, ...] = (0,)
     """Indices of the devices that choose actions."""
     learner_devices: tuple[int, ...] = (0,)
@@ -120,17 +117,13 @@ class FusedConfig:
     seeds: int = 1
     """Number of independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
     sweep: str = ""
-    """Values of one of the agent's options to train at once, each value with every seed. The option must be
-    a float. Example: learning_rate=1e-3,2e-3."""
+    """Values of a float option of the agent to train at once, with every seed: learning_rate=1e-3,2e-3."""
     envs: int = 16
-    """Number of environments, for an agent that learns from replay. Other agents use one environment for
-    each unroll of a batch."""
+    """Environments of an agent that learns from replay; others have one for each unroll of a batch."""
     unroll: int = 8
-    """Steps of each environment between updates, for an agent that learns from replay. Other agents have
-    their own option for this."""
+    """Steps of each environment between updates of an agent that learns from replay."""
     euler_share: float = 0.0
-    """Share of the steps, from the start of the run, that train with Euler's integrator, which is faster.
-    The other steps train with the environment's own integrator, and evaluations always use that one."""
+    """First share of the steps that trains with Euler's integrator (faster); the rest use the task's own."""
     devices: tuple[int, ...] = (0,)
     """Indices of the devices. The environments are divided among them."""
     evaluate_every: int = 0
