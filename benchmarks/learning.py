@@ -126,8 +126,11 @@ def minutes(seconds: float) -> str:
 
 REMARK = (
     "Wall-clock counts from the start of the command but for imports; compilation and periodic evaluations "
-    f"are included. Returns are raw scores of whole games; the evaluation is {EPISODES} games, mean ± "
-    "standard deviation, of the checkpoint that did best in the run's own evaluations, or else the newest."
+    "are included. Returns are raw scores of whole games."
+)
+PLAYED = (
+    f" The evaluation is {EPISODES} games, mean ± standard deviation, of the checkpoint that did best in the "
+    "run's own evaluations, or else the newest."
 )
 STOPPED = (
     " Each run was stopped, as by Ctrl-C, when its mean training return had reached the target."
@@ -212,11 +215,14 @@ def main() -> None:
     )
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
-    remark = REMARK + (STOPPED if args.until_target else "")
+    remark = REMARK + PLAYED + (STOPPED if args.until_target else "")
     remark += EXPLORES if args.preset.endswith(("dqn", "r2d2")) else ""
     runs: dict[int, Judged] = {}
     for seed in args.seeds:
-        runs[seed] = judge(args.preset, seed, args, overrides)
+        try:
+            runs[seed] = judge(args.preset, seed, args, overrides)
+        except Failed as error:
+            raise SystemExit(str(error)) from None
         commands = [run.command for run in runs.values()]
         curves = {seed: run.lines for seed, run in runs.items()}
         page = Page(table(runs, args.target), remark, commands, args.commit)

@@ -83,7 +83,9 @@ class Convolution(nn.Module):
             kernel = kernel / 255.0
         if self.dtype == jnp.float32:
             return conv2d(
-                *(x, kernel, bias),
+                x,
+                kernel,
+                bias,
                 stride=self.stride,
                 padding=self.padding,
                 activation="relu" if self.relu else None,

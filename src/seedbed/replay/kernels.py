@@ -86,7 +86,13 @@ def gather(place: Place, padding: int, leaves: Sequence[tuple[np.ndarray, np.nda
     rows = np.empty(place.rows * count, np.int64)
     _kernels().gather(
         *(_address(leaf) for leaf in (place.chunks, place.offset, place.front, place.length)),
-        *(chunks, place.rows, count, padding, _address(rows), _address(table), len(table)),
+        chunks,
+        place.rows,
+        count,
+        padding,
+        _address(rows),
+        _address(table),
+        len(table),
     )
 
 
@@ -101,8 +107,13 @@ def compress(sets: Sequence[np.ndarray], most: int, result: np.ndarray) -> np.nd
     chunks = np.array([_address(chunks) + each for chunks in sets])
     sizes = np.empty(chunks.shape, np.int64)
     _kernels().compress(
-        *(_address(chunks), size, chunks.size, _address(result)),
-        *(most, _address(sizes), _lz4("LZ4_compress_fast")),
+        _address(chunks),
+        size,
+        chunks.size,
+        _address(result),
+        most,
+        _address(sizes),
+        _lz4("LZ4_compress_fast"),
     )
     return sizes
 
@@ -119,8 +130,15 @@ def decompress(memory: np.ndarray, pieces: Pieces, whole: int, result: np.ndarra
     size = result.strides[1]
     scratch = np.empty(whole, np.uint8)
     failed = _kernels().decompress(
-        *(_address(memory), _address(work), work.shape[1], _address(result)),
-        *(size, result.strides[0], _address(scratch), whole, _lz4("LZ4_decompress_safe")),
+        _address(memory),
+        _address(work),
+        work.shape[1],
+        _address(result),
+        size,
+        result.strides[0],
+        _address(scratch),
+        whole,
+        _lz4("LZ4_decompress_safe"),
     )
     if failed:
         raise SeedbedError(
@@ -141,9 +159,7 @@ def weigh(nodes: np.ndarray, slots: np.ndarray, weights: np.ndarray) -> None:
         not len(slots) or 0 <= slots.min() <= slots.max() < first
     )
     depth = first.bit_length() - 1
-    _kernels().weigh(
-        *(_address(nodes), depth, first, _address(slots), _address(weights), len(slots))
-    )
+    _kernels().weigh(_address(nodes), depth, first, _address(slots), _address(weights), len(slots))
 
 
 def draw(nodes: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
@@ -155,9 +171,7 @@ def draw(nodes: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     first, slots = len(nodes) // 2, np.empty(len(uniforms), np.int64)
     assert uniforms.dtype == np.float64 and uniforms.flags.c_contiguous
     depth = first.bit_length() - 1
-    _kernels().draw(
-        *(_address(nodes), depth, first, _address(uniforms), _address(slots), len(slots))
-    )
+    _kernels().draw(_address(nodes), depth, first, _address(uniforms), _address(slots), len(slots))
     return slots
 
 

@@ -99,7 +99,9 @@ def forward_ir(c: Convolution) -> str:
         Reduction(segment, 1, c.features),
     )
     grid = Grid(
-        *(out_rows, out_columns, c.features),
+        out_rows,
+        out_columns,
+        c.features,
         a_strides=(c.stride * row, c.stride * c.channels),
         c_strides=(out_columns * c.features, c.features),
         reductions=reductions,
@@ -130,7 +132,9 @@ def weight_gradient_ir(c: Convolution) -> str:
         Reduction(out_columns, c.stride * c.channels, c.features),
     )
     grid = Grid(
-        *(c.kernel_height, segment, c.features),
+        c.kernel_height,
+        segment,
+        c.features,
         a_strides=(row, 1),
         c_strides=(segment * c.features, c.features),
         reductions=reductions,
@@ -161,7 +165,9 @@ def input_gradient_ir(c: Convolution) -> str:
     (rows, columns), (out_rows, out_columns) = c.padded, c.output
     segment, row = c.kernel_width * c.channels, columns * c.channels
     grid = Grid(
-        *(out_rows, out_columns, segment),
+        out_rows,
+        out_columns,
+        segment,
         a_strides=(out_columns * c.features, c.features),
         c_strides=(c.stride * row, c.stride * c.channels),
         reductions=(Reduction(c.features, 1, c.taps),),
