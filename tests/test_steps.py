@@ -16,7 +16,7 @@ import counting_environment as counting
 from counting_agent import CountingAgent
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.ops.counts import derived_seed, fold_count, halves, next_count
+from seedbed.ops.counts import derived_seed, fold_count, halves, later
 from seedbed.runtime.checkpoint import restore
 from seedbed.runtime.config import CentralConfig, FusedConfig
 from seedbed.runtime.fused import _Progress
@@ -145,12 +145,14 @@ def test_metrics_are_of_the_last_updates_that_were_made():
 
 
 @settings(max_examples=30, deadline=None)
-@given(count=st.integers(0, 2**64 - 2))
-def test_counts_go_on_beyond_32_bits(count):
-    np.testing.assert_array_equal(NEXT(halves(count)), halves(count + 1))
+@given(count=st.integers(0, 2**64 - 2**32), steps=st.integers(0, 2**32 - 1))
+def test_counts_go_on_beyond_32_bits(count, steps):
+    more = np.array([0, steps], np.uint32)
+    expected = [halves(count), halves(count + steps)]
+    np.testing.assert_array_equal(LATER(halves(count), more), expected)
 
 
-NEXT = jax.jit(next_count)
+LATER = jax.jit(later)
 
 
 def test_keys_and_seeds_differ_beyond_32_bits():

@@ -19,10 +19,11 @@ def halves(count: int) -> np.ndarray:
     return np.array([count & _LOW, count >> 32], np.uint32)
 
 
-def next_count(count: Array) -> Array:
-    """Returns a count, uint32 `[2]`, plus 1. The carry goes into the high half."""
-    low = count[0] + jnp.uint32(1)
-    return jnp.stack([low, count[1] + (low == 0).astype(jnp.uint32)])
+def later(count: Array, steps: Array | int) -> Array:
+    """Returns a count, uint32 `[2]`, plus `steps`, uint32 `[...]`, as `[..., 2]`."""
+    low = count[0] + jnp.asarray(steps, jnp.uint32)
+    overflow = (low < count[0]).astype(jnp.uint32)
+    return jnp.stack([low, count[1] + overflow], axis=-1)
 
 
 def fold_count(key: Array, count: Array | np.ndarray) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.ops.counts import next_count
+from seedbed.ops.counts import later
 from seedbed.runtime.inference import environment_keys
 from seedbed.runtime.stacking import stack_timesteps, zero_timesteps
 from seedbed.transport.pool import ActorPool
@@ -58,7 +58,7 @@ def compile_play(agent: Agent, frame_stack: int) -> Play:
         env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
         keys = environment_keys(key, env_ids, carry.counter)
         action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
-        return Carry(frames, state, next_count(carry.counter)), action
+        return Carry(frames, state, later(carry.counter, 1)), action
 
     return jax.jit(play)
 

@@ -85,7 +85,8 @@ class _Progress:
         self.transitions = transitions  # of each member so far
         self.zero = zero
         self.report: Iteration | None = None
-        self.learned: dict[str, Any] = {}  # metrics of the last iteration that made updates
+        # The metrics of the last iteration that made updates, and which members made them.
+        self._learned: tuple[dict[str, Any], np.ndarray] = ({}, np.zeros(0, bool))
         self._updates = np.ravel(jax.device_get(carry.learner.updates))  # of each member
         self.busy_s = np.zeros(3)  # seconds of this process in each of `STAGES`
 
@@ -93,6 +94,12 @@ class _Progress:
     def env_steps(self) -> int:
         """The transitions of the member that has the fewest."""
         return min(self.transitions)
+
+    @property
+    def learned(self) -> dict[str, Any]:
+        """The agent's metrics: means over the members that learned in the last iteration with updates."""
+        metrics, members = self._learned
+        return {name: np.mean(np.ravel(value)[members]) for name, value in metrics.items()}
 
     @property
     def updates(self) -> int:
@@ -121,8 +128,8 @@ class _Progress:
         before_updates, self._updates = self._updates, np.ravel(report.updates)
         self.report = report
         require_finite({k: np.sum(v) for k, v in report.metrics.items()}, self.updates)
-        if (now := self._updates > before_updates).any():
-            self.learned = {k: np.mean(np.ravel(v)[now]) for k, v in report.metrics.items()}
+        if (learned := self._updates > before_updates).any():
+            self._learned = (report.metrics, learned)
         self.busy_s = self.busy_s + 1e-6 * np.array([np.max(part) for part in report.busy])
         sums = (np.ravel(x) for x in (report.episodes, report.returns, report.lengths))
         for episodes, ended in zip(self.episodes, zip(*sums, strict=True), strict=True):

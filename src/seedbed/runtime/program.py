@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -65,7 +66,8 @@ class Program:
         self.agent = bind(agent, env.spec)
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
-        self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Iteration]] | None = None
+        self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Array]] | None = None
+        self._unpack: Callable[[np.ndarray], Iteration] | None = None
         self._play: Play | None = None
 
     @property
@@ -129,10 +131,12 @@ class Program:
 
         def step(
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
-        ) -> tuple[Carry, Iteration]:
+        ) -> tuple[Carry, Array]:
             varied = _varied(self.agent, options)
             move = rollout.moves(self.env, self._euler_env, use_euler)
-            return rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
+            carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
+            packed, self._unpack = _packed(report)
+            return carry, packed
 
         if self._axis is not None:
             specs = self.carry_specs
@@ -162,9 +166,9 @@ class Program:
         holds the transitions of each member so far, which schedules follow. All members train with Euler's
         integrator until the last of them has done its `euler_steps`. Call from one thread at a time.
         """
-        assert self._run is not None, "compile comes first"
+        assert self._run is not None and self._unpack is not None, "compile comes first"
         carry, report = self._run(carry, self._progress(done), min(done) < self.euler_steps)
-        return carry, jax.device_get(report)
+        return carry, self._unpack(np.asarray(report))
 
     def _progress(self, done: Sequence[int]) -> np.ndarray:
         """Returns the progress of the members, float32 `[members]`, or a scalar if there is one member."""
@@ -312,6 +316,27 @@ def evaluate(
     results = play(params, seed, lambda: False)
     assert results is not None, "nobody stopped it"
     return results[0]
+
+
+def _packed(report: Iteration) -> tuple[Array, Callable[[np.ndarray], Iteration]]:
+    """Packs a report of N scalars of 32 bits or bools into uint32 `[N]`.
+
+    The second result is a function that unpacks `[..., N]` on the host into leaves `[...]`. Fetching one array
+    instead of each scalar saves a tenth of the time of a short iteration.
+    """
+    leaves, structure = jax.tree.flatten(report)
+    dtypes = [leaf.dtype for leaf in leaves]
+    words = [leaf.astype(jnp.uint32) if leaf.dtype == bool else leaf for leaf in leaves]
+    words = [jax.lax.bitcast_convert_type(word, jnp.uint32) for word in words]
+
+    def unpack(packed: np.ndarray) -> Iteration:
+        columns = [packed[..., i] for i in range(len(dtypes))]
+        return structure.unflatten(
+            column.astype(bool) if dtype == bool else column.view(dtype)
+            for column, dtype in zip(columns, dtypes, strict=True)
+        )
+
+    return jnp.stack(words), unpack
 
 
 def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:

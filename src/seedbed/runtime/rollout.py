@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import simd
-from seedbed.ops.counts import next_count
+from seedbed.ops.counts import later
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
 from seedbed.runtime.inference import environment_keys
@@ -238,17 +238,16 @@ def unroll(
     replaying = learns_from_replay(agent)
 
     def step(
-        now: tuple[EnvState, ActorState, Array, Ended, Array], _: None
-    ) -> tuple[tuple[EnvState, ActorState, Array, Ended, Array], Rows]:
-        state, actor, steps, ended, busy = now
-        keys = environment_keys(key, env_ids, steps)
+        now: tuple[EnvState, ActorState, Ended, Array], keys: Array
+    ) -> tuple[tuple[EnvState, ActorState, Ended, Array], Rows]:
+        state, actor, ended, busy = now
         core = actor.core if replaying else ()
         action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
         action, begun = simd.stamp(action)
         moved = move(state, action)
         reward, ready = simd.stamp(moved.timestep.reward)
         moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        now = (moved, actor, next_count(steps), _add(ended, moved), busy + ready[0] - begun[0])
+        now = (moved, actor, _add(ended, moved), busy + ready[0] - begun[0])
         return now, Rows(state.timestep, action, extras, core)
 
     nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
@@ -256,12 +255,13 @@ def unroll(
         nothing, no_time = jax.tree.map(
             lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
         )
-    (state, actor, steps, ended, busy), rows = jax.lax.scan(
-        step,
-        (carry.env, carry.actor, carry.steps, nothing, no_time),
-        None,
-        length=plan.unroll,
+    # All keys at once: within the scan, each step would pay for a dozen small operations.
+    counts = later(carry.steps, jnp.arange(plan.unroll, dtype=jnp.uint32))
+    keys = jax.vmap(environment_keys, (None, None, 0))(key, env_ids, counts)
+    (state, actor, ended, busy), rows = jax.lax.scan(
+        step, (carry.env, carry.actor, nothing, no_time), keys
     )
+    steps = later(carry.steps, plan.unroll)
     return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
 
 
