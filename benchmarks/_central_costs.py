@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seedbed import presets
-from seedbed.launch.memory import set_up_malloc
-from seedbed.replay.layout import CHUNK
-from seedbed.replay.replay import Replay as HostReplay
-from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.inference import Acted, Inference, Unroll
-from seedbed.runtime.learning import Learner
-from seedbed.runtime.loops import LearnerLoop
-from seedbed.runtime.replaying import ReplayFeed
-from seedbed.runtime.run_folder import RunFolder
-from seedbed.runtime.stacking import stacked_spec
-from seedbed.transport.pool import ActorPool
+from seedbed import resolve
+from seedbed.actors.pool import ActorPool
+from seedbed.central.inference import Acted, Inference, Unroll
+from seedbed.central.learner import Learner
+from seedbed.central.loops import LearnerLoop
+from seedbed.central.replaying import ReplayFeed
+from seedbed.replay.host.layout import CHUNK
+from seedbed.replay.host.replay import Replay as HostReplay
+from seedbed.run.folder import RunFolder
+from seedbed.run.memory import set_up_malloc
+from seedbed.run.options import CentralConfig
+from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     Agent,
     Discrete,
@@ -218,7 +218,7 @@ def updates_per_step(agent: Agent) -> float:
 
 def measure(run: Path, groups: int, folder: Path) -> Costs:
     """Measures every part in the sizes of a run; what replay keeps in files goes to `folder`."""
-    config = presets.from_json(RunFolder.read(run).read_config())
+    config = resolve.from_json(RunFolder.read(run).read_config())
     env, central = config.env, config.runtime
     assert isinstance(central, CentralConfig) and not is_on_device(env)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does

@@ -44,10 +44,10 @@ def judged(step: int, lines: list[dict[str, Any]]) -> str:
 
 def physics(run: Path) -> str:
     """Says by which integrators a run was trained and judged, and what its policy does not see."""
-    from seedbed import presets
+    from seedbed import resolve
     from seedbed.physics.model import EULER
 
-    config = presets.from_json(json.loads((run / "config.json").read_text()))
+    config = resolve.from_json(json.loads((run / "config.json").read_text()))
     env: Any = config.env
     if not hasattr(env, "physics_model"):
         return "The task is the same in both."

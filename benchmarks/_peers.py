@@ -13,16 +13,16 @@ SB3_ENVS = 8
 
 def gymnasium_id(preset: str) -> str:
     """Names the preset's task in Gymnasium."""
-    from seedbed import presets
+    from seedbed import resolve
 
-    return presets.resolve(preset).env.gymnasium_id  # type: ignore[union-attr]
+    return resolve.train_config(preset).env.gymnasium_id  # type: ignore[union-attr]
 
 
 def peer_commands(preset: str, run: Path) -> dict[str, list[str]]:
     """Returns the peers' commands: each as it is published, and with hyperparameters equal to ours."""
-    from seedbed import presets
+    from seedbed import resolve
 
-    config = presets.from_json(json.loads((run / "config.json").read_text()))
+    config = resolve.from_json(json.loads((run / "config.json").read_text()))
     agent: Any = config.agent
     # The peers have no shared network: where ours is one, the value gets a second of its size.
     layers = ["--policy", *map(str, agent.hidden_sizes)]
@@ -61,9 +61,9 @@ def _options(named: dict[str, int]) -> list[str]:
 
 def gradients(run: Path) -> dict[str, int]:
     """Returns how many gradient steps a run of PPO makes on how many rows."""
-    from seedbed import presets
+    from seedbed import resolve
 
-    agent: Any = presets.from_json(json.loads((run / "config.json").read_text())).agent
+    agent: Any = resolve.from_json(json.loads((run / "config.json").read_text())).agent
     return {
         "gradient_steps": agent.epochs * agent.minibatches,
         "rows": agent.batch * agent.unroll,

@@ -25,8 +25,8 @@ import numpy as np
 import learning
 from _training import Failed, output, started
 from central import cpu_name, read_lines
-from seedbed import presets
-from seedbed.envs.atari import AtariEnv
+from seedbed import resolve
+from seedbed.envs.host.atari import AtariEnv
 
 GAMES = ("breakout", "space_invaders", "qbert", "seaquest", "ms_pacman")
 EPISODES = 32  # of random play, and of an evaluation
@@ -150,7 +150,7 @@ def main() -> None:
         run = args.runs / game
         try:
             commands.append(" ".join(train(game, args.agent, args.minutes, run)))
-            env = presets.resolve(game, args.agent).env
+            env = resolve.train_config(game, args.agent).env
             assert isinstance(env, AtariEnv)
             chance = random_returns(env)
             lines = curves[game] = read_lines(run / "metrics.jsonl")

@@ -20,10 +20,10 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
-from seedbed.envs.atari import FRAME_SKIP, SIZE, AtariEnv
-from seedbed.envs.gym import FactoryEnv
-from seedbed.runtime.metrics import processes_rss
-from seedbed.transport.pool import ActorPool
+from seedbed.actors.pool import ActorPool
+from seedbed.envs.host.atari import FRAME_SKIP, SIZE, AtariEnv
+from seedbed.envs.host.gym import FactoryEnv
+from seedbed.run.metrics import processes_rss
 from seedbed.types import HostEnvConfig
 
 RESULT = Path(__file__).parent / "results" / "data_plane.json"

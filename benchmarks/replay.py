@@ -31,9 +31,9 @@ from _training import Failed, output
 from central import cpu_name
 from fused import met, spread
 from peers import replay_common as common
-from seedbed.envs.atari import SIZE, AtariEnv
-from seedbed.replay import replay
-from seedbed.replay.layout import Layout
+from seedbed.envs.host.atari import SIZE, AtariEnv
+from seedbed.replay.host import replay
+from seedbed.replay.host.layout import Layout
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Replay, SeedbedError, Timestep
 
 HERE = Path(__file__).parent

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import optuna
 
-from seedbed import presets
-from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.program import Program
+from seedbed import resolve
+from seedbed.fused.program import Program
+from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,7 +57,7 @@ def suggest(trial: optuna.Trial) -> dict[str, Any]:
 
 def train(preset: str, options: dict[str, Any], budget: float, trial: optuna.Trial | None) -> float:
     """Trains for `budget` CPU seconds and returns the mean return; raises TrialPruned."""
-    base = presets.resolve(preset)
+    base = resolve.train_config(preset)
     agent = dataclasses.replace(base.agent, **options)
     config = dataclasses.replace(base.runtime, steps=1, evaluate_episodes=EPISODES)
     assert isinstance(config, FusedConfig), f"{preset} is not of the fused runtime"

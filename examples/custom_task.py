@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import seedbed
 from seedbed import physics
-from seedbed.envs.locomotion.task import Carried, MujocoTask, Verdict, moved, noisy_rest, squares
+from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, moved, noisy_rest, squares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def run_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def pool_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A function that puts the clock of actor pools forward by seconds."""
-    from seedbed.transport import pool
+    from seedbed.actors import pool
 
     ahead = [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])

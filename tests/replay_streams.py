@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from seedbed import trees, types
-from seedbed.replay.items import Windows
-from seedbed.replay.layout import Layout
-from seedbed.replay.replay import Replay, Sample
+from seedbed.replay.host.items import Windows
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.replay import Replay, Sample
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
 IMAGE = (32, 32)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from seedbed.runtime.checkpoint_writer import list_steps
+from seedbed.run.checkpoint_helper import list_steps
 
 _LIMITED = "SEEDBED_TESTS_LIMIT_FILES"
 

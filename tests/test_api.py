@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 
 import seedbed
-from seedbed import presets
-from seedbed.envs.gym import FactoryEnv
+from seedbed import resolve
+from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
@@ -69,16 +69,16 @@ class Seen(Mixed):
 
 
 def config_of(name):
-    config = presets.resolve("cartpole")
+    config = resolve.train_config("cartpole")
     if name == "Seen":
         return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:Seen", frame_stack=2))
     if name in ("Mixed", "Shifted"):
         return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:{name}"))
-    return dataclasses.replace(config, env=presets.resolve_env(name))
+    return dataclasses.replace(config, env=resolve.resolve_env(name))
 
 
 def make(name):
-    return globals()[name]() if name in globals() else gymnasium.make(presets.resolve_env(name).id)
+    return globals()[name]() if name in globals() else gymnasium.make(resolve.resolve_env(name).id)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "taxi", "Mixed", "Shifted", "Seen"])

@@ -19,20 +19,20 @@ import pytest
 
 import counting_environment as counting
 from counting_agent import CountingAgent
-from seedbed.envs.gym import FactoryEnv
-from seedbed.runtime import central
-from seedbed.runtime.checkpoint import CheckpointWriter
-from seedbed.runtime.checkpoint_writer import name_of
-from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.inference import Inference, Published, batch_sizes
-from seedbed.runtime.loops import InferenceLoop, UnrollQueue
-from seedbed.runtime.metrics import EpisodeStatistics
-from seedbed.runtime.reporting import TrainingDiverged
-from seedbed.runtime.run_folder import RunFolder
-from seedbed.runtime.shards import Shard
-from seedbed.runtime.supervisor import Evaluation
-from seedbed.transport.pool import ActorPool
-from seedbed.transport.process import ActorProcess
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.process import ActorProcess
+from seedbed.central import train as central
+from seedbed.central.inference import Inference, Published, batch_sizes
+from seedbed.central.loops import InferenceLoop, UnrollQueue
+from seedbed.central.shards import Shard
+from seedbed.central.supervisor import Evaluation
+from seedbed.envs.host.gym import FactoryEnv
+from seedbed.run.checkpoint import CheckpointWriter
+from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.folder import RunFolder
+from seedbed.run.metrics import EpisodeStatistics
+from seedbed.run.options import CentralConfig
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError, bind
 from test_checkpoint import stopped
 

@@ -16,13 +16,13 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingAgent
-from seedbed.replay import persistence
-from seedbed.runtime.checkpoint import CheckpointWriter
-from seedbed.runtime.checkpoint_writer import list_steps, name_of
-from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.inference import Acted
-from seedbed.runtime.replaying import ReplayFeed
-from seedbed.runtime.run_folder import RunFolder
+from seedbed.central.inference import Acted
+from seedbed.central.replaying import ReplayFeed
+from seedbed.replay.host import persistence
+from seedbed.run.checkpoint import CheckpointWriter
+from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.folder import RunFolder
+from seedbed.run.options import CentralConfig
 from seedbed.types import (
     ArraySpec,
     Discrete,

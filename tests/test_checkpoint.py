@@ -18,9 +18,9 @@ import numpy as np
 import psutil
 import pytest
 
-from seedbed.runtime import checkpoint
-from seedbed.runtime.checkpoint import CheckpointWriter, restore, restore_best
-from seedbed.runtime.checkpoint_writer import list_steps, read_best, write_checkpoint
+from seedbed.run import checkpoint
+from seedbed.run.checkpoint import CheckpointWriter, restore, restore_best
+from seedbed.run.checkpoint_helper import list_steps, read_best, write_checkpoint
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -323,7 +323,7 @@ def test_another_agents_checkpoint_is_refused(tmp_path):
 
 
 def test_half_written_checkpoints_are_invisible_and_removed(tmp_path):
-    from seedbed.runtime.checkpoint_writer import remove_leftovers
+    from seedbed.run.checkpoint_helper import remove_leftovers
 
     write(tmp_path, 1)
     (tmp_path / ".writing-000000000002").mkdir()

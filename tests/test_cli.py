@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import seedbed
-from seedbed import cli, options, presets
+from seedbed import cli, options, resolve
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
@@ -133,7 +133,7 @@ def test_errors_are_one_line(arguments, status, message, capsys):
 @pytest.mark.parametrize(("debug", "lines"), [([], 1), (["--debug"], 3)])
 def test_tracebacks_only_with_debug(debug, lines, capsys, monkeypatch):
     for error, text in ((ValueError("odd"), "odd"), (SeedbedError("bad\nTraceback: x"), "bad")):
-        monkeypatch.setattr(presets, "resolve", raises(error))
+        monkeypatch.setattr(resolve, "train_config", raises(error))
         assert cli.main(["train", "pong", *debug]) == 1
         err = capsys.readouterr().err
         assert (len(err.splitlines()) == 1) == (lines == 1)
@@ -144,7 +144,7 @@ def test_tracebacks_only_with_debug(debug, lines, capsys, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Replaces training by a fake that records how it was called, and works in `tmp_path`."""
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     calls = []
 
@@ -171,7 +171,7 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
     assert call.agent.learning_rate == 3e-4
     assert call.agent.spec is None
     assert call.env.frame_stack == 2
-    assert type(call.agent) is type(presets.resolve("cartpole").agent)
+    assert type(call.agent) is type(resolve.train_config("cartpole").agent)
     out = capsys.readouterr().out
     assert (
         "trained with a mean return of 18.50 in evaluation; play it with: seedbed evaluate r" in out
@@ -195,7 +195,7 @@ def test_train_overrides_and_resumes(trained, capsys, tmp_path):
 
 
 def test_a_refused_resume_changes_nothing(trained, capsys, monkeypatch, tmp_path):
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     arguments = ["train", "cartpole", "--run", "r", "--steps", "10"]
     assert cli.main(arguments) == 0
@@ -229,7 +229,7 @@ def test_modules_are_found_where_the_user_is(trained, monkeypatch, tmp_path):
 
 
 def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypatch):
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     monkeypatch.setattr(central, "train", lambda **pieces: {"interrupted": True})
     assert cli.main(["train", "cartpole"]) == 130
@@ -240,11 +240,11 @@ def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypat
 
 
 def test_actors_are_those_that_the_container_allows_and_stay_so(trained, monkeypatch, tmp_path):
-    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 2.5)
+    monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 2.5)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert cli.main(["train", "cartpole", "--run", "r", "--actors", "0"]) == 0
     assert json.loads((tmp_path / "r" / "config.json").read_text())["central"]["actors"] == 2
-    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 0.5)
+    monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 0.5)
     assert cli.main(["train", "--resume", "--run", "r"]) == 0
     assert trained[1].config.actors == 2
     assert cli.main(["train", "--resume", "--run", "r", "--actors", "0"]) == 0
@@ -252,7 +252,7 @@ def test_actors_are_those_that_the_container_allows_and_stay_so(trained, monkeyp
 
 
 def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, tmp_path):
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     nothing = "interrupted before training began: there was nothing to save"
     monkeypatch.setattr(central, "train", raises(KeyboardInterrupt(nothing)))
@@ -264,7 +264,7 @@ def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, t
 
 
 def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path):
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     monkeypatch.setattr(central, "train", raises(SeedbedError("no such ROM: install it")))
     assert cli.main(["train", "cartpole", "--run", "r"]) == 1
@@ -292,11 +292,11 @@ def test_train_from_python(trained, tmp_path):
 @pytest.fixture
 def run_with_checkpoint(tmp_path):
     """A run of CartPole with the checkpoint of an untrained agent."""
-    return write_run(tmp_path / "run", presets.resolve("cartpole"))
+    return write_run(tmp_path / "run", resolve.train_config("cartpole"))
 
 
 def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
-    from seedbed.runtime import evaluation
+    from seedbed.run import evaluation
 
     calls = []
 
@@ -350,7 +350,9 @@ class Custom:
 
 
 def test_options_of_an_agent_of_ones_own(capsys):
-    config = dataclasses.replace(presets.resolve("cartpole"), agent=Custom(), name="cartpole/x")
+    config = dataclasses.replace(
+        resolve.train_config("cartpole"), agent=Custom(), name="cartpole/x"
+    )
     changed = options.override(config, ["--agent.flag", "--agent.sizes", "3", "4"], False)
     assert changed.agent == Custom(flag=True, sizes=(3, 4))
     assert type(changed.agent) is Custom

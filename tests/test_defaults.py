@@ -15,13 +15,13 @@ from gymnasium import spaces
 
 from seedbed import defaults, trees
 from seedbed.defaults import ROWS, Task, configure, task_of
-from seedbed.envs.atari import AtariEnv
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.presets import from_json, resolve, to_json
-from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.stacking import stacked_spec
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.resolve import from_json, to_json, train_config
+from seedbed.run.options import FusedConfig
+from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     ActorState,
     Box,
@@ -195,20 +195,20 @@ def test_an_agent_of_the_table_acts_and_learns_in_its_tasks(task, agent):
     ],
 )
 def test_what_a_name_begins_with(name, agent, kind):
-    config = resolve(name, agent)
+    config = train_config(name, agent)
     assert type(config.agent).__name__ == kind
     assert config.name == f"{name}/{agent or kind.lower()}"
     assert getattr(config.agent, "reward_clip", 0.0) == (1.0 if "ALE" in name else 0.0)
 
 
 def test_a_replay_of_vectors_begins_soon_and_fits_in_memory():
-    agent = resolve("CartPole-v1", "dqn").agent
+    agent = train_config("CartPole-v1", "dqn").agent
     assert agent.min_size <= 1_000 and agent.capacity <= 100_000
 
 
 def test_a_preset_goes_before_the_table():
-    assert resolve("cartpole").name == "cartpole/impala"
-    assert resolve("cartpole", "ppo").env == CartPole()
+    assert train_config("cartpole").name == "cartpole/impala"
+    assert train_config("cartpole", "ppo").env == CartPole()
     assert task_of(Pendulum()) == Task("device", "vectors", "bounded Box")
 
 

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 
 import seedbed
-from seedbed import api, cli, options, presets
+from seedbed import api, cli, options, resolve
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.catalogue import on_device_ppo
-from seedbed.envs import registry, wrappers
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.envs.locomotion.ant import Ant
-from seedbed.envs.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.device import wrappers
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.locomotion.ant import Ant
+from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.host import registry
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.options import UsageError
-from seedbed.presets import TrainConfig, from_json, resolve, to_json
-from seedbed.runtime.config import CentralConfig, FusedConfig
+from seedbed.presets import on_device_ppo
+from seedbed.resolve import TrainConfig, from_json, to_json, train_config
+from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -72,15 +73,15 @@ def round_trip(config):
 
 
 def test_names_are_presets_on_device_environments_and_those_of_the_host():
-    ant = resolve("ant")
-    assert ant == resolve("ant/ppo") == resolve("ant", "ppo")
+    ant = train_config("ant")
+    assert ant == train_config("ant/ppo") == train_config("ant", "ppo")
     assert isinstance(ant.env, Ant) and isinstance(ant.agent, Ppo)
     assert isinstance(ant.runtime, FusedConfig) and ant.name == "ant/ppo"
-    cheetah = resolve("half_cheetah")
+    cheetah = train_config("half_cheetah")
     assert isinstance(cheetah.env, HalfCheetah) and isinstance(cheetah.agent, Ppo)
     assert isinstance(cheetah.runtime, FusedConfig) and cheetah.name == "half_cheetah/ppo"
-    assert resolve("cartpole").name in presets.PRESETS
-    host = resolve("Ant-v5")
+    assert train_config("cartpole").name in resolve.PRESETS
+    host = train_config("Ant-v5")
     assert host.env == GymEnv("Ant-v5") and isinstance(host.agent, Ppo)
     assert isinstance(host.runtime, CentralConfig)
 
@@ -96,21 +97,21 @@ def test_every_on_device_environment_is_found_and_saved(name):
 
 
 def test_another_agent_in_an_on_device_environment():
-    config = resolve("pendulum", "impala")
+    config = train_config("pendulum", "impala")
     assert config.env == Pendulum() and config.name == "pendulum/impala"
     assert isinstance(config.agent, Impala) and isinstance(config.runtime, FusedConfig)
-    config = resolve("ant", "impala")
-    assert isinstance(config.agent, Impala) and config.env == resolve("ant").env
+    config = train_config("ant", "impala")
+    assert isinstance(config.agent, Impala) and config.env == train_config("ant").env
     assert isinstance(config.runtime, FusedConfig)
 
 
 def test_an_environment_of_ones_own():
-    config = resolve("test_device_presets:Mine")
+    config = train_config("test_device_presets:Mine")
     assert config.env == Mine() and config.name == "test_device_presets:Mine/ppo"
-    assert config.agent == resolve("pendulum").agent == on_device_ppo(Mine()).agent
+    assert config.agent == train_config("pendulum").agent == on_device_ppo(Mine()).agent
     assert isinstance(config.runtime, FusedConfig)
     assert round_trip(config) == config
-    assert resolve("test_device_presets:host_factory").env == FactoryEnv(
+    assert train_config("test_device_presets:host_factory").env == FactoryEnv(
         "test_device_presets:host_factory"
     )
     changed = options.override(
@@ -122,9 +123,9 @@ def test_an_environment_of_ones_own():
     assert type(changed.env) is Mine and round_trip(changed) == changed
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", resolve.PRESETS)
 def test_every_preset_is_saved_and_its_runtime_is_that_of_its_environment(name):
-    config = resolve(name)
+    config = train_config(name)
     assert round_trip(config) == config
     assert is_on_device(config.env) == isinstance(config.runtime, FusedConfig)
     assert ("fused" in to_json(config)) == is_on_device(config.env)
@@ -154,7 +155,7 @@ def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
 
 
 def test_overrides_on_the_command_line():
-    base = resolve("ant")
+    base = train_config("ant")
     arguments = [
         *("--env.integrator", "euler", "--agent.learning-rate", "1e-3", "--seeds", "2"),
         *("--steps", "2e6", "--fused.seed", "7", "--devices", "1", "--agent.value-sizes", "8"),
@@ -182,7 +183,7 @@ def test_overrides_on_the_command_line():
 )
 def test_overrides_that_cannot_be(arguments, words):
     with pytest.raises(UsageError, match=words):
-        options.override(resolve("ant"), arguments, False)
+        options.override(train_config("ant"), arguments, False)
 
 
 def test_help_shows_the_options_that_there_are(capsys):
@@ -211,7 +212,13 @@ def cartpole_run(tmp_path_factory):
     """A short run in the on-device CartPole, from the command line."""
     folder = tmp_path_factory.mktemp("cartpole") / "run"
     arguments = [
-        *("seedbed.envs.classic.cartpole:CartPole", "--steps", "40_000", "--run", str(folder)),
+        *(
+            "seedbed.envs.device.classic.cartpole:CartPole",
+            "--steps",
+            "40_000",
+            "--run",
+            str(folder),
+        ),
         *("--agent.unroll", "16", "--agent.batch", "16", "--agent.hidden-sizes", "16"),
         *("--agent.value-sizes", "16"),
         *("--agent.learning-rate", "3e-3", "--evaluate-episodes", "4"),
@@ -252,7 +259,7 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 
 
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
-    env = resolve("ant").env
+    env = train_config("ant").env
     trained = api.Trained(env, api._PlainForms(env.spec), Ppo(), None, 0)
     found = api.other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())

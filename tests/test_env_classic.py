@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from seedbed import simd
-from seedbed.envs.classic.acrobot import Acrobot
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.mountain_car import MountainCar
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.probes import DelayProbe, TruncationProbe
-from seedbed.envs.wrappers import training
+from seedbed.envs.device.classic.acrobot import Acrobot
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.mountain_car import MountainCar
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.device.wrappers import training
 from seedbed.types import Box, Discrete, Timestep, is_on_device, trajectory_masks
 
 TASKS = (

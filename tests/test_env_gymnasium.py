@@ -11,14 +11,14 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from seedbed.envs import wrappers
-from seedbed.envs.classic.acrobot import Acrobot
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.mountain_car import MountainCar
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.gymnasium_api import make_gymnasium
-from seedbed.envs.locomotion.hopper import Hopper
-from seedbed.envs.probes import DelayProbe
+from seedbed.envs.device import wrappers
+from seedbed.envs.device.classic.acrobot import Acrobot
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.mountain_car import MountainCar
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.gymnasium_api import make_gymnasium
+from seedbed.envs.device.locomotion.hopper import Hopper
+from seedbed.envs.device.probes import DelayProbe
 from seedbed.types import SeedbedError
 
 HOPPER = Hopper(integrator="euler")

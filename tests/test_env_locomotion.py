@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from seedbed import physics, simd
-from seedbed.envs.locomotion.ant import Ant
-from seedbed.envs.locomotion.half_cheetah import HalfCheetah
-from seedbed.envs.locomotion.hopper import Hopper
-from seedbed.envs.locomotion.humanoid import Humanoid, HumanoidBody
-from seedbed.envs.locomotion.humanoid_standup import HumanoidStandup
-from seedbed.envs.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-from seedbed.envs.locomotion.inverted_pendulum import InvertedPendulum
-from seedbed.envs.locomotion.pusher import Pusher
-from seedbed.envs.locomotion.reacher import Reacher
-from seedbed.envs.locomotion.swimmer import Swimmer
-from seedbed.envs.locomotion.task import Carried, MujocoTask, Verdict, noise
-from seedbed.envs.locomotion.walker2d import Walker2d
+from seedbed.envs.device.locomotion.ant import Ant
+from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.device.locomotion.hopper import Hopper
+from seedbed.envs.device.locomotion.humanoid import Humanoid, HumanoidBody
+from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
+from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
+from seedbed.envs.device.locomotion.pusher import Pusher
+from seedbed.envs.device.locomotion.reacher import Reacher
+from seedbed.envs.device.locomotion.swimmer import Swimmer
+from seedbed.envs.device.locomotion.walker2d import Walker2d
+from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noise
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
 TASKS: tuple[Any, ...] = (

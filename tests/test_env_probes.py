@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from seedbed import simd
-from seedbed.envs import wrappers
-from seedbed.envs.gymnasium_api import make_gymnasium
-from seedbed.envs.probes import RepeatProbe, TMazeProbe
+from seedbed.envs.device import wrappers
+from seedbed.envs.device.gymnasium_api import make_gymnasium
+from seedbed.envs.device.probes import RepeatProbe, TMazeProbe
 from seedbed.types import Environment, EnvState, Timestep
 
 ENVS = 600

@@ -12,13 +12,13 @@ import pytest
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from seedbed import simd
-from seedbed.envs import wrappers
-from seedbed.envs.classic.acrobot import Acrobot
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.mountain_car import MountainCar
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-from seedbed.envs.probes import DelayProbe, TruncationProbe
+from seedbed.envs.device import wrappers
+from seedbed.envs.device.classic.acrobot import Acrobot
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.mountain_car import MountainCar
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.types import (
     ArraySpec,
     Box,

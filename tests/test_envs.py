@@ -12,10 +12,10 @@ import pytest
 from gymnasium import spaces
 
 from counting_environment import Checker
-from seedbed.envs import registry
-from seedbed.envs.atari import AtariEnv, games
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.gym import FactoryEnv, GymEnv
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.host import registry
+from seedbed.envs.host.atari import AtariEnv, games
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.types import (
     ArraySpec,
     Box,

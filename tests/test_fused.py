@@ -20,22 +20,22 @@ import numpy as np
 import psutil
 import pytest
 
-from seedbed import api, cli, presets
+from seedbed import api, cli, resolve
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.envs import wrappers
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.gym import GymEnv
-from seedbed.envs.probes import DelayProbe, TruncationProbe
-from seedbed.ops.counts import halves
-from seedbed.presets import TrainConfig
-from seedbed.runtime import fused
-from seedbed.runtime.checkpoint import CheckpointWriter, restore
-from seedbed.runtime.checkpoint_writer import list_steps, read_best
-from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.program import Program
-from seedbed.runtime.run_folder import RunFolder
+from seedbed.envs.device import wrappers
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.host.gym import GymEnv
+from seedbed.fused import train as fused
+from seedbed.fused.program import Program
+from seedbed.resolve import TrainConfig
+from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.run.checkpoint_helper import list_steps, read_best
+from seedbed.run.folder import RunFolder
+from seedbed.run.keys import halves
+from seedbed.run.options import FusedConfig
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -103,7 +103,7 @@ def advance(program, carry, iterations):
 
 def saved(folder):
     """The newest checkpoint of a run, whole."""
-    config = presets.from_json(json.loads((folder / "config.json").read_text()))
+    config = resolve.from_json(json.loads((folder / "config.json").read_text()))
     program = Program(config.env, config.agent, config.runtime)
     return restore(folder / "checkpoints", jax.eval_shape(program.first))
 
@@ -144,7 +144,13 @@ def test_one_two_and_eight_devices_agree():
 
 LONG = 1600 * 128
 COMMAND = [
-    *("seedbed.envs.classic.cartpole:CartPole", "--steps", str(LONG), "--evaluate-episodes", "2"),
+    *(
+        "seedbed.envs.device.classic.cartpole:CartPole",
+        "--steps",
+        str(LONG),
+        "--evaluate-episodes",
+        "2",
+    ),
     *("--agent.unroll", "8", "--agent.batch", "16", "--agent.epochs", "2"),
     *("--agent.minibatches", "2", "--agent.hidden-sizes", "8", "--agent.normalise-observations"),
     *("--checkpoint-every-s", "0.1", "--log-every-s", "0.1"),
@@ -194,9 +200,9 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     assert f"go on with: seedbed train --resume --run {run_folder}" in output
     assert begin < max(list_steps(folder)) == lines(run_folder)[-1]["env_steps"] < LONG
 
-    config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
+    config = resolve.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
-    last = presets.resumed(run_folder, None, None)
+    last = resolve.resumed(run_folder, None, None)
     api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
     assert LONG <= summary["env_steps"] < LONG + 128
@@ -426,7 +432,7 @@ def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_
     summary = train(run_folder, Falling(), euler_share=0.5, evaluate_every=128, keep_checkpoints=9)
     assert summary["evaluation/episode_return_mean"] == 10
     assert "training with Euler's integrator for 320 steps, then" in capsys.readouterr().out
-    config = presets.from_json(json.loads((run_folder / "config.json").read_text()))
+    config = resolve.from_json(json.loads((run_folder / "config.json").read_text()))
     assert (
         config.env == Falling() and api.evaluate(run_folder, episodes=4)["episode_return_max"] == 10
     )
@@ -607,7 +613,7 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
 
 
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
-    monkeypatch.setattr("seedbed.runtime.program.MOST_STEPS", 20)
+    monkeypatch.setattr("seedbed.fused.program.MOST_STEPS", 20)
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
         train(run_folder, Broken(episode_steps=0, fault="endless"))
     assert max(list_steps(run_folder / "checkpoints")) == 640

@@ -12,13 +12,13 @@ from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
-from seedbed.envs.classic.cartpole import CartPole
-from seedbed.envs.classic.pendulum import Pendulum
-from seedbed.envs.probes import RepeatProbe, TMazeProbe
-from seedbed.presets import TrainConfig
-from seedbed.runtime.config import FusedConfig
-from seedbed.runtime.evaluation import Policy
-from seedbed.runtime.program import Program
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.classic.pendulum import Pendulum
+from seedbed.envs.device.probes import RepeatProbe, TMazeProbe
+from seedbed.fused.program import Program
+from seedbed.resolve import TrainConfig
+from seedbed.run.evaluation import Policy
+from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind
 from test_fused import same, saved
 

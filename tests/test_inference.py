@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counting_agent import CountingAgent
-from seedbed.ops.counts import halves
-from seedbed.runtime.inference import (
+from seedbed.central.inference import (
     Inference,
     Unroll,
     batch_sizes,
     environment_keys,
     to_trajectory,
 )
-from seedbed.runtime.stacking import stack_timesteps, stacked_spec
+from seedbed.run.keys import halves
+from seedbed.run.stacking import stack_timesteps, stacked_spec
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
 SPEC = EnvSpec(ArraySpec((3, 2), "uint8"), Discrete(7))

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import os, pathlib, subprocess, sys
-from seedbed.launch.memory import set_up_malloc
+from seedbed.run.memory import set_up_malloc
 set_up_malloc()
 mine = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in pathlib.Path("/proc/self/environ").read_text()
 child = subprocess.run([sys.executable, "-c", "import os; print(os.environ.get('GLIBC_TUNABLES'))"],

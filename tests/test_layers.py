@@ -14,14 +14,14 @@ FLOORS = (
     {"types", "trees", "llvm"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
-    {"envs", "transport"},
-    {"runtime"},
-    {"launch"},
-    {"catalogue", "defaults", "presets", "options", "cli", "viewer", "api", "__init__", "__main__"},
+    {"envs", "actors"},
+    {"run"},
+    {"central", "fused"},
+    {"presets", "defaults", "resolve", "options", "cli", "viewer", "api", "__init__", "__main__"},
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Siblings on a floor that may import each other; the top floor is one house.
-LISTED = {("trees", "types"), ("nets", "simd"), ("transport", "envs")}
+LISTED = {("trees", "types"), ("nets", "simd"), ("actors", "envs")}
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 8
 BANNED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
@@ -134,18 +134,20 @@ def write(source: Path, files: dict[str, str]) -> Path:
     ("files", "complaints"),
     [
         ({"ops/a.py": "from seedbed.agents import impala"}, 1),
-        ({"ops/a.py": "def f():\n    import seedbed.runtime.central"}, 1),
+        ({"ops/a.py": "def f():\n    import seedbed.central.train"}, 1),
         ({"ops/a.py": "from seedbed.nets import torsos"}, 1),
         ({"nets/a.py": "from seedbed.simd import ffi"}, 0),
         ({"simd/a.py": "from seedbed.nets import ffi"}, 1),
-        ({"transport/a.py": "import seedbed.envs.gym"}, 0),
-        ({"envs/a.py": "import seedbed.transport.slots"}, 1),
+        ({"actors/a.py": "import seedbed.envs.host.gym"}, 0),
+        ({"envs/a.py": "import seedbed.actors.slots"}, 1),
+        ({"central/a.py": "from seedbed.fused import train"}, 1),
+        ({"run/a.py": "from seedbed.central import train"}, 1),
         ({"ops/a.py": "from ..agents import impala"}, 1),
-        ({"ops/__init__.py": "from ..runtime import central"}, 1),
-        ({"runtime/a.py": "import seedbed"}, 1),
+        ({"ops/__init__.py": "from ..central import train"}, 1),
+        ({"run/a.py": "import seedbed"}, 1),
         ({"types.py": "from seedbed import cli", "cli.py": ""}, 1),
         ({"helpers/a.py": ""}, 1),
-        ({"presets.py": "from seedbed.envs import atari\nfrom seedbed import types"}, 0),
+        ({"presets.py": "from seedbed.envs import host\nfrom seedbed import types"}, 0),
     ],
 )
 def test_floors_are_checked(tmp_path, files, complaints):

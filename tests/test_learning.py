@@ -13,8 +13,9 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
-from seedbed.runtime.inference import Unroll
-from seedbed.runtime.learning import Learner, learn
+from seedbed.central.inference import Unroll
+from seedbed.central.learner import Learner
+from seedbed.run.update import learn
 from seedbed.types import (
     ActorState,
     ArraySpec,

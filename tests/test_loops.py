@@ -8,15 +8,15 @@ import types
 import numpy as np
 import pytest
 
-from seedbed.runtime import evaluation
-from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.evaluation import play_episodes
-from seedbed.runtime.inference import Unroll
-from seedbed.runtime.learning import Update
-from seedbed.runtime.loops import InferenceCounters, LearnerLoop, UnrollQueue
-from seedbed.runtime.meter import Meter, Setup
-from seedbed.runtime.metrics import EpisodeStatistics
-from seedbed.runtime.reporting import Start, Stopwatch
+from seedbed.central.inference import Unroll
+from seedbed.central.loops import InferenceCounters, LearnerLoop, UnrollQueue
+from seedbed.central.meter import Meter, Setup
+from seedbed.run import evaluation
+from seedbed.run.evaluation import play_episodes
+from seedbed.run.metrics import EpisodeStatistics
+from seedbed.run.options import CentralConfig
+from seedbed.run.reporting import Start, Stopwatch
+from seedbed.run.update import Update
 from seedbed.types import LearnerState, SeedbedError, Timestep
 
 
@@ -123,8 +123,8 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     clock = types.SimpleNamespace(
         monotonic=lambda: now[0], perf_counter=lambda: now[0], process_time=lambda: now[0]
     )
-    monkeypatch.setattr("seedbed.runtime.meter.time", clock)
-    monkeypatch.setattr("seedbed.runtime.reporting.time", clock)
+    monkeypatch.setattr("seedbed.central.meter.time", clock)
+    monkeypatch.setattr("seedbed.run.reporting.time", clock)
     pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
     blocked, waiting = Stopwatch(), Stopwatch()
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from seedbed.runtime.metrics import (
+from seedbed.run.metrics import (
     Counters,
     EpisodeStatistics,
     MachineShares,
@@ -61,7 +61,7 @@ def test_lines_and_events(tmp_path):
 
 def test_no_tensorflow():
     code = (
-        "import sys, pathlib, tempfile; from seedbed.runtime.metrics import MetricsLog;"
+        "import sys, pathlib, tempfile; from seedbed.run.metrics import MetricsLog;"
         "MetricsLog(pathlib.Path(tempfile.mkdtemp())).write({'a': 1});"
         "assert not {'tensorflow', 'jax'} & set(sys.modules)"
     )

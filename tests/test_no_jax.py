@@ -8,15 +8,16 @@ import time
 
 import psutil
 
-from seedbed.envs.atari import AtariEnv
-from seedbed.transport.pool import ActorPool
+from seedbed.actors.pool import ActorPool
+from seedbed.envs.host.atari import AtariEnv
 
 SCRIPT = """
 import sys
-import seedbed.types, seedbed.trees, seedbed.envs.gym, seedbed.envs.atari, seedbed.envs.registry
-import seedbed.transport.slots, seedbed.transport.actor, seedbed.transport.process
-import seedbed.transport.pool, seedbed.replay.replay
-seedbed.envs.registry.resolve("pong").make(1, 0).close()
+import seedbed.types, seedbed.trees
+import seedbed.envs.host.gym, seedbed.envs.host.atari, seedbed.envs.host.registry
+import seedbed.actors.slots, seedbed.actors.actor, seedbed.actors.process
+import seedbed.actors.pool, seedbed.replay.host.replay
+seedbed.envs.host.registry.resolve("pong").make(1, 0).close()
 heavy = {"jax", "jaxlib", "flax", "torch", "tensorflow", "scipy", "matplotlib", "cv2"}
 print(sorted(heavy & set(sys.modules)))
 """

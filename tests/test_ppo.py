@@ -26,13 +26,13 @@ from probe_environments import (
     SecretReward,
     Trainer,
 )
-from seedbed import api, options, presets
+from seedbed import api, options, resolve
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.ppo import Ppo
-from seedbed.envs.gym import GymEnv
-from seedbed.presets import TrainConfig
-from seedbed.runtime.config import CentralConfig
-from seedbed.runtime.learning import learn
+from seedbed.envs.host.gym import GymEnv
+from seedbed.resolve import TrainConfig
+from seedbed.run.options import CentralConfig
+from seedbed.run.update import learn
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -534,7 +534,7 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
         "8",
         "4",
     ]
-    config = presets.resolve("CartPole-v1", "ppo")
+    config = resolve.train_config("CartPole-v1", "ppo")
     agent = options.override(config, flags, show_help=False).agent
     assert isinstance(agent, Ppo)
     assert (agent.gamma, agent.schedule, agent.value_sizes, agent.spec) == (

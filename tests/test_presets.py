@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from seedbed import presets
-from seedbed.envs.atari import AtariEnv
-from seedbed.envs.gym import FactoryEnv, GymEnv
-from seedbed.presets import TrainConfig, from_json, resolve, resolve_env, to_json
-from seedbed.runtime.config import CentralConfig
+from seedbed import resolve
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.resolve import TrainConfig, from_json, resolve_env, to_json, train_config
+from seedbed.run.options import CentralConfig
 from seedbed.types import SeedbedError, is_on_device
 
 
@@ -41,36 +41,36 @@ def custom_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_agents", module)
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", resolve.PRESETS)
 def test_presets(name):
-    config = resolve(name)
+    config = train_config(name)
     env = name.partition("/")[0]
-    first = next(preset for preset in presets.PRESETS if preset.startswith(f"{env}/"))
-    assert resolve(env) == resolve(first)
+    first = next(preset for preset in resolve.PRESETS if preset.startswith(f"{env}/"))
+    assert train_config(env) == train_config(first)
     assert config.name == name
     assert is_on_device(config.env) or config.env.frame_stack >= 1
     assert config.agent.experience.batch > 0
-    assert presets.description(name).endswith(".")
+    assert resolve.description(name).endswith(".")
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize("name", resolve.PRESETS)
 def test_rewards_are_clipped_on_atari_only(name):
     """R2D2 rescales values instead, as published; nothing else is known to be of Atari's sizes."""
-    config = resolve(name)
+    config = train_config(name)
     clips = isinstance(config.env, AtariEnv) and "r2d2" not in name
     assert getattr(config.agent, "reward_clip", 0.0) == float(clips)
 
 
-@pytest.mark.parametrize("agent", presets.AGENTS)
+@pytest.mark.parametrize("agent", resolve.AGENTS)
 def test_no_agent_clips_rewards_by_itself(agent):
-    assert getattr(presets.load_agent_class(agent)(), "reward_clip", 0.0) == 0.0
+    assert getattr(resolve.load_agent_class(agent)(), "reward_clip", 0.0) == 0.0
 
 
 @pytest.mark.parametrize("agent", ["impala", "ppo", "dqn", "r2d2"])
 @pytest.mark.parametrize("game", ["breakout", "seaquest", "ALE/Qbert-v5"])
 def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
-    config, pong = resolve(game, agent), resolve("pong", agent)
+    config, pong = train_config(game, agent), train_config("pong", agent)
     assert config.agent == pong.agent and config.name == f"{game}/{agent}"
     assert getattr(config.agent, "reward_clip", 0.0) == float(agent != "r2d2")
     assert config.env.frame_stack == pong.env.frame_stack
@@ -82,24 +82,24 @@ def test_any_game_has_the_agents_settings_for_a_workstation(game, agent):
     ("name", "target", "agent"), [("pong/dqn", "pong", "dqn"), ("ant/sac", "ant", "sac")]
 )
 def test_an_agent_may_follow_the_environments_name(name, target, agent):
-    assert presets.resolve(name) == presets.resolve(target, agent)
+    assert resolve.train_config(name) == resolve.train_config(target, agent)
 
 
 def test_preset_free_environments():
-    config = resolve("ALE/MsPacman-v5", "impala")
+    config = train_config("ALE/MsPacman-v5", "impala")
     assert config.env == AtariEnv("ms_pacman", stickiness=0.25, noop_max=0, fire_reset=False)
     assert config.name == "ALE/MsPacman-v5/impala"
-    assert config.agent == resolve("pong").agent
-    assert isinstance(resolve("Acrobot-v1").env, GymEnv)
+    assert config.agent == train_config("pong").agent
+    assert isinstance(train_config("Acrobot-v1").env, GymEnv)
     assert resolve_env("my_pkg:make_env") == FactoryEnv("my_pkg:make_env")
     with pytest.raises(SeedbedError, match="no module 'my_pkg'; install it or start in its folder"):
-        resolve("my_pkg:make_env")
+        train_config("my_pkg:make_env")
 
 
 def test_an_agent_of_ones_own():
-    config = resolve("pong", "my_agents:Custom")
+    config = train_config("pong", "my_agents:Custom")
     assert config.agent == Custom()
-    assert config.env == resolve("pong").env
+    assert config.env == train_config("pong").env
     assert config.name == "pong/my_agents:Custom"
 
 
@@ -134,7 +134,7 @@ def test_configurations_round_trip_without_what_bind_fills():
 )
 def test_unknown_names(target, agent, message):
     with pytest.raises(SeedbedError, match=message):
-        resolve(target, agent)
+        train_config(target, agent)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from replay_streams import (
     read_all,
     require_whole,
 )
-from seedbed.replay.layout import Layout
-from seedbed.replay.replay import Replay
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.replay import Replay
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError, Timestep
 
 VECTOR = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed.replay import kernels
-from seedbed.replay.kernel_ir import CHUNK, LEAST_BYTES
-from seedbed.replay.kernels import Pieces, Place
+from seedbed.replay.host import kernels
+from seedbed.replay.host.kernel_ir import CHUNK, LEAST_BYTES
+from seedbed.replay.host.kernels import Pieces, Place
 from seedbed.types import SeedbedError
 
 SIZES = st.integers(LEAST_BYTES, LEAST_BYTES + 700)

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from replay_streams import SPEC, Recorder, experience, layout, read_all, require_whole
-from seedbed.replay import persistence
-from seedbed.replay.arena import Arena, Files
-from seedbed.replay.layout import CHUNK, Layout
-from seedbed.replay.replay import Replay
+from seedbed.replay.host import persistence
+from seedbed.replay.host.arena import Arena, Files
+from seedbed.replay.host.layout import CHUNK, Layout
+from seedbed.replay.host.replay import Replay
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError
 from small_disk import on_small_disk
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_streams import Recorder, experience, layout, read_all, require_whole, rows_of
-from seedbed.replay.replay import Replay
+from seedbed.replay.host.replay import Replay
 from seedbed.types import trajectory_masks
 
 

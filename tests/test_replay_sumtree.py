@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed.replay.sumtree import SumTree
+from seedbed.replay.host.sumtree import SumTree
 
 WEIGHT = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from seedbed.runtime.reporting import after, stopping_signals
+from seedbed.run.reporting import after, stopping_signals
 from seedbed.types import SeedbedError
 
 

@@ -10,10 +10,10 @@ import sys
 import psutil
 import pytest
 
-from seedbed.runtime import run_folder as run_folder_module
-from seedbed.runtime.checkpoint import restore
-from seedbed.runtime.checkpoint_writer import list_steps, name_of
-from seedbed.runtime.run_folder import RunFolder, default_path
+from seedbed.run import folder as run_folder_module
+from seedbed.run.checkpoint import restore
+from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.folder import RunFolder, default_path
 from seedbed.types import SeedbedError
 from test_checkpoint import TEMPLATE, stopped, write
 
@@ -100,7 +100,7 @@ def test_what_was_trained_stays(run_folder, kept):
 
 def test_the_lock_ends_with_its_process(run_folder):
     code = (
-        "import os, pathlib; from seedbed.runtime.run_folder import RunFolder;"
+        "import os, pathlib; from seedbed.run.folder import RunFolder;"
         f"run = RunFolder.create(pathlib.Path({str(run_folder)!r})); run.write_config({{}});"
         "os.kill(os.getpid(), 9)"
     )
@@ -113,8 +113,8 @@ TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from seedbed.runtime.checkpoint import CheckpointWriter
-from seedbed.runtime.run_folder import RunFolder
+from seedbed.run.checkpoint import CheckpointWriter
+from seedbed.run.folder import RunFolder
 
 run = RunFolder.create(Path(sys.argv[1]))
 run.write_config({})

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seedbed.envs.spaces import actions_of, observation_leaves
+from seedbed.envs.host.spaces import actions_of, observation_leaves
 from seedbed.types import ArraySpec, Box, Discrete, MultiDiscrete, SeedbedError
 
 INF = float("inf")

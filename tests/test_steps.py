@@ -16,16 +16,16 @@ import counting_environment as counting
 from counting_agent import CountingAgent
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.ops.counts import derived_seed, fold_count, halves, later
-from seedbed.runtime.checkpoint import restore
-from seedbed.runtime.config import CentralConfig, FusedConfig
-from seedbed.runtime.fused import _Progress
-from seedbed.runtime.learning import progress_of
-from seedbed.runtime.loops import UnrollQueue
-from seedbed.runtime.metrics import RecentEpisodes
-from seedbed.runtime.program import Program
-from seedbed.runtime.reporting import Start
-from seedbed.runtime.rollout import Busy, Iteration
+from seedbed.central.loops import UnrollQueue
+from seedbed.fused.program import Program
+from seedbed.fused.rollout import Busy, Iteration
+from seedbed.fused.train import _Progress
+from seedbed.run.checkpoint import restore
+from seedbed.run.keys import derived_seed, fold_count, halves, later
+from seedbed.run.metrics import RecentEpisodes
+from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.reporting import Start
+from seedbed.run.update import progress_of
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
 from test_central import counting_env, importable, lines, train  # noqa: F401  a fixture
 from test_central_replay import CountingReplayAgent
@@ -194,14 +194,14 @@ def test_a_batch_that_is_too_old_is_told_of():
     [((0, 0), (8, 4)), ((2, 0), (2, 16)), ((0, 4), (8, 4)), ((2, 8), (2, 8)), ((1, 2), (1, 2))],
 )
 def test_a_batch_has_equally_many_unrolls_of_every_environment(monkeypatch, given, chosen):
-    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 12.0)
+    monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 12.0)
     config = CentralConfig(actors=given[0], envs_per_actor=given[1]).resolved(Ppo(batch=32))
     assert (config.actors, config.envs_per_actor) == chosen
     assert config.resolved(Ppo(batch=32)) == config
 
 
 def test_other_agents_have_an_actor_for_each_core(monkeypatch):
-    monkeypatch.setattr("seedbed.runtime.config.usable_cores", lambda: 1.5)
+    monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 1.5)
     config = CentralConfig().resolved(Impala(batch=32))
     assert (config.actors, config.envs_per_actor) == (1, 32)
 

@@ -19,9 +19,9 @@ import pytest
 
 from counting_environment import NUM_ACTIONS, Checker
 from seedbed import trees
-from seedbed.envs.gym import FactoryEnv
-from seedbed.transport.pool import MAX_DEATHS, TIMEOUT_S, ActorPool
-from seedbed.transport.slots import Slot, make_layout, spec_from_json, spec_to_json
+from seedbed.actors.pool import MAX_DEATHS, TIMEOUT_S, ActorPool
+from seedbed.actors.slots import Slot, make_layout, spec_from_json, spec_to_json
+from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 PATIENCE_S = 60.0  # how long anything may take on a loaded machine
@@ -357,8 +357,8 @@ def test_a_hanging_environment_is_closed() -> None:
 PARENT = """
 import sys
 from counting_environment import make
-from seedbed.envs.gym import FactoryEnv
-from seedbed.transport.pool import ActorPool
+from seedbed.envs.host.gym import FactoryEnv
+from seedbed.actors.pool import ActorPool
 pool = ActorPool(FactoryEnv("counting_environment:make", kwargs={"sleep_s": 0.01}),
                  actors=2, envs_per_actor=4, seed=0)
 pool.spec

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from seedbed.envs.gym import GymEnv
+from seedbed.envs.host.gym import GymEnv
 from seedbed.types import SeedbedError
 from seedbed.viewer import record, video
 from seedbed.viewer.recording import Episode, Recording

@@ -7,17 +7,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from seedbed import presets
-from seedbed.runtime.checkpoint_writer import write_checkpoint
-from seedbed.runtime.run_folder import RunFolder
-from seedbed.runtime.stacking import stacked_spec
+from seedbed import resolve
+from seedbed.run.checkpoint_helper import write_checkpoint
+from seedbed.run.folder import RunFolder
+from seedbed.run.stacking import stacked_spec
 from seedbed.types import bind
 
 
-def write_run(path: Path, config: presets.TrainConfig) -> Path:
+def write_run(path: Path, config: resolve.TrainConfig) -> Path:
     """Writes the folder; the checkpoint is of step 640."""
     run = RunFolder.create(path)
-    run.write_config(presets.to_json(config))
+    run.write_config(resolve.to_json(config))
     run.close()
     host = config.env.make(1, 0)
     host.close()

@@ -17,8 +17,8 @@ import psutil
 import replay_common as common
 
 from seedbed import types
-from seedbed.replay.layout import Layout
-from seedbed.replay.replay import Replay
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.replay import Replay
 
 
 def make(compress: bool) -> Replay:

@@ -13,17 +13,17 @@ import gymnasium
 import jax
 import numpy as np
 
-from seedbed import presets, trees
-from seedbed.envs.gym import GymEnv
-from seedbed.envs.registry import ON_DEVICE
-from seedbed.launch.programs import keep_programs
-from seedbed.presets import TrainConfig
-from seedbed.runtime import evaluation
-from seedbed.runtime.checkpoint import restore_best
-from seedbed.runtime.config import CentralConfig, FusedConfig
-from seedbed.runtime.reporting import View
-from seedbed.runtime.run_folder import RunFolder, default_path
-from seedbed.runtime.stacking import stacked_spec
+from seedbed import resolve, trees
+from seedbed.envs.host.gym import GymEnv
+from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.resolve import TrainConfig
+from seedbed.run import evaluation
+from seedbed.run.checkpoint import restore_best
+from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.programs import keep_programs
+from seedbed.run.reporting import View
+from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     Agent,
     Array,
@@ -61,9 +61,9 @@ def train(
     if not isinstance(what, str):
         config = what
     elif resume and run is not None:
-        config = presets.resumed(Path(run), what, agent)
+        config = resolve.resumed(Path(run), what, agent)
     else:
-        config = presets.resolve(what, agent)
+        config = resolve.train_config(what, agent)
     known = {field.name for field in dataclasses.fields(config.runtime)}
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
@@ -72,7 +72,7 @@ def train(
         options = options.resolved(config.agent)
     config = dataclasses.replace(config, runtime=options)
     # Encode before the folder is made: an option that cannot be saved must leave no folder behind.
-    encoded = presets.to_json(config)
+    encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     screen = make_view(options.steps, config.name, str(path))
@@ -100,10 +100,10 @@ def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]
         )
     keep_programs()
     if is_on_device(env) and isinstance(options, FusedConfig):
-        from seedbed.runtime import fused
+        from seedbed.fused import train as fused
 
         return fused.train(env=env, agent=agent, config=options, run=folder, view=view)
-    from seedbed.runtime import central
+    from seedbed.central import train as central
 
     return central.train(env=env, agent=agent, config=options, run=folder, view=view)  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     that of a run, or has no whole checkpoint.
     """
     folder = RunFolder.read(Path(run))
-    config = presets.from_json(folder.read_config())
+    config = resolve.from_json(folder.read_config())
     forms = _forms(config.env)
     agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
     template = jax.eval_shape(agent.init, jax.random.key(0))
@@ -193,9 +193,9 @@ def make_gymnasium(
     `name` is a short name such as ant, or `module:Class`. `options` are fields of the environment. `seed` is
     that of the first reset that is given none. Raises SeedbedError for host environments and unknown options.
     """
-    from seedbed.envs.gymnasium_api import make_gymnasium as make
+    from seedbed.envs.device.gymnasium_api import make_gymnasium as make
 
-    env = presets.resolve_env(name)
+    env = resolve.resolve_env(name)
     if not is_on_device(env):
         raise SeedbedError(
             f"{name!r} is an environment of the host: make it with gymnasium.make; on the device are "
@@ -262,7 +262,7 @@ def evaluate(
     trained = restore(run, warn)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
-        from seedbed.runtime import program
+        from seedbed.fused import program
 
         result = program.evaluate(
             env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
@@ -288,7 +288,7 @@ def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvCo
     if is_on_device(trained.env) and getattr(trained.env, "gymnasium_id", None) == name:
         config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
     else:
-        config = presets.resolve_env(name)
+        config = resolve.resolve_env(name)
     found, stack = _forms(config).spec, _frame_stack(config)
     if found != trained.forms.spec or stack != _frame_stack(trained.env):
         raise SeedbedError(

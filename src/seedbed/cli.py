@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import seedbed
-from seedbed import defaults, options, presets
-from seedbed.launch.memory import set_up_malloc
+from seedbed import defaults, options, resolve
 from seedbed.options import TrainArguments, UsageError
-from seedbed.presets import TrainConfig
-from seedbed.runtime.run_folder import RunFolder
+from seedbed.resolve import TrainConfig
+from seedbed.run.folder import RunFolder
+from seedbed.run.memory import set_up_malloc
 from seedbed.types import SeedbedError
 from seedbed.viewer.background import tell
 
@@ -135,14 +135,14 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     if given.resume and given.run is None and not given.help:
         raise UsageError("--resume needs the folder of the run: add --run DIR")
     if given.resume and given.run is not None:
-        return presets.resumed(given.run, given.target, given.agent)
+        return resolve.resumed(given.run, given.target, given.agent)
     if given.target is None:
         if given.help:
             return None
         raise UsageError(
             "name what to train first, such as: seedbed train pong (see `seedbed list`)"
         )
-    return presets.resolve(given.target, given.agent)
+    return resolve.train_config(given.target, given.agent)
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -209,13 +209,13 @@ def _list(arguments: list[str]) -> int:
         given = parser.parse_args(arguments)
     except SystemExit:
         return 0
-    from seedbed.envs import registry
+    from seedbed.envs.host import registry
 
-    described = {name: presets.description(name) for name in presets.PRESETS}
+    described = {name: resolve.description(name) for name in resolve.PRESETS}
     names = registry.names()
     rows = [row.cells() for row in defaults.ROWS]
     if given.json:
-        listed = {"presets": described, "agents": presets.AGENTS, "environments": names}
+        listed = {"presets": described, "agents": resolve.AGENTS, "environments": names}
         listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
         _print(json.dumps(listed, indent=1))
         return 0
@@ -229,7 +229,7 @@ def _list(arguments: list[str]) -> int:
     for name, text in described.items():
         table.add_row(f"  {name}", text)
     console.print("[bold]presets[/]", table, "", "[bold]agents[/]", sep="\n")
-    console.print(*(f"  {name}" for name in presets.AGENTS), "  or module:Class", sep="\n")
+    console.print(*(f"  {name}" for name in resolve.AGENTS), "  or module:Class", sep="\n")
     console.print("\n[bold]defaults[/] of what no preset names")
     kinds = Table(*defaults.COLUMNS, box=None, pad_edge=False, header_style="")
     for cells in rows:

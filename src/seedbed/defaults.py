@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed import trees
-from seedbed.catalogue import (
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.presets import (
     TrainConfig,
     atari_dqn,
     atari_impala,
@@ -21,8 +22,7 @@ from seedbed.catalogue import (
     atari_r2d2,
     on_device_ppo,
 )
-from seedbed.envs.atari import AtariEnv
-from seedbed.runtime.config import CentralConfig, FusedConfig
+from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import (
     ActionSpec,
     Agent,
@@ -337,7 +337,7 @@ def task_of(env: HostEnvConfig | Environment) -> Task:
         return Task("Atari", "images", "Discrete")
     if is_on_device(env):
         return _task("device", env.spec)
-    from seedbed.runtime.stacking import stacked_spec
+    from seedbed.run.stacking import stacked_spec
 
     host = env.make(1, 0)  # type: ignore[union-attr]
     host.close()

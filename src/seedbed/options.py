@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from seedbed import presets
-from seedbed.presets import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
+from seedbed import resolve
+from seedbed.resolve import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.types import Environment, HostEnvConfig, is_on_device
 
 _FIXED = ("id", "factory", "game", "kwargs")
@@ -247,9 +247,9 @@ def _pop_target(rest: list[str], agent: str | None) -> str | None:
 
 def _switches(agent: str | None) -> set[str]:
     """Returns the options of all presets, and of the agent, whose values are true or false."""
-    configs = [preset() for preset in presets.PRESETS.values()]
+    configs = [preset() for preset in resolve.PRESETS.values()]
     if agent is not None:
-        configs.append(dataclasses.replace(configs[0], agent=presets.load_agent_class(agent)()))
+        configs.append(dataclasses.replace(configs[0], agent=resolve.load_agent_class(agent)()))
     return {
         name
         for config in configs

@@ -1,240 +1,308 @@
-"""Turns names into presets, agents and environments, and a run's configuration into JSON and back.
+"""The presets: environments and agents that are known to work well together, with their options.
 
-Agents are imported only when they are used, because they import JAX, which `seedbed list` does not need.
+Functions import agents and on-device environments when they are called, because these import JAX, which
+`seedbed list` does not need. `seedbed list` shows the docstring of every function in `PRESETS`: one line.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from seedbed import defaults
-from seedbed.catalogue import PRESETS, TrainConfig
-from seedbed.envs import registry
-from seedbed.runtime.config import CentralConfig, FusedConfig
-from seedbed.runtime.run_folder import RunFolder
-from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
-
-AGENTS = {
-    "impala": "seedbed.agents.impala:Impala",
-    "ppo": "seedbed.agents.ppo:Ppo",
-    "dqn": "seedbed.agents.dqn:Dqn",
-    "r2d2": "seedbed.agents.r2d2:R2d2",
-    "sac": "seedbed.agents.sac:Sac",
-}
-BOUND = ("spec",)
-"""Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
-ENV_BOUND = ("model",)
-"""Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
-RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
-"""The options class of each runtime, by the key under which a saved configuration has them."""
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.gym import GymEnv
+from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.types import Agent, Environment, HostEnvConfig
 
 
-def description(preset: str) -> str:
-    """Returns a preset's description, which is the docstring of its function in `PRESETS`."""
-    return (PRESETS[preset].__doc__ or "").strip()
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """The configuration of a run: environment, agent and runtime, each with its options."""
+
+    env: HostEnvConfig | Environment
+    agent: Agent
+    runtime: CentralConfig | FusedConfig
+    name: str = ""  # the name that the user asked for, such as pong/impala
 
 
-def resolve(target: str, agent: str | None = None) -> TrainConfig:
-    """Returns the configuration for the name of a preset or of an environment.
+def atari_impala(env: AtariEnv) -> TrainConfig:
+    """Atari with IMPALA for a workstation: small batches, and normalised pixels, without which Pong fails."""
+    from seedbed.agents.impala import Impala
 
-    `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
-    `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
-    agent of `AGENTS` gets its settings from the table `defaults.ROWS`, and a class keeps its own defaults.
-    Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
+    agent = Impala(
+        batch=16,
+        reward_clip=1.0,
+        trace_decay=0.95,
+        entropy_cost=0.002,
+        normalise_observations=True,
+        optimizer="adam",
+        learning_rate=3e-4,
+        max_gradient_norm=160.0,
+    )
+    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
+
+
+def atari_ppo(env: AtariEnv) -> TrainConfig:
+    """Atari with PPO for a workstation."""
+    from seedbed.agents.ppo import Ppo
+
+    agent = Ppo(
+        unroll=32,
+        batch=32,
+        epochs=2,
+        minibatches=4,
+        reward_clip=1.0,
+        normalise_observations=True,
+        entropy_cost=0.005,
+        learning_rate=5e-4,
+    )
+    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
+
+
+def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
+    """Atari with double dueling DQN for a workstation: a small network, and replay that fits a laptop.
+
+    `options` are fields of `Dqn`; they replace the settings here.
     """
-    if target in PRESETS:
-        if agent is not None and not target.endswith(f"/{agent}"):
-            raise SeedbedError(
-                f"preset {target} has an agent of its own: leave out --agent {agent}, or name the "
-                f"environment, {target.partition('/')[0]}"
-            )
-        return dataclasses.replace(PRESETS[target](), name=target)
-    head, _, tail = target.rpartition("/")
-    if agent is None and tail in AGENTS and _is_environment(head):
-        return resolve(head, tail)
-    same_env = [name for name in PRESETS if name.partition("/")[0] == target]
-    name = f"{target}/{agent}" if agent else next(iter(same_env), None)
-    if name in PRESETS:
-        return dataclasses.replace(PRESETS[name](), name=name)
-    env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
-    if agent is None or agent in AGENTS:
-        return defaults.configure(env, agent, target)
-    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
-    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
+    from seedbed.agents.dqn import Dqn
 
-
-def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
-    """Returns the configuration of the run in a folder.
-
-    Raises SeedbedError if a target or an agent is given that is not the run's own.
-    """
-    saved = from_json(RunFolder.read(run).read_config())
-    env, _, own_agent = saved.name.rpartition("/")
-    if target not in (None, env, saved.name) or agent not in (None, own_agent):
-        asked = " ".join(part for part in (target, agent and f"--agent {agent}") if part)
-        raise SeedbedError(
-            f"the run in {run} trains {saved.name or 'what has no name'}, not {asked}: name no preset to "
-            "go on with it, or another folder for a new run"
-        )
-    return saved
-
-
-def resolve_env(target: str) -> HostEnvConfig | Environment:
-    """Makes the configuration of an environment from a short name, a Gymnasium id or `module:factory`.
-
-    Raises SeedbedError, with similar names, if there is no such environment.
-    """
-    try:
-        return registry.resolve(target)
-    except SeedbedError as error:
-        head, _, tail = target.rpartition("/")
-        near = difflib.get_close_matches(target, PRESETS, n=3, cutoff=0.7)
-        near += [name for name in _near_envs(head, tail) if name not in near]
-        if not near:
-            raise
-        raise SeedbedError(
-            f"no preset or environment {target!r}; did you mean {', '.join(near[:4])}?"
-        ) from error
-
-
-def _is_environment(name: str) -> bool:
-    if any(preset.partition("/")[0] == name for preset in PRESETS):
-        return True
-    try:
-        registry.resolve(name)
-    except SeedbedError:
-        return False
-    return True
-
-
-def _near_envs(head: str, tail: str) -> list[str]:
-    """Returns known environments whose names are close to `head`, or to `tail` if `head` is empty."""
-    known = [*registry.names(), *(preset.partition("/")[0] for preset in PRESETS)]
-    names = difflib.get_close_matches(head or tail, known, n=3, cutoff=0.7)
-    return list(dict.fromkeys(names))
-
-
-def load_agent_class(name: str) -> type:
-    """Imports an agent's class, named in `AGENTS` or as `module:Class`.
-
-    Raises SeedbedError if it cannot be found, is not a dataclass, or lacks one of the methods init, act,
-    prepare and gradients.
-    """
-    path = AGENTS.get(name, name)
-    module_name, separator, class_name = path.partition(":")
-    if not separator:
-        near = difflib.get_close_matches(name, AGENTS, n=2, cutoff=0.5) or list(AGENTS)
-        raise SeedbedError(
-            f"unknown agent {name!r}; did you mean {', '.join(near)}? Your own is named module:Class"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise SeedbedError(
-            f"agent {name!r}: no module {error.name!r}; install it or start in its folder"
-        ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        near = difflib.get_close_matches(class_name, dir(module), n=3, cutoff=0.5)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise SeedbedError(f"agent {name!r}: {module_name} has no {class_name!r}{hint}")
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise SeedbedError(f"agent {name!r} is not a dataclass: see seedbed.types.Agent")
-    missing = [part for part in ("init", "act", "prepare", "gradients") if not hasattr(found, part)]
-    if missing:
-        raise SeedbedError(f"agent {name!r} has no method {missing[0]!r}: see seedbed.types.Agent")
-    return found
-
-
-def to_json(config: TrainConfig) -> dict[str, Any]:
-    """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
-    env = config.env
-    env = _encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
-    (kind,) = (name for name, found in RUNTIMES.items() if type(config.runtime) is found)
-    return {
-        "name": config.name,
-        "env": env,
-        "agent": _encode(config.agent, BOUND),
-        kind: dataclasses.asdict(config.runtime),
+    shared: dict[str, Any] = {
+        "reward_clip": 1.0,
+        "normalise_observations": True,
+        "torso": "small",
+        "head_size": 256,
+        "dueling": True,
+        "n_step": 3,
+        "capacity": 400_000,
+        "min_size": 20_000,
+        "ratio": 4.0,
+        "learning_rate": 2.5e-4,
+        "target_period": 1000,
     }
+    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
+    return TrainConfig(env, Dqn(**shared | options), central)
 
 
-def from_json(data: dict[str, Any]) -> TrainConfig:
-    """Makes a configuration from the result of `to_json`.
+def atari_r2d2(env: AtariEnv) -> TrainConfig:
+    """Atari with R2D2 for two cores: single frames, a small network and short sequences."""
+    from seedbed.agents.r2d2 import R2d2
 
-    Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
-    if a part is missing or has an unknown option.
-    """
-    try:
-        kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
-        options = {name: _plain_tuple(value) for name, value in data[kind].items()}
-        env = data["env"]
-        return TrainConfig(
-            _decode(env) if "class" in env else registry.from_json(env),
-            _decode(data["agent"]),
-            _construct(RUNTIMES[kind], options),
-            data.get("name", ""),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SeedbedError(
-            f"the run's config.json is incomplete ({type(error).__name__}: {error}): restore it, or "
-            "start a new run"
-        ) from error
+    agent = R2d2(
+        normalise_observations=True,
+        torso="small",
+        lstm_size=256,
+        head_size=256,
+        batch=16,
+        sequence=20,
+        burn_in=10,
+        capacity=40_000,
+        min_size=1_000,
+        ratio=4.0,
+        gamma=0.99,
+        learning_rate=5e-4,
+        target_period=100,
+    )
+    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
+    return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
 
 
-def _encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = type(value)
-        fields = {
-            field.name: _encode(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name not in left_out
-        }
-        return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
-    if isinstance(value, tuple | list):
-        return [_encode(child) for child in value]
-    if isinstance(value, dict):
-        return {name: _encode(child) for name, child in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise SeedbedError(
-        f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
-        "numbers, strings, tuples and dataclasses"
+def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> TrainConfig:
+    config = maker(AtariEnv("pong", stickiness=0.0), **options)
+    return dataclasses.replace(
+        config, runtime=dataclasses.replace(config.runtime, steps=steps, evaluate_every=500_000)
     )
 
 
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict) and "class" in value:
-        module_name, _, class_name = value["class"].partition(":")
-        try:
-            kind = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
-            raise SeedbedError(
-                f"the run's class {value['class']} cannot be imported ({error}): start where it can be"
-            ) from error
-        return _construct(
-            kind, {name: _decode(child) for name, child in value.items() if name != "class"}
-        )
-    if isinstance(value, dict):
-        return {name: _decode(child) for name, child in value.items()}
-    return _plain_tuple(value)
+def pong_impala() -> TrainConfig:
+    """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
+    return _pong(atari_impala, 2_500_000)
 
 
-def _construct(kind: type, fields: dict[str, Any]) -> Any:
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise SeedbedError(
-                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
-                "another version of seedbed"
-            )
-    return kind(**fields)
+def pong_r2d2() -> TrainConfig:
+    """Atari Pong with R2D2 (small CNN, LSTM instead of stacked frames, no sticky actions)."""
+    return _pong(atari_r2d2, 5_000_000)
 
 
-def _plain_tuple(value: Any) -> Any:
-    return tuple(_decode(child) for child in value) if isinstance(value, list) else value
+def cartpole_impala() -> TrainConfig:
+    """CartPole-v1 with IMPALA (two-layer MLP)."""
+    from seedbed.agents.impala import Impala
+
+    agent = Impala(
+        unroll=8,
+        batch=16,
+        entropy_cost=0.001,
+        normalise_observations=True,
+        optimizer="adam",
+        learning_rate=1e-3,
+        max_gradient_norm=64.0,
+    )
+    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
+
+
+def on_device_ppo(
+    env: Environment, steps: int = 10_000_000, euler_share: float = 0.0, **options: Any
+) -> TrainConfig:
+    """An on-device environment with PPO: the settings that most of these tasks share.
+
+    `options` are fields of `Ppo`; they replace the shared settings. These settings were tuned to learn as
+    much as possible in a short time on two cores. `least_scale` keeps the noise of the policy from fading:
+    without noise, policies of MuJoCo's tasks settle for standing still. `euler_share` is for tasks in which
+    RK4 doubles the cost of a step: this share of the run trains with Euler's integrator, and the rest of the
+    run is enough to make up for the difference.
+    """
+    from seedbed.agents.ppo import Ppo
+
+    shared: dict[str, Any] = {
+        "unroll": 16,
+        "batch": 512,
+        "epochs": 3,
+        "minibatches": 4,
+        "gamma": 0.99,
+        "normalise_observations": True,
+        "value_sizes": (64, 64),
+        "activation": "tanh",
+        "reward_scale": 0.1,
+        "learning_rate": 2e-3,
+        "initial_scale": 0.4,
+        "least_scale": 0.2,
+    }
+    runtime = FusedConfig(steps=steps, euler_share=euler_share)
+    return TrainConfig(env, Ppo(**shared | options), runtime)
+
+
+def ant_ppo() -> TrainConfig:
+    """Ant-v5 on our own physics with PPO (observes 27 of 105 numbers: no contact forces)."""
+    from seedbed.envs.device.locomotion.ant import Ant
+
+    return on_device_ppo(Ant(include_cfrc_ext_in_observation=False), 8_500_000, euler_share=0.8)
+
+
+def half_cheetah_ppo() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+
+    return on_device_ppo(HalfCheetah(), 4_000_000)
+
+
+def hopper_ppo() -> TrainConfig:
+    """Hopper-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.hopper import Hopper
+
+    return on_device_ppo(
+        Hopper(),
+        8_000_000,
+        unroll=32,
+        minibatches=8,
+        gamma=0.995,
+        learning_rate=1e-3,
+        initial_scale=1.0,
+        least_scale=0.3,
+    )
+
+
+def walker2d_ppo() -> TrainConfig:
+    """Walker2d-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.walker2d import Walker2d
+
+    return on_device_ppo(Walker2d(), 8_000_000)
+
+
+def humanoid_ppo() -> TrainConfig:
+    """Humanoid-v5 on our own physics with PPO (observes 45 of 348 numbers: joints only)."""
+    from seedbed.envs.device.locomotion.humanoid import Humanoid
+
+    env = Humanoid(
+        include_cinert_in_observation=False,
+        include_cvel_in_observation=False,
+        include_qfrc_actuator_in_observation=False,
+        include_cfrc_ext_in_observation=False,
+    )
+    return on_device_ppo(env, 12_000_000, euler_share=0.9)
+
+
+def reacher_ppo() -> TrainConfig:
+    """Reacher-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.reacher import Reacher
+
+    return on_device_ppo(Reacher(), 4_000_000, gamma=0.97, reward_scale=1.0)
+
+
+def inverted_pendulum_ppo() -> TrainConfig:
+    """InvertedPendulum-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
+
+    return on_device_ppo(InvertedPendulum(), 500_000)
+
+
+def inverted_double_pendulum_ppo() -> TrainConfig:
+    """InvertedDoublePendulum-v5 on our own physics with PPO."""
+    from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+
+    return on_device_ppo(InvertedDoublePendulum(), 1_000_000)
+
+
+def cartpole_ppo() -> TrainConfig:
+    """CartPole on the device with PPO."""
+    from seedbed.agents.ppo import Ppo
+    from seedbed.envs.device.classic.cartpole import CartPole
+
+    agent = Ppo(
+        unroll=32,
+        batch=64,
+        epochs=3,
+        minibatches=2,
+        normalise_observations=True,
+        activation="tanh",
+        reward_scale=0.1,
+        learning_rate=1e-3,
+    )
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=300_000))
+
+
+def cartpole_dqn() -> TrainConfig:
+    """CartPole on the device with double DQN."""
+    from seedbed.agents.dqn import Dqn
+    from seedbed.envs.device.classic.cartpole import CartPole
+
+    agent = Dqn(
+        hidden_sizes=(128, 128),
+        activation="tanh",
+        batch=256,
+        capacity=100_000,
+        min_size=1_000,
+        ratio=8.0,
+        n_step=5,
+        error_clip=0.0,
+        target_period=250,
+        learning_rate=5e-4,
+        adam_epsilon=1e-8,
+        max_gradient_norm=100.0,
+    )
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
+
+
+def half_cheetah_sac() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with SAC (one update for every two steps)."""
+    from seedbed.agents.sac import Sac
+    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+
+    return TrainConfig(HalfCheetah(), Sac(ratio=128.0), FusedConfig(steps=250_000))
+
+
+PRESETS: dict[str, Callable[[], TrainConfig]] = {
+    "pong/impala": pong_impala,
+    "pong/r2d2": pong_r2d2,
+    "cartpole/impala": cartpole_impala,
+    "cartpole/ppo": cartpole_ppo,
+    "cartpole/dqn": cartpole_dqn,
+    "ant/ppo": ant_ppo,
+    "half_cheetah/ppo": half_cheetah_ppo,
+    "half_cheetah/sac": half_cheetah_sac,
+    "hopper/ppo": hopper_ppo,
+    "humanoid/ppo": humanoid_ppo,
+    "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
+    "inverted_pendulum/ppo": inverted_pendulum_ppo,
+    "reacher/ppo": reacher_ppo,
+    "walker2d/ppo": walker2d_ppo,
+}

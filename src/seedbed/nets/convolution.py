@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from seedbed.llvm import host_vector_unit
-from seedbed.simd import convolution as kernels
+from seedbed.nets.native import convolution as kernels
+from seedbed.nets.native.convolution import Convolution
 from seedbed.simd.call import batched, call_kernel, count_chunks, same_axes
-from seedbed.simd.convolution import Convolution
 from seedbed.simd.ffi import register_kernel
 
 CLIP = 5.0

@@ -1,7 +1,6 @@
 """Compiles kernels at run time for the vector unit of the host CPU."""
 
-from seedbed.simd.clock import stamp
 from seedbed.simd.inspect import Report, inspect
 from seedbed.simd.vectorize import vectorize
 
-__all__ = ["Report", "inspect", "stamp", "vectorize"]
+__all__ = ["Report", "inspect", "vectorize"]

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed import api, simd
-from seedbed.envs.gym import GymEnv
-from seedbed.envs.locomotion.task import MujocoTask
-from seedbed.runtime.inference import environment_keys
+from seedbed.envs.device.mujoco import MujocoTask
+from seedbed.envs.host.gym import GymEnv
+from seedbed.run.keys import environment_keys
 from seedbed.types import Array, EnvState, SeedbedError
 from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording

@@ -1,0 +1,264 @@
+"""The replay of a central run: steps are added as they are acted on, and batches are drawn in advance."""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.actors.pool import ActorPool
+from seedbed.central.inference import Acted, Unroll
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.replay import Replay, Sample
+from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.folder import RunFolder
+from seedbed.run.options import CentralConfig
+from seedbed.run.reporting import Stopwatch
+from seedbed.run.stacking import stack_timesteps, zero_timesteps
+from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
+
+# The learner uses one buffer while the other is filled.
+_BUFFERS = 2
+# Seconds between two looks for work while nothing notifies the replay thread.
+_WAKE_S = 0.1
+
+
+class ReplayFeed:
+    """Replay between three threads: one acts and appends, one seals and draws (`run`), and one learns.
+
+    They are called the inference thread, the replay thread and the learner thread. Acting and learning wait
+    for each other, so that an item is drawn as often as the agent's ratio says. A transition counts when it
+    is appended. After the last one, learning goes on until it has made the updates that the ratio asks for.
+    """
+
+    def __init__(
+        self,
+        agent: ReplayAgent,
+        pool: ActorPool,
+        frame_stack: int,
+        config: CentralConfig,
+        run: RunFolder,
+        env_steps: int,
+    ) -> None:
+        """Allocates memory for a bound agent, in the run's folder if `config.save_replay` is true.
+
+        `env_steps` transitions of the run count already. The pool must know its spec. Raises SeedbedError if
+        the folder cannot be made.
+        """
+        self.env_steps, self.steps = env_steps, config.steps
+        self._batch = agent.experience.batch
+        extras, core = _templates(agent, pool.spec, frame_stack)
+        layout = Layout(
+            agent.experience,
+            pool.spec,
+            extras,
+            core,
+            pool.num_groups,
+            pool.group_size,
+            frame_stack,
+        )
+        priorities = jax.jit(agent.initial_priorities)
+        folder = run.replay if config.save_replay else None
+        self.replay = Replay(
+            layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
+        )
+        self.waited = Stopwatch()  # runs while `append` waits for the learner to catch up
+        self._drawing_s = 0.0
+        self._saves, self._checkpoints = config.save_replay, run.checkpoints
+        self._closed = threading.Event()
+        # No more steps will be appended; no batches are left either.
+        self._finished = self._ended = False
+        self._groups = pool.num_groups
+        # Guards `_free`, `_ready`, `_idle` and additions to `_learned`. Notified when a waiting thread may
+        # go on.
+        self._work = threading.Condition()
+        self._free: list[Sample] = [self.replay.make_sample(self._batch) for _ in range(_BUFFERS)]
+        self._ready: collections.deque[Sample] = collections.deque()
+        self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
+        self._taken: Sample | None = None
+        # Runs while the replay thread has nothing to do.
+        self._idle = Stopwatch()
+        # Seconds in which the learner waited and `_idle` ran.
+        self._short_s = 0.0
+        # What `_idle` showed when the learner began to wait; infinity if the learner is not waiting.
+        self._idle_at_take = math.inf
+        self._notices: collections.deque[str] = collections.deque()
+
+    def restart(self, group: int) -> None:
+        """Starts new streams for a group whose actor was restarted. Call from the inference thread only."""
+        self.replay.restart(group)
+
+    def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
+        """Adds a step of a group, leaves `[n, ...]`; waits first while `Replay.can_insert` is false.
+
+        Returns whether more steps are wanted: False if the run has its steps, or if the feed was closed. A
+        closed feed drops the step. May seal inline, as `Replay.append`, and then raises SeedbedError if the
+        agent gives an item an invalid priority. Call from the inference thread only.
+        """
+        replay = self.replay
+        if not replay.can_insert():
+            self.waited.start()
+            replay.wait_until(replay.can_insert, self._closed.is_set)
+            self.waited.stop()
+        if self._closed.is_set():
+            return False
+        replay.append(group, timestep, acted.action, acted.extras, acted.core)
+        self.env_steps += timestep.first.size - int(np.count_nonzero(timestep.first))
+        if replay.pending:
+            with self._work:
+                self._idle.stop()
+                self._work.notify_all()
+        return self.env_steps < self.steps
+
+    def finish(self) -> None:
+        """Ends all streams and leaves their last rows to be sealed. Call from the inference thread only."""
+        for group in range(self._groups):
+            self.replay.restart(group)
+        with self._work:
+            self._finished = True
+            self._work.notify_all()
+
+    def run(self, stop: threading.Event) -> None:
+        """Seals, updates priorities and draws ahead, until the feed is closed or has ended, or `stop` is set.
+
+        The feed ends when the streams have ended and no batch is left. The thread that calls this is the
+        replay thread. Raises SeedbedError if a priority is invalid or a stored image is damaged.
+        """
+        while not (stop.is_set() or self._closed.is_set()):
+            if not self._attend():
+                with self._work:
+                    learned = len(self._free) == _BUFFERS
+                    if self._finished and learned and not self._has_work():
+                        self._ended = True
+                        self._work.notify_all()
+                        return
+                    self._idle.start()
+                    self._work.wait_for(self._has_work, _WAKE_S)
+                    self._idle.stop()
+
+    def _has_work(self) -> bool:
+        drawable = bool(self._free) and self.replay.can_sample(self._batch)
+        return bool(self._closed.is_set() or self.replay.pending or self._learned or drawable)
+
+    def _attend(self) -> bool:
+        """Seals, updates priorities and draws at most one batch; returns whether there was any work."""
+        replay, begun = self.replay, time.perf_counter()
+        worked = bool(replay.pending or self._learned)
+        replay.seal_pending()
+        while self._learned:
+            sample, priorities = self._learned.popleft()
+            if not isinstance(priorities, tuple):
+                replay.update_priorities(sample.slots, sample.generations, priorities)
+            with self._work:
+                self._free.append(sample)
+        if self._free and replay.can_sample(self._batch):
+            with self._work:
+                buffers = self._free.pop()
+            sample = replay.sample(self._batch, out=buffers)
+            with self._work:
+                self._ready.append(sample)
+                self._work.notify_all()
+            worked = True
+        if worked:
+            self._drawing_s += time.perf_counter() - begun
+        return worked
+
+    def take(self) -> list[Unroll]:
+        """Waits for a batch: one unroll of B items, in numpy buffers that are valid until `learned`.
+
+        Returns an empty list if the feed was closed or has ended. Call from the learner thread only.
+        """
+        with self._work:
+            self._idle_at_take = self._idle.read()
+            self._work.wait_for(lambda: self._closed.is_set() or self._ended or bool(self._ready))
+            self._short_s += self._idle.read() - self._idle_at_take
+            self._idle_at_take = math.inf
+            if self._closed.is_set() or not self._ready:
+                return []
+            self._taken = sample = self._ready.popleft()
+            self._work.notify_all()
+        action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
+        memory = ActorState(sample.core, ())
+        return [Unroll(sample.timesteps, action, extras, memory, (), sample.importance)]
+
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
+        """Hands new priorities `[B]` of the last batch's items, and its buffers, to the replay thread.
+
+        If `priorities` is (), items keep theirs. Call from the learner thread only, after `take`.
+        """
+        del transitions, metrics
+        assert self._taken is not None, "take comes first"
+        with self._work:
+            self._learned.append((self._taken, priorities))
+            self._taken = None
+            self._idle.stop()
+            self._work.notify_all()
+
+    def save(self, step: int) -> None:
+        """Saves the replay under the name of the checkpoint of `step`, unless `config.save_replay` is false.
+
+        If the disk refuses, this only leaves a notice. Raises SeedbedError if the agent gives an item an
+        invalid priority; the items published before it are saved first. Any thread may call this.
+        """
+        if not self._saves:
+            return
+        # All checkpoints after the newest one on the disk may have failed, so the replay of that one stays.
+        whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
+        try:
+            self.replay.save(name_of(step), *whole)
+        except StorageError as error:
+            self._notices.append(f"{error}; training goes on")
+
+    def restore(self, step: int) -> str:
+        """Loads the replay that was saved with the checkpoint of `step`, if there is one.
+
+        Returns a message that says whether it was loaded. Raises SeedbedError if that replay has another
+        layout. Call before other threads use the feed.
+        """
+        if not self._saves or self.replay.restore([name_of(step)]) is None:
+            return "the run's replay was not saved: filling it again"
+        return f"replay goes on with {self.replay.items:,} items"
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the figures of `Replay.stats`, with names `replay/...`. Any thread may call this."""
+        return {f"replay/{name}": value for name, value in self.replay.stats().items()}
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds since the start of `replay/busy` and `replay/short`. Any thread may call this.
+
+        `replay/busy` is the time in which the replay thread sealed, updated priorities or drew.
+        `replay/short` is the part of the learner's waiting in which the replay thread had nothing to do:
+        acting had not yet brought the steps that `min_size` and `ratio` ask for.
+        """
+        short_s = self._short_s + max(0.0, self._idle.read() - self._idle_at_take)
+        return {"replay/busy": self._drawing_s, "replay/short": short_s}
+
+    def take_notices(self) -> list[str]:
+        """Returns messages about the disk, each once. One thread at a time may call this."""
+        own = [self._notices.popleft() for _ in range(len(self._notices))]
+        return [*own, *self.replay.take_notices()]
+
+    def close(self) -> None:
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
+        self._closed.set()
+        with self._work:
+            self._work.notify_all()
+
+
+def _templates(agent: ReplayAgent, spec: EnvSpec, frame_stack: int) -> tuple[Tree, Tree]:
+    """Returns zeros with the shapes and dtypes of extras and core state of one environment, without B."""
+    timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, 1)), frame_stack)
+    timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
+    state = agent.actor_state(jnp.zeros(1, jnp.uint32), 1)
+    keys = jax.random.split(jax.random.key(0), 1)
+    params = jax.eval_shape(agent.init, jax.random.key(0)).params
+    _, extras, _ = jax.eval_shape(
+        lambda *inputs: agent.act(*inputs, evaluate=False), params, state, timestep, keys
+    )
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (extras, state.core))

@@ -1,0 +1,293 @@
+"""Gymnasium environments on the host, by id or from a function; a group is stepped one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from seedbed import trees
+from seedbed.envs.host.spaces import Leaf, actions_of, observation_leaves
+from seedbed.types import Array, Discrete, EnvSpec, HostEnv, SeedbedError, Timestep, Tree
+
+_Row = tuple[Any, float, bool, bool, bool]
+"""Observation, reward, terminated, truncated and first of one environment."""
+Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
+"""Keyword arguments; a configuration keeps them as sorted pairs, so that it can be hashed."""
+_LARGEST = float(np.finfo(np.float32).max)
+"""Largest finite reward."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GymEnv:
+    """An environment that is registered with Gymnasium; `module:EnvId` imports the module first."""
+
+    id: str
+    """Gymnasium's id, or `module:EnvId`."""
+    frame_stack: int = 1
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    kwargs: Options = ()
+    """Keyword arguments of `gymnasium.make`."""
+
+    def __post_init__(self) -> None:
+        require_frames(self.frame_stack)
+        object.__setattr__(self, "kwargs", _options(self.kwargs))
+
+    @property
+    def frame_skip(self) -> int:
+        """Returns 1: frames that the environment itself repeats within a step are not counted."""
+        return 1
+
+    def for_evaluation(self) -> GymEnv:
+        """Returns the same configuration: training does not shorten its episodes."""
+        return self
+
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
+        """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.
+
+        Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
+        """
+        require_id(self.id)
+        options = dict(self.kwargs)
+        return _GymHost(lambda: _make(self.id, options), self.id, num_envs, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class FactoryEnv:
+    """An environment from a callable that returns a `gymnasium.Env`."""
+
+    factory: str
+    """The callable, as `module:callable`."""
+    frame_stack: int = 1
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    kwargs: Options = ()
+    """Keyword arguments of the callable."""
+
+    def __post_init__(self) -> None:
+        require_frames(self.frame_stack)
+        object.__setattr__(self, "kwargs", _options(self.kwargs))
+
+    @property
+    def frame_skip(self) -> int:
+        """Returns 1: frames that the environment itself repeats within a step are not counted."""
+        return 1
+
+    def for_evaluation(self) -> FactoryEnv:
+        """Returns the same configuration: training does not shorten its episodes."""
+        return self
+
+    def make(self, num_envs: int, seed: int | None) -> HostEnv:
+        """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.
+
+        Raises SeedbedError if an environment cannot be made or has spaces that Seedbed does not support.
+        """
+        function, options = _load(self.factory), dict(self.kwargs)
+        return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
+
+
+def require_frames(frame_stack: int) -> None:
+    """Raises SeedbedError unless `frame_stack` is 1 or more."""
+    if frame_stack < 1:
+        raise SeedbedError(f"frame_stack is {frame_stack}: it must be 1 or more")
+
+
+def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
+    pairs = kwargs.items() if isinstance(kwargs, Mapping) else kwargs
+    return tuple(sorted((str(key), value) for key, value in pairs))
+
+
+def require_id(env_id: str) -> None:
+    """Raises SeedbedError unless Gymnasium knows the id; imports the module of `module:EnvId` first."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        _import(module, env_id)
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+        raise SeedbedError(f"Gymnasium has no environment {name!r}; {hint}") from error
+
+
+def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+    try:
+        # Gymnasium's checker wraps every step but tests only the first. `_GymHost` tests all of them.
+        return gymnasium.make(env_id, disable_env_checker=True, **options)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise SeedbedError(f"environment {env_id!r} lacks a package: {error}") from error
+
+
+def _import(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SeedbedError(
+            f"environment {name!r}: no module {error.name!r}; install it or start in its folder"
+        ) from error
+
+
+def _load(factory: str) -> Callable[..., Any]:
+    module_name, separator, path = factory.partition(":")
+    if not separator or not module_name or not path:
+        raise SeedbedError(f"environment factory {factory!r} is not of the form module:callable")
+    found: Any = _import(module_name, factory)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=3, cutoff=0.5)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise SeedbedError(f"environment factory {factory!r}: no {part!r} in it{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise SeedbedError(
+            f"environment factory {factory!r} is a {type(found).__name__}, not callable"
+        )
+    return found
+
+
+class _GymHost:
+    """A group of Gymnasium environments, stepped in turn, with next-step auto-reset.
+
+    Raises SeedbedError, with the environment's index and the step, if an environment raises, or if it
+    returns an observation or a reward that does not fit its spaces or is not finite.
+    """
+
+    def __init__(
+        self, make: Callable[[], gymnasium.Env], name: str, num_envs: int, seed: int | None
+    ) -> None:
+        self._name = name
+        self._envs: list[gymnasium.Env] = []
+        self._steps = 0
+        for index in range(num_envs):
+            env = self._guard(index, make)
+            if not isinstance(env, gymnasium.Env):
+                raise SeedbedError(
+                    f"environment {name!r}: the factory returned a {type(env).__name__}, "
+                    "not a gymnasium.Env"
+                )
+            if any(env is other for other in self._envs):
+                raise SeedbedError(
+                    f"environment {name!r}: the factory returned one environment twice; make a new one "
+                    "in each call"
+                )
+            self._envs.append(env)
+        self._leaves = observation_leaves(self._envs[0].observation_space, name)
+        observation = trees.map(lambda leaf: leaf.spec, self._leaves)
+        action, self._decode = actions_of(self._envs[0].action_space, name)
+        self.spec = EnvSpec(observation, action)
+        self._seeds = np.random.SeedSequence(seed).generate_state(num_envs).tolist()
+        # If set, the next step opens an episode.
+        self._ended = [False] * num_envs
+
+    def reset(self) -> Timestep:
+        """Opens an episode in every environment, with the seeds that were drawn at construction."""
+        self._steps = 0
+        rows = [self._guard(i, self._open, i, seed) for i, seed in enumerate(self._seeds)]
+        return self._timestep(rows)
+
+    def step(self, action: Array) -> Timestep:
+        """Steps every environment; one whose episode has ended opens its next episode instead."""
+        self._steps += 1
+        given = self._decode(action)
+        # Actions of a Discrete space are scalars. All other actions are arrays, even with no axis.
+        scalars = isinstance(self.spec.action, Discrete)
+        rows = []
+        for i in range(len(self._envs)):
+            if self._ended[i]:
+                rows.append(self._guard(i, self._open, i))
+            else:
+                one = given[i] if scalars else given[i, ...]
+                rows.append(self._guard(i, self._advance, i, one))
+        return self._timestep(rows)
+
+    def close(self) -> None:
+        """Closes every environment."""
+        for env in self._envs:
+            env.close()
+
+    def encode(self, observation: Any) -> Tree:
+        """Turns an observation of the space into arrays in the spec's form.
+
+        A batch, as vector environments return it, becomes arrays `[n, ...]`.
+        """
+
+        def size(leaf: Leaf, value: Any) -> int:
+            return len(value) if np.ndim(value) > leaf.ndim else -1
+
+        def rows(i: int) -> Any:
+            return trees.map(lambda _, value: value[i], self._leaves, observation)
+
+        n = min(trees.leaves(trees.map(size, self._leaves, observation)))
+        if n < 0:
+            return trees.map(lambda leaf: leaf[0], self._batch(self._leaves, [observation]))
+        return self._batch(self._leaves, [rows(i) for i in range(n)])
+
+    def decode(self, action: Array) -> Any:
+        """Turns an action, or a batch of actions, into the form of the action space."""
+        return self._decode(action)
+
+    def _open(self, index: int, seed: int | None = None) -> _Row:
+        observation, _ = self._envs[index].reset(seed=seed)
+        self._ended[index] = False
+        return observation, 0.0, False, False, True
+
+    def _advance(self, index: int, action: Any) -> _Row:
+        env = self._envs[index]
+        observation, reward, terminated, truncated, _ = env.step(action)
+        self._ended[index] = bool(terminated or truncated)
+        return observation, float(reward), bool(terminated), bool(truncated), False
+
+    def _where(self, index: int) -> str:
+        return f"environment {self._name!r}, index {index}, step {self._steps}"
+
+    def _guard(self, index: int, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except SeedbedError:
+            raise
+        except Exception as error:
+            raise SeedbedError(
+                f"{self._where(index)}: raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _timestep(self, rows: list[_Row]) -> Timestep:
+        observations, rewards, terminated, truncated, first = zip(*rows, strict=True)
+        for i, reward in enumerate(rewards):
+            if not abs(reward) <= _LARGEST:
+                raise SeedbedError(f"{self._where(i)}: reward is not finite: {reward} in float32")
+        return Timestep(
+            self._batch(self._leaves, list(observations)),
+            np.array(rewards, np.float32),
+            np.array(terminated, bool),
+            np.array(truncated, bool),
+            np.array(first, bool),
+        )
+
+    def _batch(self, leaves: Tree, values: list[Any]) -> Tree:
+        """Collects the observations of n environments into arrays `[n, ...]`.
+
+        Raises SeedbedError if an observation does not fit its space or is not finite.
+        """
+        if isinstance(leaves, Leaf):
+            batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
+            for i, value in enumerate(values):
+                problem = leaves.write(batch[i, ...], value)
+                if problem:
+                    raise SeedbedError(f"{self._where(i)}: {leaves.path} {problem}")
+            if batch.dtype.kind == "f" and not np.isfinite(batch).all():
+                i = int(np.argwhere(~np.isfinite(batch))[0][0])
+                raise SeedbedError(f"{self._where(i)}: {leaves.path} is not finite: {values[i]}")
+            return batch
+        try:
+            if isinstance(leaves, dict):
+                return {key: self._batch(leaves[key], [v[key] for v in values]) for key in leaves}
+            return tuple(self._batch(leaf, [v[i] for v in values]) for i, leaf in enumerate(leaves))
+        except (KeyError, IndexError, TypeError) as error:
+            raise SeedbedError(
+                f"environment {self._name!r}, step {self._steps}: an observation lacks a part "
+                f"of its space ({type(error).__name__}: {error})"
+            ) from error

@@ -1,0 +1,157 @@
+"""Names of environments, and the configurations of host environments as JSON.
+
+Modules of on-device environments are imported only when they are used, because they import JAX and actor
+processes must start without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import re
+from typing import Any
+
+import gymnasium
+
+from seedbed.envs.host.atari import AtariEnv, games
+from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
+from seedbed.types import Environment, HostEnvConfig, SeedbedError
+
+_LOCOMOTION = {
+    name: f"seedbed.envs.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
+    for name in (
+        *("ant", "half_cheetah", "hopper", "humanoid", "humanoid_standup", "inverted_pendulum"),
+        *("inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d"),
+    )
+}
+ON_DEVICE = {
+    **_LOCOMOTION,
+    "acrobot": "seedbed.envs.device.classic.acrobot:Acrobot",
+    "cartpole": "seedbed.envs.device.classic.cartpole:CartPole",
+    "mountain_car": "seedbed.envs.device.classic.mountain_car:MountainCar",
+    "pendulum": "seedbed.envs.device.classic.pendulum:Pendulum",
+}
+"""Paths `module:Class` of on-device environments, by short name."""
+_KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
+"""Classes of host configurations, by the name that JSON has for them."""
+_SHORT_NAMED = ("classic_control", "box2d", "toy_text")
+"""Parts of Gymnasium whose environments have short names."""
+_IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
+
+
+def resolve(name: str) -> HostEnvConfig | Environment:
+    """Returns the environment with a short name, a Gymnasium id, `ALE/Game-v5` or `module:callable`.
+
+    If a short name fits both an on-device environment and a host environment, the on-device environment is
+    returned. `module:Class` may name an on-device environment, too. Raises SeedbedError if the name is
+    unknown.
+    """
+    if ":" in name:
+        # Gymnasium's own form, module:EnvId-v0, has a dash, which a Python name cannot have.
+        target = name.partition(":")[2]
+        if not _IDENTIFIER.match(target):
+            return GymEnv(name)
+        return _on_device(name) or FactoryEnv(name)
+    device = {_plain(short): path for short, path in ON_DEVICE.items()}
+    if _plain(name) in device:
+        found = _on_device(device[_plain(name)])
+        assert found is not None, "the table names on-device environments"
+        return found
+    if name.startswith("ALE/"):
+        return _resolve_ale(name)
+    short = _short_names()
+    if _plain(name) in short:
+        return short[_plain(name)]
+    if name in gymnasium.registry:
+        require_id(name)
+        return GymEnv(name)
+    known = [*names(), *gymnasium.registry]
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
+    near = near or difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+    raise SeedbedError(f"unknown environment {name!r}; {hint}")
+
+
+def names() -> list[str]:
+    """Returns all short names, sorted: Atari games, on-device environments and others of Gymnasium."""
+    taken = {_plain(name) for name in (*games(), *ON_DEVICE)}
+    others = (name for name in _gymnasium_names() if name not in taken)
+    return sorted([*games(), *ON_DEVICE, *others])
+
+
+def to_json(config: HostEnvConfig) -> dict[str, Any]:
+    """Describes a configuration in JSON types; raises SeedbedError if it is of an unknown class."""
+    kind = type(config).__name__
+    if _KINDS.get(kind) is not type(config):
+        raise SeedbedError(
+            f"environments of type {kind} cannot be sent to an actor; use {', '.join(_KINDS)}"
+        )
+    data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    if "kwargs" in data:
+        data["kwargs"] = dict(data["kwargs"])
+    return {"kind": kind, **data}
+
+
+def from_json(data: dict[str, Any]) -> HostEnvConfig:
+    """Makes the configuration that `to_json` described; raises SeedbedError for unknown fields."""
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    if kind not in _KINDS:
+        raise SeedbedError(f"unknown kind of environment {kind!r}; known are {', '.join(_KINDS)}")
+    allowed = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    for name in fields:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.0)
+            raise SeedbedError(f"{kind} has no field {name!r}; did you mean {near[0]}?")
+    return _KINDS[kind](**fields)
+
+
+def _on_device(path: str) -> Environment | None:
+    """Makes the on-device environment `module:Class`; returns None if the path names none."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        # The caller then makes a host environment of the path, which reports the error.
+        return None
+    if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step"):
+        return found()  # type: ignore[return-value]
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[_\- ]", "", name).lower()
+
+
+def _resolve_ale(name: str) -> HostEnvConfig:
+    match = re.fullmatch(r"ALE/(\w+)-v5", name)
+    known = {_plain(game): game for game in games()}
+    if match is None or _plain(match[1]) not in known:
+        ids = [
+            f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5" for game in games()
+        ]
+        near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "the form is ALE/Pong-v5"
+        raise SeedbedError(f"unknown environment {name!r}; {hint}")
+    # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.
+    return AtariEnv(known[_plain(match[1])], stickiness=0.25, noop_max=0, fire_reset=False)
+
+
+def _short_names() -> dict[str, HostEnvConfig]:
+    """Maps plain names to configurations; if Gymnasium has the name too (blackjack), Atari's wins."""
+    atari: dict[str, HostEnvConfig] = {_plain(game): AtariEnv(game) for game in games()}
+    return {name: GymEnv(env_id) for name, env_id in _gymnasium_names().items()} | atari
+
+
+def _gymnasium_names() -> dict[str, str]:
+    """Maps plain names, such as cartpole, to the id of the newest version."""
+    newest: dict[str, tuple[int, str]] = {}
+    for env_id, spec in gymnasium.registry.items():
+        entry = spec.entry_point
+        if isinstance(entry, str) and entry.startswith(
+            tuple(f"gymnasium.envs.{part}" for part in _SHORT_NAMED)
+        ):
+            name, version = _plain(spec.name), spec.version or 0
+            newest[name] = max(newest.get(name, (-1, "")), (version, env_id))
+    return {name: env_id for name, (_, env_id) in newest.items()}

@@ -1,0 +1,363 @@
+"""The compiled program of a fused run: its iterations and its evaluations."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.envs.device.wrappers import (
+    episode_statistics,
+    resets_itself,
+    training,
+    with_integrator,
+)
+from seedbed.fused import rollout
+from seedbed.fused.rollout import Carry, Iteration, Plan
+from seedbed.run.devices import choose_devices
+from seedbed.run.options import FusedConfig
+from seedbed.run.update import AXIS, progress_of
+from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tree, bind
+
+MOST_STEPS = 100_000
+"""The most steps of an evaluation's episode if the environment has no time limit."""
+_STEPS_AT_ONCE = 100
+"""Steps of an evaluation between two calls of `stop`. They usually take a second at most."""
+
+Play: TypeAlias = Callable[[Tree, int, Callable[[], bool]], list[dict[str, Any]] | None]
+"""An evaluation: (params, seed, stop) -> a summary for each member, or None if `stop` returned True."""
+
+
+class Program:
+    """The compiled iterations and evaluations of a run. For one thread at a time."""
+
+    def __init__(self, env: Environment, agent: Agent, config: FusedConfig) -> None:
+        """Checks the options and wraps the environment; compiles nothing yet.
+
+        `env` must be without auto-reset and `agent` may be unbound. Raises SeedbedError if a device is
+        missing, if sizes do not fit, if several members or replay are to use several devices, if `sweep`
+        names an option that cannot vary, or if `env` resets itself or has no integrator to choose.
+        """
+        devices = choose_devices(config.devices, "--devices")
+        # This raises if the environment does not suit the agent. Its message is clearer than those on sizes.
+        bind(agent, env.spec)
+        self.plan = _plan(agent, config, len(devices))
+        self.members = len(config.variations)
+        if self.members > 1 and len(devices) > 1:
+            raise SeedbedError(
+                f"{self.members} runs at once on {len(devices)} devices: a population trains on one "
+                "device; name one, or one seed"
+            )
+        _check_sweep(agent, config)
+        if resets_itself(env):
+            raise SeedbedError(
+                f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "
+                "which the runtime adds"
+            )
+        self.config, self.env = config, episode_statistics(training(env))
+        self._euler_env = _euler_env(env, config.euler_share)
+        # The number of steps of each member that train with Euler's integrator.
+        self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
+        self.task = type(env).__name__
+        self.agent = bind(agent, env.spec)
+        self._mesh = Mesh(np.array(devices), (AXIS,))
+        self._axis = AXIS if len(devices) > 1 else None
+        self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Array]] | None = None
+        self._unpack: Callable[[np.ndarray], Iteration] | None = None
+        self._play: Play | None = None
+
+    @property
+    def carry_specs(self) -> Carry:
+        """The partition of a carry: environments and actor states are divided among the devices.
+
+        Everything else is replicated on each device.
+        """
+        whole, divided = P(), P(AXIS)
+        return Carry(
+            learner=whole,  # type: ignore[arg-type]
+            env=divided,  # type: ignore[arg-type]
+            actor=divided,  # type: ignore[arg-type]
+            steps=whole,
+            key=whole,
+            replay=whole,  # type: ignore[arg-type]
+            owed=whole,
+        )
+
+    def first(self) -> Carry:
+        """Makes the carry of a new run. With several members, all leaves have a leading axis `[members]`.
+
+        All randomness comes from the members' seeds. The carry is not placed on the run's devices yet.
+        """
+
+        def one(seed: Array, options: dict[str, Array]) -> Carry:
+            agent = _varied(self.agent, options)
+            return rollout.first_carry(agent, self.env, self.plan, jax.random.key(seed))
+
+        if self.members == 1:
+            return jax.jit(one)(np.uint32(self.config.seed), self._options)
+        seeds = np.array(self.config.member_seeds, np.uint32)
+        return jax.jit(jax.vmap(one))(seeds, self._options)
+
+    @property
+    def _options(self) -> dict[str, np.ndarray]:
+        """The swept options by name: float32 `[members]`, or scalars if there is one member."""
+        variations = self.config.variations
+        every = {
+            name: np.array([each[name] for each in variations], np.float32)
+            for name in variations[0]
+        }
+        return every if self.members > 1 else {name: array[0] for name, array in every.items()}
+
+    def place(self, carry: Carry) -> Carry:
+        """Puts a carry onto the run's devices, as `carry_specs` divides it."""
+        shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), self.carry_specs)
+        return Carry(
+            *(
+                jax.device_put(part, sharding)
+                for part, sharding in zip(carry, shardings, strict=True)
+            )
+        )
+
+    def compile(self, carry: Carry) -> None:
+        """Compiles an iteration for carries with the shapes of `carry`, which is not changed.
+
+        Call it before `run`, from one thread at a time. Raises SeedbedError if a swept option changes
+        the program itself.
+        """
+
+        def step(
+            carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
+        ) -> tuple[Carry, Array]:
+            varied = _varied(self.agent, options)
+            move = rollout.moves(self.env, self._euler_env, use_euler)
+            carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
+            packed, self._unpack = _packed(report)
+            return carry, packed
+
+        if self._axis is not None:
+            specs = self.carry_specs
+            step = jax.shard_map(
+                step, mesh=self._mesh, in_specs=(specs, P(), P(), P()), out_specs=(specs, P())
+            )
+        elif self.members > 1:
+            step = jax.vmap(step, in_axes=(0, 0, 0, None))
+        use_euler = np.bool_(False)
+        try:
+            begun = self._progress([0] * self.members)
+            lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
+            compiled = lowered.compile()
+        except jax.errors.ConcretizationTypeError as error:
+            raise SeedbedError(
+                f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
+                "cannot train at once; train them one after the other"
+            ) from error
+        self._run = lambda carry, progress, use_euler: compiled(
+            carry, self._options, progress, np.bool_(use_euler)
+        )
+
+    def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
+        """Runs one iteration and waits for it; returns the new carry and the report.
+
+        The report is on the host; with several members its leaves are `[members]`. Donates `carry`. `done`
+        holds the transitions of each member so far, which schedules follow. All members train with Euler's
+        integrator until the last of them has done its `euler_steps`. Call from one thread at a time.
+        """
+        assert self._run is not None and self._unpack is not None, "compile comes first"
+        carry, report = self._run(carry, self._progress(done), min(done) < self.euler_steps)
+        return carry, self._unpack(np.asarray(report))
+
+    def _progress(self, done: Sequence[int]) -> np.ndarray:
+        """Returns the progress of the members, float32 `[members]`, or a scalar if there is one member."""
+        progress = np.array([progress_of(each, self.config.steps) for each in done])
+        return progress if self.members > 1 else progress[0]
+
+    def evaluate(
+        self, carry: Carry, seed: int, stop: Callable[[], bool] = lambda: False
+    ) -> list[dict[str, Any]] | None:
+        """Plays episodes with the policy of each member; returns a summary for each, or None if stopped.
+
+        All members get the same episodes, which `seed` draws. The first call compiles. `stop` is called every
+        100 steps, usually at least once a second; if it returns True, this returns None. Raises SeedbedError
+        if an episode does not end. The carry is not changed. Call from one thread at a time.
+        """
+        if self._play is None:
+            episodes = self.config.evaluate_episodes
+            self._play = compile_play(self.agent, self.env, episodes, self.members)
+        params = jax.device_put(carry.learner.params, self._mesh.devices.flat[0])
+        return self._play(params, seed, stop)
+
+
+def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
+    """Returns the sizes of an iteration; raises SeedbedError if the options do not fit one another."""
+    experience = agent.experience
+    batch = experience.batch
+    if isinstance(experience, OnPolicy):
+        parts = devices * agent.minibatches
+        if batch % parts:
+            raise SeedbedError(
+                f"agent.batch is {batch} environments: it must divide by {devices} devices x "
+                f"{agent.minibatches} minibatches, {parts}"
+            )
+        return Plan(batch, experience.unroll, agent.epochs * agent.minibatches)
+    if devices > 1:
+        raise SeedbedError(
+            f"{devices} devices: an agent that learns from replay trains on one device; name one"
+        )
+    items = config.envs * config.unroll / experience.period
+    updates = items * experience.ratio / batch
+    if updates < 1 or abs(updates - round(updates)) > 1e-6:
+        steps = experience.period * batch / (config.envs * experience.ratio)
+        least = next((n for n in range(1, 9) if abs(n * steps - round(n * steps)) < 1e-6), None)
+        hint = f", as with --unroll {round(least * steps)}" if least else ""
+        raise SeedbedError(
+            f"{config.envs} envs x unroll {config.unroll} make {items:g} items an iteration, and "
+            f"with agent.ratio {experience.ratio:g} and agent.batch {batch} that is {updates:g} updates: "
+            f"choose them so that it is a whole number{hint}"
+        )
+    return Plan(config.envs, config.unroll, round(updates))
+
+
+def _euler_env(env: Environment, share: float) -> Environment | None:
+    """Returns the wrapped environment, with Euler's integrator, that trains the first `share` of a run.
+
+    Returns None if `share` is 0 or if `env` uses this integrator itself. Raises SeedbedError if the
+    environment has no integrator to choose.
+    """
+    if not share:
+        return None
+    try:
+        other = with_integrator(env, "euler")
+    except SeedbedError as error:
+        raise SeedbedError(
+            f"euler_share is {share:g}, but {error}; train with --euler-share 0"
+        ) from error
+    return None if other == env else episode_statistics(training(other))
+
+
+def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
+    """Returns a copy of the agent in which traced values replace some options.
+
+    This skips the agent's own checks, which need concrete numbers; `_check_sweep` has made them before.
+    """
+    varied = copy.copy(agent)
+    for name, value in options.items():
+        object.__setattr__(varied, name, value)
+    return varied
+
+
+def _check_sweep(agent: Agent, config: FusedConfig) -> None:
+    """Raises SeedbedError unless the swept option is a float of the agent and its values are in range.
+
+    It also raises SeedbedError if a value changes how experience is kept.
+    """
+    for options in config.variations if config.sweep else ():
+        for name in options:
+            known = [
+                field.name
+                for field in dataclasses.fields(agent)  # type: ignore[arg-type]
+                if isinstance(getattr(agent, field.name), float)
+            ]
+            if name not in known:
+                raise SeedbedError(
+                    f"--sweep {config.sweep}: {name} is no number of {type(agent).__name__} that can be "
+                    f"varied; these can: {', '.join(known)}"
+                )
+        varied = dataclasses.replace(agent, **options)  # type: ignore[type-var]
+        if varied.experience != agent.experience:
+            raise SeedbedError(
+                f"--sweep {config.sweep}: this option changes how experience is kept, so its values cannot "
+                "train at once; train them one after the other"
+            )
+
+
+def compile_play(agent: Agent, env: Environment, episodes: int, members: int) -> Play:
+    """Returns the evaluation of a bound agent, which compiles when it is first called.
+
+    It plays `episodes` episodes at once for each member. With several members, each leaf of its `params`
+    has a leading axis `[members]`.
+    """
+    most = env.episode_steps or MOST_STEPS
+    opened = functools.partial(rollout.open_episodes, agent, env, episodes)
+    played = functools.partial(rollout.play, agent, env)
+    if members > 1:
+        opened = jax.vmap(opened, in_axes=None, axis_size=members)
+        played = jax.vmap(played, in_axes=(0, None, 0, None))
+    opened, played = jax.jit(opened), jax.jit(played)
+
+    def play(params: Tree, seed: int, stop: Callable[[], bool]) -> list[dict[str, Any]] | None:
+        reset_key, act_key = jax.random.split(jax.random.key(seed))
+        now, steps = opened(reset_key), 0
+        while steps < most and not np.all(now.done):
+            if stop():
+                return None
+            steps = min(steps + _STEPS_AT_ONCE, most)
+            now = played(params, act_key, now, np.uint32(steps))
+        results = jax.device_get((now.done, now.returns, now.lengths))
+        return [
+            _summary(*row) for row in zip(*(x.reshape(members, -1) for x in results), strict=True)
+        ]
+
+    return play
+
+
+def evaluate(
+    *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
+) -> dict[str, Any]:
+    """Plays one episode in each of `episodes` environments at once, and returns a summary of the returns.
+
+    `agent` is bound. `env` has no auto-reset yet: this adds it. A return is the sum of the rewards that `env`
+    gives. Each call compiles. Raises SeedbedError if an episode does not end.
+    """
+    play = compile_play(agent, episode_statistics(training(env)), episodes, 1)
+    results = play(params, seed, lambda: False)
+    assert results is not None, "nobody stopped it"
+    return results[0]
+
+
+def _packed(report: Iteration) -> tuple[Array, Callable[[np.ndarray], Iteration]]:
+    """Packs a report of N scalars of 32 bits or bools into uint32 `[N]`.
+
+    The second result is a function that unpacks `[..., N]` on the host into leaves `[...]`. To fetch each
+    scalar by itself would take a tenth of a short iteration.
+    """
+    leaves, structure = jax.tree.flatten(report)
+    flags = [leaf.dtype.kind == "b" for leaf in leaves]
+    dtypes = [leaf.dtype for leaf in leaves]
+    words = [
+        leaf.astype(jnp.uint32) if flag else jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+        for leaf, flag in zip(leaves, flags, strict=True)
+    ]
+
+    def unpack(packed: np.ndarray) -> Iteration:
+        columns = [packed[..., i] for i in range(len(dtypes))]
+        return structure.unflatten(
+            column.astype(bool) if flag else column.view(dtype)
+            for column, flag, dtype in zip(columns, flags, dtypes, strict=True)
+        )
+
+    return jnp.stack(words), unpack
+
+
+def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    if not done.all():
+        raise SeedbedError(
+            f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
+            f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
+        )
+    return {
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_std": float(returns.std()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_length_mean": float(lengths.mean()),
+        "episodes": int(done.size),
+    }

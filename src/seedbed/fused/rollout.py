@@ -1,0 +1,388 @@
+"""The fused program: environments and learner share the devices; an iteration is one computation.
+
+All functions are pure and are called while JAX traces the program. With several devices, each runs the
+program on its share of the environments; `axis` then names the mapped axis, and is None otherwise.
+
+Sources of this design: Hessel et al. (2021), "Podracer architectures for scalable reinforcement
+learning" (Anakin), and Freeman et al. (2021), "Brax".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from seedbed import simd
+from seedbed.fused.clock import stamp
+from seedbed.replay import device
+from seedbed.replay.device import ReplayState
+from seedbed.run.keys import environment_keys, later
+from seedbed.run.update import count_transitions, learn
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    Environment,
+    EnvState,
+    LearnerState,
+    ReplayAgent,
+    Timestep,
+    Trajectory,
+    Tree,
+    learns_from_replay,
+)
+
+Move = Callable[[EnvState, Tree], EnvState]
+"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
+
+
+class Plan(NamedTuple):
+    """The sizes of an iteration."""
+
+    envs: int  # number of environments, on all devices together
+    unroll: int  # steps of each environment
+    # Gradients; with replay, those that `ratio` asks for after envs x unroll transitions.
+    updates: int
+
+
+class Carry(NamedTuple):
+    """The state of a run on the device: a run that resumes from it continues bit for bit.
+
+    A checkpoint holds it, together with the host's counts of transitions and episodes.
+    """
+
+    learner: LearnerState
+    env: EnvState  # [B, ...]
+    actor: ActorState  # [B, ...]
+    steps: Array  # uint32 [2], a count: rows of each environment so far, including auto-resets
+    # The run's key never changes: an iteration splits keys from it and folds counts into them.
+    key: Array
+    replay: ReplayState | tuple[()] = ()  # () for an on-policy agent
+    # Int32 scalar: transitions for which updates are still owed, below 0 at first; () without replay.
+    owed: Array | tuple[()] = ()
+
+
+class Busy(NamedTuple):
+    """The time of each part of an iteration: uint32 scalars, microseconds; 0 on other devices than CPU."""
+
+    environment: Array
+    inference: Array
+    learning: Array
+
+
+class Iteration(NamedTuple):
+    """The report of an iteration. All fields are scalars, over all devices."""
+
+    transitions: Array  # int32: steps of the iteration, not counting auto-resets
+    updates: Array  # int32: gradients applied so far in the run
+    metrics: dict[str, Array]  # the agent's, means over the updates; 0 if there were none
+    env_metrics: dict[str, Array]  # means over the environments after the last step
+    episodes: Array  # int32: number of episodes that ended
+    returns: Array  # float32: sum of their returns
+    lengths: Array  # float32: sum of their lengths
+    finite: Array  # bool: whether all observations and rewards were finite
+    busy: Busy  # the longest time of any device, for each part
+
+
+class Ended(NamedTuple):
+    """Sums over the episodes that ended; scalars, as in `Iteration`."""
+
+    episodes: Array
+    returns: Array
+    lengths: Array
+
+
+class Rows(NamedTuple):
+    """T steps of B environments: the timestep acted on, and the results of acting; `[T, B, ...]`."""
+
+    timesteps: Timestep
+    action: Tree
+    extras: Tree
+    core: Tree  # recurrent state before acting, for replay; else ()
+
+
+def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry:
+    """Makes the carry of a new run: a learner, environments in their first episodes and an empty replay.
+
+    `env` resets itself. Consumes the key. Raises SeedbedError if replay's `min_size` is not in 1 to
+    `capacity`.
+    """
+    init_key, reset_key, run_key = jax.random.split(key, 3)
+    env_ids = jnp.arange(plan.envs, dtype=jnp.uint32)
+    keys = jax.vmap(lambda i: jax.random.fold_in(reset_key, i))(env_ids)
+    carry = Carry(
+        learner=agent.init(init_key),
+        env=simd.vectorize(env.reset)(keys),
+        actor=agent.actor_state(env_ids, plan.envs),
+        steps=jnp.zeros(2, jnp.uint32),
+        key=run_key,
+    )
+    if not learns_from_replay(agent):
+        return carry
+    move = simd.vectorize(env.step)
+    _, rows, _, _ = jax.eval_shape(functools.partial(unroll, agent, move, plan, None, key), carry)
+    template = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), device.Record(*rows)
+    )
+    return carry._replace(
+        replay=device.initial(agent.experience, template, plan.envs),
+        # No update is owed for the first `min_size` items.
+        owed=jnp.int32(-agent.experience.min_size * agent.experience.period),
+    )
+
+
+def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
+    """Returns a function that steps `euler_env` if it is given and `use_euler` is true, else `env`.
+
+    `use_euler` is one bool scalar for all environments, so that only one of the two steps is computed.
+    """
+    own = simd.vectorize(env.step)
+    if euler_env is None:
+        return own
+    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
+
+
+def iterate(
+    agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
+) -> tuple[Carry, Iteration]:
+    """Acts for an unroll in every environment, then learns; returns the new carry and a report.
+
+    An on-policy agent learns from the unroll. With replay, the unroll is added to replay, and the agent
+    learns from replay if updates are due. `move` steps environments that reset themselves and whose
+    outermost wrapper is `episode_statistics`. `progress`, a float32 scalar, becomes `LearnerState.progress`.
+    """
+    act_key, learn_key = jax.random.split(carry.key)
+    first, begun = stamp(carry.env.timestep.first)
+    opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
+    learner, actor = carry.learner._replace(progress=progress), carry.actor
+    carry, rows, ended, environment = unroll(
+        agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
+    )
+    reward, acted = stamp(rows.timesteps.reward)
+    rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
+    arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
+    transitions = sum(count_transitions(first) for first in arrived)
+    carry, metrics = _learn(agent, plan, axis, carry, rows, actor, transitions, learn_key)
+    _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
+    if axis is not None:
+        learned = jax.lax.pcast(learned, axis, to="varying")
+    rollout = acted[0] - begun[0]
+    busy = Busy(environment, rollout - environment, learned[0] - acted[0])
+    env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
+    steps = (rows.timesteps, carry.env.timestep)
+    seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
+    finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in seen))
+    if axis is not None:
+        ended, transitions = jax.tree.map(lambda x: jax.lax.psum(x, axis), (ended, transitions))
+        env_metrics = jax.tree.map(lambda x: jax.lax.pmean(x, axis), env_metrics)
+        busy = jax.tree.map(lambda x: jax.lax.pmax(x, axis), busy)
+        finite = jax.lax.pmin(finite.astype(jnp.int32), axis) > 0
+    return carry, Iteration(
+        transitions=transitions,
+        updates=carry.learner.updates,
+        metrics=metrics,
+        env_metrics=env_metrics,
+        episodes=ended.episodes,
+        returns=ended.returns,
+        lengths=ended.lengths,
+        finite=finite,
+        busy=busy,
+    )
+
+
+def _learn(
+    agent: Agent,
+    plan: Plan,
+    axis: str | None,
+    carry: Carry,
+    rows: Rows,
+    actor: ActorState,
+    transitions: Array,
+    key: Array,
+) -> tuple[Carry, dict[str, Array]]:
+    """Learns from an unroll, or adds it to replay and makes the updates that are due.
+
+    `actor` is the actor state before the unroll, and `transitions`, int32, counts the unroll's transitions.
+    The key is folded, not consumed. Returns the new carry and the agent's metrics.
+    """
+    learner = carry.learner
+    if not (learns_from_replay(agent) and isinstance(carry.replay, ReplayState)):
+        trajectory = _trajectory(rows, carry.env.timestep, actor, learner.updates)
+        update = learn(agent, learner, trajectory, jax.random.fold_in(key, learner.updates), axis)
+        return carry._replace(learner=update.state), update.metrics
+    experience, cost = agent.experience, plan.envs * plan.unroll
+    record = device.Record(rows.timesteps, rows.action, rows.extras, rows.core)
+    replay = device.add(experience, carry.replay, record, agent.initial_priorities)
+    owed = carry.owed + transitions
+    due = (owed >= cost) & device.ready(experience, replay)
+    learner, replay, metrics = learn_from_replay(agent, plan.updates, learner, replay, due, key)
+    owed = jnp.where(due, owed - cost, owed)
+    return carry._replace(learner=learner, replay=replay, owed=owed), metrics
+
+
+def learn_from_replay(
+    agent: ReplayAgent,
+    updates: int,
+    state: LearnerState,
+    replay: ReplayState,
+    due: Array,
+    key: Array,
+) -> tuple[LearnerState, ReplayState, dict[str, Array]]:
+    """Learns from `updates` batches of replay if `due`, a bool scalar, is true. For one device only.
+
+    Returns the new state, the replay with new priorities, and metrics: means over the updates, or 0 if `due`
+    is false. The key is folded with the count of updates, not consumed.
+    """
+    experience = agent.experience
+
+    def step(
+        now: tuple[LearnerState, Tree], _: None
+    ) -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        state, sums = now
+        held = replay._replace(sums=sums)
+        update_key = jax.random.fold_in(key, state.updates)
+        draw_key, update_key = jax.random.split(update_key)
+        drawn, items = device.sample(experience, held, draw_key)
+        trajectory = Trajectory(
+            timesteps=drawn.timesteps,
+            action=drawn.action,
+            extras=drawn.extras,
+            actor_state=ActorState(drawn.core, ()),
+            params_version=(),
+            importance=drawn.importance,
+        )
+        update = learn(agent, state, trajectory, update_key, None)
+        held = device.update(experience, held, items, update.priorities)
+        return (update.state, held.sums), update.metrics
+
+    def learn_all() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        now, metrics = jax.lax.scan(step, (state, replay.sums), None, length=updates)
+        return now, jax.tree.map(jnp.mean, metrics)
+
+    def wait() -> tuple[tuple[LearnerState, Tree], dict[str, Array]]:
+        metrics = jax.eval_shape(learn_all)[1]
+        return (state, replay.sums), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+    # Only the parts that learning changes pass through `cond`, which would copy the replay's records.
+    (state, sums), metrics = jax.lax.cond(due, learn_all, wait)
+    return state, replay._replace(sums=sums), metrics
+
+
+def unroll(
+    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
+) -> tuple[Carry, Rows, Ended, Array]:
+    """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
+
+    Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
+    that the environments took, a uint32 scalar.
+    """
+    batch = carry.env.timestep.first.shape[0]
+    begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
+    env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
+    params = carry.learner.params
+    replaying = learns_from_replay(agent)
+
+    def step(
+        now: tuple[EnvState, ActorState, Ended, Array], keys: Array
+    ) -> tuple[tuple[EnvState, ActorState, Ended, Array], Rows]:
+        state, actor, ended, busy = now
+        core = actor.core if replaying else ()
+        action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
+        action, begun = stamp(action)
+        moved = move(state, action)
+        reward, ready = stamp(moved.timestep.reward)
+        moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
+        now = (moved, actor, _add(ended, moved), busy + ready[0] - begun[0])
+        return now, Rows(state.timestep, action, extras, core)
+
+    nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
+    if axis is not None:
+        nothing, no_time = jax.tree.map(
+            lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
+        )
+    # All keys at once: within the scan, each step would pay for a dozen small operations.
+    counts = later(carry.steps, jnp.arange(plan.unroll, dtype=jnp.uint32))
+    keys = jax.vmap(environment_keys, (None, None, 0))(key, env_ids, counts)
+    (state, actor, ended, busy), rows = jax.lax.scan(
+        step, (carry.env, carry.actor, nothing, no_time), keys
+    )
+    steps = later(carry.steps, plan.unroll)
+    return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
+
+
+def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:
+    """Returns an on-policy agent's unroll: its rows, the timestep `last` after them, `actor` before them.
+
+    `updates` is the version of the parameters that acted.
+    """
+    timesteps = jax.tree.map(
+        lambda leaf, end: jnp.concatenate([leaf, end[None]]), rows.timesteps, last
+    )
+    version = jnp.broadcast_to(updates, rows.timesteps.first.shape)
+    return Trajectory(timesteps, rows.action, rows.extras, actor, version)
+
+
+class Episodes(NamedTuple):
+    """One episode in each of B environments, as far as it has been played."""
+
+    env: EnvState  # [B, ...]
+    actor: ActorState  # [B, ...]
+    done: Array  # [B] bool: whether the episode has ended
+    steps: Array  # uint32 scalar: steps of each environment so far
+    returns: Array  # [B] float32, up to the end of the episode
+    lengths: Array  # [B] int32, up to the end of the episode
+
+
+def open_episodes(agent: Agent, env: Environment, episodes: int, key: Array) -> Episodes:
+    """Opens an episode in each of `episodes` environments. Consumes the key."""
+    state = simd.vectorize(env.reset)(jax.random.split(key, episodes))
+    actor = agent.actor_state(jnp.arange(episodes, dtype=jnp.uint32), episodes)
+    return Episodes(
+        env=state,
+        actor=actor,
+        done=jnp.zeros(episodes, bool),
+        steps=jnp.uint32(0),
+        returns=jnp.zeros(episodes),
+        lengths=jnp.zeros(episodes, jnp.int32),
+    )
+
+
+def play(
+    agent: Agent, env: Environment, params: Tree, key: Array, begun: Episodes, until: Array
+) -> Episodes:
+    """Plays on with the evaluation policy, until all episodes have ended or `steps` is `until`.
+
+    `until` is a uint32 scalar. `env` resets itself. The key is folded with the environment and the step, not
+    consumed: pass the same key each time.
+    """
+    env_ids = jnp.arange(begun.done.shape[0], dtype=jnp.uint32)
+    move = simd.vectorize(env.step)
+
+    def unfinished(now: Episodes) -> Array:
+        return (~now.done).any() & (now.steps < until)
+
+    def step(now: Episodes) -> Episodes:
+        state, actor, done, steps, returns, lengths = now
+        keys = environment_keys(key, env_ids, jnp.stack([steps, jnp.uint32(0)]))
+        action, _, actor = agent.act(params, actor, state.timestep, keys, evaluate=True)
+        state = move(state, action)
+        returns = returns + jnp.where(done, 0.0, state.timestep.reward)
+        lengths = lengths + ~done
+        done = done | state.timestep.terminated | state.timestep.truncated
+        return Episodes(state, actor, done, steps + 1, returns, lengths)
+
+    return jax.lax.while_loop(unfinished, step, begun)
+
+
+def _add(ended: Ended, moved: EnvState) -> Ended:
+    over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
+    total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
+    return Ended(
+        ended.episodes + over.sum(dtype=jnp.int32),
+        ended.returns + jnp.where(over, total, 0.0).sum(),
+        ended.lengths + jnp.where(over, length, 0.0).sum(),
+    )

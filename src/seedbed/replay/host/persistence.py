@@ -1,0 +1,334 @@
+"""Saves of a replay: an index names the segment files with its data, and contains everything else.
+
+Segment files are only written at places that no index refers to. So a save exists as soon as its index is
+written (to a temporary file, synced, renamed), and a process that is killed leaves the earlier save whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seedbed.replay.host.arena import SUFFIX, Files, sync_file
+from seedbed.replay.host.items import Windows
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.segments import Segments
+from seedbed.replay.host.storage import Storage
+from seedbed.types import SeedbedError, StorageError
+
+_MAGIC = b"seedbed replay 2"
+# Bytes of the header, and the checksum (CRC-32) of everything after these two numbers.
+_LENGTHS = struct.Struct("<QI")
+_INDEX = re.compile(r"(\d{8})\.(.+)\.index")
+
+
+class _Part(NamedTuple):
+    """The state of a segment at the time of a save."""
+
+    kind: str  # a key of `Storage.segments`
+    segment: int
+    file: str
+    allocated: int  # units
+    settled: bool  # whether nothing will be written to it any more
+    absent: bool  # whether it is in memory only, so that `write` must write the file
+
+
+class Snapshot(NamedTuple):
+    """The contents of a save: its name, the header and arrays of its index, and its segments."""
+
+    name: str
+    header: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    parts: list[_Part]
+
+
+class Keeper:
+    """The writer and reader of a storage's saves in its folder. It keeps the newest save and an earlier one.
+
+    The caller must see to it that one save at a time is made.
+    """
+
+    def __init__(self, storage: Storage, files: Files) -> None:
+        self._storage, self._folder = storage, files.folder
+        self._synced: set[str] = set()
+        # The files that indexes name.
+        self._named: frozenset[str] = frozenset()
+        self._notices = files.notices
+
+    @property
+    def _segments(self) -> dict[str, Segments]:
+        return self._storage.segments
+
+    def snapshot(self, name: str, state: dict[str, Any]) -> Snapshot:
+        """Returns a save's list of files, which are kept from now on, and its copy of the weights.
+
+        Call from the thread that holds the writer's `sealing`, under the storage's lock. The caller must add
+        `tables` to the arrays while it still holds `sealing`, and then call `write`: segments that are in
+        memory only are pinned until then. Raises StorageError if the disk has no room for them.
+        """
+        parts: list[_Part] = []
+        try:
+            for kind, segments in self._segments.items():
+                used = np.flatnonzero(segments.references > 0)
+                for segment in used[np.argsort(segments.opened[used])].tolist():
+                    file = segments.arena.files[segment]
+                    settled = segment != segments.current and not segments.holds[segment]
+                    allocated = int(segments.allocated[segment])
+                    made = file or segments.arena.create()
+                    segments.pins[segment] += file is None
+                    parts.append(_Part(kind, segment, made, allocated, settled, file is None))
+        except OSError as error:
+            self._unpin(parts)
+            self._discard(parts)
+            raise self._failure(name, error) from error
+        for segments in self._segments.values():
+            segments.kept |= {part.file for part in parts}
+        items = self._storage.items
+        header = {
+            "layout": self._storage.layout.describe(),
+            "inserted": items.inserted,
+            "largest": items.largest,
+            "owed": items.owed,
+            "state": state,
+            "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
+        }
+        return Snapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
+
+    def tables(self, snapshot: Snapshot) -> dict[str, np.ndarray]:
+        """Returns copies of the tables of a snapshot's items, by generation, and of its chunks.
+
+        These tables change only when items are published, or when rows that no item has are forgotten. So
+        call from the thread that holds the writer's `sealing`; the storage's lock is not needed.
+        """
+        items, frames = self._storage.items, self._storage.frames
+        weights = snapshot.arrays["weights"]
+        live = np.flatnonzero(weights > 0)
+        live = live[np.argsort(items.generation[live])]
+        windows = {key: leaf[live] for key, leaf in items.windows._asdict().items()}
+        chunks = self._chunks([part.segment for part in snapshot.parts if part.kind == "rows"])
+        return {
+            **windows,
+            "generation": items.generation[live],
+            "weights": weights[live],
+            "image_offset": frames.offset.take(chunks, axis=1),
+            "image_size": frames.size.take(chunks, axis=1),
+        }
+
+    def _chunks(self, segments: Sequence[int]) -> np.ndarray:
+        """Returns the numbers of the chunks in segments of rows."""
+        units = self._storage.rows.units
+        firsts = np.array(segments, np.int64) * units
+        return (firsts[:, None] + np.arange(units)).reshape(-1)
+
+    def write(self, snapshot: Snapshot, keep: str | None) -> None:
+        """Writes a snapshot to the disk, and removes the files that neither an index nor the storage needs.
+
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Any
+        thread may call this, without locks, but only one at a time. Raises StorageError if the disk refuses;
+        the earlier saves are whole then.
+        """
+        parts, whole = snapshot.parts, False
+        try:
+            for part in parts:
+                if part.absent:
+                    self._segments[part.kind].arena.write(part.segment, part.file)
+            for part in parts:
+                if part.file not in self._synced:
+                    sync_file(self._folder / part.file)
+            _write_index(self._folder, snapshot)
+            whole = True
+        except OSError as error:
+            self._discard(parts)
+            raise self._failure(snapshot.name, error) from error
+        finally:
+            with self._storage.lock:
+                for part in parts:
+                    # The next save need not write a settled segment again, though the segment stays in
+                    # memory. This must come before the pin is released: then the segment may be reused.
+                    if whole and part.absent and part.settled:
+                        self._segments[part.kind].arena.files[part.segment] = part.file
+                self._unpin(parts)
+        self._synced |= {part.file for part in parts if part.settled}
+        self._named |= {part.file for part in parts}
+        # Files that cannot be removed now are removed by the next save.
+        with contextlib.suppress(OSError):
+            newest, *before = _list_indexes(self._folder)
+            kept = [path for path in before if _name_of(path) == keep] or before
+            self._prune([newest, *kept[:1]])
+
+    def _unpin(self, parts: Sequence[_Part]) -> None:
+        for part in parts:
+            self._segments[part.kind].pins[part.segment] -= part.absent
+        self._storage.lock.notify_all()
+
+    def _discard(self, parts: Sequence[_Part]) -> None:
+        """Removes the files that only a failed save needed: the disk may be full."""
+        with self._storage.lock:
+            needed = self._live() | self._named
+            for segments in self._segments.values():
+                segments.kept = self._named
+        for file in {part.file for part in parts} - needed:
+            # The caller reports why the save failed, which is worth more than an error here.
+            with contextlib.suppress(OSError):
+                (self._folder / file).unlink(missing_ok=True)
+
+    def _live(self) -> set[str | None]:
+        return {file for s in self._segments.values() for file in s.arena.files}
+
+    def _failure(self, name: str, error: OSError) -> StorageError:
+        full = "disk full" if error.errno == errno.ENOSPC else error.strerror
+        return StorageError(
+            f"the replay could not be saved as {name} to {self._folder}: {full}; the earlier index is "
+            "whole. Make room there, or mend the folder"
+        )
+
+    def _prune(self, indexes: Sequence[Path]) -> None:
+        """Removes all other indexes, and segment files that neither these nor the storage needs.
+
+        Raises OSError if a file cannot be removed.
+        """
+        present = list(self._folder.iterdir())
+        named: set[str] = set()
+        for path in indexes:
+            # A damaged index keeps no files.
+            with contextlib.suppress(ValueError):
+                named |= {file for _, _, file, _ in _read_index(path)[0]["files"]}
+        with self._storage.lock:
+            live, self._named = self._live(), frozenset(named)
+            for segments in self._segments.values():
+                segments.kept = self._named
+        # Indexes are removed first, so that no index ever names a file that was removed.
+        for path in sorted(present, key=lambda path: path.name.endswith(SUFFIX)):
+            index = path.name.endswith((".index", ".index.part")) and path not in indexes
+            data = path.name.endswith(SUFFIX) and path.name not in named | live
+            if index or data:
+                path.unlink(missing_ok=True)
+                self._synced.discard(path.name)
+
+    def restore(self, names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+        """Loads the newest usable save with one of `names` into an empty storage; removes all other saves.
+
+        Returns its name and the `state` that `snapshot` was given, or None if there is no such save. A
+        damaged save is skipped and leaves a notice. Raises SeedbedError if the save is of a replay with
+        another layout. Call before other threads use the replay.
+        """
+        for path in _list_indexes(self._folder):
+            name = _name_of(path)
+            if name not in names:
+                continue
+            try:
+                header, arrays = _read_index(path)
+                _require_same(header["layout"], self._storage.layout, self._folder)
+                self._attach(header["files"])
+            except (OSError, ValueError) as error:
+                self._notices.append(f"the replay saved as {name} is damaged: {error}")
+                continue
+            with self._storage.lock:
+                self._load(header, arrays)
+                self._named = frozenset(file for _, _, file, _ in header["files"])
+                for segments in self._segments.values():
+                    segments.kept = self._named
+            # Files that cannot be removed now are removed by the next save.
+            with contextlib.suppress(OSError):
+                self._prune([path])
+            return name, header["state"]
+        return None
+
+    def _attach(self, files: Sequence[tuple[str, int, str, int]]) -> None:
+        attached: list[tuple[Segments, int]] = []
+        everything = frozenset(file for _, _, file, _ in files)
+        try:
+            for kind, segment, file, allocated in files:
+                self._segments[kind].attach(segment, file, allocated)
+                attached.append((self._segments[kind], segment))
+        except OSError:
+            for segments, segment in attached:
+                segments.detach(segment, everything)
+            raise
+
+    def _load(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        items, frames = self._storage.items, self._storage.frames
+        windows = Windows(*(arrays[key] for key in Windows._fields))
+        items.load(windows, arrays["generation"], arrays["weights"])
+        items.inserted, items.largest = header["inserted"], header["largest"]
+        items.owed = header["owed"]
+        chunks = self._chunks(
+            [segment for kind, segment, _, _ in header["files"] if kind == "rows"]
+        )
+        frames.load(chunks, arrays["image_offset"], arrays["image_size"])
+
+
+def _list_indexes(folder: Path) -> list[Path]:
+    """Returns the paths of the indexes in a folder, newest first."""
+    return sorted((p for p in folder.iterdir() if _INDEX.fullmatch(p.name)), reverse=True)
+
+
+def _name_of(path: Path) -> str:
+    return path.name.split(".", 1)[1].removesuffix(".index")
+
+
+def _write_index(folder: Path, snapshot: Snapshot) -> None:
+    newest = _list_indexes(folder)
+    serial = int(newest[0].name[:8]) + 1 if newest else 0
+    path = folder / f"{serial:08d}.{snapshot.name}.index"
+    arrays = snapshot.arrays
+    described = [[key, str(leaf.dtype), leaf.shape] for key, leaf in arrays.items()]
+    header = json.dumps({**snapshot.header, "arrays": described}).encode()
+    checksum = zlib.crc32(header)
+    for leaf in arrays.values():
+        checksum = zlib.crc32(leaf.data, checksum)
+    aside = path.with_name(path.name + ".part")
+    try:
+        with aside.open("wb") as file:
+            file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
+            for leaf in arrays.values():
+                file.write(leaf.data)
+        sync_file(aside)
+        aside.rename(path)
+        sync_file(folder)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the header and the arrays of an index; raises OSError or ValueError if it is damaged."""
+    data = path.read_bytes()
+    start = len(_MAGIC) + _LENGTHS.size
+    if len(data) < start or not data.startswith(_MAGIC):
+        raise ValueError(f"{path.name} is no index of a replay")
+    length, checksum = _LENGTHS.unpack_from(data, len(_MAGIC))
+    if zlib.crc32(memoryview(data)[start:]) != checksum:
+        raise ValueError(f"{path.name} does not have its checksum")
+    header = json.loads(data[start : start + length])
+    start += length
+    arrays: dict[str, np.ndarray] = {}
+    for key, dtype, shape in header["arrays"]:
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[key] = np.frombuffer(data, dtype, count, start).reshape(shape)
+        start += arrays[key].nbytes
+    return header, arrays
+
+
+def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:
+    """Raises SeedbedError, which names the first difference, if a save has another layout."""
+    now = layout.describe()
+    # Segments come last: their sizes follow from the other properties, which tell a user more.
+    for key in sorted({**now, **was}, key=lambda key: key == "segments"):
+        before, here = was.get(key, "nothing"), now.get(key, "nothing")
+        if before != here:
+            options = " (--actors and --envs-per-actor)" if key == "groups" else ""
+            raise SeedbedError(
+                f"the replay was of {key} {before}, this one is of {here}; resume with the settings of "
+                f"before{options}, or remove {folder} to begin with an empty replay"
+            )

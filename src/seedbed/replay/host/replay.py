@@ -1,0 +1,284 @@
+"""Replay on the host, without JAX: it takes rows of lock-step groups, and draws items (`types.Replay`).
+
+One thread appends, another one seals and draws, and any thread may save:
+
+    layout = Layout(agent.experience, spec, extras, core, num_groups, group_size, frame_stack)
+    replay = Replay(layout, folder, seed, priorities)
+    replay.append(group, timestep, action, extras, core)  # a step of a group; leaves [n, ...]
+    replay.seal_pending()  # compresses images, and publishes the items that were completed
+    if replay.can_sample(batch):
+        sample = replay.sample(batch, out=sample)  # numpy, time-major; the buffers are reused
+        replay.update_priorities(sample.slots, sample.generations, output.priorities)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from seedbed import trees
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.persistence import Keeper
+from seedbed.replay.host.storage import Storage
+from seedbed.replay.host.writing import Priorities, Writer, require_positive
+from seedbed.types import SeedbedError, Timestep, Tree, action_array
+
+# Batches by which drawing may be behind `ratio` before acting must wait.
+_SLACK_BATCHES = 8
+# Seconds between two calls of `stop` in `wait_until`.
+_STOP_POLL_S = 0.1
+
+
+class Sample(NamedTuple):
+    """A batch of B items.
+
+    Frames are not stacked: for a frame stack of S, the S - 1 rows before an item come with its timesteps.
+    `steps` is `types.Replay.steps`.
+    """
+
+    timesteps: Timestep  # [S - 1 + steps, B, ...]
+    action: Tree  # [steps, B, ...]
+    extras: Tree  # [steps, B, ...]
+    core: Tree  # [B, ...] before acting on the first of `steps`
+    importance: np.ndarray  # [B] float32, the largest is 1
+    slots: np.ndarray  # [B] int64
+    generations: np.ndarray  # [B] int64, the number of the item in the slot
+
+
+class Replay:
+    """A replay of the items of all groups, drawn by priority.
+
+    `priorities` returns the priorities `[B]` of new items; without it they get the largest priority so far.
+    It is called with timesteps and extras `[steps, B, ...]` (the observation is (), and B is always the
+    same), by the thread that seals, one call at a time. With a `folder`, data lies in files there and can be
+    saved; the constructor raises SeedbedError if it cannot make the folder. `seed` is that of drawing.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        folder: Path | None = None,
+        seed: int = 0,
+        priorities: Priorities | None = None,
+    ) -> None:
+        self.layout = layout
+        self._storage = Storage(layout, folder)
+        self._lock, self._items = self._storage.lock, self._storage.items
+        self._writer = Writer(self._storage, priorities)
+        self._keeper = Keeper(self._storage, self._storage.files) if self._storage.files else None
+        self._saving = threading.Lock()
+        self._random = np.random.default_rng(seed)
+        self._sampled = 0
+
+    def append(
+        self, group: int, timestep: Timestep, action: Tree, extras: Tree, core: Tree
+    ) -> None:
+        """Adds a row to the streams of a group; leaves are `[n, ...]`, copied before this returns.
+
+        `action` and `extras` are those that acting returned for the timestep, and `core` is the core state
+        before it. Call from the appending thread only. It seals inline when the sealing thread has fallen
+        behind, or when no memory is free, and then raises SeedbedError as `seal_pending`.
+        """
+        self._writer.append(group, timestep, action, extras, core)
+
+    def restart(self, group: int) -> None:
+        """Starts new streams for a group whose actor died, and drops its unfinished items.
+
+        Call from the appending thread only. It may seal inline, as `append`.
+        """
+        self._writer.restart(group)
+
+    def seal_pending(self) -> None:
+        """Compresses the pending sets of chunks and publishes the items that they complete.
+
+        Any thread may call this. Raises SeedbedError if the agent gives an item an invalid priority; the next
+        call continues with that item's set.
+        """
+        self._writer.seal_pending()
+
+    @property
+    def pending(self) -> int:
+        """Returns the number of sets of chunks that wait to be sealed. Any thread may read it."""
+        return self._writer.pending
+
+    @property
+    def items(self) -> int:
+        """Returns the number of items that can be drawn. Any thread may read it."""
+        return self._items.count
+
+    @property
+    def inserted(self) -> int:
+        """Returns the number of items that were ever published. Any thread may read it."""
+        return self._items.inserted
+
+    @property
+    def sampled(self) -> int:
+        """Returns the number of items that were ever drawn. Any thread may read it."""
+        return self._sampled
+
+    def can_sample(self, batch: int) -> bool:
+        """Returns whether there are `min_size` items, and `ratio` asks for `batch` more draws.
+
+        Any thread may call this.
+        """
+        enough = self._items.count >= max(1, self.layout.experience.min_size)
+        return enough and self._items.owed >= batch
+
+    def can_insert(self) -> bool:
+        """Returns whether acting may go on: there are fewer than `min_size` items, or drawing keeps up.
+
+        Drawing keeps up while it is less than 8 batches behind `ratio`. Any thread may call this.
+        """
+        few = self._items.count < self.layout.experience.min_size
+        return few or self._items.owed < self._slack
+
+    def wait_until(self, ready: Callable[[], bool], stop: Callable[[], bool]) -> bool:
+        """Waits until `ready` returns True; returns False if `stop` returns True first.
+
+        Both are called under the replay's lock, when items are published or drawn and at least every 0.1 s,
+        so they must be quick. Any thread may call this.
+        """
+        with self._lock:
+            while not (stopped := stop()) and not ready():
+                self._lock.wait(_STOP_POLL_S)
+            return not stopped
+
+    @property
+    def _slack(self) -> float:
+        return _SLACK_BATCHES * self.layout.experience.batch
+
+    def make_sample(self, batch: int) -> Sample:
+        """Returns new buffers, of zeros, for a batch of items. Any thread may call this."""
+        layout = self.layout
+        steps = layout.experience.steps
+        timesteps = [leaf.zeros(layout.item_rows, batch) for leaf in layout.timestep_leaves]
+        rest = [leaf.zeros(steps, batch) for leaf in layout.leaves[len(timesteps) :]]
+        actions = len(trees.leaves(action_array(layout.spec.action)))
+        core = [leaf.zeros(batch) for leaf in layout.core_leaves]
+        return Sample(
+            timesteps=trees.unflatten(layout.timestep, timesteps),
+            action=trees.unflatten(action_array(layout.spec.action), rest[:actions]),
+            extras=trees.unflatten(layout.extras, rest[actions:]),
+            core=trees.unflatten(layout.core, core),
+            importance=np.zeros(batch, np.float32),
+            slots=np.zeros(batch, np.int64),
+            generations=np.zeros(batch, np.int64),
+        )
+
+    def sample(self, batch: int, out: Sample | None = None) -> Sample:
+        """Draws `batch` items with replacement, in proportion to priority to the power `priority_exponent`.
+
+        They are written to the buffers `out` of the same batch size, if given, and else to new ones. One
+        thread at a time may call this. Raises SeedbedError if there are no items, or if a stored image is
+        damaged. Importance weights: Schaul et al. (2016), "Prioritized experience replay", section 3.4,
+        divided by the batch's largest.
+        """
+        out = self.make_sample(batch) if out is None else out
+        items, rows = self._items, self._storage.rows
+        with self._lock:
+            if not items.count:
+                raise SeedbedError("the replay has 0 items: wait for `can_sample` before drawing")
+            slots = items.tree.sample(self._random.random(batch))
+            chances = items.tree.weights[slots] / items.tree.total
+            windows = items.read(slots)
+            used = np.unique(windows.chunks // rows.units)
+            rows.pins[used] += 1
+            self._storage.read_cores(windows, trees.leaves(out.core))
+            out.slots[:], out.generations[:] = slots, items.generation[slots]
+            count = items.count
+            self._sampled += batch
+            items.owed -= batch
+            self._lock.notify_all()
+        try:
+            self._storage.records.gather(
+                windows, trees.leaves((out.timesteps, out.action, out.extras))
+            )
+        finally:
+            with self._lock:
+                rows.pins[used] -= 1
+                self._lock.notify_all()
+        weights = (count * chances) ** -self.layout.experience.importance_exponent
+        out.importance[:] = weights / weights.max()
+        return out
+
+    def update_priorities(
+        self, slots: np.ndarray, generations: np.ndarray, priorities: np.ndarray
+    ) -> None:
+        """Sets the priorities `[B]`, above 0, of items; items that were replaced meanwhile are skipped.
+
+        `slots` and `generations` are those of a `Sample`. Any thread may call this. Raises SeedbedError if a
+        priority is not above 0, or not finite.
+        """
+        priorities = np.asarray(priorities, np.float64)
+        require_positive(priorities)
+        with self._lock:
+            self._items.prioritise(slots, generations, priorities)
+
+    def save(self, name: str, keep: str | None = None) -> None:
+        """Seals, then writes all published items and the state of drawing to the disk under a name.
+
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
+        Unfinished items are not saved. Any thread may call this. Other threads go on while it writes; sealing
+        waits while it copies the tables. Raises StorageError if the disk refuses; the earlier saves are whole
+        then. Raises SeedbedError if the replay has no folder, or if the agent gives an item an invalid
+        priority; the items published before that one are saved first.
+        """
+        keeper = self._require_keeper()
+        with self._saving:
+            failure: Exception | None = None
+            try:
+                with self._writer.sealing:
+                    try:
+                        self._writer.seal_all()
+                    except Exception as error:
+                        failure = error
+                    with self._lock:
+                        random = self._random.bit_generator.state
+                        state = {"sampled": self._sampled, "random": random}
+                        snapshot = keeper.snapshot(name, state)
+                    snapshot.arrays.update(keeper.tables(snapshot))
+                keeper.write(snapshot, keep)
+            finally:
+                if failure is not None:
+                    raise failure
+
+    def restore(self, names: Sequence[str]) -> str | None:
+        """Loads the newest usable save with one of `names`; call it before anything is appended.
+
+        Returns the name of the save, or None if there is none. If one is loaded, all other saves and segment
+        files in the folder are removed. Call before other threads use the replay. Raises SeedbedError if the
+        replay has no folder, or if the save is of a replay with another layout.
+        """
+        restored = self._require_keeper().restore(names)
+        if restored is None:
+            return None
+        name, state = restored
+        self._sampled = state["sampled"]
+        self._random.bit_generator.state = state["random"]
+        return name
+
+    def _require_keeper(self) -> Keeper:
+        if self._keeper is None:
+            raise SeedbedError("this replay is in memory only: give it a folder to save it")
+        return self._keeper
+
+    def take_notices(self) -> list[str]:
+        """Returns messages for the user about files, each once. One thread at a time may call this."""
+        files = self._storage.files
+        return [] if files is None else [files.notices.popleft() for _ in range(len(files.notices))]
+
+    def stats(self) -> dict[str, float]:
+        """Returns items, inserted, sampled, bytes, bytes_per_frame (a row) and the compression of images.
+
+        The compression is raw size over stored size. Any thread may call this.
+        """
+        return {**self._storage.stats(), "sampled": self._sampled}
+
+    def check_valid(self) -> None:
+        """Raises AssertionError if an invariant is broken. Any thread may call this while none appends."""
+        with self._writer.sealing:
+            self._storage.check_valid(self._writer.held())

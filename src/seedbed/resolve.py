@@ -1,0 +1,240 @@
+"""Turns names into presets, agents and environments, and a run's configuration into JSON and back.
+
+Agents are imported only when they are used, because they import JAX, which `seedbed list` does not need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from seedbed import defaults
+from seedbed.envs.host import registry
+from seedbed.presets import PRESETS, TrainConfig
+from seedbed.run.folder import RunFolder
+from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
+
+AGENTS = {
+    "impala": "seedbed.agents.impala:Impala",
+    "ppo": "seedbed.agents.ppo:Ppo",
+    "dqn": "seedbed.agents.dqn:Dqn",
+    "r2d2": "seedbed.agents.r2d2:R2d2",
+    "sac": "seedbed.agents.sac:Sac",
+}
+BOUND = ("spec",)
+"""Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
+ENV_BOUND = ("model",)
+"""Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
+RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
+"""The options class of each runtime, by the key under which a saved configuration has them."""
+
+
+def description(preset: str) -> str:
+    """Returns a preset's description, which is the docstring of its function in `PRESETS`."""
+    return (PRESETS[preset].__doc__ or "").strip()
+
+
+def train_config(target: str, agent: str | None = None) -> TrainConfig:
+    """Returns the configuration for the name of a preset or of an environment.
+
+    `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
+    `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
+    agent of `AGENTS` gets its settings from the table `defaults.ROWS`, and a class keeps its own defaults.
+    Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
+    """
+    if target in PRESETS:
+        if agent is not None and not target.endswith(f"/{agent}"):
+            raise SeedbedError(
+                f"preset {target} has an agent of its own: leave out --agent {agent}, or name the "
+                f"environment, {target.partition('/')[0]}"
+            )
+        return dataclasses.replace(PRESETS[target](), name=target)
+    head, _, tail = target.rpartition("/")
+    if agent is None and tail in AGENTS and _is_environment(head):
+        return train_config(head, tail)
+    same_env = [name for name in PRESETS if name.partition("/")[0] == target]
+    name = f"{target}/{agent}" if agent else next(iter(same_env), None)
+    if name in PRESETS:
+        return dataclasses.replace(PRESETS[name](), name=name)
+    env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
+    if agent is None or agent in AGENTS:
+        return defaults.configure(env, agent, target)
+    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
+    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
+
+
+def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
+    """Returns the configuration of the run in a folder.
+
+    Raises SeedbedError if a target or an agent is given that is not the run's own.
+    """
+    saved = from_json(RunFolder.read(run).read_config())
+    env, _, own_agent = saved.name.rpartition("/")
+    if target not in (None, env, saved.name) or agent not in (None, own_agent):
+        asked = " ".join(part for part in (target, agent and f"--agent {agent}") if part)
+        raise SeedbedError(
+            f"the run in {run} trains {saved.name or 'what has no name'}, not {asked}: name no preset to "
+            "go on with it, or another folder for a new run"
+        )
+    return saved
+
+
+def resolve_env(target: str) -> HostEnvConfig | Environment:
+    """Makes the configuration of an environment from a short name, a Gymnasium id or `module:factory`.
+
+    Raises SeedbedError, with similar names, if there is no such environment.
+    """
+    try:
+        return registry.resolve(target)
+    except SeedbedError as error:
+        head, _, tail = target.rpartition("/")
+        near = difflib.get_close_matches(target, PRESETS, n=3, cutoff=0.7)
+        near += [name for name in _near_envs(head, tail) if name not in near]
+        if not near:
+            raise
+        raise SeedbedError(
+            f"no preset or environment {target!r}; did you mean {', '.join(near[:4])}?"
+        ) from error
+
+
+def _is_environment(name: str) -> bool:
+    if any(preset.partition("/")[0] == name for preset in PRESETS):
+        return True
+    try:
+        registry.resolve(name)
+    except SeedbedError:
+        return False
+    return True
+
+
+def _near_envs(head: str, tail: str) -> list[str]:
+    """Returns known environments whose names are close to `head`, or to `tail` if `head` is empty."""
+    known = [*registry.names(), *(preset.partition("/")[0] for preset in PRESETS)]
+    names = difflib.get_close_matches(head or tail, known, n=3, cutoff=0.7)
+    return list(dict.fromkeys(names))
+
+
+def load_agent_class(name: str) -> type:
+    """Imports an agent's class, named in `AGENTS` or as `module:Class`.
+
+    Raises SeedbedError if it cannot be found, is not a dataclass, or lacks one of the methods init, act,
+    prepare and gradients.
+    """
+    path = AGENTS.get(name, name)
+    module_name, separator, class_name = path.partition(":")
+    if not separator:
+        near = difflib.get_close_matches(name, AGENTS, n=2, cutoff=0.5) or list(AGENTS)
+        raise SeedbedError(
+            f"unknown agent {name!r}; did you mean {', '.join(near)}? Your own is named module:Class"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SeedbedError(
+            f"agent {name!r}: no module {error.name!r}; install it or start in its folder"
+        ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        near = difflib.get_close_matches(class_name, dir(module), n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise SeedbedError(f"agent {name!r}: {module_name} has no {class_name!r}{hint}")
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise SeedbedError(f"agent {name!r} is not a dataclass: see seedbed.types.Agent")
+    missing = [part for part in ("init", "act", "prepare", "gradients") if not hasattr(found, part)]
+    if missing:
+        raise SeedbedError(f"agent {name!r} has no method {missing[0]!r}: see seedbed.types.Agent")
+    return found
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
+    env = config.env
+    env = _encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
+    (kind,) = (name for name, found in RUNTIMES.items() if type(config.runtime) is found)
+    return {
+        "name": config.name,
+        "env": env,
+        "agent": _encode(config.agent, BOUND),
+        kind: dataclasses.asdict(config.runtime),
+    }
+
+
+def from_json(data: dict[str, Any]) -> TrainConfig:
+    """Makes a configuration from the result of `to_json`.
+
+    Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
+    if a part is missing or has an unknown option.
+    """
+    try:
+        kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
+        options = {name: _plain_tuple(value) for name, value in data[kind].items()}
+        env = data["env"]
+        return TrainConfig(
+            _decode(env) if "class" in env else registry.from_json(env),
+            _decode(data["agent"]),
+            _construct(RUNTIMES[kind], options),
+            data.get("name", ""),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SeedbedError(
+            f"the run's config.json is incomplete ({type(error).__name__}: {error}): restore it, or "
+            "start a new run"
+        ) from error
+
+
+def _encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        fields = {
+            field.name: _encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name not in left_out
+        }
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
+    if isinstance(value, tuple | list):
+        return [_encode(child) for child in value]
+    if isinstance(value, dict):
+        return {name: _encode(child) for name, child in value.items()}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise SeedbedError(
+        f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
+        "numbers, strings, tuples and dataclasses"
+    )
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict) and "class" in value:
+        module_name, _, class_name = value["class"].partition(":")
+        try:
+            kind = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise SeedbedError(
+                f"the run's class {value['class']} cannot be imported ({error}): start where it can be"
+            ) from error
+        return _construct(
+            kind, {name: _decode(child) for name, child in value.items() if name != "class"}
+        )
+    if isinstance(value, dict):
+        return {name: _decode(child) for name, child in value.items()}
+    return _plain_tuple(value)
+
+
+def _construct(kind: type, fields: dict[str, Any]) -> Any:
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise SeedbedError(
+                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
+                "another version of seedbed"
+            )
+    return kind(**fields)
+
+
+def _plain_tuple(value: Any) -> Any:
+    return tuple(_decode(child) for child in value) if isinstance(value, list) else value

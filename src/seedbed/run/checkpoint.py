@@ -1,0 +1,397 @@
+"""Checkpoints: a helper process writes them while training goes on; resuming reads them back.
+
+A checkpoint is a folder named after its step. It holds orbax's arrays, and a manifest with the counters and
+the size and checksum of every file. `best.json` names the checkpoint with the best evaluation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.run.checkpoint_helper import (
+    ARRAYS,
+    LENGTH,
+    MANIFEST,
+    defect,
+    list_steps,
+    name_of,
+    read_best,
+)
+from seedbed.types import SeedbedError, StorageError, Tree
+
+Warn = Callable[[str], None]
+Restored = tuple[int, Tree, dict[str, Any]]
+
+
+class _Request(NamedTuple):
+    step: int
+    header: bytes
+    arrays: list[np.ndarray]
+
+
+class CheckpointWriter:
+    """A writer of checkpoints into a folder, through a helper process; keeps the last `keep` and the best.
+
+    One thread owns it, as a context manager: leaving it closes it, except that a KeyboardInterrupt drops the
+    unfinished writes. One write runs and one more may wait. A failed write leaves the earlier checkpoints
+    whole, and the next call raises it as StorageError, unless a later write has succeeded by then.
+
+    The helper takes about 250 MB of memory, so it ends after `idle_s` seconds without work; starting it
+    costs a second of CPU time. It inherits `lock`, a descriptor that locks the run's folder: if this process
+    is killed, the folder stays locked until the helper has ended.
+    """
+
+    def __init__(
+        self, folder: Path, keep: int = 3, idle_s: float = 5.0, lock: int | None = None
+    ) -> None:
+        self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
+        self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
+        self._thread: threading.Thread | None = None
+        self._helper: _Helper | None = None
+        self._error: str | None = None
+        self._given_up = False
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        if failure is not None and not isinstance(failure, Exception):
+            self._give_up()  # as after a second Ctrl-C
+            return
+        try:
+            self.close()
+        except StorageError as error:
+            if failure is None:
+                raise
+            # The failure that ended the run is more important.
+            failure.add_note(str(error))
+
+    @property
+    def helper_pid(self) -> int | None:
+        """The helper's process id, or None if no helper runs. Any thread may read it."""
+        helper = self._helper
+        return None if helper is None else helper.process.pid
+
+    def save(
+        self, step: int, tree: Tree, metadata: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Copies a tree to the host and queues it for writing; waits only if two writes are pending.
+
+        The tree may be donated afterwards. `metadata` is JSON. A `score`, of which more is better, lets the
+        checkpoint become the best one. Saving the same state of a step again only adds its score and
+        metadata. Raises StorageError if an earlier write failed, after queueing this one all the same. Call
+        from the owning thread.
+        """
+        failed, self._error = self._error, None
+        named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
+        leaves = [
+            {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
+            for name, array in named
+        ]
+        header = {"step": int(step), "metadata": metadata, "keep": self._keep, "leaves": leaves}
+        header["score"] = None if score is None or not math.isfinite(score) else float(score)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
+        arrays = [array for _, array in named]
+        self._requests.put(_Request(int(step), json.dumps(header).encode(), arrays))
+        if failed is not None:
+            raise StorageError(failed)
+
+    def wait(self) -> None:
+        """Waits until all saves are done; raises StorageError if the newest could not be written.
+
+        Call from the owning thread.
+        """
+        self._requests.join()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Waits for pending writes and ends the helper; raises StorageError if the newest one failed.
+
+        Call from the owning thread.
+        """
+        if self._thread is not None:
+            self._requests.put(None)
+            self._thread.join()
+            self._thread = None
+        self._raise_error()
+
+    def _give_up(self) -> None:
+        """Kills the helper and drops unfinished writes; whole checkpoints stay. Waits a second at most."""
+        self._given_up = True
+        helper, thread = self._helper, self._thread
+        if helper is not None:
+            helper.process.kill()
+        if thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._requests.put_nowait(None)
+            thread.join(timeout=1)
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise StorageError(error)
+
+    def _serve(self) -> None:
+        """Runs in the thread `checkpoints`: writes the queued requests, and ends an idle helper."""
+        while True:
+            try:
+                request = self._requests.get(timeout=self._idle_s if self._helper else None)
+            except queue.Empty:
+                self._stop_helper()
+                continue
+            try:
+                if request is None or self._given_up:
+                    self._stop_helper()
+                    return
+                reason = self._write(request)
+                # A newer checkpoint that is whole makes up for an older one that failed.
+                self._error = None
+                if reason is not None:
+                    self._error = (
+                        f"the checkpoint of step {request.step} could not be written to "
+                        f"{self._folder}: {reason}; earlier checkpoints are whole. Make room there, "
+                        "or name another folder with --run"
+                    )
+            finally:
+                self._requests.task_done()
+
+    def _write(self, request: _Request) -> str | None:
+        """Writes a request; returns None, or why it failed."""
+        reason: str | None = None
+        # A second try, since the helper may have been killed and the data is still here.
+        for _ in range(2):
+            try:
+                self._helper = self._helper or _Helper(self._folder, self._lock)
+                reason = self._helper.write(request)
+                return None if reason is None else _short(reason)
+            except OSError as error:
+                tail = self._helper.tail() if self._helper else ""
+                self._stop_helper()
+                reason = f"its helper process ended ({error}) {tail}".strip()
+                if self._given_up:
+                    break
+        return reason
+
+    def _stop_helper(self) -> None:
+        if self._helper is not None:
+            self._helper.stop()
+            self._helper = None
+
+
+class _Helper:
+    """A running helper process. For the thread `checkpoints`; only killing it is for any thread."""
+
+    def __init__(self, folder: Path, lock: int | None) -> None:
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment.pop("XLA_FLAGS", None)
+        package_root = str(Path(__file__).resolve().parents[2])
+        paths = [package_root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "seedbed.run.checkpoint_helper", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            # Ctrl-C in the trainer's terminal must not reach the helper and break a write.
+            start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
+        )
+
+    def write(self, request: _Request) -> str | None:
+        """Sends a request and waits for the answer: None, or why the write failed.
+
+        Raises OSError if the helper has died.
+        """
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(LENGTH.pack(len(request.header)) + request.header)
+        for array in request.arrays:
+            stdin.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        stdin.flush()
+        line = stdout.readline()
+        if not line.endswith(b"\n"):
+            raise OSError(f"exit status {self.process.wait()}")
+        return json.loads(line)["error"]
+
+    def tail(self) -> str:
+        """Returns the last line that the helper printed, at most 300 characters, or an empty text."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def stop(self) -> None:
+        """Ends the process and reaps it. A helper that still runs after 10 s is killed."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # raised for bytes that a dead helper did not take
+                pipe.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
+
+
+def restore(folder: Path, template: Tree, warn: Warn = lambda text: None) -> Restored:
+    """Returns (step, tree, metadata) of the newest whole checkpoint, from which training continues.
+
+    The tree has the structure, dtypes and shapes of `template`, whose leaves may be abstract. Its leaves are
+    numpy arrays, except PRNG keys, which are JAX arrays. Newer checkpoints are damaged: they are reported to
+    `warn` and renamed to `damaged-*`, so that they do not count among those to keep. Only the process that
+    trains into the folder may call this. Raises SeedbedError if no checkpoint is whole, or if the newest
+    whole one does not fit `template`.
+    """
+    path, damaged = _newest_whole(folder, warn)
+    restored = _load(path, template)
+    for other in damaged:
+        aside = other.with_name(f"damaged-{other.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        other.rename(aside)
+    return restored
+
+
+def restore_best(
+    folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
+) -> Restored:
+    """Returns (step, tree, metadata) of the checkpoint with the best evaluation.
+
+    If none was evaluated, or the best one is damaged, this takes the newest whole one. `part` names a field
+    of the saved tree: the result and `template` are then of that field only. Nothing in the folder changes,
+    and a run may train into it at the same time. The kinds of leaves and the errors are those of `restore`.
+    """
+    best = read_best(folder)
+    if best is not None:
+        path = folder / name_of(best["step"])
+        reason = defect(path)
+        if reason is None:
+            try:
+                return _load(path, template, part)
+            except Exception:
+                if path.exists():
+                    raise
+        # The run that trains may have removed it in the meantime, because another one is better.
+        if not path.exists():
+            return restore_best(folder, template, warn, part)
+        warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
+    path, _ = _newest_whole(folder, warn)
+    return _load(path, template, part)
+
+
+def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
+    """Returns the newest whole checkpoint and the newer ones, which are damaged; warns of those.
+
+    Raises SeedbedError if no checkpoint is whole.
+    """
+    damaged: list[Path] = []
+    for step in reversed(list_steps(folder)):
+        path = folder / name_of(step)
+        reason = defect(path)
+        if reason is None:
+            return path, damaged
+        warn(f"checkpoint {path} is damaged ({reason}): using the one before")
+        damaged.append(path)
+    if damaged:
+        raise SeedbedError(f"no whole checkpoint in {folder}: use another run, or start a new one")
+    raise SeedbedError(
+        f"{folder} has no checkpoint yet: wait for the first, or train with "
+        f"seedbed train --resume --run {folder.parent}"
+    )
+
+
+def _load(path: Path, template: Tree, part: str = "") -> Restored:
+    manifest = json.loads((path / MANIFEST).read_text())
+    prefix = f"{part}." if part else ""
+    stored = {leaf["name"]: leaf for leaf in manifest["leaves"] if leaf["name"].startswith(prefix)}
+    named = [(prefix + name, leaf) for name, leaf in _named_leaves(template)]
+    wanted = dict(named)
+    if wanted.keys() != stored.keys():
+        names = sorted(wanted.keys() ^ stored.keys())
+        raise SeedbedError(
+            f"checkpoint {path} is of another agent: {names[0]} (of {len(names)} such parts) is only in "
+            f"{'the agent' if names[0] in wanted else 'the checkpoint'}; resume with the run's own agent"
+        )
+    for name, leaf in named:
+        have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
+        want = _shape_and_dtype(leaf)
+        if have != want:
+            raise SeedbedError(
+                f"checkpoint {path} is of another agent: {name} is {have[1]}{list(have[0])} there and "
+                f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
+            )
+    everything = [leaf["name"] for leaf in manifest["leaves"] if math.prod(leaf["shape"])]
+    arrays = _read_arrays(path, everything)  # orbax reads whole trees only
+    leaves = []
+    for name, leaf in named:
+        shape, dtype = _shape_and_dtype(leaf)
+        array = arrays.get(name, np.zeros(shape, np.dtype(dtype)))
+        leaves.append(_like(np.asarray(array).astype(dtype, copy=False).reshape(shape), leaf))
+    tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(template), leaves)
+    return manifest["step"], tree, manifest["metadata"]
+
+
+def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
+    # Imported here because it takes half a second, and only restoring needs it.
+    import orbax.checkpoint as ocp
+
+    if not names:
+        return {}
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
+
+
+def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator=".") or "value", leaf)
+        for path, leaf in flat
+    ]
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _like(array: np.ndarray, leaf: Any) -> Any:
+    if not _is_key(leaf):
+        return array
+    # Found by tracing, because key_impl does not accept the leaf of an abstract template.
+    impl: list[Any] = []
+    jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), leaf)
+    return jax.random.wrap_key_data(jnp.asarray(array), impl=impl[0])
+
+
+def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    return tuple(array.shape), str(array.dtype)
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:300]

@@ -1,0 +1,233 @@
+"""The helper process that writes checkpoints: `python -m seedbed.run.checkpoint_helper`.
+
+It reads requests from standard input (length of the header, JSON header, raw leaves) and answers each with a
+line of JSON, `{"error": null}` or the reason of a failure. A checkpoint appears under its name only when
+every byte of it is on the disk. The functions that only read are for any process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+LENGTH = struct.Struct("<Q")
+"""The format of the length of a request's header: the number of bytes, in 8 bytes, little-endian."""
+MANIFEST = "manifest.json"
+ARRAYS = "arrays"
+BEST = "best.json"
+
+
+def name_of(step: int) -> str:
+    """Returns the name of the folder of a step's checkpoint; the names sort by step."""
+    return f"{step:012d}"
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Returns the steps of the checkpoints in a folder, smallest first, whether they are whole or damaged."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("w") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def file_table(folder: Path) -> dict[str, list[int]]:
+    """Returns the size in bytes and the CRC-32 of each file under a folder, by its relative path."""
+    table = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            table[path.relative_to(folder).as_posix()] = [len(content), zlib.crc32(content)]
+    return table
+
+
+def read_best(folder: Path) -> dict[str, Any] | None:
+    """Returns `step` and `score` of the best checkpoint, or None if none was scored or it is not there."""
+    try:
+        best = json.loads((folder / BEST).read_text())
+        return best if (folder / name_of(best["step"]) / MANIFEST).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def defect(path: Path) -> str | None:
+    """Returns the defect of a checkpoint as a text, or None if its files agree with its manifest.
+
+    Reads every file.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        found = file_table(path)
+        for name, (size, checksum) in manifest["files"].items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name][0] != size:
+                return f"{name} has {found[name][0]} bytes instead of {size}"
+            if found[name][1] != checksum:
+                return f"{name} has changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {type(error).__name__}"
+    return None
+
+
+def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Writes the arrays, by name, as the checkpoint of `header["step"]`, and removes old checkpoints.
+
+    `header` also holds `leaves`, `metadata`, `keep` and `score`. The last `keep` checkpoints stay, and the
+    best: the one with the highest score. A new score of the best checkpoint replaces its old one. No other
+    process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    step, score = header["step"], header["score"]
+    final = folder / name_of(step)
+    leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
+    manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
+    held = _held(final)
+    # The arrays may be on the disk already, if their score or more metadata comes later.
+    if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
+        _write(final, manifest, arrays)
+    elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
+        write_json(final / MANIFEST, {**held, "metadata": known})
+    best = read_best(folder)
+    if score is not None and (best is None or score > best["score"] or best["step"] == step):
+        best = {"step": step, "score": score}
+        write_json(folder / BEST, best)
+    for old in list_steps(folder)[: -header["keep"]]:
+        if best is None or old != best["step"]:
+            shutil.rmtree(_rename_away(folder / name_of(old)), ignore_errors=True)
+
+
+def _checksum(array: Any) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _held(final: Path) -> dict[str, Any] | None:
+    """Returns the manifest of a checkpoint, or None if the checkpoint is missing or damaged."""
+    return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
+
+
+def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Writes a checkpoint beside its place, syncs it, and renames it to `final`."""
+    import orbax.checkpoint as ocp
+
+    temporary = final.with_name(f".writing-{final.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        # Orbax refuses empty arrays; the manifest describes them fully.
+        full = {name: array for name, array in arrays.items() if array.size}
+        if full:
+            ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
+        write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
+        _sync_tree(temporary)
+        former = _rename_away(final)
+        temporary.rename(final)
+        _sync_folder(final.parent)
+    except BaseException:
+        remove_leftovers(final.parent)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes half-written and half-removed checkpoints, which a failure or a kill has left.
+
+    A whole checkpoint that was renamed to make way for a new one is put back if the new one is not there. No
+    other process may write into the folder at the same time.
+    """
+    for former in folder.glob(".removing-*"):
+        final = folder / former.name.removeprefix(".removing-")
+        if not final.exists() and defect(former) is None:
+            former.rename(final)
+    for pattern in (".writing-*", ".removing-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename_away(path: Path) -> Path:
+    """Renames a checkpoint that is to be removed, so that no reader finds half of it; returns the new path.
+
+    The checkpoint may be missing; then there is nothing at that path.
+    """
+    doomed = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if path.exists():
+        path.rename(doomed)
+    return doomed
+
+
+def _sync_tree(folder: Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with (Path(root) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        _sync_folder(Path(root))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the header and the arrays of a request, or None if the input ends before it is complete."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+    import numpy as np
+
+    size = source.read(LENGTH.size)
+    if len(size) < LENGTH.size:
+        return None
+    header = json.loads(source.read(LENGTH.unpack(size)[0]))
+    arrays = {}
+    for leaf in header["leaves"]:
+        content = source.read(leaf["bytes"])
+        if len(content) < leaf["bytes"]:  # the trainer died while sending
+            return None
+        array = np.frombuffer(content, np.dtype(leaf["dtype"]))
+        arrays[leaf["name"]] = array.reshape(leaf["shape"])
+    return header, arrays
+
+
+def main(folder: Path) -> None:
+    """Serves requests for checkpoints in `folder` until standard input ends. SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(5)  # training has priority
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the output of libraries must not reach the trainer as answers
+    remove_leftovers(folder)
+    while (request := _read_request(sys.stdin.buffer)) is not None:
+        try:
+            write_checkpoint(folder, *request)
+            answer = {"error": None}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,250 @@
+"""Playing a policy: evaluation in host environments, shared by all agents, and `Policy` for users' loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.actors.pool import ActorPool
+from seedbed.run.keys import environment_keys, later
+from seedbed.run.stacking import stack_timesteps, zero_timesteps
+from seedbed.types import (
+    ActorState,
+    Agent,
+    Array,
+    EnvSpec,
+    HostEnvConfig,
+    SeedbedError,
+    Timestep,
+    Tree,
+)
+
+
+class Carry(NamedTuple):
+    """The state that a player keeps of B environments between steps."""
+
+    frames: Timestep  # [S, B, ...] single frames, the newest last
+    actor_state: ActorState  # [B, ...]
+    counter: Array  # uint32 [2], the count of steps so far
+
+
+Play = Callable[[Tree, Carry, Timestep, Array], tuple[Carry, Tree]]
+"""A compiled step of playing: (params, carry, timestep `[B, ...]`, key) -> (carry, action `[B, ...]`)."""
+
+MAX_EPISODE_STEPS = 30_000
+"""The most steps that an episode of evaluation may take, on average over the episodes of an environment.
+Atari's longest episodes have 27,000."""
+
+
+def compile_play(agent: Agent, frame_stack: int) -> Play:
+    """Returns a function that acts with the evaluation policy of a bound agent.
+
+    It is compiled at its first call for each B. It derives keys from its key, environment and step, and does
+    not consume the key.
+    """
+
+    def play(params: Tree, carry: Carry, timestep: Timestep, key: Array) -> tuple[Carry, Tree]:
+        frames = jax.tree.map(
+            lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), carry.frames, timestep
+        )
+        stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
+        num_envs = timestep.first.shape[0]
+        env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
+        keys = environment_keys(key, env_ids, carry.counter)
+        action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
+        return Carry(frames, state, later(carry.counter, 1)), action
+
+    return jax.jit(play)
+
+
+class Player:
+    """A player of B environments that acts as in evaluations, and keeps recurrent state and frame stack.
+
+    Use each from one thread at a time.
+    """
+
+    def __init__(self, play: Play, params: Tree, carry: Carry, seed: int) -> None:
+        """Starts from `carry`, and copies the parameters to the device once."""
+        self._play, self._params, self._carry = play, jax.device_put(params), carry
+        self._key = jax.random.key(seed)
+
+    def act(self, timestep: Timestep) -> Tree:
+        """Returns actions, numpy `[B, ...]`, for timesteps `[B, ...]`, and updates the state.
+
+        Call from one thread at a time.
+        """
+        self._carry, action = self._play(self._params, self._carry, timestep, self._key)
+        return jax.tree.map(np.asarray, action)
+
+
+def empty_carry(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) -> Carry:
+    """Returns the state of a player that has seen nothing. `agent` is bound; `spec` is of single frames."""
+    env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
+    frames = zero_timesteps(spec, (frame_stack, num_envs))
+    return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.zeros(2, jnp.uint32))
+
+
+def evaluation_envs(episodes: int) -> int:
+    """Returns the number of environments that play at once: the largest divisor of `episodes` up to 16."""
+    return next(n for n in range(min(episodes, 16), 0, -1) if episodes % n == 0)
+
+
+def evaluation_pool(env: HostEnvConfig, envs: int, seed: int, timeout_s: float) -> ActorPool:
+    """Starts the actor process of an evaluation: one group of `envs` environments with whole episodes."""
+    whole = env.for_evaluation()
+    return ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1, timeout_s=timeout_s)
+
+
+def evaluate(
+    *,
+    env: HostEnvConfig,
+    agent: Agent,
+    params: Tree,
+    episodes: int,
+    seed: int,
+    actor_timeout_s: float,
+) -> dict[str, Any]:
+    """Plays `episodes` whole episodes with a bound agent, in an actor process of its own.
+
+    Returns the mean, standard deviation, minimum and maximum of the raw return, the mean length and the
+    number of episodes. Raises SeedbedError if an episode does not end, or if the actor fails for good.
+    """
+    envs = evaluation_envs(episodes)
+    with evaluation_pool(env, envs, seed, actor_timeout_s) as pool:
+        carry = empty_carry(agent, pool.spec, env.frame_stack, envs)
+        player = Player(compile_play(agent, env.frame_stack), params, carry, seed)
+        result = play_episodes(pool, player, episodes, threading.Event())
+    assert result is not None, "nobody stopped it"
+    return result
+
+
+def play_episodes(
+    pool: ActorPool, player: Player, episodes: int, stop: threading.Event
+) -> dict[str, Any] | None:
+    """Plays `episodes // B` episodes in each of the B environments of a pool, which must have one group.
+
+    Returns a summary as `evaluate` does, or None if `stop` was set first. Raises SeedbedError if an
+    environment needs more than `MAX_EPISODE_STEPS` for each of its episodes on average. No other thread may
+    poll the pool meanwhile.
+    """
+    quota = episodes // pool.num_envs
+    tally = _Tally(pool.num_envs, quota)
+    steps = 0
+    while not tally.done and steps < quota * MAX_EPISODE_STEPS:
+        if stop.is_set():
+            return None
+        for group in pool.poll(0.2):
+            slot = pool.slots[group]
+            timestep = jax.tree.map(np.array, slot.timestep)
+            tally.add(timestep)
+            jax.tree.map(np.copyto, slot.action, player.act(timestep))
+            pool.reply(group)
+            steps += 1
+    returns, lengths = np.concatenate(tally.returns), np.concatenate(tally.lengths)
+    if not tally.done:
+        raise SeedbedError(
+            f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end within "
+            f"{steps:,} steps: give the environment a time limit"
+        )
+    return {
+        "episode_return_mean": float(returns.mean()),
+        "episode_return_std": float(returns.std()),
+        "episode_return_min": float(returns.min()),
+        "episode_return_max": float(returns.max()),
+        "episode_length_mean": float(lengths.mean()),
+        "episodes": len(returns),
+    }
+
+
+class _Tally:
+    """The returns and lengths of the first `quota` episodes of each environment; later ones are ignored."""
+
+    def __init__(self, num_envs: int, quota: int) -> None:
+        self.returns: list[np.ndarray] = []
+        self.lengths: list[np.ndarray] = []
+        self._left = np.full(num_envs, quota)
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+
+    @property
+    def done(self) -> bool:
+        return not self._left.any()
+
+    def add(self, timestep: Timestep) -> None:
+        self._return = np.where(timestep.first, 0.0, self._return + timestep.reward)
+        self._length = np.where(timestep.first, 0, self._length + 1)
+        ended = (timestep.terminated | timestep.truncated) & (self._left > 0)
+        self._left[ended] -= 1
+        self.returns.append(self._return[ended])
+        self.lengths.append(self._length[ended])
+
+
+class Policy:
+    """A trained policy for users' own loops, which keeps recurrent state and frame stack by itself.
+
+    Use each from one thread at a time.
+    """
+
+    def __init__(
+        self, agent: Agent, spec: EnvSpec, frame_stack: int, params: Tree, seed: int = 0
+    ) -> None:
+        """Keeps a bound agent and its parameters. `spec` is of single frames."""
+        self.agent, self.spec, self.params = agent, spec, params
+        self._frame_stack, self._seed = frame_stack, seed
+        self._play = compile_play(agent, frame_stack)
+        self._player: Player | None = None
+        self._first = True
+        self._batch: int | None = None
+
+    def reset(self) -> None:
+        """Makes the next observation open an episode, unless `act` gets `first`.
+
+        Call from one thread at a time.
+        """
+        self._first = True
+
+    def act(
+        self, observation: Tree, first: Array | None = None, reward: Array | None = None
+    ) -> Tree:
+        """Returns the action for one observation, or actions `[B, ...]` for a batch `[B, ...]`.
+
+        `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
+        observation after construction or `reset`, or after a change of B, does. `reward` (a number, or `[B]`)
+        is the reward of the last action; only agents with a memory use it. Raises ValueError if the shape
+        fits neither one observation nor a batch. Call from one thread at a time.
+        """
+        batch = self._batch_size(observation)
+        lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
+        num_envs = 1 if batch is None else batch
+        if self._player is None or self._batch != num_envs:
+            carry = empty_carry(self.agent, self.spec, self._frame_stack, num_envs)
+            self._player = Player(self._play, self.params, carry, self._seed)
+            self._batch, self._first = num_envs, True
+        opening = np.broadcast_to(np.asarray(first if first is not None else self._first), num_envs)
+        self._first = False
+        dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)
+        observation = jax.tree.map(lambda leaf, d: np.asarray(lead(leaf), d), observation, dtypes)
+        flag = np.zeros(num_envs, bool)
+        earned = np.zeros(num_envs, np.float32)
+        if reward is not None:
+            earned = np.where(opening, earned, np.asarray(reward, np.float32))
+        timestep = Timestep(observation, earned, flag, flag, np.array(opening))
+        action = self._player.act(timestep)
+        return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
+
+    def _batch_size(self, observation: Tree) -> int | None:
+        """Returns the batch size, or None for a single observation; raises ValueError if neither fits."""
+        want = jax.tree.leaves(self.spec.observation)[0].shape
+        got = np.shape(jax.tree.leaves(observation)[0])
+        if got == want:
+            return None
+        if got[1:] == want:
+            return got[0]
+        raise ValueError(
+            f"observation has shape {got}: expected {want}, or {('B', *want)} for a batch"
+        )

@@ -1,0 +1,249 @@
+"""A run's folder: `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and `replay/`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seedbed.run.checkpoint_helper import list_steps, remove_leftovers
+from seedbed.types import SeedbedError
+
+CONFIG = "config.json"
+LOCK = ".lock"
+"""The file that is locked by the process that trains into the folder."""
+SAVING = ".saving.lock"
+"""The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
+PATIENCE_S = 60.0
+"""The most seconds to wait until the helper of a killed trainer has finished its write."""
+
+
+def default_path(preset: str, now: Callable[[], datetime.datetime] | None = None) -> Path:
+    """Returns a path for a new run, such as `runs/pong-impala-20250131-142500`; makes nothing.
+
+    The path is relative to the working directory. `now` returns the time; None means the local clock.
+    """
+    moment = (now or datetime.datetime.now)()
+    name = "".join(c if c.isalnum() or c in "._" else "-" for c in preset).strip("-")
+    return Path("runs") / f"{name}-{moment:%Y%m%d-%H%M%S}"
+
+
+class RunFolder:
+    """A run's folder. `create` and `resume` lock it for training by one process; `read` does not.
+
+    The locks end with `close`, or when the process and its helper have died; a helper that still runs keeps
+    its own. For one thread at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._locks: dict[str, int] = {}  # descriptors
+
+    @classmethod
+    def create(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
+        """Makes and locks the folder of a new run; an existing folder must be empty.
+
+        Waits as `resume` does. Raises SeedbedError if the folder is not empty or cannot be written, or if
+        another process trains into it.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            content = [each.name for each in path.iterdir() if each.name not in (LOCK, SAVING)]
+        except OSError as error:
+            raise _unusable(path, error) from error
+        if content:
+            remedy = "continue it with --resume, or " if CONFIG in content else ""
+            raise SeedbedError(
+                f"the run folder {path} is not empty (it holds {sorted(content)[0]}): {remedy}"
+                "name another folder with --run"
+            )
+        run = cls(path)
+        run._take(tell)
+        return run
+
+    @classmethod
+    def resume(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
+        """Opens and locks the folder of an earlier run, so that its training can continue.
+
+        If the run was killed and the helper that writes its checkpoints has not ended yet, this calls `tell`
+        with a message and waits for the helper, at most `PATIENCE_S` seconds. Raises SeedbedError if the
+        helper takes longer, if another process trains into the folder, if it cannot be written, or if it is
+        not the folder of a run.
+        """
+        run = cls.read(path)
+        run._take(tell)
+        return run
+
+    def _take(self, tell: Callable[[str], None]) -> None:
+        """Takes both locks and removes half-written checkpoints; keeps no lock if it raises."""
+        try:
+            if not self._lock(LOCK):
+                raise SeedbedError(
+                    f"another process trains into {self.path}: wait for it, stop it, or name another "
+                    "folder"
+                )
+            self._wait_for_helper(tell)
+            remove_leftovers(self.checkpoints)
+        except OSError as error:
+            self.close()
+            raise _unusable(self.path, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait_for_helper(self, tell: Callable[[str], None]) -> None:
+        """Takes the lock `SAVING`; waits if the helper of a killed trainer still holds it."""
+        if self._lock(SAVING):
+            return
+        tell(
+            f"waiting until the helper that wrote checkpoints to {self.path} has ended: its trainer was "
+            "killed"
+        )
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._lock(SAVING):
+            if time.monotonic() > deadline:
+                raise SeedbedError(
+                    f"the helper of a trainer that was killed still writes a checkpoint to {self.path}: "
+                    "wait until it ends, or end it (its program is seedbed.run.checkpoint_helper)"
+                )
+            time.sleep(0.05)
+
+    def _lock(self, name: str) -> bool:
+        """Locks a file of the folder; returns False if another process holds it."""
+        # A flock ends when all processes with the descriptor have ended: a killed run leaves nothing behind.
+        descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        self._locks[name] = descriptor
+        return True
+
+    @property
+    def lock(self) -> int:
+        """The descriptor that a helper must inherit to write into the folder for this process.
+
+        Raises KeyError if the folder was opened with `read`, or is closed.
+        """
+        return self._locks[SAVING]
+
+    @classmethod
+    def read(cls, path: Path) -> RunFolder:
+        """Opens the folder of a run to look at it, without a lock, so also while the run trains.
+
+        Raises SeedbedError if it is not the folder of a run.
+        """
+        if not (path / CONFIG).is_file():
+            what = "there is no such folder" if not path.exists() else f"it has no {CONFIG}"
+            raise SeedbedError(f"{path} is not the folder of a run: {what}; check the path")
+        return cls(path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The path of the checkpoints' folder, which may be missing."""
+        return self.path / "checkpoints"
+
+    @property
+    def replay(self) -> Path:
+        """The path of the folder for the saved replay, which may be missing."""
+        return self.path / "replay"
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Writes the run's resolved configuration, atomically. Raises SeedbedError if the disk refuses it.
+
+        Call it only with the folder locked, from one thread at a time.
+        """
+        temporary = self.path / f".{CONFIG}.new"
+        try:
+            with temporary.open("w") as file:
+                json.dump(config, file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / CONFIG)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _unusable(self.path, error) from error
+
+    def read_config(self) -> dict[str, Any]:
+        """Returns the run's configuration. Raises SeedbedError if it cannot be read or is no JSON object."""
+        try:
+            config = json.loads((self.path / CONFIG).read_text())
+        except (OSError, ValueError) as error:
+            raise SeedbedError(
+                f"{self.path / CONFIG} cannot be read ({error}): restore it, or start a new run"
+            ) from error
+        if not isinstance(config, dict):
+            raise SeedbedError(f"{self.path / CONFIG} is not a JSON object: restore it")
+        return config
+
+    @contextlib.contextmanager
+    def training(self, config: dict[str, Any]) -> Iterator[None]:
+        """Writes the configuration, for a run that trains in the `with` block; closes the folder at the end.
+
+        If the block raises before the run has saved a new checkpoint, a new run's folder is removed as
+        `discard_untrained` does, and a resumed run gets back the configuration that its checkpoints were
+        trained with. Raises SeedbedError if the configuration cannot be written. For one thread at a time.
+        """
+        with contextlib.closing(self):
+            former = self.read_config() if (self.path / CONFIG).exists() else None
+            before = list_steps(self.checkpoints)
+            try:
+                self.write_config(config)
+                yield
+            except BaseException:
+                if former is None:
+                    self.discard_untrained()
+                elif set(list_steps(self.checkpoints)) <= set(before):
+                    # A full disk must not hide the failure that ended the run.
+                    with contextlib.suppress(SeedbedError):
+                        self.write_config(former)
+                raise
+
+    def close(self) -> None:
+        """Gives up the locks, so that another process may train into the folder once the helper has ended.
+
+        Call from one thread at a time.
+        """
+        for descriptor in self._locks.values():
+            os.close(descriptor)
+        self._locks.clear()
+
+    def discard_untrained(self) -> None:
+        """Removes the folder of a run that failed before it trained, and closes it.
+
+        Removes nothing if there are metrics, a checkpoint, or files that are not a run's own. Errors of the
+        disk are not raised. Call it only with the folder locked, from one thread at a time.
+        """
+        with contextlib.suppress(OSError), contextlib.closing(self):
+            metrics = self.path / "metrics.jsonl"
+            trained = metrics.exists() and metrics.stat().st_size > 0
+            entries = list(self.path.iterdir())
+            own = (CONFIG, LOCK, SAVING, metrics.name, self.checkpoints.name, self.replay.name)
+            if trained or any(
+                entry.name not in own and ".tfevents." not in entry.name for entry in entries
+            ):
+                return
+            if self.checkpoints.is_dir():
+                self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
+            shutil.rmtree(self.replay, ignore_errors=True)
+            for entry in self.path.iterdir():
+                entry.unlink()
+            self.path.rmdir()
+
+
+def _unusable(path: Path, error: OSError) -> SeedbedError:
+    return SeedbedError(
+        f"the run folder {path} cannot be written ({error.strerror or error}): "
+        "name another folder with --run"
+    )

@@ -1,0 +1,223 @@
+"""The options of the runtimes. `seedbed train PRESET --help` shows the docstring of every field."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from seedbed.run.metrics import usable_cores
+from seedbed.types import Agent, OnPolicy, SeedbedError
+
+# Groups of environments in an actor: one group steps while the other waits for actions.
+_GROUPS = 2
+# The default for agents that learn while acting goes on.
+_ENVS_PER_ACTOR = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralConfig:
+    """The options of the central runtime, which are the same for every agent and environment."""
+
+    steps: int = 10_000_000
+    """Transitions to train for: agent steps, not counting steps that only reset an environment."""
+    seed: int = 0
+    """Seed of parameters, actions and environments."""
+    actors: int = 0
+    """Actor processes; 0 is one for each usable CPU core, or with PPO as many as divide its batch."""
+    envs_per_actor: int = 0
+    """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
+    actor_timeout_s: float = 120.0
+    """Seconds after which a silent actor is replaced, or the run fails if no actor has started at all."""
+    inference_devices: tuple[int, ...] = (0,)
+    """Indices of the devices that choose actions."""
+    learner_devices: tuple[int, ...] = (0,)
+    """Indices of the devices that learn. A batch is divided among them."""
+    evaluate_every: int = 1_000_000
+    """Transitions between evaluations. One more is at the end of the run; 0 means only that one."""
+    evaluate_episodes: int = 8
+    """Number of episodes in an evaluation."""
+    checkpoint_every_s: float = 300.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: int = 3
+    """Number of checkpoints to keep besides the best one."""
+    save_replay: bool = True
+    """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
+    log_every_s: float = 10.0
+    """Seconds between lines of metrics in the log."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges of all options; raises SeedbedError."""
+        for field in ("steps", "evaluate_episodes", "keep_checkpoints"):
+            _at_least(field, getattr(self, field), 1)
+        for field in ("seed", "actors", "envs_per_actor", "evaluate_every"):
+            _at_least(field, getattr(self, field), 0)
+        for field in ("checkpoint_every_s", "log_every_s"):
+            _at_least(field, getattr(self, field), 0.1)
+        _at_least("actor_timeout_s", self.actor_timeout_s, 1)
+        for field in ("inference_devices", "learner_devices"):
+            _different_devices(field, getattr(self, field))
+
+    def resolved(self, agent: Agent) -> CentralConfig:
+        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
+
+        Raises SeedbedError if sizes do not fit one another or the agent; it names the option to change.
+        """
+        experience = agent.experience
+        if isinstance(experience, OnPolicy) and experience.synchronous:
+            actors, envs = _fitting(experience.batch, self.actors, self.envs_per_actor)
+        else:
+            actors, envs = self.actors or _cores(), self.envs_per_actor or _ENVS_PER_ACTOR
+        if envs % _GROUPS:
+            raise SeedbedError(
+                f"envs_per_actor is {envs}: an actor steps its environments in {_GROUPS} groups; give an "
+                "even number with --envs-per-actor"
+            )
+        config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
+        config._require_shares(agent)
+        return config
+
+    def _require_shares(self, agent: Agent) -> None:
+        """Raises SeedbedError if sizes do not fit: call it when `actors` and `envs_per_actor` are chosen.
+
+        A batch must divide evenly among groups, devices and minibatches. There must be enough environments
+        for an on-policy batch, and a group for every inference device.
+        """
+        experience, learners = agent.experience, len(self.learner_devices)
+        batch, group = experience.batch, self.envs_per_actor // _GROUPS
+        if isinstance(experience, OnPolicy) and batch % group:
+            raise SeedbedError(
+                f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
+                "group, half of those of an actor; change --agent.batch or --envs-per-actor"
+            )
+        many = isinstance(experience, OnPolicy) and not experience.synchronous
+        if many and batch > 2 * self.actors * self.envs_per_actor:
+            raise SeedbedError(
+                f"agent.batch is {batch} unrolls, but there are only {self.actors * self.envs_per_actor} "
+                "environments: lower --agent.batch, or raise --actors or --envs-per-actor"
+            )
+        if batch % (learners * agent.minibatches):
+            raise SeedbedError(
+                f"agent.batch is {batch}: it must divide by {learners} learner devices x "
+                f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
+            )
+        if self.actors * _GROUPS < len(self.inference_devices):
+            raise SeedbedError(
+                f"{len(self.inference_devices)} inference devices for the {self.actors * _GROUPS} groups of "
+                f"{self.actors} actors: name fewer with --inference-devices, or raise --actors"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedConfig:
+    """The options of the fused runtime, which are the same for every agent and environment."""
+
+    steps: int = 10_000_000
+    """Transitions to train each seed for: agent steps, not counting steps that only reset an environment."""
+    seed: int = 0
+    """Seed of parameters, actions and environments."""
+    seeds: int = 1
+    """Number of independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
+    sweep: str = ""
+    """Values of a float option of the agent to train at once, with every seed: learning_rate=1e-3,2e-3."""
+    envs: int = 16
+    """Environments of an agent that learns from replay; others have one for each unroll of a batch."""
+    unroll: int = 8
+    """Steps of each environment between updates of an agent that learns from replay."""
+    euler_share: float = 0.0
+    """First share of the steps that trains with Euler's integrator (faster); the rest use the task's own."""
+    devices: tuple[int, ...] = (0,)
+    """Indices of the devices. The environments are divided among them."""
+    evaluate_every: int = 0
+    """Transitions of each seed between evaluations. One more is at the end of the run; 0 means only that."""
+    evaluate_episodes: int = 16
+    """Number of episodes in an evaluation, all played at once."""
+    checkpoint_every_s: float = 60.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: int = 3
+    """Number of checkpoints to keep besides the best one."""
+    log_every_s: float = 2.0
+    """Seconds between lines of metrics in the log."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges of all options; raises SeedbedError."""
+        counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
+        for field in counts:
+            _at_least(field, getattr(self, field), 1)
+        for field in ("seed", "evaluate_every"):
+            _at_least(field, getattr(self, field), 0)
+        for field in ("checkpoint_every_s", "log_every_s"):
+            _at_least(field, getattr(self, field), 0.1)
+        if not 0 <= self.euler_share <= 1:
+            raise SeedbedError(f"euler_share is {self.euler_share}: it must be from 0 to 1")
+        _different_devices("devices", self.devices)
+        # Reading this raises SeedbedError if `sweep` has a wrong form.
+        self.variations  # noqa: B018
+
+    @property
+    def variations(self) -> tuple[dict[str, float], ...]:
+        """For each member of the population, the agent's options (name: value) that `sweep` sets.
+
+        Has a member for every value and seed, the seeds of the first value first. Raises SeedbedError if
+        `sweep` has a wrong form.
+        """
+        if not self.sweep:
+            return ({},) * self.seeds
+        name, equals, values = self.sweep.partition("=")
+        try:
+            numbers = [float(value) for value in values.split(",")]
+        except ValueError:
+            numbers = []
+        if not (equals and name.strip() and numbers):
+            raise SeedbedError(
+                f"sweep is {self.sweep!r}: write an option of the agent and its values, such as "
+                "learning_rate=1e-3,2e-3"
+            )
+        field = name.strip().replace("-", "_")
+        return tuple({field: number} for number in numbers for _ in range(self.seeds))
+
+    @property
+    def member_seeds(self) -> tuple[int, ...]:
+        """The seed of each member of the population."""
+        return tuple(self.seed + i % self.seeds for i in range(len(self.variations)))
+
+    @property
+    def member_names(self) -> tuple[str, ...]:
+        """The name of each member of the population, such as `seed 3, learning_rate 0.001`."""
+        members = zip(self.member_seeds, self.variations, strict=True)
+        return tuple(
+            ", ".join([f"seed {seed}", *(f"{name} {value:g}" for name, value in varied.items())])
+            for seed, varied in members
+        )
+
+
+def _cores() -> int:
+    return max(1, int(usable_cores()))
+
+
+def _fitting(batch: int, actors: int, envs: int) -> tuple[int, int]:
+    """Chooses the number of actors, and of environments in each, for an agent that acts, stops and learns.
+
+    The batch must contain equally many unrolls of every environment. A number that is not 0 is given and
+    stays. Prefers as many actors as cores, and one unroll of each environment. Raises SeedbedError if
+    nothing fits.
+    """
+    for count in [actors] if actors else range(_cores(), 0, -1):
+        each = envs or max(_GROUPS, batch // count)
+        if batch % (count * each) == 0 and each % _GROUPS == 0:
+            return count, each
+    given = f"{actors} actors" if actors else "actors"
+    each = f"{envs} environments" if envs else f"environments in {_GROUPS} groups"
+    raise SeedbedError(
+        f"agent.batch is {batch} unrolls, and the agent acts, stops and learns: {given} with {each} each "
+        "cannot make it up of equally many unrolls of every environment; change --agent.batch, --actors or "
+        "--envs-per-actor"
+    )
+
+
+def _different_devices(field: str, devices: tuple[int, ...]) -> None:
+    if not devices or len(set(devices)) != len(devices) or min(devices) < 0:
+        raise SeedbedError(f"{field} is {devices}: name one or more different device indices")
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise SeedbedError(f"{field} is {value}: it must be {least} or more")

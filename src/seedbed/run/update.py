@@ -1,0 +1,166 @@
+"""The update loop: the only place where a batch becomes new parameters.
+
+The functions that take `axis` are pure, and are called while JAX traces a program. With several devices,
+`axis` names the mapped axis that divides the batch, and each device handles its share. On one device it is
+None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.ops.collectives import data_axis
+from seedbed.types import (
+    Agent,
+    Array,
+    LearnerState,
+    Output,
+    SeedbedError,
+    Trajectory,
+    Tree,
+)
+
+AXIS = "batch"
+STRATA = 8
+"""The number of parts of a batch that are shuffled separately. 1, 2, 4 or 8 devices get equal minibatches."""
+
+
+class TrainingDiverged(SeedbedError):
+    """Raised when a metric of an update, such as a loss or the norm of the gradient, is not finite."""
+
+
+def require_finite(metrics: dict[str, Any], update: int) -> None:
+    """Raises TrainingDiverged if a metric of the update with number `update` is not finite."""
+    bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if bad:
+        raise TrainingDiverged(
+            f"{bad[0]} is {metrics[bad[0]]} at learner step {update}: training stopped before these "
+            "parameters were used. Go on from the last checkpoint with --resume and a lower "
+            "--agent.learning-rate"
+        )
+
+
+class Update(NamedTuple):
+    """The result of learning from a batch."""
+
+    state: LearnerState
+    metrics: dict[str, Array]  # scalars, means over the minibatches
+    priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
+
+
+def progress_of(done: int, steps: int) -> np.float32:
+    """Returns `LearnerState.progress`, from 0 to 1, after `done` of a run's `steps` transitions.
+
+    Every runtime passes it to the compiled update as an operand, so that a new value compiles nothing.
+    """
+    return np.float32(min(1.0, done / steps))
+
+
+def count_transitions(first: Array) -> Array:
+    """Returns the number of transitions, int32, that led to timesteps with these `first` flags.
+
+    A step that led to a timestep with `first` set is an auto-reset, and does not count.
+    """
+    return jnp.sum(~first, dtype=jnp.int32)
+
+
+def shuffled(agent: Agent, batch: Tree, key: Array, axis: str | None) -> Tree:
+    """Reorders axis 1 of a batch so that its consecutive parts are random minibatches.
+
+    Environments are shuffled within strata, and each minibatch takes an equal share of every stratum. The
+    strata, and so the minibatches, do not depend on the number of devices if it divides the number of strata
+    evenly. The key is folded, not consumed, but each epoch needs its own. With one minibatch, the batch is
+    returned as it is.
+    """
+    if agent.minibatches == 1:
+        return batch
+    width = jax.tree.leaves(batch)[0].shape[1]
+    devices = 1 if axis is None else jax.lax.axis_size(axis)
+    strata = math.gcd(STRATA, width * devices // agent.minibatches)
+    local = max(strata // devices, 1)
+    begin = 0 if axis is None else jax.lax.axis_index(axis) * local
+    share = width // (local * agent.minibatches)
+
+    def order(stratum: Array) -> Array:
+        within = jax.random.permutation(jax.random.fold_in(key, begin + stratum), width // local)
+        return within + stratum * (width // local)
+
+    orders = jax.vmap(order)(jnp.arange(local)).reshape(local, agent.minibatches, share)
+    chosen = orders.transpose(1, 0, 2).reshape(width)
+    return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=1), batch)
+
+
+def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Output]:
+    """Averages gradients and metrics over devices, weighted by the devices' numbers of valid rows.
+
+    This is exact, because both are means over valid rows. `weight` of the result is the sum over devices;
+    priorities stay those of the device's own items.
+    """
+    if axis is None:
+        return grads, output
+    total = jax.lax.psum(output.weight, axis)
+    share = output.weight / jnp.maximum(total, 1.0)
+
+    def mean(leaf: Array) -> Array:
+        return jax.lax.psum(leaf * share.astype(leaf.dtype), axis)
+
+    metrics = jax.tree.map(mean, output.metrics)
+    return jax.tree.map(mean, grads), Output(metrics, total, output.priorities)
+
+
+def prepare(
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
+) -> Tree:
+    """Turns a trajectory, or a device's share of one, into a batch. Consumes the key."""
+    with data_axis(axis):
+        return agent.prepare(state, trajectory, key)
+
+
+def update_minibatch(
+    agent: Agent, state: LearnerState, batch: Tree, key: Array, index: Array, axis: str | None
+) -> tuple[LearnerState, Output]:
+    """Applies the gradient of part `index` of a shuffled batch; returns the new state and the output.
+
+    Every runtime learns through this function. The key is folded with `index`, not consumed.
+    """
+    size = jax.tree.leaves(batch)[0].shape[1] // agent.minibatches
+    part = jax.tree.map(
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), batch
+    )
+    local = state
+    # Without this, JAX would sum the gradients of replicated parameters itself.
+    if axis is not None:
+        params, auxiliary = jax.tree.map(
+            lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), (state.params, state.auxiliary)
+        )
+        local = state._replace(params=params, auxiliary=auxiliary)
+    with data_axis(axis):
+        grads, output = agent.gradients(local, part, jax.random.fold_in(key, index))
+    grads, output = averaged(grads, output, axis)
+    return agent.apply(state, grads, output), output
+
+
+def learn(
+    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
+) -> Update:
+    """Runs every epoch and minibatch on a trajectory, as one traced program. Consumes the key."""
+    prepare_key, key = jax.random.split(key)
+    batch = prepare(agent, state, trajectory, prepare_key, axis)
+
+    def epoch(state: LearnerState, number: Array) -> tuple[LearnerState, Output]:
+        order_key, loss_key = jax.random.split(jax.random.fold_in(key, number))
+        order = shuffled(agent, batch, order_key, axis)
+
+        def step(state: LearnerState, index: Array) -> tuple[LearnerState, Output]:
+            return update_minibatch(agent, state, order, loss_key, index, axis)
+
+        return jax.lax.scan(step, state, jnp.arange(agent.minibatches))
+
+    state, outputs = jax.lax.scan(epoch, state, jnp.arange(agent.epochs))
+    priorities = jax.tree.map(lambda leaf: leaf[-1, -1], outputs.priorities)
+    return Update(state, jax.tree.map(jnp.mean, outputs.metrics), priorities)
