@@ -22,10 +22,10 @@ from counting_agent import CountingAgent
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import ActorProcess
 from seedbed.central import train as central
+from seedbed.central.evaluation import Evaluation
 from seedbed.central.inference import Inference, Published, batch_sizes
 from seedbed.central.loops import InferenceLoop, UnrollQueue
 from seedbed.central.shards import Shard
-from seedbed.central.supervisor import Evaluation
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of

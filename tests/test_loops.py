@@ -10,12 +10,12 @@ import pytest
 
 from seedbed.central.inference import Unroll
 from seedbed.central.loops import InferenceCounters, LearnerLoop, UnrollQueue
-from seedbed.central.meter import Meter, Setup
+from seedbed.central.meter import CentralMeter, Setup
 from seedbed.run import evaluation
+from seedbed.run.clocks import Stopwatch
 from seedbed.run.evaluation import play_episodes
 from seedbed.run.metrics import EpisodeStatistics
 from seedbed.run.options import CentralConfig
-from seedbed.run.reporting import Start, Stopwatch
 from seedbed.run.update import Update
 from seedbed.types import LearnerState, SeedbedError, Timestep
 
@@ -124,7 +124,7 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
         monotonic=lambda: now[0], perf_counter=lambda: now[0], process_time=lambda: now[0]
     )
     monkeypatch.setattr("seedbed.central.meter.time", clock)
-    monkeypatch.setattr("seedbed.run.reporting.time", clock)
+    monkeypatch.setattr("seedbed.run.clocks.time", clock)
     pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
     blocked, waiting = Stopwatch(), Stopwatch()
 
@@ -135,20 +135,19 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     acting, queue = Acting(), queue_of(2, 1)
     learning = types.SimpleNamespace(updates=0, metrics={}, waiting=waiting, busy=Stopwatch())
     env, config = types.SimpleNamespace(frame_skip=4), CentralConfig(actors=1)
-    setup = Setup(None, env, config, pool, acting, learning, queue, Start())  # type: ignore[arg-type]
-    meter = Meter(setup, lambda: ([], 0.0))
+    setup = Setup(None, env, config, pool, acting, learning, queue)  # type: ignore[arg-type]
+    meter = CentralMeter(setup, lambda: 0.0)
     found = []
-    for steps, calls, rows in ((100, 10, 80), (300, 20, 100), (300, 20, 100)):
-        queue.env_steps, acting.counters.calls, acting.counters.rows = steps, calls, rows
+    for calls, rows in ((10, 80), (20, 100), (20, 100)):
+        acting.counters.calls, acting.counters.rows = calls, rows
         waiting.start()  # and goes on waiting into the next interval
         now[0] += 5.0
-        found.append(meter.read())
+        found.append(meter.read(20.0 if found else 5.0))
         now[0] += 5.0
         waiting.stop()
         blocked.start()
         now[0] += 10.0
         blocked.stop()
-    assert [line["env_steps_per_s"] for line in found] == [20.0, 10.0, 0.0]
     assert [line["inference_rows_mean"] for line in found] == [8.0, 2.0, None]
     assert [line["learner_waiting_share"] for line in found] == [1.0, 0.5, 0.5]
     assert [line["inference_blocked_share"] for line in found] == [0.0, 0.5, 0.5]

@@ -19,12 +19,11 @@ from seedbed.agents.ppo import Ppo
 from seedbed.central.loops import UnrollQueue
 from seedbed.fused.program import Program
 from seedbed.fused.rollout import Busy, Iteration
-from seedbed.fused.train import _Progress
+from seedbed.fused.train import FusedRun
 from seedbed.run.checkpoint import restore
 from seedbed.run.keys import derived_seed, fold_count, halves, later
 from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.run.reporting import Start
 from seedbed.run.update import progress_of
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
 from test_central import counting_env, importable, lines, train  # noqa: F401  a fixture
@@ -130,15 +129,16 @@ def test_metrics_are_of_the_last_updates_that_were_made():
 
     reports = iter([report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])])
     carry = SimpleNamespace(learner=SimpleNamespace(updates=np.zeros(2, np.int32)))
-    program = SimpleNamespace(run=lambda carry, done: (carry, next(reports)))
+    program = SimpleNamespace(
+        run=lambda carry, done: (carry, next(reports)), config=SimpleNamespace(steps=100)
+    )
     episodes = [RecentEpisodes(), RecentEpisodes()]
-    progress = _Progress(program, carry, Start(), [0, 0], episodes, 0.0)
+    run = FusedRun(program, carry, [0, 0], episodes)
     seen = []
     for _ in range(3):
-        progress.advance()
-        seen.append((progress.env_steps, progress.updates, progress.learned))
-    assert seen == [(5, 0, {}), (10, 0, {"loss": 3}), (15, 2, {"loss": 5})]
-    assert progress.transitions == [15, 21]
+        assert run.advance()
+        seen.append((*run.progress(), run.learned))
+    assert seen == [(5, 0, 12, {}), (10, 0, 24, {"loss": 3}), (15, 2, 36, {"loss": 5})]
 
 
 # -- counts -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from seedbed.run.checkpoint import restore_best
 from seedbed.run.folder import RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
-from seedbed.run.reporting import View
+from seedbed.run.runtime import View
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     Agent,

@@ -16,8 +16,8 @@ from seedbed.actors.pool import ActorPool
 from seedbed.central.inference import Acted, Inference, Unroll
 from seedbed.central.learner import Learner
 from seedbed.central.shards import Call, Shard
+from seedbed.run.clocks import Stopwatch
 from seedbed.run.metrics import EpisodeStatistics
-from seedbed.run.reporting import Stopwatch
 from seedbed.run.update import progress_of, require_finite
 from seedbed.types import LearnerState, Timestep, Tree
 

@@ -17,9 +17,9 @@ from seedbed.central.inference import Acted, Unroll
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Replay, Sample
 from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.clocks import Stopwatch
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
-from seedbed.run.reporting import Stopwatch
 from seedbed.run.stacking import stack_timesteps, zero_timesteps
 from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
 

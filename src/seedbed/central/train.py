@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
 from typing import Any
 
 import jax
@@ -16,20 +14,19 @@ from seedbed.central.learner import Learner
 from seedbed.central.loops import InferenceLoop, LearnerLoop, UnrollQueue
 from seedbed.central.meter import Setup
 from seedbed.central.replaying import ReplayFeed
-from seedbed.central.supervisor import Supervisor
-from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.central.run import CentralRun
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices
 from seedbed.run.folder import RunFolder
 from seedbed.run.keys import derived_seed, fold_count, halves
-from seedbed.run.metrics import EpisodeStatistics, MetricsLog
+from seedbed.run.metrics import EpisodeStatistics
 from seedbed.run.options import CentralConfig
-from seedbed.run.reporting import Interruption, Start, View, stopping_signals
+from seedbed.run.runtime import View
+from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     Agent,
     HostEnvConfig,
-    LearnerState,
     OnPolicy,
     bind,
     learns_from_replay,
@@ -56,38 +53,29 @@ def train(
     repair. What was learned is saved first, unless the failure came during an update, as TrainingDiverged
     does.
     """
-    begun = time.monotonic()
     # Acting takes less time than handing it to a thread of JAX. This has no effect once JAX has started.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     # The seed depends on the newest checkpoint: a resumed run must not play the run's first episodes again.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
-    with contextlib.ExitStack() as stack:
-        interruption = stack.enter_context(stopping_signals(view))
-        pool = stack.enter_context(
-            ActorPool(
-                env,
-                actors=config.actors,
-                envs_per_actor=config.envs_per_actor,
-                seed=derived_seed(config.seed, sum(past)),
-                niceness=_MODEST if learns_from_replay(agent) else 0,
-                timeout_s=config.actor_timeout_s,
-            )
-        )
+    with (
+        Session(run, view) as session,
+        ActorPool(
+            env,
+            actors=config.actors,
+            envs_per_actor=config.envs_per_actor,
+            seed=derived_seed(config.seed, sum(past)),
+            niceness=_MODEST if learns_from_replay(agent) else 0,
+            timeout_s=config.actor_timeout_s,
+        ) as pool,
+    ):
         view.message(
             f"starting {config.actors} actors with {config.envs_per_actor} environments each"
         )
-        _await_spec(pool, interruption, view)
-        setup = _set_up(env, agent, config, pool, run, view)._replace(begun=begun)
-        log = MetricsLog(run.path, setup.start.env_steps, view.message)
-        stack.callback(log.close)
-        writer = CheckpointWriter(run.checkpoints, config.keep_checkpoints, lock=run.lock)
-        stack.enter_context(writer)
-        supervisor = Supervisor(setup, log, writer, view, interruption)
-        supervisor.run()
-        return supervisor.finish()
+        _await_spec(pool, session)
+        return session.train(CentralRun(_set_up(env, agent, config, pool, session)))
 
 
-def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None:
+def _await_spec(pool: ActorPool, session: Session) -> None:
     """Waits until the first actor has sent the spec, and shows notices of actors meanwhile.
 
     Raises KeyboardInterrupt if a signal comes, and SeedbedError if no actor answers in time or the actors
@@ -96,8 +84,8 @@ def _await_spec(pool: ActorPool, interruption: Interruption, view: View) -> None
 
     def give_up() -> bool:
         for notice in pool.take_notices():
-            view.message(notice)
-        return interruption.requested()
+            session.view.message(notice)
+        return session.interrupted()
 
     if pool.wait_spec(give_up) is None:
         raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
@@ -108,37 +96,42 @@ def _set_up(
     agent: Agent,
     config: CentralConfig,
     pool: ActorPool,
-    run: RunFolder,
-    view: View,
+    session: Session,
 ) -> Setup:
+    """Makes the parts of the run, which begins, or goes on from the newest whole checkpoint."""
     inference_devices = choose_devices(config.inference_devices, "--inference-devices")
     learner_devices = choose_devices(config.learner_devices, "--learner-devices")
     spec = pool.spec
     agent = bind(agent, stacked_spec(spec, env.frame_stack))
     run_key = jax.random.key(config.seed)
     init_key, act_key, learn_key = jax.random.split(run_key, 3)
-    state, start, episodes = _initial(agent, init_key, run, pool, view)
-    act_key = fold_count(act_key, halves(start.env_steps))
+    state = agent.init(init_key)
+    episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
+    if (resumed := session.resume(lambda: state)) is not None:
+        state, metadata = resumed
+        episodes.load(metadata["episodes"])
+    env_steps = session.start.env_steps
+    act_key = fold_count(act_key, halves(env_steps))
 
-    view.message("compiling")
+    session.view.message("compiling")
     group_envs = np.arange(pool.num_envs).reshape(pool.num_groups, pool.group_size)
     parts = np.array_split(group_envs, len(inference_devices))
     inferences = [
         Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
         for device, part in zip(inference_devices, parts, strict=True)
     ]
-    feed = _make_feed(agent, env, config, pool, run, start.env_steps)
+    feed = _make_feed(agent, env, config, pool, session.run, env_steps)
     if isinstance(feed, ReplayFeed):
-        found = feed.restore(start.env_steps)
-        if start.env_steps:
-            view.message(found)
+        found = feed.restore(env_steps)
+        if env_steps:
+            session.view.message(found)
     learner = Learner(agent, env.frame_stack, learner_devices, learn_key)
     learning = LearnerLoop(learner, state, inferences, feed)
     for inference in inferences:
         inference.compile(spec)
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
     acting = InferenceLoop(pool, inferences, feed, episodes, deadline)
-    return Setup(agent, env, config, pool, acting, learning, feed, start)
+    return Setup(agent, env, config, pool, acting, learning, feed)
 
 
 def _make_feed(
@@ -161,24 +154,3 @@ def _make_feed(
     batches = 0 if experience.synchronous else 3 + math.ceil(2 * pool.num_groups / per_batch)
     most_lag = batches * agent.epochs * agent.minibatches
     return UnrollQueue(2 * per_batch, per_batch, most_lag, env_steps, config.steps)
-
-
-def _initial(
-    agent: Agent, key: jax.Array, run: RunFolder, pool: ActorPool, view: View
-) -> tuple[LearnerState, Start, EpisodeStatistics]:
-    """Makes the initial learner state, progress and episode statistics. Consumes the key.
-
-    If the run has checkpoints, restores all three from the newest whole one. Raises SeedbedError if none is
-    whole, or if it is of another agent.
-    """
-    state = agent.init(key)
-    episodes = EpisodeStatistics(pool.num_groups, pool.group_size)
-    if not (run.checkpoints.is_dir() and list_steps(run.checkpoints)):
-        if (run.path / "metrics.jsonl").exists():
-            view.message("the run has no checkpoint yet: starting from the beginning")
-        return state, Start(), episodes
-    step, state, metadata = restore(run.checkpoints, state, view.message)
-    start = Start(**metadata["start"])
-    episodes.load(metadata["episodes"])
-    view.message(f"going on from step {step:,} ({start.updates:,} learner steps)")
-    return state, start, episodes

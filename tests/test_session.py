@@ -4,10 +4,12 @@ import functools
 import os
 import signal
 import threading
+import types
 
 import pytest
 
-from seedbed.run.reporting import after, stopping_signals
+from seedbed.run.session import _after, _Interval
+from seedbed.run.signals import stopping_signals
 from seedbed.types import SeedbedError
 
 
@@ -33,7 +35,7 @@ def test_the_first_signal_is_noted_and_the_second_gives_up(number, request):
     request.addfinalizer(functools.partial(signal.signal, number, signal.getsignal(number)))
     signal.signal(number, signal.SIG_DFL)
     before, view = signal.getsignal(number), View()
-    with stopping_signals(view) as interruption:
+    with stopping_signals(view.message) as interruption:
         assert not interruption.requested()
         view.handling = True
         os.kill(os.getpid(), number)
@@ -50,7 +52,7 @@ def test_a_hang_up_that_is_ignored_stays_ignored(monkeypatch):
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping_signals(View()) as interruption:
+        with stopping_signals(View().message) as interruption:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not interruption.requested()
     finally:
@@ -61,7 +63,7 @@ def test_other_threads_leave_signals_alone():
     before, found = signal.getsignal(signal.SIGTERM), []
 
     def look():
-        with stopping_signals(View()) as interruption:
+        with stopping_signals(View().message) as interruption:
             found.append((interruption.requested(), signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=look)
@@ -72,8 +74,27 @@ def test_other_threads_leave_signals_alone():
 
 def test_what_fails_after_a_failure_does_not_hide_it():
     failure, view = SeedbedError("the cause"), View()
-    with after(failure, view):
+    with _after(failure, view):
         raise SeedbedError("no room")
     assert view.messages == ["no room"] and failure.__notes__ == ["and then: no room"]
-    with pytest.raises(KeyboardInterrupt), after(failure, view):
+    with pytest.raises(KeyboardInterrupt), _after(failure, view):
         raise KeyboardInterrupt
+
+
+def test_rates_are_of_the_time_since_the_line_before(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("seedbed.run.session.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    counts, passed = [0], []
+    meter = types.SimpleNamespace(read=lambda seconds: passed.append(seconds) or {"x": len(passed)})
+    runtime = types.SimpleNamespace(
+        meter=lambda: meter, progress=lambda: types.SimpleNamespace(transitions=counts[0])
+    )
+    interval = _Interval(runtime)  # type: ignore[arg-type]
+    found = []
+    for transitions, left_out in ((100, 0.0), (300, 0.0), (300, 0.0), (500, 10.0)):
+        counts[0] = transitions
+        now[0] += 20.0
+        interval.leave_out(left_out)
+        found.append(interval.read())
+    assert found == [(5.0, {"x": 1}), (10.0, {"x": 2}), (0.0, {"x": 3}), (20.0, {"x": 4})]
+    assert passed == [20.0, 20.0, 20.0, 10.0]

@@ -1,0 +1,336 @@
+"""The session of a run: it reports, saves, evaluates, resumes and stops a run of any runtime.
+
+A runtime is a value that trains (`run/runtime.py`). All that the user sees of a run, and all that its folder
+holds, passes through the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from seedbed.run.checkpoint import CheckpointWriter, restore
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.clocks import Clock
+from seedbed.run.folder import RunFolder
+from seedbed.run.keys import derived_seed
+from seedbed.run.metrics import MetricsLog, processes_rss
+from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
+from seedbed.run.signals import stopping_signals
+from seedbed.types import SeedbedError, StorageError, Tree
+
+
+class Session:
+    """The session of one run, as a context manager. For one thread, the one that called `train`.
+
+    While it is open, SIGINT, SIGTERM and SIGHUP ask the run to stop and save, and a second signal raises
+    KeyboardInterrupt; outside the main thread no signal is handled.
+    """
+
+    def __init__(self, run: RunFolder, view: View) -> None:
+        """Takes the folder of the run, whose locks this process holds. The time of the run begins now."""
+        self.run, self.view = run, view
+        self.start = Start()
+        self._begun = time.monotonic()
+        self._stack = contextlib.ExitStack()
+        # What the next snapshot is wanted for: "save", "evaluate".
+        self._wanted: set[str] = set()
+        self._evaluation: Evaluation | None = None
+        self._evaluating: Snapshot | None = None  # the snapshot of the newest evaluation
+        self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
+
+    def __enter__(self) -> Session:
+        self._interruption = self._stack.enter_context(stopping_signals(self.view.message))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, failure, trace)
+
+    def interrupted(self) -> bool:
+        """Returns whether a signal has asked the run to stop."""
+        return self._interruption.requested()
+
+    def resume(self, template: Callable[[], Tree]) -> tuple[Tree, dict[str, Any]] | None:
+        """Reads the newest whole checkpoint, and says where the run goes on; None if there is none.
+
+        Returns its arrays, with the structure of `template()`, and the metadata of the snapshot; sets
+        `start`. Raises SeedbedError if no checkpoint is whole, or if it is of another agent.
+        """
+        folder = self.run.checkpoints
+        if not (folder.is_dir() and list_steps(folder)):
+            if (self.run.path / "metrics.jsonl").exists():
+                self.view.message("the run has no checkpoint yet: starting from the beginning")
+            return None
+        step, arrays, metadata = restore(folder, template(), self.view.message)
+        self.start = Start(**metadata["start"])
+        self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
+        return arrays, metadata
+
+    def train(self, runtime: Runtime) -> dict[str, Any]:
+        """Trains until the runtime is done or a signal comes; returns a summary of the run.
+
+        The summary holds the last metrics and `interrupted` (bool). At the end, the learner state is saved
+        and evaluated; after a signal it is only saved. Raises the first failure of the run, after saving
+        what was learned before it. Raises StorageError if the last checkpoint cannot be written, and
+        SeedbedError if the last evaluation fails.
+        """
+        self._runtime, self._options = runtime, runtime.options
+        log = MetricsLog(self.run.path, self.start.env_steps, self.view.message)
+        self._stack.callback(log.close)
+        self._log = log
+        self._writer = self._stack.enter_context(
+            CheckpointWriter(
+                self.run.checkpoints, self._options.keep_checkpoints, lock=self.run.lock
+            )
+        )
+        failure: BaseException | None = None
+        runtime.start()
+        self._log_line, self._view_line = _Interval(runtime), _Interval(runtime)
+        try:
+            self._loop()
+        except Exception as error:
+            # What was learned is saved before this is raised.
+            failure = error
+        finally:
+            runtime.stop()
+        failure = runtime.join() or failure
+        self._tell_notices()
+        if failure is not None:
+            with _after(failure, self.view):
+                self._save_last()
+            self._end_evaluation(lambda: True)
+            raise failure
+        return self._finish()
+
+    def _loop(self) -> None:
+        runtime, options = self._runtime, self._options
+        log, show, save = (
+            Clock(period)
+            for period in (
+                options.log_every_s,
+                self.view.report_every_s,
+                options.checkpoint_every_s,
+            )
+        )
+        next_evaluation = self._next_evaluation()
+        # The first checkpoint is made at once, so that there is always one to resume from.
+        self._want("save")
+        self._serve_snapshot()
+        while not self.interrupted() and runtime.advance():
+            if log.due():
+                self._log.write(self._line(self._log_line))
+            if show.due():
+                self.view.update(self._line(self._view_line))
+            self._tell_notices()
+            if save.due():
+                self._want("save")
+            # At the end of the run, `_finish` evaluates in any case.
+            env_steps = runtime.progress().env_steps
+            if next_evaluation <= env_steps < options.steps and self._evaluation is None:
+                next_evaluation = self._next_evaluation()
+                self._want("evaluate")
+            self._serve_snapshot()
+            self._collect_evaluation()
+
+    def _finish(self) -> dict[str, Any]:
+        """Saves and evaluates at the end of a run that has not failed; returns the summary."""
+        last = self._save_last()
+        self._end_evaluation(self.interrupted)
+        failure: Exception | None = None
+        if last is not None and not self.interrupted():
+            self.view.message(f"trained; evaluating {self._options.evaluate_episodes} episodes")
+            self._begin_evaluation(last)
+            failure = self._end_evaluation(self.interrupted)
+        metrics = self._line(self._log_line)
+        self._log.write(metrics)
+        self.view.update(metrics)
+        self._writer.wait()
+        if failure is not None:
+            raise failure
+        return metrics | {"interrupted": self.interrupted()}
+
+    def _wall_s(self) -> float:
+        return self.start.wall_s + time.monotonic() - self._begun
+
+    def _line(self, interval: _Interval) -> dict[str, Any]:
+        """Returns one line of metrics; rates and shares are of the time since the last line of `interval`."""
+        progress, skip = self._runtime.progress(), self._runtime.frame_skip
+        rate, figures = interval.read()
+        helper = self._writer.helper_pid
+        pids = [os.getpid(), *self._runtime.pids(), *([helper] if helper else [])]
+        return {
+            "wall_s": self._wall_s(),
+            "env_steps": progress.env_steps,
+            "frames": progress.env_steps * skip,
+            "env_steps_per_s": rate,
+            "frames_per_s": rate * skip,
+            "learner_steps": progress.updates,
+            **figures,
+            "rss_mb": processes_rss(pids),
+            **self._evaluated,
+        }
+
+    def _tell_notices(self) -> None:
+        for notice in self._runtime.take_notices():
+            self.view.message(notice)
+
+    def _next_evaluation(self) -> int:
+        every = self._options.evaluate_every or self._options.steps + 1
+        return (self._runtime.progress().env_steps // every + 1) * every
+
+    def _want(self, purpose: str) -> None:
+        self._wanted.add(purpose)
+        self._runtime.request_snapshot()
+
+    def _serve_snapshot(self) -> None:
+        """Saves a snapshot that has come, and evaluates it if that is wanted."""
+        snapshot = self._runtime.take_snapshot()
+        if snapshot is None:
+            return
+        if "evaluate" in self._wanted:
+            self._begin_evaluation(snapshot)
+        self._wanted.clear()
+        # An evaluation that has ended already gives its score to the checkpoint at once.
+        over = (
+            self._evaluating is snapshot and self._evaluation is not None and self._evaluation.done
+        )
+        self._save(snapshot, self._report_evaluation() if over else None)
+
+    def _save_last(self) -> Snapshot | None:
+        """Saves the state at the end, and waits until it is written; returns None if it is not intact."""
+        snapshot = self._runtime.last_snapshot()
+        if snapshot is None:
+            return None
+        snapshot = self._save(snapshot)
+        self._writer.wait()
+        return snapshot
+
+    def _save(self, snapshot: Snapshot, score: Score | None = None) -> Snapshot:
+        """Saves a checkpoint of a snapshot; returns the snapshot with the metadata of the checkpoint."""
+        start = Start(snapshot.step, self._wall_s(), snapshot.updates)
+        saved = snapshot._replace(metadata=snapshot.metadata | {"start": start._asdict()})
+        if self._evaluating is snapshot:
+            self._evaluating = saved
+        try:
+            self._runtime.save_beside(snapshot.step, self._settle)
+        except SeedbedError:
+            # This failure ends the run, but its checkpoint is written first.
+            self._write(saved, score)
+            raise
+        self._tell_notices()
+        self._write(saved, score)
+        self._newest = saved
+        return saved
+
+    def _settle(self) -> None:
+        """Waits until the checkpoint before is written or has failed."""
+        try:
+            self._writer.wait()
+        except StorageError as error:
+            self.view.message(f"{error}; training goes on")
+
+    def _write(self, snapshot: Snapshot, score: Score | None) -> None:
+        metadata, value = snapshot.metadata, None
+        if score is not None:
+            metadata, value = metadata | score.metadata, score.value
+        try:
+            self._writer.save(snapshot.step, snapshot.arrays, metadata, value)
+        except StorageError as error:
+            # An earlier write failed, and this one has been handed over. Only the last one must succeed.
+            self.view.message(f"{error}; training goes on")
+
+    def _begin_evaluation(self, snapshot: Snapshot) -> None:
+        seed, begun = derived_seed(self._options.seed, snapshot.step), time.monotonic()
+        self._evaluating = snapshot
+        self._evaluation = self._runtime.evaluate(snapshot, seed, self.interrupted)
+        # Rates and shares do not count the time in which an evaluation keeps training waiting.
+        for interval in (self._log_line, self._view_line):
+            interval.leave_out(time.monotonic() - begun)
+
+    def _end_evaluation(self, give_up: Callable[[], bool]) -> Exception | None:
+        """Waits for the evaluation, if there is one, and reports it; returns its failure.
+
+        Cancels it if `give_up` returns True.
+        """
+        evaluation = self._evaluation
+        if evaluation is None:
+            return None
+        evaluation.wait(give_up)
+        self._collect_evaluation()
+        return evaluation.failure
+
+    def _collect_evaluation(self) -> None:
+        """Reports the evaluation if it has ended, and adds its score to its checkpoint."""
+        if self._evaluation is None or not self._evaluation.done:
+            return
+        score, snapshot = self._report_evaluation(), self._evaluating
+        if score is None or snapshot is None:
+            return
+        # The arrays are written already, so this adds the score only. No score is added if learning has gone
+        # on at the same step: the newer checkpoint has other arrays under that name.
+        if snapshot is self._newest:
+            # A run that resumes from this checkpoint has also spent the time of this evaluation.
+            start = snapshot.metadata["start"] | {"wall_s": self._wall_s()}
+            self._write(snapshot._replace(metadata=snapshot.metadata | {"start": start}), score)
+        elif snapshot.step < self._newest.step:
+            self._write(snapshot, score)
+
+    def _report_evaluation(self) -> Score | None:
+        """Shows what came of an evaluation that has ended, and returns its score, if there is one."""
+        evaluation, snapshot = self._evaluation, self._evaluating
+        assert evaluation is not None and snapshot is not None, "an evaluation has begun"
+        self._evaluation = None
+        if evaluation.failure is not None:
+            # The figures of an earlier evaluation would look like those of this one.
+            self._evaluated = {}
+            self.view.message(
+                f"the evaluation at {snapshot.step:,} steps failed: {evaluation.failure}"
+            )
+        score = evaluation.score
+        if score is not None:
+            at = {"evaluation/env_steps": snapshot.step}
+            self._evaluated = {f"evaluation/{k}": v for k, v in score.metrics.items()} | at
+            self.view.message(f"evaluation at {snapshot.step:,} steps: return {score.text}")
+        return score
+
+
+class _Interval:
+    """The time since the last line of metrics of one kind."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._meter = runtime, runtime.meter()
+        self._at, self._transitions = time.monotonic(), runtime.progress().transitions
+
+    def read(self) -> tuple[float, dict[str, Any]]:
+        """Returns the transitions per second, and the runtime's metrics; starts the next interval."""
+        now, transitions = time.monotonic(), self._runtime.progress().transitions
+        passed_s = max(now - self._at, 1e-9)
+        rate = (transitions - self._transitions) / passed_s
+        self._at, self._transitions = now, transitions
+        return rate, self._meter.read(passed_s)
+
+    def leave_out(self, seconds: float) -> None:
+        """Makes the interval begin this much later."""
+        self._at += seconds
+
+
+@contextlib.contextmanager
+def _after(failure: BaseException, view: View) -> Iterator[None]:
+    """Runs the last steps of a run after a failure.
+
+    If the block raises an Exception, its text is shown and added to `failure` as a note; it is not raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        view.message(str(error))
+        failure.add_note(f"and then: {error}")
