@@ -164,15 +164,26 @@ def main() -> None:
         print(rows[-1], flush=True)
     write_points(out / f"{name}.csv", curves)
     text = [
-        *(f"# {name}", "", f"Atari games, {args.minutes:g} minutes each, one seed.", ""),
+        f"# {name}",
+        "",
+        f"Atari games, {args.minutes:g} minutes each, one seed.",
+        "",
         "| game | random play | training, at the end | at its best | evaluation | human-normalised | "
         "checkpoint evaluated | frames | frames/s |",
-        *("|---" * 9 + "|", *rows, ""),
+        "|---" * 9 + "|",
+        *rows,
+        "",
         f"{learning.REMARK}{learning.EXPLORES} Random play and evaluations are of {EPISODES} games, mean and "
         f"standard deviation; no sticky actions. {HUMAN} {args.note}".rstrip(),
         f"Commit {args.commit}; {len(os.sched_getaffinity(0))} cores of {cpu_name()}; points in "
         f"[{name}.csv]({name}.csv). Interrupted after their time; commands:",
-        *("", "```sh", *commands, "```", "", *pictures, ""),
+        "",
+        "```sh",
+        *commands,
+        "```",
+        "",
+        *pictures,
+        "",
     ]
     (out / f"{name}.md").write_text("\n".join(text))
 

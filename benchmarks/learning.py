@@ -168,9 +168,18 @@ def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, pag
         picture = [f"![the curve]({name}.svg)", ""]
     cores = len(os.sched_getaffinity(0))
     lines = [
-        *(f"# {name}", "", *picture, *page.table, "", page.remark),
+        f"# {name}",
+        "",
+        *picture,
+        *page.table,
+        "",
+        page.remark,
         f"Commit {page.commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
-        *("", "```sh", *page.commands, "```", ""),
+        "",
+        "```sh",
+        *page.commands,
+        "```",
+        "",
     ]
     (out / f"{name}.md").write_text("\n".join(lines))
 

@@ -337,9 +337,24 @@ def sparse_rows(x, n):
 
 
 PROGRAMS = (
-    *(lengths, written_then_read, arrays_go_round, swapped_by_inner_loops, begun_anew, old_states),
-    *(rows_by_table, same_for_all, rewritten_by_inner_loops, while_in_while, bools_and_ints),
-    *(branches, gathers, scatters, empties, masks_in_masks, guarded_loops, loops_of_guarded_writes),
+    lengths,
+    written_then_read,
+    arrays_go_round,
+    swapped_by_inner_loops,
+    begun_anew,
+    old_states,
+    rows_by_table,
+    same_for_all,
+    rewritten_by_inner_loops,
+    while_in_while,
+    bools_and_ints,
+    branches,
+    gathers,
+    scatters,
+    empties,
+    masks_in_masks,
+    guarded_loops,
+    loops_of_guarded_writes,
     sparse_rows,
 )
 

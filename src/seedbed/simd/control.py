@@ -169,7 +169,8 @@ class _Kept:
                 ends, variables = [*tracer.elements(final).reshape(-1)], [*value.reshape(-1)]
             size = value.size if isinstance(value, Memory) else None
             loop.carries += [
-                Carry(*nodes, size) for nodes in zip(variables, inits, ends, strict=True)
+                Carry(variable=variable, init=init, final=end, size=size)
+                for variable, init, end in zip(variables, inits, ends, strict=True)
             ]
         rows = [tuple(tracer.elements(value).reshape(-1)) for value in written]
         read = [n for c in loop.carries for n in (c.init, c.final)] + [n for r in rows for n in r]
