@@ -218,16 +218,21 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
         )
         first = 0
         for kind in kinds:
-            ncon, points = _detect_kind(model, kin, kind, first, (ncon, points))
+            ncon, points = _detect_kind(model, kin, kind, first, ncon, points)
             first += len(kind.pairs) * COLLIDERS[kind.types][1]
         groups.append(points)
     return Contacts(groups[0], groups[1], ncon)
 
 
 def _detect_kind(
-    model: Model, kin: Kinematics, kind: Kind, first_slot: int, carry: tuple[jax.Array, Points]
+    model: Model,
+    kin: Kinematics,
+    kind: Kind,
+    first_slot: int,
+    ncon: jax.Array,
+    points: Points,
 ) -> tuple[jax.Array, Points]:
-    """Adds the contacts of one kind of pair to `carry`: their number, and the points from `first_slot` on.
+    """Adds the contacts of one kind of pair to `ncon` and, from `first_slot` on, to `points`.
 
     Every result of a collider is used only under the mask `near`, so that a kernel skips the collider if the
     pair is near in none of its lanes. Only active slots are written.
@@ -261,7 +266,7 @@ def _detect_kind(
             number = jnp.where(dist <= row["reach"], number + 1, number)
         return (jnp.where(near, number, ncon), points), None
 
-    return lax.scan(pair, carry, rows)[0]
+    return lax.scan(pair, (ncon, points), rows)[0]
 
 
 def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]:

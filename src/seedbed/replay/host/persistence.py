@@ -257,7 +257,7 @@ class Keeper:
 
     def _load(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         items, frames = self._storage.items, self._storage.frames
-        windows = Windows(*(arrays[key] for key in Windows._fields))
+        windows = Windows(**{key: arrays[key] for key in Windows._fields})
         items.load(windows, arrays["generation"], arrays["weights"])
         items.inserted, items.largest = header["inserted"], header["largest"]
         items.owed = header["owed"]

@@ -24,7 +24,7 @@ class Found(NamedTuple):
     number: np.ndarray
 
 
-_NOTHING = Found(*(np.zeros(0, np.int64) for _ in Found._fields))
+_NOTHING = Found(**{name: np.zeros(0, np.int64) for name in Found._fields})
 
 
 class Sequencer:
@@ -89,7 +89,14 @@ class Sequencer:
         kept = np.minimum(self._context, start)
         learned = steps[env, row] - start
         begin = first_row + row - learned - kept
-        return Found(env, row, begin, kept + learned + 1, self._context - kept, start // period)
+        return Found(
+            env=env,
+            row=row,
+            begin=begin,
+            length=kept + learned + 1,
+            front=self._context - kept,
+            number=start // period,
+        )
 
 
 class CoreStates:

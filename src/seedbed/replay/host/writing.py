@@ -86,7 +86,8 @@ class Writer:
         stream = self._streams[group]
         chunk = stream.open or self._open(group)
         row = chunk.rows
-        leaves = [*trees.leaves(timestep.observation), *timestep[1:]]
+        leaves = [*trees.leaves(timestep.observation), timestep.reward, timestep.terminated]
+        leaves += [timestep.truncated, timestep.first]
         leaves += [*trees.leaves(action), *trees.leaves(extras)]
         self._records.write(chunk.views, row, leaves)
         for view, leaf in zip(chunk.cores, trees.leaves(core), strict=True):
@@ -272,7 +273,14 @@ class Writer:
             ]
             mine = Windows(*(leaf[these] for leaf in windows))
             self._records.gather(mine, [None] * observed + leaves)
-            timesteps = Timestep((), *leaves[:4])
+            reward, terminated, truncated, first = leaves[:4]
+            timesteps = Timestep(
+                observation=(),
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                first=first,
+            )
             kept = trees.unflatten(layout.extras, leaves[len(leaves) - extras :])
             given = np.asarray(self._priorities(timesteps, kept), np.float64)
             found[start : start + size] = given[: count - start]
