@@ -32,7 +32,7 @@ _LOCOMOTION_NAMES = [
     "walker2d",
 ]
 _LOCOMOTION = {
-    name: f"seedbed.envs.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
+    name: f"seedbed.envs.device.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
     for name in _LOCOMOTION_NAMES
 }
 ON_DEVICE = {
