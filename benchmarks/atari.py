@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import learning
-from _training import Failed, output, started
+from _training import CommandError, output, started
 from central import cpu_name, read_lines
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
@@ -63,14 +63,14 @@ def train(game: str, agent: str, minutes: float, run: Path) -> list[str]:
         with started([sys.executable, "-m", *command, "--run", str(run)]) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60 * minutes)
-                raise Failed(f"{' '.join(command)} ended by itself")
+                raise CommandError(f"{' '.join(command)} ended by itself")
             process.send_signal(signal.SIGINT)
             if process.wait(300) not in (0, 130):
-                raise Failed(
+                raise CommandError(
                     f"{' '.join(command)} ended with {process.returncode} when interrupted"
                 )
     if read_lines(run / "metrics.jsonl")[-1]["wall_s"] < 60 * minutes:
-        raise Failed(
+        raise CommandError(
             f"the run in {run} has less than {minutes:g} minutes: remove it, and start again"
         )
     return command
@@ -155,7 +155,7 @@ def main() -> None:
             chance = random_returns(env)
             lines = curves[game] = read_lines(run / "metrics.jsonl")
             rows.append(row(game, lines, chance, run))
-        except Failed as error:
+        except CommandError as error:
             raise SystemExit(str(error)) from None
         title = f"{game}: mean score of the last 100 games; dashed: random play"
         picture = learning.curve({0: lines}, float(chance.mean()), title)

@@ -254,7 +254,7 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
     env = train_config("ant").env
-    trained = api.Trained(env, api._PlainForms(env.spec), Ppo(), None, 0)
+    trained = api.TrainedAgent(env, api._PlainForms(env.spec), Ppo(), None, 0)
     found = api.other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
     assert set(dict(found.kwargs)) <= {

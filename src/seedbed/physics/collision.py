@@ -24,7 +24,7 @@ Row = dict[str, Any]
 """One row of a constant table: values by column name."""
 
 
-class Kind(NamedTuple):
+class PairKind(NamedTuple):
     """The candidate pairs [n, 2] of geoms, in MuJoCo's order, that use the same collider."""
 
     types: tuple[int, int]
@@ -34,8 +34,8 @@ class Kind(NamedTuple):
 class Candidates(NamedTuple):
     """Pairs of a static and a moving geom (`fixed`), and pairs of two moving geoms (`moving`)."""
 
-    fixed: tuple[Kind, ...]
-    moving: tuple[Kind, ...]
+    fixed: tuple[PairKind, ...]
+    moving: tuple[PairKind, ...]
 
 
 class Slots(NamedTuple):
@@ -111,13 +111,15 @@ def candidates(model: Model) -> Candidates:
         moving = bool(model.body_weldid[model.geom_bodyid[list(pair)]].all())
         kinds.setdefault((moving, types), []).append(pair)
     fixed, moving = (
-        tuple(Kind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted)
+        tuple(
+            PairKind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted
+        )
         for wanted in (False, True)
     )
     return Candidates(fixed, moving)
 
 
-def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
+def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
     """Makes the slots of the pairs; mixes the parameters of both geoms (mj_contactParam, mj_setContact)."""
     geom = np.concatenate(
         [np.zeros((0, 2), int)]
@@ -227,7 +229,7 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
 def _detect_kind(
     model: Model,
     kin: Kinematics,
-    kind: Kind,
+    kind: PairKind,
     first_slot: int,
     ncon: jax.Array,
     points: Points,
@@ -269,7 +271,7 @@ def _detect_kind(
     return lax.scan(pair, (ncon, points), rows)[0]
 
 
-def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]:
+def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, np.ndarray]:
     """Makes the constant columns [n, ...] that the loop over the pairs of one kind reads."""
     table = slots(model, (kind,))
     once = slice(None, None, COLLIDERS[kind.types][1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Carry, Graph, Loop, Node, Record, innermost, is_constant
+from seedbed.simd.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
 from seedbed.simd.memory import (
     Memory,
     Special,
@@ -90,7 +90,7 @@ def _is_uniform(value: Value) -> bool:
     return all(node.uniform for node in value.reshape(-1))
 
 
-class _Kept:
+class _LoopTrace:
     """A loop whose body is being traced."""
 
     def __init__(self, tracer: Tracer, length: int | None, reverse: bool) -> None:
@@ -169,7 +169,7 @@ class _Kept:
                 ends, variables = [*tracer.elements(final).reshape(-1)], [*value.reshape(-1)]
             size = value.size if isinstance(value, Memory) else None
             loop.carries += [
-                Carry(variable=variable, init=init, final=end, size=size)
+                LoopCarry(variable=variable, init=init, final=end, size=size)
                 for variable, init, end in zip(variables, inits, ends, strict=True)
             ]
         rows = [tuple(tracer.elements(value).reshape(-1)) for value in written]
@@ -230,7 +230,7 @@ def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     indexed, count = indexed_variables(body.jaxpr), len(inits)
     variables = body.jaxpr.invars[split[0] : split[1]]
     while True:
-        kept = _Kept(tracer, length, reverse)
+        kept = _LoopTrace(tracer, length, reverse)
         carries = [
             kept.carry(init, uniform=u, indexed=v in indexed)
             for init, u, v in zip(inits, uniform, variables, strict=False)
@@ -285,7 +285,7 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     )
     in_memory = [bool(indexed & {*v}) for v in variables]
     while True:
-        kept = _Kept(tracer, None, False)
+        kept = _LoopTrace(tracer, None, False)
         carries = [
             kept.carry(init, uniform=u, indexed=i)
             for init, u, i in zip(inits, uniform, in_memory, strict=True)
