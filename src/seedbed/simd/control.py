@@ -230,18 +230,18 @@ def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     indexed, count = indexed_variables(body.jaxpr), len(inits)
     variables = body.jaxpr.invars[split[0] : split[1]]
     while True:
-        kept = _LoopTrace(tracer, length, reverse)
+        traced = _LoopTrace(tracer, length, reverse)
         carries = [
-            kept.carry(init, uniform=u, indexed=v in indexed)
+            traced.carry(init, uniform=u, indexed=v in indexed)
             for init, u, v in zip(inits, uniform, variables, strict=False)
         ]
-        tracer.around.append(kept.loop)
-        rows = [kept.element(a) for a in arrays]
+        tracer.around.append(traced.loop)
+        rows = [traced.element(a) for a in arrays]
         results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
         tracer.around.pop()
-        stays = kept.stays_uniform(results[:count])
+        stays = traced.stays_uniform(results[:count])
         if all(s or not u for s, u in zip(stays, uniform, strict=False)):
-            return kept.finish(results[:count], results[count:])
+            return traced.finish(results[:count], results[count:])
         uniform = [u and s for u, s in zip(uniform, stays, strict=False)]
 
 
@@ -285,19 +285,19 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     )
     in_memory = [bool(indexed & {*v}) for v in variables]
     while True:
-        kept = _LoopTrace(tracer, None, False)
+        traced = _LoopTrace(tracer, None, False)
         carries = [
-            kept.carry(init, uniform=u, indexed=i)
+            traced.carry(init, uniform=u, indexed=i)
             for init, u, i in zip(inits, uniform, in_memory, strict=True)
         ]
-        tracer.around.append(kept.loop)
+        tracer.around.append(traced.loop)
         goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
-        kept.loop.condition = tracer.elements(goes_on)[()]
+        traced.loop.condition = tracer.elements(goes_on)[()]
         results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
         tracer.around.pop()
-        stays = kept.stays_uniform(results)
+        stays = traced.stays_uniform(results)
         if all(s or not u for s, u in zip(stays, uniform, strict=True)):
-            return kept.finish(results, [])
+            return traced.finish(results, [])
         uniform = [u and s for u, s in zip(uniform, stays, strict=True)]
 
 
