@@ -74,7 +74,7 @@ def median_cost(call: Callable[[], Any], repeats: int) -> np.ndarray:
     return np.median(spent, axis=0)
 
 
-class Played:
+class RandomPlay:
     """Steps of a group of environments under random actions."""
 
     def __init__(self, host: HostEnv, actions: int, size: int) -> None:
@@ -98,7 +98,7 @@ class Played:
         return self.steps[(step + APART * group) % FRAMES]
 
 
-class Again:
+class RepeatedFeed:
     """A feed that gives the same batch again and again, and reads the clocks before each."""
 
     def __init__(self, unrolls: list[Unroll]) -> None:
@@ -131,7 +131,7 @@ class Again:
 class Actor:
     """Acting for all groups of a run, on what was played."""
 
-    def __init__(self, agent: Agent, pool: ActorPool, frame_stack: int, played: Played) -> None:
+    def __init__(self, agent: Agent, pool: ActorPool, frame_stack: int, played: RandomPlay) -> None:
         device, groups = jax.devices()[0], np.arange(pool.num_envs)
         groups = groups.reshape(pool.num_groups, pool.group_size)
         key = jax.random.key(0)
@@ -159,7 +159,7 @@ class Actor:
         return found[:count]
 
 
-def fill(feed: ReplayFeed, pool: ActorPool, played: Played, acted: Acted, batch: int) -> Tree:
+def fill(feed: ReplayFeed, pool: ActorPool, played: RandomPlay, acted: Acted, batch: int) -> Tree:
     """Appends and seals in turns until a batch can be drawn; returns the cost of each, of an env step."""
     rows = [jax.tree.map(lambda leaf, at=g: leaf[at], acted) for g in range(pool.num_groups)]
     spent: list[np.ndarray] = []
@@ -188,7 +188,7 @@ def drawn(feed: ReplayFeed) -> list[Unroll]:
     return unrolls
 
 
-def learning_cost(agent: Agent, actor: Actor, frame_stack: int, again: Again) -> np.ndarray:
+def learning_cost(agent: Agent, actor: Actor, frame_stack: int, again: RepeatedFeed) -> np.ndarray:
     """Returns what an update costs in the run's own loop, from taking a batch to publishing parameters."""
     learner = Learner(agent, frame_stack, [actor.inference.device], jax.random.key(1))
     state = agent.init(jax.random.key(0))
@@ -229,20 +229,20 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         agent = bind(config.agent, stacked_spec(pool.spec, env.frame_stack))
         host = env.make(pool.group_size, 0)
         assert isinstance(pool.spec.action, Discrete)
-        played = Played(host, pool.spec.action.n, pool.group_size)
+        played = RandomPlay(host, pool.spec.action.n, pool.group_size)
         host.close()
         actor = Actor(agent, pool, env.frame_stack, played)
         acting = median_cost(lambda: actor.act(groups), ACTING) / (groups * pool.group_size)
         parts = {"environment": played.cost, "inference": acting}
         updates = updates_per_step(agent)
         if not learns_from_replay(agent):
-            again = Again(actor.unrolls(agent.experience.batch // pool.group_size))
+            again = RepeatedFeed(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)
         feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder), 0)
         acted, _ = actor.act(pool.num_groups)
         filled = fill(feed, pool, played, acted, agent.experience.batch)
-        again = Again(drawn(feed))
+        again = RepeatedFeed(drawn(feed))
         learning = learning_cost(agent, actor, env.frame_stack, again)
         drawing = drawing_cost(feed.replay, agent.experience.batch, again.priorities)
         parts |= {"appending": filled[0], "sealing": filled[1]}

@@ -20,7 +20,7 @@ import psutil
 from central import read_lines
 
 
-class Failed(Exception):
+class CommandError(Exception):
     """A command failed; its text says which, and how."""
 
 
@@ -42,7 +42,7 @@ def output(command: list[str], environment: dict[str, str] | None = None) -> dic
     with started(command, env=environment, **pipes) as process:
         text, errors = process.communicate()
     if process.returncode:
-        raise Failed(f"{' '.join(command)}\nfailed: {errors[-3000:]}")
+        raise CommandError(f"{' '.join(command)}\nfailed: {errors[-3000:]}")
     return json.loads(text.strip().splitlines()[-1])
 
 
@@ -82,7 +82,7 @@ def run_training(
         wall, sampled = time.perf_counter() - clock, watch.stop()
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise Failed(f"{' '.join(full)}\nended with {process.returncode}:\n{''.join(tail)}")
+        raise CommandError(f"{' '.join(full)}\nended with {process.returncode}:\n{''.join(tail)}")
     metrics = run / "metrics.jsonl"
     lines = read_lines(metrics)
     zero = metrics.stat().st_mtime - begun - lines[-1]["wall_s"]  # of the run's clock, in ours
@@ -124,7 +124,7 @@ def first_step(command: list[str], environment: dict[str, str] | None = None) ->
         with started(full, env=environment, **quiet) as process:
             while not read_lines(run / "metrics.jsonl"):
                 if process.poll() is not None:
-                    raise Failed(f"{' '.join(full)}\nended before it learned")
+                    raise CommandError(f"{' '.join(full)}\nended before it learned")
                 time.sleep(0.02)
             return time.perf_counter() - clock
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import learning
-from _training import Failed, output, started
+from _training import CommandError, output, started
 from central import cpu_name, read_lines
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
@@ -63,14 +63,14 @@ def train(game: str, agent: str, minutes: float, run: Path) -> list[str]:
         with started([sys.executable, "-m", *command, "--run", str(run)]) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60 * minutes)
-                raise Failed(f"{' '.join(command)} ended by itself")
+                raise CommandError(f"{' '.join(command)} ended by itself")
             process.send_signal(signal.SIGINT)
             if process.wait(300) not in (0, 130):
-                raise Failed(
+                raise CommandError(
                     f"{' '.join(command)} ended with {process.returncode} when interrupted"
                 )
     if read_lines(run / "metrics.jsonl")[-1]["wall_s"] < 60 * minutes:
-        raise Failed(
+        raise CommandError(
             f"the run in {run} has less than {minutes:g} minutes: remove it, and start again"
         )
     return command
@@ -155,7 +155,7 @@ def main() -> None:
             chance = random_returns(env)
             lines = curves[game] = read_lines(run / "metrics.jsonl")
             rows.append(row(game, lines, chance, run))
-        except Failed as error:
+        except CommandError as error:
             raise SystemExit(str(error)) from None
         title = f"{game}: mean score of the last 100 games; dashed: random play"
         picture = learning.curve({0: lines}, float(chance.mean()), title)
@@ -164,15 +164,26 @@ def main() -> None:
         print(rows[-1], flush=True)
     write_points(out / f"{name}.csv", curves)
     text = [
-        *(f"# {name}", "", f"Atari games, {args.minutes:g} minutes each, one seed.", ""),
+        f"# {name}",
+        "",
+        f"Atari games, {args.minutes:g} minutes each, one seed.",
+        "",
         "| game | random play | training, at the end | at its best | evaluation | human-normalised | "
         "checkpoint evaluated | frames | frames/s |",
-        *("|---" * 9 + "|", *rows, ""),
+        "|---" * 9 + "|",
+        *rows,
+        "",
         f"{learning.REMARK}{learning.EXPLORES} Random play and evaluations are of {EPISODES} games, mean and "
         f"standard deviation; no sticky actions. {HUMAN} {args.note}".rstrip(),
         f"Commit {args.commit}; {len(os.sched_getaffinity(0))} cores of {cpu_name()}; points in "
         f"[{name}.csv]({name}.csv). Interrupted after their time; commands:",
-        *("", "```sh", *commands, "```", "", *pictures, ""),
+        "",
+        "```sh",
+        *commands,
+        "```",
+        "",
+        *pictures,
+        "",
     ]
     (out / f"{name}.md").write_text("\n".join(text))
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import learning
 from _judging import EPISODES, apart, gap, judged, physics, play, returned
 from _peers import PEERS, gradients, gymnasium_id, peer_commands
-from _training import Failed, empty_caches, first_step, output, run_training
+from _training import CommandError, empty_caches, first_step, output, run_training
 from central import cpu_name, read_lines, split_overrides
 from seedbed.types import SeedbedError
 
@@ -294,7 +294,7 @@ def peers(preset: str, args: argparse.Namespace, folder: Path) -> None:
 
 
 def measure(preset: str, args: argparse.Namespace) -> None:
-    """Does what was asked for with one preset; raises Failed."""
+    """Does what was asked for with one preset; raises CommandError."""
     with tempfile.TemporaryDirectory(prefix="seedbed-fused-", ignore_cleanup_errors=True) as folder:
         if args.seeds:
             learn(preset, args, Path(folder))
@@ -334,7 +334,7 @@ def main() -> None:
         for preset in args.presets:
             try:
                 measure(preset, args)
-            except (Failed, SeedbedError) as error:
+            except (CommandError, SeedbedError) as error:
                 print(f"{preset}: {error}", file=sys.stderr, flush=True)
                 failed.append(preset)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from _judging import EPISODES, judged
-from _training import Failed, output, started
+from _training import CommandError, output, started
 from central import cpu_name, read_lines, split_overrides
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
 
 
-class Judged(NamedTuple):
+class RunResult(NamedTuple):
     """A run's command, its metrics, and what `seedbed evaluate` said of it."""
 
     command: str
@@ -48,10 +48,10 @@ def train(command: list[str], run: Path, stop_at: float) -> None:
                 stopped = True
                 process.send_signal(signal.SIGINT)
     if process.returncode and not stopped:
-        raise Failed(f"{' '.join(full)}\nended with {process.returncode}")
+        raise CommandError(f"{' '.join(full)}\nended with {process.returncode}")
 
 
-def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]) -> Judged:
+def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]) -> RunResult:
     """Trains one seed and plays it, unless its folder says what came of that."""
     run = args.runs / f"{preset.replace('/', '-')}-{seed}"
     command = ["seedbed", "train", preset, "--seed", str(seed), *overrides]
@@ -60,7 +60,7 @@ def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]
         train(command, run, args.target if args.until_target else math.inf)
         play = ["-m", "seedbed", "evaluate", str(run), "--episodes", str(EPISODES), "--json"]
         played.write_text(json.dumps(output([sys.executable, *play])))
-    return Judged(
+    return RunResult(
         " ".join(command), read_lines(run / "metrics.jsonl"), json.loads(played.read_text())
     )
 
@@ -168,14 +168,23 @@ def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, pag
         picture = [f"![the curve]({name}.svg)", ""]
     cores = len(os.sched_getaffinity(0))
     lines = [
-        *(f"# {name}", "", *picture, *page.table, "", page.remark),
+        f"# {name}",
+        "",
+        *picture,
+        *page.table,
+        "",
+        page.remark,
         f"Commit {page.commit}; {cores} cores of {cpu_name()}; points in [{name}.csv]({name}.csv). Commands:",
-        *("", "```sh", *page.commands, "```", ""),
+        "",
+        "```sh",
+        *page.commands,
+        "```",
+        "",
     ]
     (out / f"{name}.md").write_text("\n".join(lines))
 
 
-def table(runs: dict[int, Judged], target: float) -> list[str]:
+def table(runs: dict[int, RunResult], target: float) -> list[str]:
     """Tells for each seed when the target was reached, and what came of it."""
     rows = []
     for seed, (_, lines, played) in sorted(runs.items()):
@@ -217,11 +226,11 @@ def main() -> None:
     args = parser.parse_args(own)
     remark = REMARK + PLAYED + (STOPPED if args.until_target else "")
     remark += EXPLORES if args.preset.endswith(("dqn", "r2d2")) else ""
-    runs: dict[int, Judged] = {}
+    runs: dict[int, RunResult] = {}
     for seed in args.seeds:
         try:
             runs[seed] = judge(args.preset, seed, args, overrides)
-        except Failed as error:
+        except CommandError as error:
             raise SystemExit(str(error)) from None
         commands = [run.command for run in runs.values()]
         curves = {seed: run.lines for seed, run in runs.items()}

@@ -59,7 +59,7 @@ def read(name: str, integrator: str) -> Any:
     return model
 
 
-class Theirs:
+class MujocoRollout:
     """MuJoCo's C code on a thread a core."""
 
     def __init__(self, model: Any, threads: int) -> None:
@@ -161,7 +161,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
     rng = np.random.default_rng(1)
     model = read(name, integrator)
     threads = len(os.sched_getaffinity(0))
-    peer, batch = Theirs(model, threads), args.batch
+    peer, batch = MujocoRollout(model, threads), args.batch
 
     def controls(count: int) -> np.ndarray:
         return rng.uniform(-args.amplitude, args.amplitude, (batch, count, model.nu))

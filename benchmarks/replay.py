@@ -27,7 +27,7 @@ import psutil
 from scipy import stats
 
 import learning
-from _training import Failed, output
+from _training import CommandError, output
 from central import cpu_name
 from fused import met, spread
 from peers import replay_common as common
@@ -290,7 +290,7 @@ def main() -> None:
             result["speed"] = {k: speed(k, effort, Path(folder)) for k in ("pong", "random")}
         result["memory"] = {game: frame_bytes(game, effort) for game in GAMES}
         result["distribution"] = distribution(effort.draws)
-    except (Failed, SeedbedError) as error:
+    except (CommandError, SeedbedError) as error:
         raise SystemExit(str(error)) from None
     if not args.quick:
         RESULT.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import seedbed
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, moved, noisy_rest, squares
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, moved, noisy_rest, squares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Crawler(MujocoTask):
         """What the policy sees: all but how far it has come."""
         return jnp.concatenate([now.qpos[1:], now.qvel])
 
-    def judge(self, before: Carried, now: physics.State, action: jax.Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: jax.Array) -> Verdict:
         """What a step is worth, and whether the episode ends."""
         speed = moved(before, now, 0) / self.dt
         reward = speed - self.ctrl_cost * squares(action)

@@ -56,7 +56,7 @@ class Shifted(gymnasium.Env):
         return 2, 0.0, False, False, {}
 
 
-class Seen(Mixed):
+class Images(Mixed):
     """Images and vectors together, shown twice, and actions with a bound on one side."""
 
     observation_space = spaces.Tuple(
@@ -70,8 +70,8 @@ class Seen(Mixed):
 
 def config_of(name):
     config = resolve.train_config("cartpole")
-    if name == "Seen":
-        return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:Seen", frame_stack=2))
+    if name == "Images":
+        return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:Images", frame_stack=2))
     if name in ("Mixed", "Shifted"):
         return dataclasses.replace(config, env=FactoryEnv(f"{__name__}:{name}"))
     return dataclasses.replace(config, env=resolve.resolve_env(name))
@@ -81,7 +81,7 @@ def make(name):
     return globals()[name]() if name in globals() else gymnasium.make(resolve.resolve_env(name).id)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "taxi", "Mixed", "Shifted", "Seen"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "taxi", "Mixed", "Shifted", "Images"])
 def test_a_policy_speaks_the_environments_language(name, tmp_path):
     policy = seedbed.load(write_run(tmp_path / "run", config_of(name)))
     env = make(name)

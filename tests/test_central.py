@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -350,16 +351,18 @@ def lines(folder):
 
 
 REQUIRED = [
-    *(
-        "wall_s",
-        "env_steps",
-        "frames",
-        "env_steps_per_s",
-        "frames_per_s",
-        "learner_steps",
-        "episodes",
-    ),
-    *("episode_return_mean", "lag_mean", "lag_max", "bottleneck", "rss_mb"),
+    "wall_s",
+    "env_steps",
+    "frames",
+    "env_steps_per_s",
+    "frames_per_s",
+    "learner_steps",
+    "episodes",
+    "episode_return_mean",
+    "lag_mean",
+    "lag_max",
+    "bottleneck",
+    "rss_mb",
     *(f"time/{part}" for part in ("environment", "inference", "learning", "waiting")),
 ]
 
@@ -621,10 +624,12 @@ def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
 def test_a_signal_stops_and_saves(run_folder, full_pipe, blocked):
     """Also where the terminal takes no more: then training, saving and stopping go on without it."""
     command = [
-        *(sys.executable, "-m", "seedbed", "train", "counting_environment:make_slow"),
-        *("--agent", "counting_agent:CountingAgent", "--run", str(run_folder)),
-        *("--steps", "1_000_000_000", "--actors", "2", "--envs-per-actor", "4"),
-        *("--log-every-s", "0.2", "--checkpoint-every-s", "0.5", "--agent.actions", "1000"),
+        sys.executable,
+        *shlex.split(
+            "-m seedbed train counting_environment:make_slow --agent counting_agent:CountingAgent "
+            f"--run {run_folder} --steps 1_000_000_000 --actors 2 --envs-per-actor 4 "
+            "--log-every-s 0.2 --checkpoint-every-s 0.5 --agent.actions 1000"
+        ),
     ]
     out = full_pipe[0] if blocked else subprocess.PIPE
     process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from typing import Any
 
 import gymnasium
@@ -156,10 +157,10 @@ def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
 
 def test_overrides_on_the_command_line():
     base = train_config("ant")
-    arguments = [
-        *("--env.integrator", "euler", "--agent.learning-rate", "1e-3", "--seeds", "2"),
-        *("--steps", "2e6", "--fused.seed", "7", "--devices", "1", "--agent.value-sizes", "8"),
-    ]
+    arguments = shlex.split(
+        "--env.integrator euler --agent.learning-rate 1e-3 --seeds 2 --steps 2e6 "
+        "--fused.seed 7 --devices 1 --agent.value-sizes 8"
+    )
     changed = options.override(base, arguments, False)
     assert changed.env == dataclasses.replace(base.env, integrator="euler") != base.env
     assert type(changed.env) is Ant
@@ -211,18 +212,11 @@ def test_list_shows_them(capsys):
 def cartpole_run(tmp_path_factory):
     """A short run in the on-device CartPole, from the command line."""
     folder = tmp_path_factory.mktemp("cartpole") / "run"
-    arguments = [
-        *(
-            "seedbed.envs.device.classic.cartpole:CartPole",
-            "--steps",
-            "40_000",
-            "--run",
-            str(folder),
-        ),
-        *("--agent.unroll", "16", "--agent.batch", "16", "--agent.hidden-sizes", "16"),
-        *("--agent.value-sizes", "16"),
-        *("--agent.learning-rate", "3e-3", "--evaluate-episodes", "4"),
-    ]
+    arguments = shlex.split(
+        f"seedbed.envs.device.classic.cartpole:CartPole --steps 40_000 --run {folder} "
+        "--agent.unroll 16 --agent.batch 16 --agent.hidden-sizes 16 --agent.value-sizes 16 "
+        "--agent.learning-rate 3e-3 --evaluate-episodes 4"
+    )
     assert cli.main(["train", *arguments]) == 0
     return folder
 
@@ -260,7 +254,7 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
     env = train_config("ant").env
-    trained = api.Trained(env, api._PlainForms(env.spec), Ppo(), None, 0)
+    trained = api.TrainedAgent(env, api._PlainForms(env.spec), Ppo(), None, 0)
     found = api.other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
     assert set(dict(found.kwargs)) <= {

@@ -26,7 +26,7 @@ from seedbed.envs.device.locomotion.pusher import Pusher
 from seedbed.envs.device.locomotion.reacher import Reacher
 from seedbed.envs.device.locomotion.swimmer import Swimmer
 from seedbed.envs.device.locomotion.walker2d import Walker2d
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noise
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
 TASKS: tuple[Any, ...] = (
@@ -82,16 +82,16 @@ def state_of(task: Any, data: Any) -> physics.State:
     return blank._replace(**{name: np.float32(getattr(data, name)) for name in names})
 
 
-def carried(task: Any, data: Any) -> Carried:
+def carried(task: Any, data: Any) -> TaskState:
     now = state_of(task, data)
     kept = jax.tree.map(np.float32, task.keep(now))
-    return Carried(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept)
+    return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept)
 
 
 class Step(NamedTuple):
     """A step of Gymnasium's task from a state that float32 holds."""
 
-    before: Carried
+    before: TaskState
     now: physics.State
     action: np.ndarray
     observation: np.ndarray
@@ -126,9 +126,9 @@ def error(ours: Any, theirs: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def stepper(task: MujocoTask) -> Any:
-    """The batched step, (Carried, actions) -> EnvState."""
+    """The batched step, (TaskState, actions) -> EnvState."""
 
-    def step(before: Carried, action: jax.Array) -> EnvState:
+    def step(before: TaskState, action: jax.Array) -> EnvState:
         return task.step(EnvState(before, None, {}), action)
 
     return jax.jit(simd.vectorize(step))
@@ -210,7 +210,7 @@ def test_every_option_is_gymnasiums(kind):
 def shown_and_judged(task: Any, steps: Step) -> tuple[Any, Verdict]:
     """What the task says of Gymnasium's own states."""
 
-    def both(before: Carried, now: physics.State, action: Any) -> tuple[Any, Verdict]:
+    def both(before: TaskState, now: physics.State, action: Any) -> tuple[Any, Verdict]:
         return task.observe(now), task.judge(before, now, action)
 
     return jax.vmap(both)(steps.before, steps.now, steps.action)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,18 +144,12 @@ def test_one_two_and_eight_devices_agree():
 # -- killed, interrupted, resumed -----------------------------------------------------------------
 
 LONG = 1600 * 128
-COMMAND = [
-    *(
-        "seedbed.envs.device.classic.cartpole:CartPole",
-        "--steps",
-        str(LONG),
-        "--evaluate-episodes",
-        "2",
-    ),
-    *("--agent.unroll", "8", "--agent.batch", "16", "--agent.epochs", "2"),
-    *("--agent.minibatches", "2", "--agent.hidden-sizes", "8", "--agent.normalise-observations"),
-    *("--checkpoint-every-s", "0.1", "--log-every-s", "0.1"),
-]
+COMMAND = shlex.split(
+    f"seedbed.envs.device.classic.cartpole:CartPole --steps {LONG} --evaluate-episodes 2 "
+    "--agent.unroll 8 --agent.batch 16 --agent.epochs 2 --agent.minibatches 2 "
+    "--agent.hidden-sizes 8 --agent.normalise-observations --checkpoint-every-s 0.1 "
+    "--log-every-s 0.1"
+)
 
 
 def spawn(*arguments):
@@ -503,9 +498,22 @@ def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
 
 DELAYED = {"steps": 512 * 60, "evaluate_episodes": 32}
 REQUIRED = {
-    *("wall_s", "env_steps", "frames", "env_steps_per_s", "frames_per_s", "learner_steps"),
-    *("episodes", "episode_return_mean", "episode_length_mean", "rss_mb"),
-    *("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"),
+    "wall_s",
+    "env_steps",
+    "frames",
+    "env_steps_per_s",
+    "frames_per_s",
+    "learner_steps",
+    "episodes",
+    "episode_return_mean",
+    "episode_length_mean",
+    "rss_mb",
+    "loss/total",
+    "loss/policy",
+    "loss/value",
+    "entropy",
+    "kl",
+    "clipped",
 }
 
 
@@ -597,11 +605,10 @@ class Broken(Counting):
 
 
 def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
-    arguments = [
-        *("test_fused:Broken", "--run", str(run_folder), "--steps", "100_000"),
-        *("--checkpoint-every-s", "0.1", "--agent.unroll", "8", "--agent.batch", "16"),
-        *("--agent.hidden-sizes", "8"),
-    ]
+    arguments = shlex.split(
+        f"test_fused:Broken --run {run_folder} --steps 100_000 --checkpoint-every-s 0.1 "
+        "--agent.unroll 8 --agent.batch 16 --agent.hidden-sizes 8"
+    )
     assert cli.main(["train", *arguments]) == 1
     text = capsys.readouterr().err
     assert "Broken gave an observation or a reward that is not finite between steps" in text

@@ -117,7 +117,33 @@ def budget_violations(source: Path) -> Iterator[str]:
                 yield f"{name}.{node.name}: {count} arguments (at most {MAX_ARGUMENTS})"
 
 
-@pytest.mark.parametrize("check", [floor_violations, import_cycles, budget_violations])
+def style_violations(source: Path) -> Iterator[str]:
+    """Lists starred literals, and docstrings of public things that are a single word."""
+    for name, (_, tree) in read_modules(source).items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List):
+                yield f"{name}:{node.lineno}: *{ast.unparse(node.value)}; write its elements plainly"
+        for thing in public_things(tree):
+            text = ast.get_docstring(thing)
+            if text is not None and len(text.split()) == 1:
+                yield f"{name}:{thing.lineno}: {thing.name} has the docstring {text!r}; say what it does"
+
+
+def public_things(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Lists the public functions and classes of a module, and the public members of its public classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if not child.name.startswith("_"):
+                yield child
+                if isinstance(child, ast.ClassDef):
+                    yield from public_things(child)
+        elif isinstance(child, ast.stmt):
+            yield from public_things(child)
+
+
+@pytest.mark.parametrize(
+    "check", [floor_violations, import_cycles, budget_violations, style_violations]
+)
 def test_house(check):
     assert list(check(SOURCE)) == []
 
@@ -178,3 +204,32 @@ def test_cycles_are_found(tmp_path):
 )
 def test_budgets_are_checked(tmp_path, text, complaints):
     assert len(list(budget_violations(write(tmp_path, {"ops/a.py": text})))) == complaints
+
+
+@pytest.mark.parametrize(
+    ("text", "complaints"),
+    [
+        ("f(*(a, b), c)", 1),
+        ("x = [*[a, b], c]", 1),
+        ("x = (*(a, *(b, c)), d)", 2),
+        ("def f(x):\n    return {*(1, 2)}", 1),
+        ("f(*x, *g(a, b), *(y for y in x), *x[1:], **{'a': 1})", 0),
+        ("a, *(b, c) = x", 1),
+        ("for x in *a, *b: ...", 0),
+        ("def f():\n    'None.'", 1),
+        ("async def f():\n    'Waits.'", 1),
+        ("def f():\n    'Returns an empty list.'", 0),
+        ("def f(): ...", 0),
+        ("def _f():\n    'None.'", 0),
+        ("class A:\n    'Rows.'", 1),
+        ("class A:\n    def f(self):\n        'Closes.'", 1),
+        ("class A:\n    class B:\n        'Rows.'", 1),
+        ("class A:\n    def _f(self):\n        'Closes.'", 0),
+        ("class _A:\n    def f(self):\n        'Closes.'", 0),
+        ("def f():\n    def g():\n        'None.'", 0),
+        ("if x:\n    def f():\n        'None.'", 1),
+        ("'Layers.'", 0),
+    ],
+)
+def test_style_is_checked(tmp_path, text, complaints):
+    assert len(list(style_violations(write(tmp_path, {"ops/a.py": text})))) == complaints

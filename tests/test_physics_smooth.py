@@ -65,8 +65,21 @@ ZOO = """
 )
 
 FIELDS = (
-    *("xpos", "xquat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "subtree_com"),
-    *("cvel", "cinert", "M", "qfrc_bias", "qfrc_passive", "qfrc_actuator", "qacc_smooth"),
+    "xpos",
+    "xquat",
+    "xipos",
+    "ximat",
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "subtree_com",
+    "cvel",
+    "cinert",
+    "M",
+    "qfrc_bias",
+    "qfrc_passive",
+    "qfrc_actuator",
+    "qacc_smooth",
 )
 
 

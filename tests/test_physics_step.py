@@ -19,8 +19,22 @@ from seedbed.physics.model import EULER, RK4
 from seedbed.types import SeedbedError
 
 FIELDS = (
-    *("qpos", "qvel", "qacc", "qacc_warmstart", "qfrc_actuator", "qfrc_constraint", "time", "ncon"),
-    *("xpos", "xquat", "xipos", "site_xpos", "subtree_com", "cvel", "cinert", "cfrc_ext"),
+    "qpos",
+    "qvel",
+    "qacc",
+    "qacc_warmstart",
+    "qfrc_actuator",
+    "qfrc_constraint",
+    "time",
+    "ncon",
+    "xpos",
+    "xquat",
+    "xipos",
+    "site_xpos",
+    "subtree_com",
+    "cvel",
+    "cinert",
+    "cfrc_ext",
 )
 CARTPOLE = """
 <mujoco>

@@ -116,7 +116,8 @@ CASES = {
     "gaps": (dataclasses.replace(LEAST, sequence=2, period=5), 2, 4),
     "across episodes": (
         dataclasses.replace(LEAST, sequence=5, period=3, burn_in=2, cross_episodes=True),
-        *(3, 2),
+        3,
+        2,
     ),
 }
 

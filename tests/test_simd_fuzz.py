@@ -117,8 +117,12 @@ class Composer:
         array = self.any(scope.arrays)
         i = self.index(scope, len(array))
         made = [
-            *(at(array, i), array[i], array[jnp.stack([i, i + 1])][1], jnp.sum(array)),
-            *(array.at[i].get(mode="clip"), array.at[i].get(mode="fill", fill_value=1)),
+            at(array, i),
+            array[i],
+            array[jnp.stack([i, i + 1])][1],
+            jnp.sum(array),
+            array.at[i].get(mode="clip"),
+            array.at[i].get(mode="fill", fill_value=1),
             lax.dynamic_slice(array, (i,), (min(2, len(array)),))[-1],
         ]
         self.keep(scope.numbers, self.pick(made).astype(jnp.int32))
@@ -142,9 +146,12 @@ class Composer:
         pair = jnp.stack([value, value + 1])[: len(array)]
         written = put(array, value, i)
         made = [
-            *(written, put(array, jnp.where(mask, work, at(array, i)), i)),
-            *(array.at[i].add(value), array.at[i].set(jnp.where(mask, value, array[i]))),
-            *(array.at[i].max(value, mode="drop"), lax.dynamic_update_slice(array, pair, (i,))),
+            written,
+            put(array, jnp.where(mask, work, at(array, i)), i),
+            array.at[i].add(value),
+            array.at[i].set(jnp.where(mask, value, array[i])),
+            array.at[i].max(value, mode="drop"),
+            lax.dynamic_update_slice(array, pair, (i,)),
             put(written, jnp.where(mask, work, at(written, i)), i),
         ]
         if self.pick([1, 0, 1]):

@@ -12,7 +12,7 @@ from jax import lax
 
 from seedbed.simd import inspect, vectorize
 from seedbed.simd.memory import Unsupported
-from seedbed.simd.plan import Live
+from seedbed.simd.plan import Liveness
 from seedbed.simd.trace import trace
 
 N = 20
@@ -337,9 +337,24 @@ def sparse_rows(x, n):
 
 
 PROGRAMS = (
-    *(lengths, written_then_read, arrays_go_round, swapped_by_inner_loops, begun_anew, old_states),
-    *(rows_by_table, same_for_all, rewritten_by_inner_loops, while_in_while, bools_and_ints),
-    *(branches, gathers, scatters, empties, masks_in_masks, guarded_loops, loops_of_guarded_writes),
+    lengths,
+    written_then_read,
+    arrays_go_round,
+    swapped_by_inner_loops,
+    begun_anew,
+    old_states,
+    rows_by_table,
+    same_for_all,
+    rewritten_by_inner_loops,
+    while_in_while,
+    bools_and_ints,
+    branches,
+    gathers,
+    scatters,
+    empties,
+    masks_in_masks,
+    guarded_loops,
+    loops_of_guarded_writes,
     sparse_rows,
 )
 
@@ -382,7 +397,7 @@ def test_shared_operands(flag):
 
 def test_rows_that_no_lane_needs_are_not_visited():
     program = jax.make_jaxpr(sparse_rows)(np.ones(3, np.float32), np.int32(1))
-    live = Live(trace(program, [False] * 2, limit=10**5))
+    live = Liveness(trace(program, [False] * 2, limit=10**5))
     states = {rows.args[0] for rows in live.rows.values()}
     assert len(live.rows) == 8  # and not the loops inside these
     assert len(states) == 4  # each is listed once

@@ -237,7 +237,16 @@ def takes(draw, shape, dtype):
 
 FAMILIES = {
     "moves": [
-        *(pads, tiles, repeats, reversals, splits, joins, shapes, slices, rolls, numbered),
+        pads,
+        tiles,
+        repeats,
+        reversals,
+        splits,
+        joins,
+        shapes,
+        slices,
+        rolls,
+        numbered,
         selections,
     ],
     "reductions": [reductions, searches, running, bounds, products],

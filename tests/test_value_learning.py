@@ -128,7 +128,13 @@ def test_rescaled_double_q_equals_rlax(n):
     action = jnp.asarray(rng.integers(0, 4, ROWS + 1))
     r, discount = jnp.asarray(rng.uniform(size=(2, ROWS)), jnp.float32)
     expected = rlax.transformed_n_step_q_learning(
-        *(q[:-1], action[:-1], target_q[1:], jnp.argmax(selector[1:], -1), r, discount, n),
+        q[:-1],
+        action[:-1],
+        target_q[1:],
+        jnp.argmax(selector[1:], -1),
+        r,
+        discount,
+        n,
         tx_pair=rlax.SIGNED_HYPERBOLIC_PAIR,
     )
     best = value_learning.double_q_values(target_q[1:], selector[1:])

@@ -34,7 +34,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 PACKAGES = ("brax", "jax", "mujoco", "mujoco-mjx")
 
 
-class Enough(Exception):
+class TargetReached(Exception):
     """The window has been measured."""
 
 
@@ -53,13 +53,13 @@ class Meter:
             self.compiled += duration
 
     def progress(self, steps: int, metrics: dict[str, Any]) -> None:
-        """Takes the end of an iteration; raises Enough."""
+        """Takes the end of an iteration; raises TargetReached."""
         mark = (steps, float(metrics["training/walltime"]), time.process_time(), self.compiled)
         if self.marks and mark[3] > self.marks[-1][3]:
             self.marks.clear()  # what was compiled is no training
         self.marks.append(mark)
         if mark[1] - self.marks[0][1] >= self.seconds:
-            raise Enough
+            raise TargetReached
 
     def report(self) -> dict[str, Any]:
         """Returns the figures of the window."""
@@ -119,7 +119,7 @@ def main() -> None:
                 ],
             ),
         )
-    except Enough:
+    except TargetReached:
         versions = {package: version(package) for package in PACKAGES}
         options = {k: v for k, v in vars(args).items() if k != "seconds"}
         steps = {"gradient_steps": args.updates * args.minibatches, "rows": iteration}

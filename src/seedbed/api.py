@@ -141,7 +141,7 @@ class _PlainForms:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainedAgent:
     """The policy that a run has learned, and the environment it was trained in."""
 
     env: HostEnvConfig | Environment
@@ -153,7 +153,7 @@ class Trained:
     actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
-def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> Trained:
+def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> TrainedAgent:
     """Restores the checkpoint with the run's best evaluation, or the newest if none was evaluated.
 
     Of a population, it takes only the best member. Calls `warn` with a message about each damaged
@@ -168,7 +168,9 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
     if not isinstance(config.runtime, FusedConfig):
         step, state, _ = restore_best(folder.checkpoints, template, warn)
         patience_s = config.runtime.actor_timeout_s
-        return Trained(config.env, forms, agent, state.params, step, actor_timeout_s=patience_s)
+        return TrainedAgent(
+            config.env, forms, agent, state.params, step, actor_timeout_s=patience_s
+        )
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
@@ -176,13 +178,13 @@ def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) ->
         )
     step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
     if members == 1:
-        return Trained(config.env, forms, agent, state.params, step)
+        return TrainedAgent(config.env, forms, agent, state.params, step)
     best = metadata.get("best_seed", 0)
     member = config.runtime.member_names[best]
     if "best_seed" not in metadata:
         warn(f"no member of the population was evaluated yet: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], state.params)
-    return Trained(config.env, forms, agent, params, step, member)
+    return TrainedAgent(config.env, forms, agent, params, step, member)
 
 
 def make_gymnasium(
@@ -212,7 +214,7 @@ def make_gymnasium(
 class Policy:
     """A trained policy for the user's own loops: takes the environment's observations, returns actions."""
 
-    def __init__(self, trained: Trained, seed: int = 0) -> None:
+    def __init__(self, trained: TrainedAgent, seed: int = 0) -> None:
         self._forms = trained.forms
         self._policy = evaluation.Policy(
             trained.agent, trained.forms.spec, _frame_stack(trained.env), trained.params, seed
@@ -280,7 +282,9 @@ def evaluate(
     return {**result, "env_steps": trained.step, **played}
 
 
-def other_environment(trained: Trained, name: str, run: str | Path) -> HostEnvConfig | Environment:
+def other_environment(
+    trained: TrainedAgent, name: str, run: str | Path
+) -> HostEnvConfig | Environment:
     """Makes the environment `name` for a trained policy; raises SeedbedError if its shapes do not fit.
 
     `run` is for the error message only.

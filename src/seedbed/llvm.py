@@ -155,7 +155,7 @@ def _target_machine(width: int) -> llvm.TargetMachine:
     )
 
 
-class Carry:
+class LoopValues:
     """The values that a counted loop carries.
 
     `index` and `values` are the names in the body of the loop. The body sets `next` to the values for
@@ -214,7 +214,9 @@ class Function:
         return self.at(base, self.op(f"mul i64 {index}, {stride}"), kind)
 
     @contextmanager
-    def repeat(self, count: int | str, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Carry]:
+    def repeat(
+        self, count: int | str, carried: Sequence[tuple[str, str]] = ()
+    ) -> Iterator[LoopValues]:
         """Emits a loop that runs `count` >= 1 times around the instructions that the `with` block appends.
 
         `count` is a number or the name of an i64 value. `carried` holds (type, initial value) of each
@@ -222,7 +224,7 @@ class Function:
         """
         body, before = self.fresh("body"), self._block
         names = [f"%{self.fresh()}" for _ in range(len(carried) + 1)]
-        carry = Carry(names[0], names[1:])
+        carry = LoopValues(names[0], names[1:])
         self.label(body)
         hole = len(self._lines)
         yield carry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-Tree = Any
+from seedbed.types import Tree
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -96,9 +96,13 @@ def conv2d(
     _check(x, kernel, bias, stride, padding, activation)
     if scaling is not None:
         _check_scaling(x, scaling)
+    _, height, width, channels = x.shape
     layer = Convolution(
-        *x.shape[1:],
-        *kernel.shape[:2],
+        height=height,
+        width=width,
+        channels=channels,
+        kernel_height=kernel.shape[0],
+        kernel_width=kernel.shape[1],
         features=kernel.shape[3],
         stride=stride,
         padding=padding,

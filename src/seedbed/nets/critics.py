@@ -5,8 +5,6 @@ All networks take an observation as one vector; `vectors` makes it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,8 +13,7 @@ from jax import Array
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import Mlp
-
-Tree = Any
+from seedbed.types import Tree
 
 
 def vectors(observation: Tree, lead: int) -> Array:

@@ -12,8 +12,8 @@ from jax import Array
 from seedbed.nets.heads import PolicyHead, ValueHead
 from seedbed.nets.recurrent import LSTM, initial_lstm_state, memory_inputs
 from seedbed.nets.torsos import Torso, TorsoName
+from seedbed.types import Tree
 
-Tree = Any
 ActivationName = Literal["relu", "tanh", "swish"]
 _ACTIVATIONS = {"relu": nn.relu, "tanh": nn.tanh, "swish": nn.swish}
 

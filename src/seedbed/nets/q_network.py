@@ -13,8 +13,7 @@ from seedbed.nets.heads import DuelingHead
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.recurrent import LSTM, LSTMState, memory_inputs
 from seedbed.nets.torsos import Torso, TorsoName
-
-Tree = Any
+from seedbed.types import Tree
 
 
 class QNetwork(nn.Module):

@@ -17,9 +17,8 @@ from jax import Array, lax
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.pooling import max_pool
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, Tree
 
-Tree = Any
 TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
 SMALLEST = {"nature": 36, "small": 20}
 """Smallest height and width in pixels of an image for a torso."""

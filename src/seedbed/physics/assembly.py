@@ -109,7 +109,8 @@ def _side(group: Group, points: Points, rows: Edges, columns: dict[str, np.ndarr
         name: math.constant(column, rows.aref.dtype)
         for name, column in (group.columns | body | columns).items()
     }
-    return Side(points, rows.stiffness, rows.aref, *split(**cast))
+    same, table = split(**cast)
+    return Side(points=points, stiffness=rows.stiffness, aref=rows.aref, same=same, table=table)
 
 
 def coupling_tables(

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 """One row of a constant table: values by column name."""
 
 
-class Kind(NamedTuple):
+class PairKind(NamedTuple):
     """The candidate pairs [n, 2] of geoms, in MuJoCo's order, that use the same collider."""
 
     types: tuple[int, int]
@@ -34,8 +34,8 @@ class Kind(NamedTuple):
 class Candidates(NamedTuple):
     """Pairs of a static and a moving geom (`fixed`), and pairs of two moving geoms (`moving`)."""
 
-    fixed: tuple[Kind, ...]
-    moving: tuple[Kind, ...]
+    fixed: tuple[PairKind, ...]
+    moving: tuple[PairKind, ...]
 
 
 class Slots(NamedTuple):
@@ -111,13 +111,15 @@ def candidates(model: Model) -> Candidates:
         moving = bool(model.body_weldid[model.geom_bodyid[list(pair)]].all())
         kinds.setdefault((moving, types), []).append(pair)
     fixed, moving = (
-        tuple(Kind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted)
+        tuple(
+            PairKind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted
+        )
         for wanted in (False, True)
     )
     return Candidates(fixed, moving)
 
 
-def slots(model: Model, kinds: tuple[Kind, ...]) -> Slots:
+def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
     """Makes the slots of the pairs; mixes the parameters of both geoms (mj_contactParam, mj_setContact)."""
     geom = np.concatenate(
         [np.zeros((0, 2), int)]
@@ -218,16 +220,21 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
         )
         first = 0
         for kind in kinds:
-            ncon, points = _detect_kind(model, kin, kind, first, (ncon, points))
+            ncon, points = _detect_kind(model, kin, kind, first, ncon, points)
             first += len(kind.pairs) * COLLIDERS[kind.types][1]
         groups.append(points)
     return Contacts(groups[0], groups[1], ncon)
 
 
 def _detect_kind(
-    model: Model, kin: Kinematics, kind: Kind, first_slot: int, carry: tuple[jax.Array, Points]
+    model: Model,
+    kin: Kinematics,
+    kind: PairKind,
+    first_slot: int,
+    ncon: jax.Array,
+    points: Points,
 ) -> tuple[jax.Array, Points]:
-    """Adds the contacts of one kind of pair to `carry`: their number, and the points from `first_slot` on.
+    """Adds the contacts of one kind of pair to `ncon` and, from `first_slot` on, to `points`.
 
     Every result of a collider is used only under the mask `near`, so that a kernel skips the collider if the
     pair is near in none of its lanes. Only active slots are written.
@@ -261,10 +268,10 @@ def _detect_kind(
             number = jnp.where(dist <= row["reach"], number + 1, number)
         return (jnp.where(near, number, ncon), points), None
 
-    return lax.scan(pair, carry, rows)[0]
+    return lax.scan(pair, (ncon, points), rows)[0]
 
 
-def _pair_columns(model: Model, kind: Kind, dtype: Any) -> dict[str, np.ndarray]:
+def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, np.ndarray]:
     """Makes the constant columns [n, ...] that the loop over the pairs of one kind reads."""
     table = slots(model, (kind,))
     once = slice(None, None, COLLIDERS[kind.types][1])

@@ -208,9 +208,15 @@ def capsule_cylinder(capsule: Geom, cylinder: Geom, reach: Array) -> tuple[Touch
         pos = cylinder.pos + jnp.where(at_first, *ends) - up * (0.5 * height)
         return Touch(height + reach, pos, -up, None, lies)
 
-    both = zip(touch(lower)[:3], alone[:3], strict=True)
-    dist, pos, normal = (jnp.where(lies, x, y) for x, y in both)
-    return Touch(dist, pos, normal, None, alone.exists), touch(higher)
+    first_end = touch(lower)
+    first_touch = Touch(
+        dist=jnp.where(lies, first_end.dist, alone.dist),
+        pos=jnp.where(lies, first_end.pos, alone.pos),
+        normal=jnp.where(lies, first_end.normal, alone.normal),
+        tangent=None,
+        exists=alone.exists,
+    )
+    return first_touch, touch(higher)
 
 
 def _over_disc(line: Array, arm: Array, cylinder: Geom) -> tuple[Array, Array]:

@@ -96,8 +96,9 @@ def parts_of(fields: Mapping[str, Any]) -> Parts:
         return _apart(fields, [c for b in moving for c in carried[b]])
     groups = {b: [c for c in carried[b] if fields["body_mass"][c] > 0] for b in moving}
     merged = {b: _merge(_apart(fields, group)) for b, group in groups.items() if group}
-    arrays = [np.array(column) for column in zip(*merged.values(), strict=True)]
-    return Parts(tuple(merged), *arrays)
+    columns = zip(*merged.values(), strict=True)
+    mass, pos, axes, inertia = (np.array(column) for column in columns)
+    return Parts(body=tuple(merged), mass=mass, pos=pos, axes=axes, inertia=inertia)
 
 
 def _apart(fields: Mapping[str, Any], bodies: list[int]) -> Parts:
@@ -128,7 +129,8 @@ def _merge(parts: Parts) -> tuple[np.floating, np.ndarray, np.ndarray, np.ndarra
         moments, axes = parts.inertia[0] + np.array([0, 1, 1]) * parts.inertia[0, 0], parts.axes[0]
     else:
         inertia = np.zeros((3, 3))
-        for m, pos, frame, (base, *excess) in zip(*parts[1:], strict=True):
+        columns = zip(parts.mass, parts.pos, parts.axes, parts.inertia, strict=True)
+        for m, pos, frame, (base, *excess) in columns:
             d = pos - com
             inertia += frame @ np.diag([base, base + excess[0], base + excess[1]]) @ frame.T
             inertia += m * (d @ d * np.eye(3) - np.outer(d, d))

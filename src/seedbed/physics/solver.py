@@ -52,7 +52,7 @@ class Solution(NamedTuple):
     residual: jax.Array  # norm of the gradient divided by the norms of its two terms
 
 
-class Search(NamedTuple):
+class SolverState(NamedTuple):
     """The state of the solver: a point, and the pending step from it."""
 
     offset: jax.Array  # [nv] acceleration minus the smooth acceleration
@@ -101,7 +101,7 @@ def solve(
     )
 
 
-def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Search:
+def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> SolverState:
     """Makes the first point, the smooth acceleration, and a pending step to the warm start.
 
     The size of the step is 1 if the warm start has the lower cost, otherwise 0.
@@ -141,7 +141,7 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sea
         slacks.append(slack)
         steps.append(step)
     none = jnp.zeros_like(qacc_smooth)
-    return Search(
+    return SolverState(
         offset=none,
         force=none,
         slack=Slack(slack_limits, tuple(slacks)),
@@ -154,7 +154,7 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sea
     )
 
 
-def newton(problem: Problem, search: Search) -> Search:
+def newton(problem: Problem, search: SolverState) -> SolverState:
     """Takes the pending step and computes the next one, which is then pending."""
     search, sums = advance(problem, search, hessian=True)
     push = constraint_force(problem, search.slack, sums.wrench)
@@ -175,7 +175,7 @@ def newton(problem: Problem, search: Search) -> Search:
     )
 
 
-def advance(problem: Problem, search: Search, *, hessian: bool) -> tuple[Search, Sums]:
+def advance(problem: Problem, search: SolverState, *, hessian: bool) -> tuple[SolverState, Sums]:
     """Takes the pending step and sums the rows' wrenches (and, if wanted, their Hessian) at its end."""
     slack, sums = step_and_sum(
         problem, search.slack, search.direction_slack, search.size, hessian=hessian
@@ -189,7 +189,7 @@ def advance(problem: Problem, search: Search, *, hessian: bool) -> tuple[Search,
     return moved, sums
 
 
-class Trial(NamedTuple):
+class LineSearchState(NamedTuple):
     """The state of a line search: the size to try, the bracket of the best size, and the stopping test."""
 
     size: jax.Array
@@ -199,7 +199,7 @@ class Trial(NamedTuple):
     number: jax.Array  # int32: sizes judged so far
 
 
-def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) -> jax.Array:
+def line_search(problem: Problem, search: SolverState, slope: jax.Array, rise: Rise) -> jax.Array:
     """Returns the size of the step that minimises the cost along the direction, by safeguarded Newton.
 
     `slope` is the cost's derivative at the start, and `rise` the effect of a full step on the rows. A full
@@ -207,14 +207,14 @@ def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) 
     """
     curvature = math.dot(search.direction, search.direction_force)
 
-    def judge(trial: Trial, rise: Rise) -> Trial:
+    def judge(trial: LineSearchState, rise: Rise) -> LineSearchState:
         first = slope + trial.size * curvature + rise.slope
         low = jnp.where(first < 0, trial.size, trial.low)
         high = jnp.where(first < 0, trial.high, trial.size)
         size = trial.size - first / (curvature + rise.bend)
         size = jnp.where((size > low) & (size < high), size, 0.5 * (low + high))
         done = trial.done | (jnp.abs(first) <= FLAT * jnp.abs(slope))
-        return Trial(jnp.where(done, trial.size, size), low, high, done, trial.number + 1)
+        return LineSearchState(jnp.where(done, trial.size, size), low, high, done, trial.number + 1)
 
     one = jnp.ones_like(slope)
     trial = lax.while_loop(
@@ -222,7 +222,7 @@ def line_search(problem: Problem, search: Search, slope: jax.Array, rise: Rise) 
         lambda trial: judge(
             trial, along(problem, search.slack, search.direction_slack, trial.size)
         ),
-        judge(Trial(one, 0 * one, jnp.inf * one, ~rise.changed, jnp.int32(0)), rise),
+        judge(LineSearchState(one, 0 * one, jnp.inf * one, ~rise.changed, jnp.int32(0)), rise),
     )
     return trial.size
 

@@ -154,7 +154,10 @@ def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, 
         place = (_newest(experience, state) - number // ring.num_envs) % ring.places
         items = place * ring.num_envs + number % ring.num_envs
         importance = jnp.ones(experience.batch)
-    timesteps, action, extras = _windows(experience, state, state.records[:3], items)
+    records = state.records
+    timesteps, action, extras = _windows(
+        experience, state, (records.timestep, records.action, records.extras), items
+    )
     core = _at(state.records.core, *_where(state, items))
     action, extras = jax.tree.map(lambda leaf: leaf[:-1], (action, extras))
     return Sample(timesteps, action, extras, core, importance), items

@@ -36,7 +36,7 @@ from seedbed.simd.digest import Indescribable, digest
 from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
-from seedbed.simd.plan import Live
+from seedbed.simd.plan import Liveness
 from seedbed.simd.room import MOST_STACK, Room
 from seedbed.simd.trace import Program, Unsupported, trace
 
@@ -79,7 +79,7 @@ class _Build:
             return self._target
 
 
-class Compiled(NamedTuple):
+class CompiledKernel(NamedTuple):
     """The machine code of a kernel, its LLVM IR, and the seconds that each took to make."""
 
     code: bytes
@@ -141,7 +141,7 @@ def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str
     return name
 
 
-def compile_program(program: Program, width: int) -> Compiled:
+def compile_program(program: Program, width: int) -> CompiledKernel:
     """Compiles a program for vectors of `width` lanes.
 
     Raises:
@@ -149,7 +149,7 @@ def compile_program(program: Program, width: int) -> Compiled:
             arrays, or the program contains other types than DTYPES.
     """
     begin = time.perf_counter()
-    read = {node.value[0] for node in Live(program).nodes if node.op == "input"}
+    read = {node.value[0] for node in Liveness(program).nodes if node.op == "input"}
     inputs, outputs = (
         [Port(o.nodes.size, o.dtype, o.shared, i in read) for i, o in enumerate(side)]
         for side in (program.inputs, program.outputs)
@@ -167,7 +167,7 @@ def compile_program(program: Program, width: int) -> Compiled:
     middle = time.perf_counter()
     code = compile_object(text, width)
     _check_stack(code)
-    return Compiled(code, text, middle - begin, time.perf_counter() - middle)
+    return CompiledKernel(code, text, middle - begin, time.perf_counter() - middle)
 
 
 def _check_stack(code: bytes) -> None:

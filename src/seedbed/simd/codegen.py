@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 
 from seedbed.simd.arrays import Arrays, Storage
-from seedbed.simd.graph import Carry, Loop, Node
+from seedbed.simd.graph import Loop, LoopCarry, Node
 from seedbed.simd.guards import guarded
 from seedbed.simd.instructions import SCALARS, Writer
 from seedbed.simd.kernel import ENTRY, HEAD
 from seedbed.simd.memory import Unsupported
-from seedbed.simd.plan import Guard, Item, Live, Schedule
+from seedbed.simd.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.room import Room
 from seedbed.simd.trace import Program, slots
 
@@ -32,7 +32,7 @@ class _Emitter:
     def __init__(self, program: Program, writer: Writer, room: Room) -> None:
         self._program = program
         self._w = writer
-        self._live = Live(program)
+        self._live = Liveness(program)
         self._schedule = Schedule(self._live)
         self._names: dict[Node, str] = {}
         self._splats: dict[Node, str] = {}
@@ -296,7 +296,7 @@ class _Emitter:
             )
         return inits
 
-    def _carry_array(self, loop: Loop, k: int, carry: Carry) -> Storage:
+    def _carry_array(self, loop: Loop, k: int, carry: LoopCarry) -> Storage:
         first = self._storage_of(carry.init)
         if (loop, k) in self._schedule.taken:
             # If the array belongs to a loop around, lanes that have left that loop keep their values.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Carry, Graph, Loop, Node, Record, innermost, is_constant
+from seedbed.simd.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
 from seedbed.simd.memory import (
     Memory,
     Special,
@@ -90,7 +90,7 @@ def _is_uniform(value: Value) -> bool:
     return all(node.uniform for node in value.reshape(-1))
 
 
-class _Kept:
+class _LoopTrace:
     """A loop whose body is being traced."""
 
     def __init__(self, tracer: Tracer, length: int | None, reverse: bool) -> None:
@@ -169,7 +169,8 @@ class _Kept:
                 ends, variables = [*tracer.elements(final).reshape(-1)], [*value.reshape(-1)]
             size = value.size if isinstance(value, Memory) else None
             loop.carries += [
-                Carry(*nodes, size) for nodes in zip(variables, inits, ends, strict=True)
+                LoopCarry(variable=variable, init=init, final=end, size=size)
+                for variable, init, end in zip(variables, inits, ends, strict=True)
             ]
         rows = [tuple(tracer.elements(value).reshape(-1)) for value in written]
         read = [n for c in loop.carries for n in (c.init, c.final)] + [n for r in rows for n in r]
@@ -229,18 +230,18 @@ def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     indexed, count = indexed_variables(body.jaxpr), len(inits)
     variables = body.jaxpr.invars[split[0] : split[1]]
     while True:
-        kept = _Kept(tracer, length, reverse)
+        traced = _LoopTrace(tracer, length, reverse)
         carries = [
-            kept.carry(init, uniform=u, indexed=v in indexed)
+            traced.carry(init, uniform=u, indexed=v in indexed)
             for init, u, v in zip(inits, uniform, variables, strict=False)
         ]
-        tracer.around.append(kept.loop)
-        rows = [kept.element(a) for a in arrays]
+        tracer.around.append(traced.loop)
+        rows = [traced.element(a) for a in arrays]
         results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
         tracer.around.pop()
-        stays = kept.stays_uniform(results[:count])
+        stays = traced.stays_uniform(results[:count])
         if all(s or not u for s, u in zip(stays, uniform, strict=False)):
-            return kept.finish(results[:count], results[count:])
+            return traced.finish(results[:count], results[count:])
         uniform = [u and s for u, s in zip(uniform, stays, strict=False)]
 
 
@@ -284,19 +285,19 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     )
     in_memory = [bool(indexed & {*v}) for v in variables]
     while True:
-        kept = _Kept(tracer, None, False)
+        traced = _LoopTrace(tracer, None, False)
         carries = [
-            kept.carry(init, uniform=u, indexed=i)
+            traced.carry(init, uniform=u, indexed=i)
             for init, u, i in zip(inits, uniform, in_memory, strict=True)
         ]
-        tracer.around.append(kept.loop)
+        tracer.around.append(traced.loop)
         goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
-        kept.loop.condition = tracer.elements(goes_on)[()]
+        traced.loop.condition = tracer.elements(goes_on)[()]
         results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
         tracer.around.pop()
-        stays = kept.stays_uniform(results)
+        stays = traced.stays_uniform(results)
         if all(s or not u for s, u in zip(stays, uniform, strict=True)):
-            return kept.finish(results, [])
+            return traced.finish(results, [])
         uniform = [u and s for u, s in zip(uniform, stays, strict=True)]
 
 

@@ -40,7 +40,7 @@ class Node:
 
 
 @dataclasses.dataclass(eq=False)
-class Carry:
+class LoopCarry:
     """A scalar or an array in memory that goes round a loop."""
 
     variable: Node  # the value that the body reads
@@ -71,7 +71,7 @@ class Loop:
     reverse: bool
     index: Node | None = None  # the iteration of a counted loop, which indexes its arrays
     condition: Node | None = None
-    carries: list[Carry] = dataclasses.field(default_factory=list)
+    carries: list[LoopCarry] = dataclasses.field(default_factory=list)
     records: list[Record] = dataclasses.field(default_factory=list)
     loops: frozenset[Loop] = frozenset()  # the loops around it on whose iteration it depends
 

@@ -13,7 +13,7 @@ import jax
 from seedbed.simd.graph import FLOATS, Loop, Node
 from seedbed.simd.guards import guarded
 from seedbed.simd.measure import FREE, around
-from seedbed.simd.plan import Guard, Item, Live, Schedule
+from seedbed.simd.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.trace import trace
 from seedbed.simd.vectorize import trace_example
 
@@ -82,7 +82,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     program = trace(example.closed, shared, limit=build.LIMIT)
     made = time.perf_counter()
     compiled = build.compile_program(program, build.lanes())
-    live = Live(program)
+    live = Liveness(program)
     working = [node for node in live.nodes if node.op not in FREE]
     masks, within = _guards(live)
     return Report(
@@ -103,7 +103,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     )
 
 
-def _flops(live: Live, nodes: Iterable[Node]) -> dict[tuple[str, ...], int]:
+def _flops(live: Liveness, nodes: Iterable[Node]) -> dict[tuple[str, ...], int]:
     """Returns the float operations by the loops around them; a fused multiply-add counts as two."""
     totals: collections.Counter[tuple[Loop, ...]] = collections.Counter()
     for node in nodes:
@@ -117,7 +117,7 @@ def _describe(loop: Loop) -> str:
     return f"loop {loop.number} ({kind})"
 
 
-def _guards(live: Live) -> tuple[int, int]:
+def _guards(live: Liveness) -> tuple[int, int]:
     """Returns the number of guards, and the number of operations inside them."""
     schedule = Schedule(live)
 

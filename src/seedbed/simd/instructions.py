@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.simd.graph import COMPARISONS, Node
-from seedbed.simd.plan import Fused
+from seedbed.simd.plan import FusedMultiplyAdd
 
 SCALARS = {"float32": "float", "int32": "i32", "uint32": "i32", "bool": "i1"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
@@ -107,7 +107,7 @@ class Writer:
         mask = "i1" if uniform else f"<{self.width} x i1>"
         return self.op(f"select {mask} {condition}, {kind} {true}, {kind} {false}")
 
-    def fused(self, fused: Fused, a: str, b: str, c: str, kind: str) -> str:
+    def fused(self, fused: FusedMultiplyAdd, a: str, b: str, c: str, kind: str) -> str:
         """Returns `±a * b ± c`, rounded once if the CPU has fused multiply-add, else twice."""
         if not self._fma:
             product = self.op(f"fmul {kind} {a}, {b}")

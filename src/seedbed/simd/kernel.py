@@ -158,7 +158,7 @@ def kernel_ir(
             [f.scaled(buffer, row, port.size * port.bytes, "i8") for port, buffer in side]
             for side in sides
         ]
-        _run_tile(f, sides, places, (tables, memory), (left, width))
+        _run_tile(f, sides, places, tables, memory, left, width)
     if room.heap:
         f.line(f"call void @free(ptr {memory})")
     f.line(f"call void @restore_floats(i64 {before})")
@@ -174,15 +174,17 @@ def _run_tile(
     f: Function,
     sides: Sequence[Sequence[tuple[Port, str]]],
     places: list[list[str]],
-    memory: tuple[list[str], str],
-    extent: tuple[str, int],
+    tables: list[str],
+    memory: str,
+    left: str,
+    width: int,
 ) -> None:
     """Emits the call of `@tile` for one tile: on the rows in place, or on copies if too few rows are left.
 
-    `memory` is (tables of addresses, block of the heap), `extent` is (rows left, lanes).
+    `tables` hold the addresses of the rows, `memory` is the block of the heap. `left` is the number of rows
+    left, `width` the number of lanes.
     """
-    (tables, block), (left, width) = memory, extent
-    pointers = ", ".join(f"ptr {pointer}" for pointer in (*tables, block))
+    pointers = ", ".join(f"ptr {pointer}" for pointer in (*tables, memory))
     whole, part, after = f.fresh("whole"), f.fresh("part"), f.fresh("after")
     f.line(f"br i1 {f.op(f'icmp sge i64 {left}, {width}')}, label %{whole}, label %{part}")
     f.open(whole)
@@ -244,23 +246,22 @@ def _tile(inputs: Sequence[Port], outputs: Sequence[Port], width: int, room: Roo
     for i, port in enumerate(inputs):
         if port.read:
             rows = f.op(f"load ptr, ptr {f.at('%from', i, 'ptr')}")
-            _gather(f, port, (rows, f.at(slots[0], at * width), wide), width)
+            _gather(f, port, rows, f.at(slots[0], at * width), wide, width)
         at += port.size
     f.line(f"call void @program(ptr {slots[0]}, ptr {slots[1]}, ptr %shared, ptr %memory)")
     at = 0
     for i, port in enumerate(outputs):
         rows = f.op(f"load ptr, ptr {f.at('%to', i, 'ptr')}")
-        _scatter(f, port, (f.at(slots[1], at * width), rows, wide), width)
+        _scatter(f, port, f.at(slots[1], at * width), rows, wide, width)
         at += port.size
     return f.text()
 
 
-def _gather(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
+def _gather(f: Function, port: Port, rows: str, slots: str, wide: str, width: int) -> None:
     """Emits the transposition of a tile's rows into slots. Bools are first widened to 32 bits.
 
-    `memory` is the addresses of (rows, slots, scratch for the widened bools).
+    `rows` and `slots` are addresses; `wide` is the address of scratch memory for the widened bools.
     """
-    rows, slots, wide = memory
     if port.size < _COLUMNS:
         vectors = [_load(f, port, rows, str(i), width) for i in range(port.size)]
         places = [[lane * port.size + i for lane in range(width)] for i in range(port.size)]
@@ -284,12 +285,11 @@ def _gather(f: Function, port: Port, memory: tuple[str, str, str], width: int) -
             _store(f, vector, f.at(target, k * width), width)
 
 
-def _scatter(f: Function, port: Port, memory: tuple[str, str, str], width: int) -> None:
+def _scatter(f: Function, port: Port, slots: str, rows: str, wide: str, width: int) -> None:
     """Emits the transposition of slots into a tile's rows. Bools are narrowed to 8 bits at the end.
 
-    `memory` is the addresses of (slots, rows, scratch for the bools before they are narrowed).
+    `slots` and `rows` are addresses; `wide` is the address of scratch memory for the bools before that.
     """
-    slots, rows, wide = memory
     if port.size < _COLUMNS:
         vectors = [_slot(f, f.at(slots, i * width), width) for i in range(port.size)]
         for i in range(port.size):

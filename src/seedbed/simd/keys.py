@@ -18,9 +18,23 @@ from seedbed.simd.memory import Unsupported, inner_jaxprs
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _MOVES = (
-    *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "concatenate"),
-    *("stack", "unstack", "split", "slice", "dynamic_slice", "dynamic_update_slice", "gather"),
-    *("scatter", "select_n", "copy"),
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "transpose",
+    "rev",
+    "concatenate",
+    "stack",
+    "unstack",
+    "split",
+    "slice",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "scatter",
+    "select_n",
+    "copy",
 )
 
 

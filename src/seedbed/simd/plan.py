@@ -6,13 +6,13 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from seedbed.simd.graph import FLOATS, Carry, Graph, Loop, Node, Record, innermost
+from seedbed.simd.graph import FLOATS, Graph, Loop, LoopCarry, Node, Record, innermost
 from seedbed.simd.sparse import listed
 from seedbed.simd.trace import Program
 
 
 @dataclasses.dataclass(frozen=True)
-class Fused:
+class FusedMultiplyAdd:
     """A product fused into a sum: `±a * b ± c`, rounded once if the CPU has fused multiply-add."""
 
     a: Node
@@ -37,14 +37,14 @@ class Guard:
 Item = Node | Loop | Guard
 
 
-class Live:
+class Liveness:
     """The nodes, carries and records that a program's results need, and the readers of each node."""
 
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
         self.outputs = [n for o in program.outputs for n in o.nodes.reshape(-1)]
         self.nodes: set[Node] = set()
-        self.carries: dict[Loop, list[tuple[int, Carry]]] = {}
+        self.carries: dict[Loop, list[tuple[int, LoopCarry]]] = {}
         self.records: dict[Loop, list[tuple[int, Record]]] = {}
         # the "result" nodes of the scalars that a loop carries
         self.results: dict[Loop, list[Node]] = {}
@@ -52,7 +52,7 @@ class Live:
         # for a loop that does not visit all rows, the node that lists the rows to visit
         self.rows: dict[Loop, Node] = {}
         self.readers: dict[Node, list[Node]] = {}
-        self.fused: dict[Node, Fused] = {}
+        self.fused: dict[Node, FusedMultiplyAdd] = {}
         self._mark(self.outputs)
         self._list_rows()
         self._fuse()
@@ -140,7 +140,7 @@ class Live:
             for product, other in ((node.args[1], node.args[0]), node.args):
                 if fusible(product, node):
                     second = product is node.args[1]
-                    self.fused[node] = Fused(
+                    self.fused[node] = FusedMultiplyAdd(
                         product.args[0],
                         product.args[1],
                         other,
@@ -157,7 +157,7 @@ class Schedule:
     Items outside loops are under None.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Liveness) -> None:
         self.live = live
         self.items: dict[Loop | None, list[Node | Loop]] = {None: []}
         # item -> the items of the same body that must come before it

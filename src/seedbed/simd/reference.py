@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.simd.arithmetic import convert, numpy_operation
-from seedbed.simd.graph import Carry, Loop, Node, Record
+from seedbed.simd.graph import Loop, LoopCarry, Node, Record
 from seedbed.simd.trace import Program
 
 
@@ -52,7 +52,7 @@ class _Evaluation:
         self._values: dict[Node, Any] = {}
         self._outputs = [n for o in program.outputs for n in o.nodes.reshape(-1)]
         # the carries and records that the results need
-        self._carries: dict[Loop, dict[int, Carry]] = {}
+        self._carries: dict[Loop, dict[int, LoopCarry]] = {}
         self._records: dict[Loop, dict[int, Record]] = {}
         live = self._mark(self._outputs)
         # a node is made after all nodes that it reads, so the order of their numbers is a valid one

@@ -233,14 +233,27 @@ _GRAPH_OPS = {
     **{name: name for name in ("shift_left", "shift_right_logical")},
     "add_any": "add",
 }
+_EXPONENTIAL = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "logistic",
+    "tanh",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "erf_inv",
+    "cbrt",
+]
+"""The functions of `elementary` that have a primitive of the same name."""
 _ELEMENTARY: dict[str, Rule] = {
-    **{
-        name: _elementary(name, getattr(elementary, name))
-        for name in (
-            *("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sinh", "cosh", "asinh"),
-            *("acosh", "atanh", "erf", "erfc", "erf_inv", "cbrt"),
-        )
-    },
+    **{name: _elementary(name, getattr(elementary, name)) for name in _EXPONENTIAL},
     **{
         name: _elementary(name, getattr(trigonometry, name))
         for name in ("sin", "cos", "tan", "asin", "acos", "atan", "atan2")

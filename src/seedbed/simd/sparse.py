@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from seedbed.simd.graph import Carry, Graph, Loop, Node
+from seedbed.simd.graph import Graph, Loop, LoopCarry, Node
 
 
 def masked(item: Node) -> Node | None:
@@ -31,7 +31,7 @@ def masked(item: Node) -> Node | None:
     return select
 
 
-def listed(graph: Graph, loop: Loop, carries: Iterable[Carry]) -> Node | None:
+def listed(graph: Graph, loop: Loop, carries: Iterable[LoopCarry]) -> Node | None:
     """Returns a node that lists the rows that a loop must visit, or None if it must visit all.
 
     `carries` are the loop's live carries. The node's argument is the array of masks. While loops and
@@ -53,7 +53,7 @@ def listed(graph: Graph, loop: Loop, carries: Iterable[Carry]) -> Node | None:
     return None
 
 
-def _masks(graph: Graph, carry: Carry) -> Iterable[Node | None]:
+def _masks(graph: Graph, carry: LoopCarry) -> Iterable[Node | None]:
     """Yields the masks outside which a carry keeps its value; yields None for an update without a mask."""
     state = carry.final
     if carry.size is None:

@@ -155,7 +155,7 @@ def _tile_function(name: str, grid: Grid, tile: _Tile, width: int) -> str:
         totals = row * len(cells)
     else:
         totals = ["zeroinitializer"] * (len(cells) * len(slots))
-    totals = _sum(f, grid.reductions, ("%a", "%b"), totals, (offsets, slots, width))
+    totals = _sum(f, grid.reductions, "%a", "%b", totals, offsets, slots, width)
     for i, place in enumerate(places):
         for v, lanes in slots:
             value, pointer = totals[i * len(slots) + v], f.at("%c", place + v * width)
@@ -169,29 +169,31 @@ def _tile_function(name: str, grid: Grid, tile: _Tile, width: int) -> str:
 def _sum(
     f: Function,
     reductions: Sequence[Reduction],
-    bases: tuple[str, str],
+    a: str,
+    b: str,
     totals: list[str],
-    layout: tuple[list[int], list[tuple[int, int]], int],
+    offsets: list[int],
+    slots: list[tuple[int, int]],
+    width: int,
 ) -> list[str]:
     """Emits nested loops over `reductions` around one step of the sum; returns the names of the totals.
 
-    `bases` are the addresses of `a` and `b`. `layout` is (offset in `a` of each row and column of the
-    tile, (number, lanes) of each vector, vector width).
+    `a` and `b` are addresses. `offsets` holds the offset in `a` of each row and column of the tile, and
+    `slots` holds (number, lanes) of each vector, which has `width` lanes at most.
     """
-    offsets, slots, width = layout
     vector = f"<{width} x float>"
     if reductions:
         loop, *inner = reductions
-        carried = [("ptr", bases[0]), ("ptr", bases[1]), *((vector, t) for t in totals)]
+        carried = [("ptr", a), ("ptr", b), *((vector, t) for t in totals)]
         with f.repeat(loop.trips, carried) as carry:
             a, b, *held = carry.values
-            held = _sum(f, inner, (a, b), held, layout)
+            held = _sum(f, inner, a, b, held, offsets, slots, width)
             carry.next = [f.at(a, loop.a_stride), f.at(b, loop.b_stride), *held]
         return carry.next[2:]
-    weights = [load(f, f.at(bases[1], v * width), lanes, width) for v, lanes in slots]
+    weights = [load(f, f.at(b, v * width), lanes, width) for v, lanes in slots]
     result = []
     for i, offset in enumerate(offsets):
-        scalar = f.op(f"load float, ptr {f.at(bases[0], offset)}, align 4")
+        scalar = f.op(f"load float, ptr {f.at(a, offset)}, align 4")
         first = f.op(f"insertelement {vector} poison, float {scalar}, i32 0")
         spread = f.op(
             f"shufflevector {vector} {first}, {vector} poison, <{width} x i32> zeroinitializer"

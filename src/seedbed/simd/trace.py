@@ -197,8 +197,14 @@ def _start(op: str, dtype: np.dtype) -> Any:
 
 
 _CALLS = (
-    *("jit", "call", "closed_call", "composite", "remat2", "checkpoint"),
-    *("custom_jvp_call", "custom_vjp_call"),
+    "jit",
+    "call",
+    "closed_call",
+    "composite",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
 )
 """Primitives that have a jaxpr as a parameter and run it on their operands."""
 

@@ -205,6 +205,7 @@ class LiveView:
         table = Table.grid(expand=True, padding=(0, 1))
         for style in ("bright_black", "bold", "bright_black", "bold"):
             table.add_column(style=style, no_wrap=True, ratio=1)
+        label, experience = next(iter(_experience(self._metrics)), ("lag", "none"))
         rows = (
             ("return (last 100)", _number(value("episode_return_mean")), "evaluation", last),
             (
@@ -214,10 +215,7 @@ class LiveView:
                 _count(value("frames_per_s")),
             ),
             ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
-            (
-                *(*_experience(self._metrics), ("lag", "none"))[0],
-                *("memory", f"{_number(value('rss_mb'), 0)} MB"),
-            ),
+            (label, experience, "memory", f"{_number(value('rss_mb'), 0)} MB"),
         )
         for row in rows:
             table.add_row(*row)

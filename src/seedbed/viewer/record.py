@@ -55,7 +55,7 @@ def show(
 
 
 def _on_device(
-    env: MujocoTask, trained: api.Trained, episodes: int, seed: int, title: str
+    env: MujocoTask, trained: api.TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none)."""
     agent, steps = trained.agent, env.episode_steps or 1000
@@ -91,7 +91,7 @@ def _on_device(
 
 
 def _in_gymnasium(
-    config: GymEnv, trained: api.Trained, episodes: int, seed: int, title: str
+    config: GymEnv, trained: api.TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays one episode after the other in Gymnasium's own environment, with its time limit (1,000 if none).
 

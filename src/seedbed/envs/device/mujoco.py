@@ -30,7 +30,7 @@ ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 """Folder of the MJCF files that Gymnasium installs."""
 
 
-class Carried(NamedTuple):
+class TaskState(NamedTuple):
     """The state that an environment keeps between two steps."""
 
     qpos: Array  # [nq]
@@ -72,7 +72,7 @@ class MujocoTask(abc.ABC):
         """Returns the observation of a state."""
 
     @abc.abstractmethod
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Judges the step from `before` to `now`; `action` [nu] is the agent's, before any clipping."""
 
     def keep(self, now: physics.State) -> Tree:
@@ -166,8 +166,8 @@ class MujocoTask(abc.ABC):
         )
         return EnvState(self._carry(now), timestep, unless_diverged(verdict.metrics))
 
-    def _carry(self, now: physics.State) -> Carried:
-        return Carried(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, self.keep(now))
+    def _carry(self, now: physics.State) -> TaskState:
+        return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, self.keep(now))
 
 
 def noise(key: Array, size: int, scale: float) -> jax.Array:
@@ -200,7 +200,7 @@ def within(x: Array, bounds: tuple[float, float]) -> jax.Array:
     return (bounds[0] < x) & (x < bounds[1])
 
 
-def moved(before: Carried, now: physics.State, i: int) -> jax.Array:
+def moved(before: TaskState, now: physics.State, i: int) -> jax.Array:
     """Returns how far the root's translation qpos[i] has moved, in m.
 
     The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.

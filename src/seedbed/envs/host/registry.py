@@ -18,12 +18,22 @@ from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
 from seedbed.types import Environment, HostEnvConfig, SeedbedError
 
+_LOCOMOTION_NAMES = [
+    "ant",
+    "half_cheetah",
+    "hopper",
+    "humanoid",
+    "humanoid_standup",
+    "inverted_pendulum",
+    "inverted_double_pendulum",
+    "pusher",
+    "reacher",
+    "swimmer",
+    "walker2d",
+]
 _LOCOMOTION = {
-    name: f"seedbed.envs.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
-    for name in (
-        *("ant", "half_cheetah", "hopper", "humanoid", "humanoid_standup", "inverted_pendulum"),
-        *("inverted_double_pendulum", "pusher", "reacher", "swimmer", "walker2d"),
-    )
+    name: f"seedbed.envs.device.locomotion.{name}:{''.join(part.capitalize() for part in name.split('_'))}"
+    for name in _LOCOMOTION_NAMES
 }
 ON_DEVICE = {
     **_LOCOMOTION,

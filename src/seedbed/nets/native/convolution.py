@@ -187,7 +187,7 @@ def input_gradient_ir(c: Convolution) -> str:
         if c.padding:
             inner = f.at(padded, (columns + 1) * c.padding * c.channels)
             line = c.width * c.channels
-            copy_rows(f, Rows(c.height, line, row, line), (inner, result), c.unit.width)
+            copy_rows(f, Rows(c.height, line, row, line), inner, result, c.unit.width)
     return declarations(c.unit.width) + grid_function("scatter", grid, c.unit) + f.text()
 
 
@@ -233,7 +233,7 @@ def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, sc
     if not c.padding:
         rows = Rows(1, c.image_size, c.image_size, c.image_size)
     scaling = None if c.clip is None else _Scaling(buffers[1], buffers[2], c.clip)
-    copy_rows(f, rows, (source, inner), c.unit.width, c.bytes, scaling)
+    copy_rows(f, rows, source, inner, c.unit.width, c.bytes, scaling)
     return scratch
 
 
@@ -265,7 +265,7 @@ class _Scaling(NamedTuple):
     def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
         """Returns `value` scaled and clipped: a vector of the numbers of a row from `place` on. Keeps NaN."""
         vector = f"<{width} x float>"
-        offset, scale = (load(f, f.at(p, place), lanes, width) for p in self[:2])
+        offset, scale = (load(f, f.at(p, place), lanes, width) for p in (self.offset, self.scale))
         centred = f.op(f"fsub {vector} {value}, {offset}")
         value = f.op(f"fmul {vector} {centred}, {scale}")
         for beyond, limit in (("ogt", self.clip), ("olt", -self.clip)):
@@ -278,24 +278,25 @@ class _Scaling(NamedTuple):
 def copy_rows(
     f: Function,
     shape: Rows,
-    bases: tuple[str, str],
+    source: str,
+    target: str,
     width: int,
     narrow: bool = False,
     scaling: _Scaling | None = None,
 ) -> None:
-    """Copies rows of float32 numbers, or bytes if `narrow`, from source to target as float32."""
+    """Copies rows of float32 numbers, or bytes if `narrow`, from `source` to `target` as float32."""
     with f.repeat(shape.rows) as row:
         kind = "i8" if narrow else "float"
-        source = f.scaled(bases[0], row.index, shape.source_stride, kind)
-        target = f.scaled(bases[1], row.index, shape.target_stride)
+        from_row = f.scaled(source, row.index, shape.source_stride, kind)
+        to_row = f.scaled(target, row.index, shape.target_stride)
         tables = scaling and scaling.rows(f, row.index, shape.source_stride)
 
         def move(place: str, lanes: int) -> None:
             value = _load_bytes if narrow else load
-            value = value(f, f.at(source, place, kind), lanes, width)
+            value = value(f, f.at(from_row, place, kind), lanes, width)
             if tables:
                 value = tables.apply(f, value, place, lanes, width)
-            store(f, value, f.at(target, place), lanes, width)
+            store(f, value, f.at(to_row, place), lanes, width)
 
         _each_vector(f, shape.numbers, width, move)
 

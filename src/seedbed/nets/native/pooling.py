@@ -90,14 +90,15 @@ def gradient_ir(p: Pooling) -> str:
         results = f.scaled(y, image, out_size), f.scaled(dy, image, out_size)
         with f.repeat(p.output[0]) as row, f.repeat(p.output[1]) as column:
             at = (row.index, column.index)
-            windows = _corner(f, p, padded, *at), _corner(f, p, total, *at)
+            source, target = _corner(f, p, padded, *at), _corner(f, p, total, *at)
             places = [_place(f, p, base, *at) for base in results]
             for first, lanes in _lanes(p):
                 best, gradient = (load(f, f.at(b, first), lanes, p.unit.width) for b in places)
-                _scatter(f, p, windows, (first, lanes), (best, gradient))
+                _scatter(f, p, source, target, first, lanes, best, gradient)
         line = p.width * p.channels
         rows = Rows(p.height, line, p.padded[1] * p.channels, line)
-        copy_rows(f, rows, (f.at(total, p.origin), f.scaled(dx, image, image_size)), p.unit.width)
+        source, target = f.at(total, p.origin), f.scaled(dx, image, image_size)
+        copy_rows(f, rows, source, target, p.unit.width)
     return _declarations(p) + f.text()
 
 
@@ -122,7 +123,7 @@ def _fill(f: Function, p: Pooling, target: str) -> None:
 def _pad(f: Function, p: Pooling, source: str, padded: str) -> None:
     line = p.width * p.channels
     rows = Rows(p.height, line, line, p.padded[1] * p.channels)
-    copy_rows(f, rows, (source, f.at(padded, p.origin)), p.unit.width)
+    copy_rows(f, rows, source, f.at(padded, p.origin), p.unit.width)
 
 
 def _corner(f: Function, p: Pooling, base: str, row: str, column: str) -> str:
@@ -147,14 +148,20 @@ def _lanes(p: Pooling) -> list[tuple[int, int]]:
 
 
 def _scatter(
-    f: Function, p: Pooling, windows: tuple[str, str], part: tuple[int, int], held: tuple[str, str]
+    f: Function,
+    p: Pooling,
+    source: str,
+    target: str,
+    first: int,
+    lanes: int,
+    best: str,
+    gradient: str,
 ) -> None:
     """Emits the addition of a result's gradient to the first tap of its window that equals the maximum.
 
-    `windows` are addresses in the padded image and in its gradient, `part` is (first channel, channels),
-    and `held` names the maximum and the result's gradient.
+    `source` and `target` are the addresses of the window in the padded image and in its gradient. The vector
+    has `lanes` channels from `first` on; `best` names their maxima and `gradient` the result's gradient.
     """
-    (source, target), (first, lanes), (best, gradient) = windows, part, held
     width = p.unit.width
     vector, mask = f"<{width} x float>", f"<{width} x i1>"
     for tap in _taps(p):

@@ -76,12 +76,8 @@ def _fetch(f: Function, address: str, to_write: bool) -> None:
     f.line(f"call void @llvm.prefetch.p0(ptr {address}, i32 {int(to_write)}, i32 3, i32 1)")
 
 
-def _call_copy(
-    f: Function, copy: str, d: str, s: str, size: str, following: tuple[str, str]
-) -> None:
-    f.line(
-        f"call void @{copy}(ptr {d}, ptr {s}, i64 {size}, ptr {following[0]}, ptr {following[1]})"
-    )
+def _call_copy(f: Function, copy: str, d: str, s: str, size: str, next_d: str, next_s: str) -> None:
+    f.line(f"call void @{copy}(ptr {d}, ptr {s}, i64 {size}, ptr {next_d}, ptr {next_s})")
 
 
 def _scatter(name: str, copy: str) -> str:
@@ -91,7 +87,8 @@ def _scatter(name: str, copy: str) -> str:
         d = f.at("%d", f.op(f"mul i64 {index}, %stride"), "i8")
         s = f.at("%s", f.op(f"mul i64 {index}, %size"), "i8")
         # After the last row, these addresses may be outside the arrays. Prefetching them does no harm.
-        _call_copy(f, copy, d, s, "%size", (f.at(d, "%stride", "i8"), f.at(s, "%size", "i8")))
+        next_d, next_s = f.at(d, "%stride", "i8"), f.at(s, "%size", "i8")
+        _call_copy(f, copy, d, s, "%size", next_d, next_s)
     # Stores that bypass the caches must be visible to other threads before these learn of the rows.
     f.line("fence seq_cst")
     return f.text("i64 0")
@@ -117,22 +114,22 @@ def _gather() -> str:
         for small in (1, 4):
             is_it = f.op(f"icmp eq i64 {size}, {small}")
             with _when(f, is_it), f.between(skipped, every) as index:
-                d, s = _row_pair(f, (result, source), (index, skipped), size)
+                d, s = _row_pair(f, result, source, index, skipped, size)
                 kind = f"i{8 * small}"
                 f.line(f"store {kind} {f.op(f'load {kind}, ptr {s}, align 1')}, ptr {d}, align 1")
         with _when(f, f.op(f"icmp sge i64 {size}, {LEAST_BYTES}")):
             last = f.op(f"sub i64 {every}, 1")
             with f.between(skipped, every) as index:
-                d, s = _row_pair(f, (result, source), (index, skipped), size)
+                d, s = _row_pair(f, result, source, index, skipped, size)
                 more = f.op(f"icmp slt i64 {index}, {last}")
                 after = f.op(f"select i1 {more}, i64 {f.op(f'add i64 {index}, 1')}, i64 {last}")
-                following = _row_pair(f, (result, source), (after, skipped), size)
-                _call_copy(f, "copy", d, s, size, following)
+                next_d, next_s = _row_pair(f, result, source, after, skipped, size)
+                _call_copy(f, "copy", d, s, size, next_d, next_s)
         other = f.op(f"icmp slt i64 {size}, {LEAST_BYTES}")
         for small in (1, 4):
             other = f.op(f"and i1 {other}, {f.op(f'icmp ne i64 {size}, {small}')}")
         with _when(f, other), f.between(skipped, every) as index:
-            d, s = _row_pair(f, (result, source), (index, skipped), size)
+            d, s = _row_pair(f, result, source, index, skipped, size)
             f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {d}, ptr {s}, i64 {size}, i1 false)")
     return f.text("i64 0")
 
@@ -156,17 +153,15 @@ def _find_rows(f: Function) -> None:
 
 
 def _row_pair(
-    f: Function, bases: tuple[str, str], index: tuple[str, str], size: str
+    f: Function, result: str, source: str, index: str, skipped: str, size: str
 ) -> tuple[str, str]:
     """Returns the addresses of a row in the result and in the source.
 
-    `bases` are the addresses of both. `index` is the number of the row in %rows, and the number of rows that
-    the result leaves out at its start.
+    `result` and `source` are the addresses of both. `index` is the number of the row in %rows, and `skipped`
+    the number of rows that the result leaves out at its start.
     """
-    result, source = bases
-    at, skipped = index
-    d = f.at(result, f.op(f"mul i64 {f.op(f'sub i64 {at}, {skipped}')}, {size}"), "i8")
-    return d, f.at(source, f.op(f"mul i64 {_load(f, '%rows', at)}, {size}"), "i8")
+    d = f.at(result, f.op(f"mul i64 {f.op(f'sub i64 {index}, {skipped}')}, {size}"), "i8")
+    return d, f.at(source, f.op(f"mul i64 {_load(f, '%rows', index)}, {size}"), "i8")
 
 
 @contextmanager
@@ -244,7 +239,7 @@ def _decompress() -> str:
         with f.between("0", rows) as row:
             d = f.at(goal, f.op(f"mul i64 {row}, %stride"), "i8")
             s = f.at(first, f.op(f"mul i64 {row}, %size"), "i8")
-            _call_copy(f, "copy", d, s, "%size", (f.at(d, "%stride", "i8"), s))
+            _call_copy(f, "copy", d, s, "%size", f.at(d, "%stride", "i8"), s)
     failed = f.op(f"load i64, ptr {failures}, align 8")
     return f.text(f"i64 {failed}")
 

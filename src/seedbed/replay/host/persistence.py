@@ -22,7 +22,7 @@ from seedbed.replay.host.arena import SUFFIX, Files, sync_file
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.segments import Segments
-from seedbed.replay.host.storage import Storage
+from seedbed.replay.host.storage import ReplayStorage
 from seedbed.types import SeedbedError, StorageError
 
 _MAGIC = b"seedbed replay 2"
@@ -31,10 +31,10 @@ _LENGTHS = struct.Struct("<QI")
 _INDEX = re.compile(r"(\d{8})\.(.+)\.index")
 
 
-class _Part(NamedTuple):
+class _SegmentFile(NamedTuple):
     """The state of a segment at the time of a save."""
 
-    kind: str  # a key of `Storage.segments`
+    kind: str  # a key of `ReplayStorage.segments`
     segment: int
     file: str
     allocated: int  # units
@@ -42,22 +42,22 @@ class _Part(NamedTuple):
     absent: bool  # whether it is in memory only, so that `write` must write the file
 
 
-class Snapshot(NamedTuple):
+class ReplaySnapshot(NamedTuple):
     """The contents of a save: its name, the header and arrays of its index, and its segments."""
 
     name: str
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
-    parts: list[_Part]
+    parts: list[_SegmentFile]
 
 
-class Keeper:
+class ReplayArchive:
     """The writer and reader of a storage's saves in its folder. It keeps the newest save and an earlier one.
 
     The caller must see to it that one save at a time is made.
     """
 
-    def __init__(self, storage: Storage, files: Files) -> None:
+    def __init__(self, storage: ReplayStorage, files: Files) -> None:
         self._storage, self._folder = storage, files.folder
         self._synced: set[str] = set()
         # The files that indexes name.
@@ -68,14 +68,14 @@ class Keeper:
     def _segments(self) -> dict[str, Segments]:
         return self._storage.segments
 
-    def snapshot(self, name: str, state: dict[str, Any]) -> Snapshot:
+    def snapshot(self, name: str, state: dict[str, Any]) -> ReplaySnapshot:
         """Returns a save's list of files, which are kept from now on, and its copy of the weights.
 
         Call from the thread that holds the writer's `sealing`, under the storage's lock. The caller must add
         `tables` to the arrays while it still holds `sealing`, and then call `write`: segments that are in
         memory only are pinned until then. Raises StorageError if the disk has no room for them.
         """
-        parts: list[_Part] = []
+        parts: list[_SegmentFile] = []
         try:
             for kind, segments in self._segments.items():
                 used = np.flatnonzero(segments.references > 0)
@@ -85,7 +85,9 @@ class Keeper:
                     allocated = int(segments.allocated[segment])
                     made = file or segments.arena.create()
                     segments.pins[segment] += file is None
-                    parts.append(_Part(kind, segment, made, allocated, settled, file is None))
+                    parts.append(
+                        _SegmentFile(kind, segment, made, allocated, settled, file is None)
+                    )
         except OSError as error:
             self._unpin(parts)
             self._discard(parts)
@@ -101,9 +103,9 @@ class Keeper:
             "state": state,
             "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
         }
-        return Snapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
+        return ReplaySnapshot(name, header, {"weights": items.tree.weights.copy()}, parts)
 
-    def tables(self, snapshot: Snapshot) -> dict[str, np.ndarray]:
+    def tables(self, snapshot: ReplaySnapshot) -> dict[str, np.ndarray]:
         """Returns copies of the tables of a snapshot's items, by generation, and of its chunks.
 
         These tables change only when items are published, or when rows that no item has are forgotten. So
@@ -129,7 +131,7 @@ class Keeper:
         firsts = np.array(segments, np.int64) * units
         return (firsts[:, None] + np.arange(units)).reshape(-1)
 
-    def write(self, snapshot: Snapshot, keep: str | None) -> None:
+    def write(self, snapshot: ReplaySnapshot, keep: str | None) -> None:
         """Writes a snapshot to the disk, and removes the files that neither an index nor the storage needs.
 
         One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Any
@@ -165,12 +167,12 @@ class Keeper:
             kept = [path for path in before if _name_of(path) == keep] or before
             self._prune([newest, *kept[:1]])
 
-    def _unpin(self, parts: Sequence[_Part]) -> None:
+    def _unpin(self, parts: Sequence[_SegmentFile]) -> None:
         for part in parts:
             self._segments[part.kind].pins[part.segment] -= part.absent
         self._storage.lock.notify_all()
 
-    def _discard(self, parts: Sequence[_Part]) -> None:
+    def _discard(self, parts: Sequence[_SegmentFile]) -> None:
         """Removes the files that only a failed save needed: the disk may be full."""
         with self._storage.lock:
             needed = self._live() | self._named
@@ -257,7 +259,7 @@ class Keeper:
 
     def _load(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         items, frames = self._storage.items, self._storage.frames
-        windows = Windows(*(arrays[key] for key in Windows._fields))
+        windows = Windows(**{key: arrays[key] for key in Windows._fields})
         items.load(windows, arrays["generation"], arrays["weights"])
         items.inserted, items.largest = header["inserted"], header["largest"]
         items.owed = header["owed"]
@@ -276,7 +278,7 @@ def _name_of(path: Path) -> str:
     return path.name.split(".", 1)[1].removesuffix(".index")
 
 
-def _write_index(folder: Path, snapshot: Snapshot) -> None:
+def _write_index(folder: Path, snapshot: ReplaySnapshot) -> None:
     newest = _list_indexes(folder)
     serial = int(newest[0].name[:8]) + 1 if newest else 0
     path = folder / f"{serial:08d}.{snapshot.name}.index"

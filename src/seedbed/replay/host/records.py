@@ -123,7 +123,13 @@ class Records:
                 images.append(out)
             else:
                 leaves.append((source, out.reshape(-1).view(np.uint8).reshape(-1, leaf.num_bytes)))
-        where = Place(*windows[:4], self._layout.item_rows)
+        where = Place(
+            chunks=windows.chunks,
+            offset=windows.offset,
+            front=windows.front,
+            length=windows.length,
+            rows=self._layout.item_rows,
+        )
         kernels.gather(where, self._padding, leaves)
         if images:
             for item, (front, length) in enumerate(zip(windows.front, windows.length, strict=True)):
@@ -145,7 +151,13 @@ class Records:
         item, position = np.nonzero(start < end)
         start, end = start[item, position], end[item, position]
         row = windows.front[item] + before[position] + start - windows.offset[item]
-        return Spans(windows.chunks[item, position], item, row, start, end - start)
+        return Spans(
+            chunk=windows.chunks[item, position],
+            column=item,
+            row=row,
+            start=start,
+            rows=end - start,
+        )
 
     def _forget(self, segment: int) -> None:
         self.frames.forget(segment * self._chunks, self._chunks)

@@ -22,9 +22,9 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.persistence import Keeper
-from seedbed.replay.host.storage import Storage
-from seedbed.replay.host.writing import Priorities, Writer, require_positive
+from seedbed.replay.host.persistence import ReplayArchive
+from seedbed.replay.host.storage import ReplayStorage
+from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
 # Batches by which drawing may be behind `ratio` before acting must wait.
@@ -66,10 +66,12 @@ class Replay:
         priorities: Priorities | None = None,
     ) -> None:
         self.layout = layout
-        self._storage = Storage(layout, folder)
+        self._storage = ReplayStorage(layout, folder)
         self._lock, self._items = self._storage.lock, self._storage.items
-        self._writer = Writer(self._storage, priorities)
-        self._keeper = Keeper(self._storage, self._storage.files) if self._storage.files else None
+        self._writer = ReplayWriter(self._storage, priorities)
+        self._archive = (
+            ReplayArchive(self._storage, self._storage.files) if self._storage.files else None
+        )
         self._saving = threading.Lock()
         self._random = np.random.default_rng(seed)
         self._sampled = 0
@@ -227,7 +229,7 @@ class Replay:
         then. Raises SeedbedError if the replay has no folder, or if the agent gives an item an invalid
         priority; the items published before that one are saved first.
         """
-        keeper = self._require_keeper()
+        archive = self._require_archive()
         with self._saving:
             failure: Exception | None = None
             try:
@@ -239,9 +241,9 @@ class Replay:
                     with self._lock:
                         random = self._random.bit_generator.state
                         state = {"sampled": self._sampled, "random": random}
-                        snapshot = keeper.snapshot(name, state)
-                    snapshot.arrays.update(keeper.tables(snapshot))
-                keeper.write(snapshot, keep)
+                        snapshot = archive.snapshot(name, state)
+                    snapshot.arrays.update(archive.tables(snapshot))
+                archive.write(snapshot, keep)
             finally:
                 if failure is not None:
                     raise failure
@@ -253,7 +255,7 @@ class Replay:
         files in the folder are removed. Call before other threads use the replay. Raises SeedbedError if the
         replay has no folder, or if the save is of a replay with another layout.
         """
-        restored = self._require_keeper().restore(names)
+        restored = self._require_archive().restore(names)
         if restored is None:
             return None
         name, state = restored
@@ -261,10 +263,10 @@ class Replay:
         self._random.bit_generator.state = state["random"]
         return name
 
-    def _require_keeper(self) -> Keeper:
-        if self._keeper is None:
+    def _require_archive(self) -> ReplayArchive:
+        if self._archive is None:
             raise SeedbedError("this replay is in memory only: give it a folder to save it")
-        return self._keeper
+        return self._archive
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user about files, each once. One thread at a time may call this."""

@@ -15,7 +15,7 @@ from seedbed.replay.host.records import Records
 from seedbed.replay.host.segments import Segments
 
 
-class Storage:
+class ReplayStorage:
     """The rows, core states and items of a replay.
 
     `lock` guards the tables. It is re-entrant, and waiting threads are notified when a set is full, when

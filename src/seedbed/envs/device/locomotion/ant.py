@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import (
-    Carried,
     MujocoTask,
+    TaskState,
     Verdict,
     noisy_rest,
     normal_noise,
@@ -66,7 +66,7 @@ class Ant(MujocoTask):
             shown.append(self._contact_forces(now)[1:].ravel())
         return jnp.concatenate(shown)
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the costs of control and contact."""
         low, high = self.healthy_z_range
         healthy = (low <= now.qpos[2]) & (now.qpos[2] <= high)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import (
-    Carried,
     MujocoTask,
+    TaskState,
     Verdict,
     moved,
     noisy_rest,
@@ -45,7 +45,7 @@ class HalfCheetah(MujocoTask):
         hidden = 1 if self.exclude_current_positions_from_observation else 0
         return jnp.concatenate([now.qpos[hidden:], now.qvel])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards speed along x and subtracts the cost of control; never terminates."""
         terms = {
             "reward_forward": self.forward_reward_weight * moved(before, now, 0) / self.dt,

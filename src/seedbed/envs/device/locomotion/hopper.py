@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import (
-    Carried,
     MujocoTask,
+    TaskState,
     Verdict,
     moved,
     noisy_rest,
@@ -55,7 +55,7 @@ class Hopper(MujocoTask):
         hidden = 1 if self.exclude_current_positions_from_observation else 0
         return jnp.concatenate([now.qpos[hidden:], jnp.clip(now.qvel, -10, 10)])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the cost of control."""
         rest = jnp.concatenate([now.qpos[2:], now.qvel])
         healthy = (

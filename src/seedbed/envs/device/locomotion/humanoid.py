@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noisy_rest, squares, within
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noisy_rest, squares, within
 from seedbed.types import Array
 
 
@@ -79,7 +79,7 @@ class Humanoid(HumanoidBody):
         """Returns x of the centre of mass, in m, at the last forward pass."""
         return now.subtree_com[0, 0]
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards the centre of mass's speed along x and health; subtracts control and contact."""
         healthy = within(now.qpos[2], self.healthy_z_range)
         contact = self.contact_cost_weight * squares(now.cfrc_ext)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noisy_rest, normal_noise
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noisy_rest, normal_noise
 from seedbed.types import Array
 
 
@@ -38,7 +38,7 @@ class InvertedDoublePendulum(MujocoTask):
         limits = [jnp.clip(now.qvel, -10, 10), jnp.clip(now.qfrc_constraint[:1], -10, 10)]
         return jnp.concatenate([x, jnp.sin(angles), jnp.cos(angles), *limits])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards a tip above 1 m; subtracts its distance from (0, 2) m and the poles' speeds.
 
         Both penalties are weighted sums of squares. A tip at or below 1 m terminates the episode.

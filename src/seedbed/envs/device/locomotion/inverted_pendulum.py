@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noisy_rest
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noisy_rest
 from seedbed.types import Array
 
 TILT = 0.2
@@ -33,7 +33,7 @@ class InvertedPendulum(MujocoTask):
         """Returns positions and velocities."""
         return jnp.concatenate([now.qpos, now.qvel])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards each step on which the pole stands with 1; a fallen pole terminates the episode."""
         fallen = jnp.abs(now.qpos[1]) > TILT
         reward = jnp.where(fallen, 0, jnp.float32(1))

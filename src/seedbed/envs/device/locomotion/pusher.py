@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noise, squares
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise, squares
 from seedbed.types import Array
 
 APART = 0.17
@@ -47,7 +47,7 @@ class Pusher(MujocoTask):
         places = [now.xpos[self.body(name)] for name in ("tips_arm", "object", "goal")]
         return jnp.concatenate([now.qpos[:7], now.qvel[:7], *places])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Subtracts the cylinder's distances from tip and goal, and control; never terminates."""
         tip, cylinder, goal = (now.xpos[self.body(n)] for n in ("tips_arm", "object", "goal"))
         terms = {

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import physics
-from seedbed.envs.device.mujoco import Carried, MujocoTask, Verdict, noise, squares
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise, squares
 from seedbed.types import Array
 
 REACH = 0.2
@@ -51,7 +51,7 @@ class Reacher(MujocoTask):
         angles, way = now.qpos[:2], self._way(now)[:2]
         return jnp.concatenate([jnp.cos(angles), jnp.sin(angles), now.qpos[2:], now.qvel[:2], way])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Subtracts the fingertip's distance from the target and the cost of control; never terminates."""
         terms = {
             "reward_dist": -self.reward_dist_weight * jnp.sqrt(squares(self._way(now))),

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import (
-    Carried,
     MujocoTask,
+    TaskState,
     Verdict,
     moved,
     noisy_rest,
@@ -53,7 +53,7 @@ class Walker2d(MujocoTask):
         hidden = 1 if self.exclude_current_positions_from_observation else 0
         return jnp.concatenate([now.qpos[hidden:], jnp.clip(now.qvel, -10, 10)])
 
-    def judge(self, before: Carried, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the cost of control."""
         upright = within(now.qpos[2], self.healthy_angle_range)
         healthy = within(now.qpos[1], self.healthy_z_range) & upright
