@@ -149,6 +149,10 @@ def test_unknown_names(target, agent, message):
             lambda data: data["agent"].update({"class": "gone:Agent"}),
             "gone:Agent cannot be imported",
         ),
+        (
+            lambda data: data.update(env={"class": "seedbed.envs.classic.cartpole:CartPole"}),
+            "CartPole cannot be imported .*: go on with the version of seedbed that began the run",
+        ),
         (lambda data: data["agent"].update(szes=1), "Custom has no option 'szes'.*'sizes'"),
     ],
 )

@@ -213,8 +213,11 @@ def _decode(value: Any) -> Any:
         try:
             kind = getattr(importlib.import_module(module_name), class_name)
         except (ImportError, AttributeError) as error:
+            remedy = "start where it can be"
+            if module_name.startswith("seedbed."):
+                remedy = "go on with the version of seedbed that began the run, or start a new run"
             raise SeedbedError(
-                f"the run's class {value['class']} cannot be imported ({error}): start where it can be"
+                f"the run's class {value['class']} cannot be imported ({error}): {remedy}"
             ) from error
         return _construct(
             kind, {name: _decode(child) for name, child in value.items() if name != "class"}
