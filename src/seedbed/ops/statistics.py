@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-Tree = Any
+from seedbed.types import Tree
 
 _BYTES = (127.0, 64.0**2)
 """Mean and variance that are assumed for bytes before any data."""
