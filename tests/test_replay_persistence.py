@@ -246,7 +246,7 @@ def test_a_restored_save_stays_also_where_nothing_can_be_removed(tmp_path, monke
     replay, _ = filled(tmp_path)
     replay.save("1")
     contents = read_all(replay)
-    monkeypatch.setattr(persistence.Keeper, "_prune", lambda *_: fail())
+    monkeypatch.setattr(persistence.SaveFolder, "_prune", lambda *_: fail())
     replay = make(tmp_path)
     assert replay.restore(["1"]) == "1"
     recorder = Recorder(replay, LONGEST)
@@ -378,8 +378,8 @@ def test_a_segment_that_is_used_again_when_its_save_ends_keeps_its_own_file(tmp_
             recorder.append(i % 2)
         replay.seal_pending()
 
-    keeper, storage = replay._keeper, replay._storage
-    monkeypatch.setattr(keeper, "_storage", Storage(storage, append))
+    saves, storage = replay._saves, replay._storage
+    monkeypatch.setattr(saves, "_storage", Storage(storage, append))
     opened = storage.rows.opened.copy()
     replay.save("1")
     assert ((storage.rows.opened != opened) & (opened >= 0)).any(), "no segment was used again"

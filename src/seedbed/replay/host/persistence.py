@@ -51,7 +51,7 @@ class Snapshot(NamedTuple):
     parts: list[_Part]
 
 
-class Keeper:
+class SaveFolder:
     """The writer and reader of a storage's saves in its folder. It keeps the newest save and an earlier one.
 
     The caller must see to it that one save at a time is made.

@@ -22,9 +22,10 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.persistence import Keeper
+from seedbed.replay.host.persistence import SaveFolder
 from seedbed.replay.host.storage import Storage
 from seedbed.replay.host.writing import Priorities, Writer, require_positive
+from seedbed.replay.weights import importance_weights
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
 # Batches by which drawing may be behind `ratio` before acting must wait.
@@ -69,7 +70,9 @@ class Replay:
         self._storage = Storage(layout, folder)
         self._lock, self._items = self._storage.lock, self._storage.items
         self._writer = Writer(self._storage, priorities)
-        self._keeper = Keeper(self._storage, self._storage.files) if self._storage.files else None
+        self._saves = (
+            SaveFolder(self._storage, self._storage.files) if self._storage.files else None
+        )
         self._saving = threading.Lock()
         self._random = np.random.default_rng(seed)
         self._sampled = 0
@@ -174,8 +177,7 @@ class Replay:
 
         They are written to the buffers `out` of the same batch size, if given, and else to new ones. One
         thread at a time may call this. Raises SeedbedError if there are no items, or if a stored image is
-        damaged. Importance weights: Schaul et al. (2016), "Prioritized experience replay", section 3.4,
-        divided by the batch's largest.
+        damaged.
         """
         out = self.make_sample(batch) if out is None else out
         items, rows = self._items, self._storage.rows
@@ -183,13 +185,12 @@ class Replay:
             if not items.count:
                 raise SeedbedError("the replay has 0 items: wait for `can_sample` before drawing")
             slots = items.tree.sample(self._random.random(batch))
-            chances = items.tree.weights[slots] / items.tree.total
+            weights = items.tree.weights[slots]
             windows = items.read(slots)
             used = np.unique(windows.chunks // rows.units)
             rows.pins[used] += 1
             self._storage.read_cores(windows, trees.leaves(out.core))
             out.slots[:], out.generations[:] = slots, items.generation[slots]
-            count = items.count
             self._sampled += batch
             items.owed -= batch
             self._lock.notify_all()
@@ -201,8 +202,7 @@ class Replay:
             with self._lock:
                 rows.pins[used] -= 1
                 self._lock.notify_all()
-        weights = (count * chances) ** -self.layout.experience.importance_exponent
-        out.importance[:] = weights / weights.max()
+        out.importance[:] = importance_weights(self.layout.experience, weights)
         return out
 
     def update_priorities(
@@ -227,7 +227,7 @@ class Replay:
         then. Raises SeedbedError if the replay has no folder, or if the agent gives an item an invalid
         priority; the items published before that one are saved first.
         """
-        keeper = self._require_keeper()
+        saves = self._require_saves()
         with self._saving:
             failure: Exception | None = None
             try:
@@ -239,9 +239,9 @@ class Replay:
                     with self._lock:
                         random = self._random.bit_generator.state
                         state = {"sampled": self._sampled, "random": random}
-                        snapshot = keeper.snapshot(name, state)
-                    snapshot.arrays.update(keeper.tables(snapshot))
-                keeper.write(snapshot, keep)
+                        snapshot = saves.snapshot(name, state)
+                    snapshot.arrays.update(saves.tables(snapshot))
+                saves.write(snapshot, keep)
             finally:
                 if failure is not None:
                     raise failure
@@ -253,7 +253,7 @@ class Replay:
         files in the folder are removed. Call before other threads use the replay. Raises SeedbedError if the
         replay has no folder, or if the save is of a replay with another layout.
         """
-        restored = self._require_keeper().restore(names)
+        restored = self._require_saves().restore(names)
         if restored is None:
             return None
         name, state = restored
@@ -261,10 +261,10 @@ class Replay:
         self._random.bit_generator.state = state["random"]
         return name
 
-    def _require_keeper(self) -> Keeper:
-        if self._keeper is None:
+    def _require_saves(self) -> SaveFolder:
+        if self._saves is None:
             raise SeedbedError("this replay is in memory only: give it a folder to save it")
-        return self._keeper
+        return self._saves
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user about files, each once. One thread at a time may call this."""

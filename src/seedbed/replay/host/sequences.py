@@ -12,7 +12,7 @@ from seedbed.replay.host.layout import Layout
 _BEFORE = -(1 << 40)
 
 
-class Found(NamedTuple):
+class CompletedItems(NamedTuple):
     """Items that rows have completed; leaves are `[I]` int64."""
 
     env: np.ndarray  # environment of the group
@@ -24,7 +24,7 @@ class Found(NamedTuple):
     number: np.ndarray
 
 
-_NOTHING = Found(*(np.zeros(0, np.int64) for _ in Found._fields))
+_NOTHING = CompletedItems(*(np.zeros(0, np.int64) for _ in CompletedItems._fields))
 
 
 class Sequencer:
@@ -60,7 +60,7 @@ class Sequencer:
         opening = np.maximum.accumulate(np.where(first, rows, -1), axis=1)
         return np.where(opening >= 0, rows - opening, onward)
 
-    def complete(self, steps: np.ndarray, ended: np.ndarray) -> Found:
+    def complete(self, steps: np.ndarray, ended: np.ndarray) -> CompletedItems:
         """Returns the items that the next k rows complete, in the order of rows, environments and steps.
 
         `steps` are those of the rows, and `ended` says whether an episode ended there; both are `[n, k]`.
@@ -89,7 +89,14 @@ class Sequencer:
         kept = np.minimum(self._context, start)
         learned = steps[env, row] - start
         begin = first_row + row - learned - kept
-        return Found(env, row, begin, kept + learned + 1, self._context - kept, start // period)
+        return CompletedItems(
+            env=env,
+            row=row,
+            begin=begin,
+            length=kept + learned + 1,
+            front=self._context - kept,
+            number=start // period,
+        )
 
 
 class CoreStates:
@@ -106,7 +113,9 @@ class CoreStates:
         self._kept = (self._burn_in + layout.experience.sequence) // self._period + 1
         self._ring = [leaf.zeros(layout.group_size, self._kept) for leaf in self._leaves]
 
-    def collect(self, steps: np.ndarray, cores: list[np.ndarray], found: Found) -> list[np.ndarray]:
+    def collect(
+        self, steps: np.ndarray, cores: list[np.ndarray], found: CompletedItems
+    ) -> list[np.ndarray]:
         """Returns the core states of the items in `found`, leaves `[I, ...]`.
 
         This also keeps the core states that later items need. `cores` has the core states of the k rows,

@@ -17,7 +17,7 @@ import numpy as np
 from seedbed import trees
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import CHUNK, Layout
-from seedbed.replay.host.sequences import CoreStates, Found, Sequencer
+from seedbed.replay.host.sequences import CompletedItems, CoreStates, Sequencer
 from seedbed.replay.host.storage import Storage
 from seedbed.types import SeedbedError, Timestep, Tree
 
@@ -28,7 +28,7 @@ _PENDING_PER_GROUP = 4
 
 
 @dataclasses.dataclass(eq=False)
-class _Set:
+class _ChunkSet:
     """A set of chunks, one for each environment of a group, with the same rows of all of them."""
 
     group: int
@@ -46,7 +46,7 @@ class _Stream:
     """The state of the stream of a group, which begins when its actor starts."""
 
     def __init__(self, layout: Layout) -> None:
-        self.open: _Set | None = None
+        self.open: _ChunkSet | None = None
         self.opens = True
         self.sequencer, self.cores = Sequencer(layout), CoreStates(layout)
         # First chunks of the newest sealed sets, whose rows unfinished items may need.
@@ -66,9 +66,9 @@ class Writer:
         self._rows, self._records = storage.rows, storage.records
         self.sealing = threading.Lock()
         self._streams = [_Stream(self._layout) for _ in range(self._layout.num_groups)]
-        self._pending: collections.deque[_Set] = collections.deque()
+        self._pending: collections.deque[_ChunkSet] = collections.deque()
         # Sets that were taken from `_pending` and are not published yet.
-        self._sealing: collections.deque[_Set] = collections.deque()
+        self._sealing: collections.deque[_ChunkSet] = collections.deque()
         self._core_buffers: list[list[np.ndarray]] = []
         period = self._layout.experience.period
         self._batch = max(8, -(-self._layout.group_size * CHUNK // period))
@@ -106,7 +106,7 @@ class Writer:
             self._hand_over(stream)
         stream.opens = True
 
-    def _open(self, group: int) -> _Set:
+    def _open(self, group: int) -> _ChunkSet:
         size, stream = self._layout.group_size, self._streams[group]
         with self._lock:
             first = self._allocate_chunks()
@@ -121,7 +121,9 @@ class Writer:
             views = self._records.open(first)
         if cores is None:
             cores = [leaf.zeros(size, CHUNK) for leaf in self._layout.core_leaves]
-        stream.open = _Set(group, first, stream.opens, views, cores)
+        stream.open = _ChunkSet(
+            group=group, first=first, opens=stream.opens, views=views, cores=cores
+        )
         stream.opens = False
         return stream.open
 
@@ -206,7 +208,7 @@ class Writer:
                 self._publish(self._sealing[0])
                 self._sealing.popleft()
 
-    def _publish(self, chunk: _Set) -> None:
+    def _publish(self, chunk: _ChunkSet) -> None:
         """Publishes the items that a set completes. `Records.seal` must have moved its rows before."""
         if chunk.items is None:
             chunk.items = self._complete(chunk)
@@ -221,7 +223,7 @@ class Writer:
                 del stream.sets[:done]
             self._core_buffers.append(chunk.cores)
 
-    def _complete(self, chunk: _Set) -> tuple[Windows, list[np.ndarray]]:
+    def _complete(self, chunk: _ChunkSet) -> tuple[Windows, list[np.ndarray]]:
         """Adds a set to its stream; returns the items that it completes, and their core states."""
         stream = self._streams[chunk.group]
         if chunk.opens:
@@ -237,7 +239,7 @@ class Writer:
         cores = stream.cores.collect(steps, chunk.cores, found)
         return self._windows(chunk, found, oldest), cores
 
-    def _windows(self, chunk: _Set, found: Found, oldest: int) -> Windows:
+    def _windows(self, chunk: _ChunkSet, found: CompletedItems, oldest: int) -> Windows:
         """Returns the places of the items that a set completed, leaves `[I, ...]`.
 
         `oldest` is the number in the stream of the first set in `_Stream.sets`.
@@ -272,7 +274,14 @@ class Writer:
             ]
             mine = Windows(*(leaf[these] for leaf in windows))
             self._records.gather(mine, [None] * observed + leaves)
-            timesteps = Timestep((), *leaves[:4])
+            reward, terminated, truncated, first = leaves[:4]
+            timesteps = Timestep(
+                observation=(),
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                first=first,
+            )
             kept = trees.unflatten(layout.extras, leaves[len(leaves) - extras :])
             given = np.asarray(self._priorities(timesteps, kept), np.float64)
             found[start : start + size] = given[: count - start]
