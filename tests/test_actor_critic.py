@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from probe_environments import Aim, Match, Trainer
-from seedbed.agents import return_scale
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.agents.return_scale import ReturnScale
-from seedbed.ops import statistics
+from seedbed.ops import return_scale, statistics
+from seedbed.ops.return_scale import ReturnScale
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep, Trajectory, bind
 
 KEY = jax.random.key(0)

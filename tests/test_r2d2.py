@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from probe_environments import Delay, Endless, Memory
 from replay_trainer import ReplayTrainer, initial_priorities, learn
-from seedbed.agents import network
+from seedbed.agents import base
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
 from seedbed.nets.recurrent import LSTMState
@@ -80,7 +80,7 @@ def items_of(agent, seed=0):
     reward = 3 * rng.normal(size=(rows + 1, batch)).astype(np.float32)
     lstm = rng.normal(size=(2, batch, agent.lstm_size)).astype(np.float32)
     action = rng.integers(0, 3, (rows + 1, batch)).astype(np.int32)
-    memory = network.Memory(LSTMState(*lstm), action[-1])
+    memory = base.Memory(LSTMState(*lstm), action[-1])
     return Trajectory(
         timesteps=Timestep(observation, reward, terminated, truncated, first),
         action=action[:-1],
@@ -229,7 +229,7 @@ def test_padding_before_an_episode_does_not_reach_its_memory():
         observation[:2] = rng.normal(size=observation[:2].shape)
         action[:2] = rng.integers(0, 3, action[:2].shape)
         lstm = LSTMState(*rng.normal(size=(2, agent.batch, 8)).astype(np.float32))
-        core = network.Memory(lstm, rng.integers(0, 3, agent.batch).astype(np.int32))
+        core = base.Memory(lstm, rng.integers(0, 3, agent.batch).astype(np.int32))
         changed = steps._replace(observation=observation, first=first)
         changed = trajectory._replace(timesteps=changed, action=action)
         grads, _ = gradients(agent, state, changed._replace(actor_state=ActorState(core, ())))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from seedbed.agents import return_scale
-from seedbed.agents.network import (
+from seedbed.agents.base import (
     Gradient,
     Memory,
     NetworkAgent,
@@ -21,9 +18,8 @@ from seedbed.agents.network import (
     absorb,
     observation_sums,
 )
-from seedbed.agents.return_scale import ReturnScale
 from seedbed.nets.policy import ActorCritic, rescale_values
-from seedbed.ops import statistics
+from seedbed.ops import return_scale, statistics
 from seedbed.ops.distributions import (
     Distribution,
     Scales,
@@ -32,6 +28,7 @@ from seedbed.ops.distributions import (
     parameter_size,
     squash,
 )
+from seedbed.ops.return_scale import ReturnScale
 from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import (
     ActorState,
@@ -41,10 +38,9 @@ from seedbed.types import (
     OnPolicy,
     Output,
     Timestep,
+    Tree,
     action_array,
 )
-
-Tree = Any
 
 
 class Behaviour(NamedTuple):
@@ -63,7 +59,7 @@ class LearningStatistics(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticAgent(NetworkAgent, abc.ABC):
+class ActorCriticAgent(NetworkAgent):
     """A base class with the options of network and policy, and the parts of acting and learning."""
 
     unroll: int = 20
@@ -100,23 +96,17 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
-        observation = jax.tree.map(
-            lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
-        )
+        observation = self._zero_observation(1, 1)
         state = self.actor_state(jnp.arange(1), 1)
         previous, core = self._memory(state.core)
         row = jnp.zeros((1, 1))
         weights = self._network().init(key, observation, previous, row, row > 0, core)
         seen = self._initial_seen()
         returns = return_scale.initial() if self.normalise_returns else ()
-        return LearnerState(
-            params=Params(weights, seen),
-            optimizer_state=self._optimizer().init(weights),
-            updates=jnp.int32(0),
-            progress=jnp.float32(0),
+        return self._initial_state(Params(weights, seen), weights)._replace(
             auxiliary=LearningStatistics(
                 returns=returns, sums=_zero_sums(seen, returns), parts=jnp.zeros((), jnp.int32)
-            ),
+            )
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
@@ -148,10 +138,6 @@ class ActorCriticAgent(NetworkAgent, abc.ABC):
         action = squash(spec, draw, self.squash) if isinstance(spec, Box) else draw
         core = Memory(core, action) if self.recurrent else ()
         return action, behaviour, actor_state._replace(core=core)
-
-    @abc.abstractmethod
-    def _optimizer(self) -> optax.GradientTransformation:
-        """Makes the optimizer, which turns gradients into changes of the weights."""
 
     def _evaluate(
         self, params: Params, steps: Timestep, previous: Tree, core: Tree

@@ -10,13 +10,13 @@ The options of Ape-X are n_step 3, dueling, priority_exponent 0.6 and importance
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from seedbed.agents.network import Seen
+from seedbed.agents.base import ObservationStats
 from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
 from seedbed.nets.q_network import QNetwork
 from seedbed.ops import losses, value_learning
@@ -28,10 +28,9 @@ from seedbed.types import (
     Replay,
     Timestep,
     Trajectory,
+    Tree,
     trajectory_masks,
 )
-
-Tree = Any
 
 
 class Batch(NamedTuple):
@@ -74,16 +73,7 @@ class Dqn(QLearningAgent):
     @property
     def experience(self) -> Replay:
         """Returns options of replay: an item begins at each step and has the `n_step` steps of its return."""
-        return Replay(
-            batch=self.batch,
-            sequence=self.n_step,
-            period=1,
-            capacity=self.capacity,
-            min_size=self.min_size,
-            ratio=self.ratio,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
-        )
+        return self._prioritised_replay(sequence=self.n_step, period=1)
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
         """Makes the actor state of environments `env_ids` `[B]`: exploration rates, and no memory."""
@@ -124,17 +114,16 @@ class Dqn(QLearningAgent):
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
         """Returns the mean over valid items of importance times Huber loss; targets get no gradient."""
-        observation, action, rewards, discount, final, valid, importance = jax.tree.map(
-            lambda x: x[0], batch
-        )
-        seen = state.params.seen
-        chosen = value_learning.chosen_values(self._values(weights, seen, observation), action)
-        final_q = self._values(state.auxiliary, seen, final)
-        selector = self._values(state.params.weights, seen, final) if self.double else final_q
+        items: Batch = jax.tree.map(lambda x: x[0], batch)
+        seen, valid = state.params.seen, items.valid
+        q = self._values(weights, seen, items.observation)
+        chosen = value_learning.chosen_values(q, items.action)
+        final_q = self._values(state.auxiliary, seen, items.final)
+        selector = self._values(state.params.weights, seen, items.final) if self.double else final_q
         best = value_learning.double_q_values(final_q, selector)
-        error = jnp.where(valid, rewards + discount * best - chosen, 0.0)
-        bound = self.error_clip or jnp.inf
-        loss = losses.masked_mean(importance * value_learning.huber_losses(error, bound), valid)
+        error = jnp.where(valid, items.rewards + items.discount * best - chosen, 0.0)
+        rows = items.importance * value_learning.huber_losses(error, self.error_clip or jnp.inf)
+        loss = losses.masked_mean(rows, valid)
         metrics = {
             "loss/total": loss,
             "q_mean": losses.masked_mean(chosen, valid),
@@ -154,12 +143,9 @@ class Dqn(QLearningAgent):
         return jax.tree.map(lambda x: x[0], batch.observation)
 
     def _initial_weights(self, key: Array) -> Tree:
-        observation = jax.tree.map(
-            lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), self._env().observation
-        )
-        return self._network().init(key, observation)
+        return self._network().init(key, self._zero_observation(1))
 
-    def _values(self, weights: Tree, seen: Seen, observation: Tree) -> Array:
+    def _values(self, weights: Tree, seen: ObservationStats, observation: Tree) -> Array:
         """Returns action values `[B, A]` for observations `[B, ...]`."""
         return self._network().apply(weights, observation, self._scaling(seen))  # type: ignore[return-value]
 

@@ -7,7 +7,7 @@ Actor-Learner Architectures". The defaults are its Atari settings.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,16 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.network import Gradient, Params
+from seedbed.agents.base import Gradient, Params
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
     Output,
     Timestep,
     Trajectory,
+    Tree,
     trajectory_masks,
 )
-
-Tree = Any
 
 
 class Batch(NamedTuple):
@@ -86,7 +85,12 @@ class Impala(ActorCriticAgent):
         del state, key
         previous, core = self._memory(trajectory.actor_state.core, trajectory.action)
         core = jax.tree.map(lambda x: x[None], core)
-        return Batch(trajectory.timesteps, trajectory.extras, previous, core)
+        return Batch(
+            timesteps=trajectory.timesteps,
+            behaviour=trajectory.extras,
+            previous=previous,
+            core=core,
+        )
 
     def gradients(
         self, state: LearnerState, minibatch: Batch, key: Array

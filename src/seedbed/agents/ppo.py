@@ -6,7 +6,7 @@ Source: Schulman et al. (2017), "Proximal Policy Optimization Algorithms".
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.network import Gradient, Params
+from seedbed.agents.base import Gradient, Params
 from seedbed.ops import losses, returns
 from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
@@ -23,10 +23,10 @@ from seedbed.types import (
     Output,
     Timestep,
     Trajectory,
+    Tree,
     trajectory_masks,
 )
 
-Tree = Any
 _ADAPTIVE_RATES = (1e-6, 1e-2)
 """Smallest and largest step size of the adaptive schedule."""
 
@@ -167,14 +167,16 @@ class Ppo(ActorCriticAgent):
             )
         weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
         asked = jnp.float32(self.learning_rate)
-        state = state._replace(optimizer_state=Optimizer(moments, rate, asked))
+        optimizer = Optimizer(moments=moments, learning_rate=rate, asked=asked)
+        state = state._replace(optimizer_state=optimizer)
         return self._finish_minibatch(state, weights, grads, output)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         state = super().init(key)
         rate = jnp.float32(self.learning_rate)
-        return state._replace(optimizer_state=Optimizer(state.optimizer_state, rate, rate))
+        optimizer = Optimizer(moments=state.optimizer_state, learning_rate=rate, asked=rate)
+        return state._replace(optimizer_state=optimizer)
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
         """Returns the loss of a minibatch: clipped surrogate, value error and entropy.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from seedbed.agents.network import (
+from seedbed.agents.base import (
     Gradient,
     NetworkAgent,
+    OffPolicyAgent,
     Params,
     Sums,
     absorb,
@@ -24,10 +25,11 @@ from seedbed.types import (
     Discrete,
     LearnerState,
     Output,
+    Replay,
     SeedbedError,
+    Tree,
 )
 
-Tree = Any
 LEAST_PRIORITY = 1e-6
 """Number that is added to priorities, so that an item without error can be drawn again."""
 
@@ -40,21 +42,13 @@ class ActingValues(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class QLearningAgent(NetworkAgent, abc.ABC):
-    """A base class with the options of acting and replay, and the update with a target network.
+class QLearningAgent(OffPolicyAgent, NetworkAgent):
+    """A base class with the options of acting and priorities, and the update with a target network.
 
     Environment i of N takes a random action with probability
     `epsilon ** (1 + epsilon_power * i / (N - 1))` during the whole of the training.
     """
 
-    batch: int = 32
-    """Items in an update."""
-    capacity: int = 1_000_000
-    """Items that replay keeps; when it is full, a new item replaces the oldest."""
-    min_size: int = 20_000
-    """Items in replay before the first update."""
-    ratio: float = 8.0
-    """Average number of times that an item is drawn from replay."""
     priority_exponent: float = 0.0
     """Strength of prioritised replay; 0 draws all items with equal probabilities."""
     importance_exponent: float = 0.0
@@ -81,38 +75,20 @@ class QLearningAgent(NetworkAgent, abc.ABC):
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
-        counts = ("batch", "capacity", "min_size", "n_step", "target_period")
-        self._require("at least 1", lambda x: x >= 1, *counts)
-        at_most = f"at most capacity, {self.capacity}"
-        self._require(at_most, lambda x: x <= self.capacity, "min_size")
+        self._require("at least 1", lambda x: x >= 1, "n_step", "target_period")
         shares = ("epsilon", "evaluation_epsilon", "priority_exponent", "importance_exponent")
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, *shares)
         self._require("0 or more", lambda x: x >= 0, "epsilon_power")
-        positive = ("ratio", "learning_rate", "adam_epsilon", "max_gradient_norm")
+        positive = ("learning_rate", "adam_epsilon", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
         if self.spec is not None:
             self._num_actions()
 
-    @property
-    def epochs(self) -> int:
-        """Returns 1: `ratio` decides how often replay draws an item."""
-        return 1
-
-    @property
-    def minibatches(self) -> int:
-        """Returns 1: a batch is not divided."""
-        return 1
-
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; `auxiliary` is the target network's weights. Consumes the key."""
         weights = self._initial_weights(key)
-        return LearnerState(
-            params=Params(weights, self._initial_seen()),
-            optimizer_state=self._optimizer().init(weights),
-            updates=jnp.int32(0),
-            progress=jnp.float32(0),
-            auxiliary=jax.tree.map(jnp.copy, weights),
-        )
+        state = self._initial_state(Params(weights, self._initial_seen()), weights)
+        return state._replace(auxiliary=jax.tree.map(jnp.copy, weights))
 
     def gradients(
         self, state: LearnerState, minibatch: Tree, key: Array
@@ -130,8 +106,7 @@ class QLearningAgent(NetworkAgent, abc.ABC):
 
         The target network becomes a copy of the new weights after every `target_period` updates.
         """
-        changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
-        weights = optax.apply_updates(state.params.weights, changes)
+        weights, optimizer_state = self._step(state, state.params.weights, grads.weights)
         seen = absorb(state.params.seen, grads.sums.observations, output.weight)
         updates = state.updates + 1
         due = updates % self.target_period == 0
@@ -154,6 +129,14 @@ class QLearningAgent(NetworkAgent, abc.ABC):
     @abc.abstractmethod
     def _opening(self, batch: Tree) -> Tree:
         """Returns one observation of each item, leaves `[B, ...]`, for the statistics."""
+
+    def _prioritised_replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
+        """Returns options of replay with this agent's exponents of priorities."""
+        return dataclasses.replace(
+            self._replay(sequence, period, burn_in),
+            priority_exponent=self.priority_exponent,
+            importance_exponent=self.importance_exponent,
+        )
 
     @property
     def _gradient_scale(self) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from seedbed.agents.network import Memory, Seen
+from seedbed.agents.base import Memory, ObservationStats
 from seedbed.agents.q_learning import LEAST_PRIORITY, ActingValues, QLearningAgent
 from seedbed.nets.q_network import RecurrentQNetwork
 from seedbed.nets.recurrent import LSTMState, initial_lstm_state
@@ -28,10 +28,9 @@ from seedbed.types import (
     Replay,
     Timestep,
     Trajectory,
+    Tree,
     trajectory_masks,
 )
-
-Tree = Any
 
 
 class Batch(NamedTuple):
@@ -81,16 +80,8 @@ class R2d2(QLearningAgent):
     @property
     def experience(self) -> Replay:
         """Returns options of replay: successive sequences, each with the `burn_in` steps before it."""
-        return Replay(
-            batch=self.batch,
-            sequence=self.sequence,
-            period=self.sequence,
-            capacity=self.capacity,
-            min_size=self.min_size,
-            ratio=self.ratio,
-            burn_in=self.burn_in,
-            priority_exponent=self.priority_exponent,
-            importance_exponent=self.importance_exponent,
+        return self._prioritised_replay(
+            sequence=self.sequence, period=self.sequence, burn_in=self.burn_in
         )
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
@@ -123,7 +114,12 @@ class R2d2(QLearningAgent):
         memory, importance = jax.tree.map(
             lambda x: x[None], (trajectory.actor_state.core, trajectory.importance)
         )
-        return Batch(trajectory.timesteps, trajectory.action, memory, importance)
+        return Batch(
+            timesteps=trajectory.timesteps,
+            action=trajectory.action,
+            memory=memory,
+            importance=importance,
+        )
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:
         """Returns the mean over valid learned rows of importance times half the squared error."""
@@ -143,7 +139,7 @@ class R2d2(QLearningAgent):
         weight = masks.valid.sum(dtype=jnp.float32)
         return loss, Output(metrics, weight, self._priorities(error, masks.valid))
 
-    def _sequence_values(self, weights: Tree, seen: Seen, batch: Batch) -> Array:
+    def _sequence_values(self, weights: Tree, seen: ObservationStats, batch: Batch) -> Array:
         """Returns action values `[sequence + 1, B, A]` of the learned rows.
 
         The `burn_in` rows before them only warm up the memory and get no gradient.
@@ -188,15 +184,18 @@ class R2d2(QLearningAgent):
         return Memory(initial_lstm_state(batch, self.lstm_size), jnp.zeros(batch, jnp.int32))
 
     def _initial_weights(self, key: Array) -> Tree:
-        observation = jax.tree.map(
-            lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), self._env().observation
-        )
+        observation = self._zero_observation(1, 1)
         memory, row = self._initial_memory(1), jnp.zeros((1, 1))
         previous = action_vector(self._env().action, memory.action[None])
         return self._network().init(key, observation, previous, row, row > 0, memory.lstm)
 
     def _values(
-        self, weights: Tree, seen: Seen, steps: Timestep, previous_action: Array, lstm: LSTMState
+        self,
+        weights: Tree,
+        seen: ObservationStats,
+        steps: Timestep,
+        previous_action: Array,
+        lstm: LSTMState,
     ) -> tuple[Array, LSTMState]:
         """Returns action values `[T, B, A]` for timesteps `[T, B]`, and the state after the last row."""
         return self._network().apply(  # type: ignore[return-value]

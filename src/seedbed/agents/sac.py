@@ -16,6 +16,7 @@ import optax
 from jax import Array, lax
 
 from seedbed import trees
+from seedbed.agents.base import OffPolicyAgent
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import auto_torso
@@ -31,15 +32,15 @@ from seedbed.types import (
     SeedbedError,
     Timestep,
     Trajectory,
+    Tree,
     trajectory_masks,
 )
 
-Tree = Any
 _LOG_SCALES = (-20.0, 2.0)
 """Bounds of the logarithm of the policy's standard deviation."""
 
 
-class Learned(NamedTuple):
+class Weights(NamedTuple):
     """The parameters that learning changes; a gradient has the same structure."""
 
     policy: Tree
@@ -68,22 +69,16 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sac:
-    """An agent that learns by SAC; its fields are the hyperparameters, its methods are pure functions."""
+class Sac(OffPolicyAgent):
+    """An agent that learns by SAC; its fields are the hyperparameters, its methods are pure functions.
 
-    spec: EnvSpec | None = None
-    """Spec of the environment; None in a preset. `bind` sets it."""
+    An item of its replay is a transition.
+    """
 
     batch: int = 256
-    """Transitions in an update."""
-    capacity: int = 1_000_000
-    """Transitions that replay keeps; when it is full, a new one replaces the oldest."""
     min_size: int = 10_000
-    """Transitions in replay before the first update."""
     ratio: float = 256.0
     """Average number of times that a transition is drawn; equal to `batch`, it is one update per step."""
-    gamma: float = 0.99
-    """Discount factor for each step."""
     reward_scale: float = 1.0
     """Factor for rewards."""
 
@@ -106,61 +101,33 @@ class Sac:
 
         If `spec` is given, it must have a bounded Box as action and no images.
         """
-        self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
-        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
+        super().__post_init__()
         self._require("more than 0 and at most 1", lambda x: 0 < x <= 1, "tau")
-        positive = ("ratio", "reward_scale", "learning_rate", "initial_temperature")
+        positive = ("reward_scale", "learning_rate", "initial_temperature")
         self._require("more than 0", lambda x: x > 0, *positive)
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
-        at_most = f"at most capacity, {self.capacity}"
-        self._require(at_most, lambda x: x <= self.capacity, "min_size")
         if self.spec is not None:
             self._box()
             _refuse_images(self.spec)
 
     @property
-    def epochs(self) -> int:
-        """Returns 1: replay draws a new batch for each update."""
-        return 1
-
-    @property
-    def minibatches(self) -> int:
-        """Returns 1: a batch is not divided."""
-        return 1
-
-    @property
     def experience(self) -> Replay:
         """Returns options of replay: single transitions, drawn with equal probabilities."""
-        return Replay(
-            batch=self.batch,
-            sequence=1,
-            period=1,
-            capacity=self.capacity,
-            min_size=self.min_size,
-            ratio=self.ratio,
-        )
+        return self._replay(sequence=1, period=1)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         policy_key, critics_key = jax.random.split(key)
-        observation = jax.tree.map(
-            lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), self._env().observation
-        )
-        inputs = vectors(observation, 1)
+        inputs = vectors(self._zero_observation(1), 1)
         action = jnp.zeros((1, math.prod(self._box().shape)))
-        learned = Learned(
+        weights = Weights(
             policy=self._policy().init(policy_key, inputs),
             critics=self._critics().init(critics_key, inputs, action),
             log_temperature=jnp.log(jnp.float32(self.initial_temperature)),
         )
-        targets = jax.tree.map(jnp.copy, learned.critics)
-        return LearnerState(
-            params=learned.policy,
-            optimizer_state=self._optimizer().init(learned),
-            updates=jnp.int32(0),
-            progress=jnp.float32(0),
-            auxiliary=Auxiliary(learned.critics, targets, learned.log_temperature),
-        )
+        targets = jax.tree.map(jnp.copy, weights.critics)
+        state = self._initial_state(weights.policy, weights)
+        return state._replace(auxiliary=_auxiliary(weights, targets))
 
     def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
         """Returns an empty actor state: the policy has no memory."""
@@ -204,27 +171,25 @@ class Sac:
 
     def gradients(
         self, state: LearnerState, minibatch: Batch, key: Array
-    ) -> tuple[Learned, Output]:
+    ) -> tuple[Weights, Output]:
         """Computes the gradients of three mean losses over the valid rows; consumes the key."""
-        learned, targets = _learned(state), state.auxiliary.targets
-        return jax.grad(self._loss, has_aux=True)(learned, targets, minibatch, key)
+        weights, targets = _weights(state), state.auxiliary.targets
+        return jax.grad(self._loss, has_aux=True)(weights, targets, minibatch, key)
 
-    def apply(self, state: LearnerState, grads: Learned, output: Output) -> LearnerState:
+    def apply(self, state: LearnerState, grads: Weights, output: Output) -> LearnerState:
         """Applies a gradient without checking it, then moves the target critics towards the critics."""
         del output
-        changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
-        learned: Any = optax.apply_updates(_learned(state), changes)  # type: ignore[arg-type]
-        targets = optax.incremental_update(learned.critics, state.auxiliary.targets, self.tau)
-        auxiliary = Auxiliary(learned.critics, targets, learned.log_temperature)
+        weights, optimizer_state = self._step(state, _weights(state), grads)
+        targets = optax.incremental_update(weights.critics, state.auxiliary.targets, self.tau)
         return state._replace(
-            params=learned.policy,
+            params=weights.policy,
             optimizer_state=optimizer_state,
             updates=state.updates + 1,
-            auxiliary=auxiliary,
+            auxiliary=_auxiliary(weights, targets),
         )
 
     def _loss(
-        self, learned: Learned, targets: Tree, batch: Batch, key: Array
+        self, weights: Weights, targets: Tree, batch: Batch, key: Array
     ) -> tuple[Array, Output]:
         """Returns the sum of three losses: critics, policy and temperature. Consumes the key.
 
@@ -233,7 +198,7 @@ class Sac:
         No parameter gets a gradient from two losses, so one gradient serves all three. All losses use the
         parameters from before the update, while the paper updates the policy after the critics.
         """
-        fixed = lax.stop_gradient(learned)
+        fixed = lax.stop_gradient(weights)
         temperature = jnp.exp(fixed.log_temperature)
         policy_key, target_key = jax.random.split(key)
 
@@ -243,15 +208,15 @@ class Sac:
         action_t, log_prob_t = self._sample(fixed.policy, batch.inputs_t, target_key)
         q_t = self._values(targets, batch.inputs_t, action_t).min(0)
         target = batch.reward_t + batch.discount_t * (q_t - temperature * log_prob_t)
-        q_tm1 = self._values(learned.critics, batch.inputs_tm1, batch.action_tm1)
+        q_tm1 = self._values(weights.critics, batch.inputs_tm1, batch.action_tm1)
         critic_loss = mean(losses.value_losses(q_tm1, target[None]).sum(0))
 
-        action, log_prob = self._sample(learned.policy, batch.inputs_tm1, policy_key)
+        action, log_prob = self._sample(weights.policy, batch.inputs_tm1, policy_key)
         q = self._values(fixed.critics, batch.inputs_tm1, action).min(0)
         policy_loss = mean(temperature * log_prob - q)
 
         aim = self.target_entropy * action.shape[-1]
-        temperature_loss = learned.log_temperature * mean(-lax.stop_gradient(log_prob) - aim)
+        temperature_loss = weights.log_temperature * mean(-lax.stop_gradient(log_prob) - aim)
         metrics = {
             "loss/critic": critic_loss,
             "loss/policy": policy_loss,
@@ -316,16 +281,6 @@ class Sac:
         check_bounds(action)
         return action
 
-    def _env(self) -> EnvSpec:
-        if self.spec is None:
-            raise SeedbedError("Sac.spec is None; bind the agent to an environment's spec first")
-        return self.spec
-
-    def _require(self, rule: str, allowed: Any, *names: str) -> None:
-        for name in names:
-            if not allowed(getattr(self, name)):
-                raise SeedbedError(f"Sac.{name} is {getattr(self, name)}; give {rule}")
-
 
 def _refuse_images(spec: EnvSpec) -> None:
     """Raises SeedbedError if the environment shows an image: the networks take vectors only."""
@@ -337,5 +292,12 @@ def _refuse_images(spec: EnvSpec) -> None:
             )
 
 
-def _learned(state: LearnerState) -> Learned:
-    return Learned(state.params, state.auxiliary.critics, state.auxiliary.log_temperature)
+def _weights(state: LearnerState) -> Weights:
+    held: Auxiliary = state.auxiliary
+    return Weights(policy=state.params, critics=held.critics, log_temperature=held.log_temperature)
+
+
+def _auxiliary(weights: Weights, targets: Tree) -> Auxiliary:
+    return Auxiliary(
+        critics=weights.critics, targets=targets, log_temperature=weights.log_temperature
+    )

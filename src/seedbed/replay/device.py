@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from seedbed.replay.weights import draw_weights, importance_weights, is_prioritised
 from seedbed.types import Array, Replay, SeedbedError, Timestep, Tree
 
 
@@ -75,10 +76,9 @@ def initial(experience: Replay, template: Record, num_envs: int) -> ReplayState:
         return lambda leaf: jnp.zeros((length, num_envs, *leaf.shape), leaf.dtype)
 
     records = jax.tree.map(empty(places * experience.period), template)
-    prioritised = experience.priority_exponent > 0
     return ReplayState(
         records=records._replace(core=jax.tree.map(empty(places), template.core)),
-        sums=_empty_sums(places * num_envs) if prioritised else (),
+        sums=_empty_sums(places * num_envs) if is_prioritised(experience) else (),
         position=jnp.int32(0),
         filled=jnp.int32(0),
     )
@@ -141,12 +141,11 @@ def add(
 def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, Array]:
     """Draws `batch` items with replacement and returns them and their numbers; consumes the key.
 
-    The numbers are int32 `[batch]`. If there are no items, the result is meaningless. Importance weights:
-    Schaul et al. (2016), "Prioritized experience replay", section 3.4, divided by the batch's largest.
+    The numbers are int32 `[batch]`. If there are no items, the result is meaningless.
     """
     if state.sums:
         items, drawn = _draw(state.sums, key, experience.batch)
-        importance = (drawn / drawn.min()) ** -experience.importance_exponent
+        importance = importance_weights(experience, drawn)
     else:
         ring = _shape(experience, state)
         most = jnp.maximum(size(experience, state), 1)
@@ -158,9 +157,12 @@ def sample(experience: Replay, state: ReplayState, key: Array) -> tuple[Sample, 
     timesteps, action, extras = _windows(
         experience, state, (records.timestep, records.action, records.extras), items
     )
-    core = _at(state.records.core, *_where(state, items))
+    core = _at(records.core, *_where(state, items))
     action, extras = jax.tree.map(lambda leaf: leaf[:-1], (action, extras))
-    return Sample(timesteps, action, extras, core, importance), items
+    batch = Sample(
+        timesteps=timesteps, action=action, extras=extras, core=core, importance=importance
+    )
+    return batch, items
 
 
 def update(experience: Replay, state: ReplayState, items: Array, priorities: Array) -> ReplayState:
@@ -170,7 +172,7 @@ def update(experience: Replay, state: ReplayState, items: Array, priorities: Arr
     """
     if not state.sums:
         return state
-    return state._replace(sums=_set(state.sums, items, priorities**experience.priority_exponent))
+    return state._replace(sums=_set(state.sums, items, draw_weights(experience, priorities)))
 
 
 def _partial(experience: Replay) -> int:
@@ -224,7 +226,7 @@ def _enter(
     timesteps, extras = _windows(
         experience, state, (records.timestep._replace(observation=()), records.extras), items
     )
-    scaled = priorities(timesteps, extras) ** experience.priority_exponent
+    scaled = draw_weights(experience, priorities(timesteps, extras))
     values = jnp.where(jnp.repeat(entered, shape.num_envs), scaled, state.sums[0][items])
     out = shape.kept + back[: shape.places - shape.kept]
     gone = _items((newest - out) % shape.places, shape.num_envs)

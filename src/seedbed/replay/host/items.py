@@ -9,6 +9,7 @@ import numpy as np
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.segments import Segments
 from seedbed.replay.host.sumtree import SumTree
+from seedbed.replay.weights import draw_weights
 
 
 class Windows(NamedTuple):
@@ -128,9 +129,7 @@ class Items:
 
     def _weigh(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         self.largest = max(self.largest, float(priorities.max()))
-        self.tree.set(
-            slots, np.asarray(priorities, np.float64) ** self._experience.priority_exponent
-        )
+        self.tree.set(slots, draw_weights(self._experience, np.asarray(priorities, np.float64)))
 
     def _refer(self, slots: np.ndarray, change: int) -> None:
         segments = self.windows.chunks[slots] // self._rows.units

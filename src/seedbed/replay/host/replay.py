@@ -25,6 +25,7 @@ from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.persistence import ReplayArchive
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
+from seedbed.replay.weights import importance_weights
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
 # Batches by which drawing may be behind `ratio` before acting must wait.
@@ -176,8 +177,7 @@ class Replay:
 
         They are written to the buffers `out` of the same batch size, if given, and else to new ones. One
         thread at a time may call this. Raises SeedbedError if there are no items, or if a stored image is
-        damaged. Importance weights: Schaul et al. (2016), "Prioritized experience replay", section 3.4,
-        divided by the batch's largest.
+        damaged.
         """
         out = self.make_sample(batch) if out is None else out
         items, rows = self._items, self._storage.rows
@@ -185,13 +185,12 @@ class Replay:
             if not items.count:
                 raise SeedbedError("the replay has 0 items: wait for `can_sample` before drawing")
             slots = items.tree.sample(self._random.random(batch))
-            chances = items.tree.weights[slots] / items.tree.total
+            weights = items.tree.weights[slots]
             windows = items.read(slots)
             used = np.unique(windows.chunks // rows.units)
             rows.pins[used] += 1
             self._storage.read_cores(windows, trees.leaves(out.core))
             out.slots[:], out.generations[:] = slots, items.generation[slots]
-            count = items.count
             self._sampled += batch
             items.owed -= batch
             self._lock.notify_all()
@@ -203,8 +202,7 @@ class Replay:
             with self._lock:
                 rows.pins[used] -= 1
                 self._lock.notify_all()
-        weights = (count * chances) ** -self.layout.experience.importance_exponent
-        out.importance[:] = weights / weights.max()
+        out.importance[:] = importance_weights(self.layout.experience, weights)
         return out
 
     def update_priorities(

@@ -122,7 +122,9 @@ class ReplayWriter:
             views = self._records.open(first)
         if cores is None:
             cores = [leaf.zeros(size, CHUNK) for leaf in self._layout.core_leaves]
-        stream.open = _ChunkSet(group, first, stream.opens, views, cores)
+        stream.open = _ChunkSet(
+            group=group, first=first, opens=stream.opens, views=views, cores=cores
+        )
         stream.opens = False
         return stream.open
 

@@ -1,12 +1,14 @@
-"""A base for agents whose network begins with torsos: its options, and normalisation of observations."""
+"""Bases of agents: common options and their checks, statistics of observations, and use of replay."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from seedbed import trees
@@ -15,11 +17,9 @@ from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import TorsoName, auto_torso, is_image
 from seedbed.ops import statistics
 from seedbed.ops.statistics import Deviations, RunningStatistics
-from seedbed.types import ArraySpec, EnvSpec, SeedbedError, Timestep
+from seedbed.types import ArraySpec, EnvSpec, LearnerState, Replay, SeedbedError, Timestep, Tree
 
-Tree = Any
-
-Seen = RunningStatistics | tuple[()]
+ObservationStats: TypeAlias = RunningStatistics | tuple[()]
 """Statistics of observations, or () if the agent does not normalise them."""
 
 
@@ -27,7 +27,7 @@ class Params(NamedTuple):
     """The parameters that acting uses."""
 
     weights: Tree
-    seen: Seen
+    seen: ObservationStats  # checkpoints name it so
 
 
 class Sums(NamedTuple):
@@ -52,14 +52,63 @@ class Memory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkAgent:
-    """A base class with the options of the torsos and of the observations and rewards to learn from."""
+class BaseAgent(abc.ABC):
+    """A base class with the options that all agents have."""
 
     spec: EnvSpec | None = None
     """Spec of the environment; None in a preset. `bind` sets it."""
 
     gamma: float = 0.99
     """Discount factor for each step."""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for a value that cannot work."""
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
+
+    @abc.abstractmethod
+    def _optimizer(self) -> optax.GradientTransformation:
+        """Makes the optimizer, which turns gradients into changes of the weights."""
+
+    def _initial_state(self, params: Tree, weights: Tree) -> LearnerState:
+        """Makes the learner state before the first update; the caller must add `auxiliary`.
+
+        `params` are for acting, and `weights` are those that the optimizer changes.
+        """
+        return LearnerState(
+            params=params,
+            optimizer_state=self._optimizer().init(weights),
+            updates=jnp.int32(0),
+            progress=jnp.float32(0),
+        )
+
+    def _zero_observation(self, *rows: int) -> Tree:
+        """Makes an observation of zeros, leaves `[*rows, ...]`, from which networks take their shapes."""
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), self._env().observation
+        )
+
+    def _env(self) -> EnvSpec:
+        if self.spec is None:
+            raise SeedbedError(
+                f"{self._name}.spec is None; bind the agent to an environment's spec first"
+            )
+        return self.spec
+
+    def _require(self, rule: str, allowed: Any, *names: str) -> None:
+        """Raises SeedbedError unless `allowed` holds for the named options; `rule` says it in words."""
+        for name in names:
+            if not allowed(getattr(self, name)):
+                raise SeedbedError(f"{self._name}.{name} is {getattr(self, name)}; give {rule}")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkAgent(BaseAgent):
+    """A base class with the options of the torsos and of the observations and rewards to learn from."""
+
     reward_clip: float = 0.0
     """Largest size of a reward in the loss; larger ones are clipped (Atari: 1). 0 clips nothing."""
     normalise_observations: bool = False
@@ -76,8 +125,8 @@ class NetworkAgent:
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
+        super().__post_init__()
         self._require("0 or more", lambda x: x >= 0, "reward_clip")
-        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         needs_images = self.torso not in ("auto", "mlp")
         if self.spec is not None and needs_images and not self._sees_images():
@@ -89,10 +138,10 @@ class NetworkAgent:
             for leaf in trees.leaves(self.spec.observation):
                 auto_torso(leaf.shape)
 
-    def _initial_seen(self) -> Seen:
+    def _initial_seen(self) -> ObservationStats:
         return statistics.initial(self._env().observation) if self.normalise_observations else ()
 
-    def _scaling(self, seen: Seen) -> Tree:
+    def _scaling(self, seen: ObservationStats) -> Tree:
         """Returns the scaling that torsos apply to observations: a tree of `Scaling`, or None."""
         if not isinstance(seen, RunningStatistics):
             return None
@@ -108,24 +157,59 @@ class NetworkAgent:
     def _sees_images(self) -> bool:
         return any(is_image(leaf.shape) for leaf in trees.leaves(self._env().observation))
 
-    def _env(self) -> EnvSpec:
-        if self.spec is None:
-            raise SeedbedError(
-                f"{self._name}.spec is None; bind the agent to an environment's spec first"
-            )
-        return self.spec
 
-    def _require(self, rule: str, allowed: Any, *names: str) -> None:
-        for name in names:
-            if not allowed(getattr(self, name)):
-                raise SeedbedError(f"{self._name}.{name} is {getattr(self, name)}; give {rule}")
+@dataclasses.dataclass(frozen=True)
+class OffPolicyAgent(BaseAgent):
+    """A base class with the options of replay, for agents that learn from it."""
+
+    batch: int = 32
+    """Items in an update."""
+    capacity: int = 1_000_000
+    """Items that replay keeps; when it is full, a new item replaces the oldest."""
+    min_size: int = 20_000
+    """Items in replay before the first update."""
+    ratio: float = 8.0
+    """Average number of times that an item is drawn from replay."""
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError for a value that cannot work."""
+        super().__post_init__()
+        self._require("at least 1", lambda x: x >= 1, "batch", "capacity", "min_size")
+        at_most = f"at most capacity, {self.capacity}"
+        self._require(at_most, lambda x: x <= self.capacity, "min_size")
+        self._require("more than 0", lambda x: x > 0, "ratio")
 
     @property
-    def _name(self) -> str:
-        return type(self).__name__
+    def epochs(self) -> int:
+        """Returns 1: replay draws a new batch for each update, and `ratio` says how often."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """Returns 1: a batch is not divided."""
+        return 1
+
+    def _replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
+        """Returns options of replay that draws all items with equal probabilities."""
+        return Replay(
+            batch=self.batch,
+            sequence=sequence,
+            period=period,
+            capacity=self.capacity,
+            min_size=self.min_size,
+            ratio=self.ratio,
+            burn_in=burn_in,
+        )
+
+    def _step(self, state: LearnerState, weights: Tree, grads: Tree) -> tuple[Any, Tree]:
+        """Returns the weights after a step of the optimizer, and the optimizer's new state."""
+        changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
+        return optax.apply_updates(weights, changes), optimizer_state
 
 
-def observation_sums(seen: Seen, opening: Tree, weight: Array) -> Deviations | tuple[()]:
+def observation_sums(
+    seen: ObservationStats, opening: Tree, weight: Array
+) -> Deviations | tuple[()]:
     """Sums over a batch's opening rows, leaves `[B, ...]`, for the statistics, divided by `weight`.
 
     `weight` is the number of valid rows, by which the learner averages gradients. The sums are averaged
@@ -138,7 +222,7 @@ def observation_sums(seen: Seen, opening: Tree, weight: Array) -> Deviations | t
     return statistics.deviations(seen, opening).times(1.0 / jnp.maximum(weight, 1.0))
 
 
-def absorb(seen: Seen, sums: Deviations | tuple[()], weight: Array) -> Seen:
+def absorb(seen: ObservationStats, sums: Deviations | tuple[()], weight: Array) -> ObservationStats:
     """Multiplies sums by `weight` and adds them to the statistics; returns () if there are none."""
     if isinstance(seen, RunningStatistics) and isinstance(sums, Deviations):
         return statistics.absorb(seen, sums.times(weight))
