@@ -601,6 +601,8 @@ class Broken(Counting):
             steps = steps._replace(reward=steps.reward[None])
         elif self.fault == "endless":
             steps = steps._replace(terminated=jnp.bool_(False))
+        elif self.fault == "branch" and step > 3:
+            steps = steps._replace(terminated=jnp.bool_(True))
         return after._replace(timestep=steps)
 
 
@@ -624,6 +626,11 @@ def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
         train(run_folder, Broken(episode_steps=0, fault="endless"))
     assert max(list_steps(run_folder / "checkpoints")) == 640
+
+
+def test_a_branch_on_a_traced_value_is_named(run_folder):
+    with pytest.raises(SeedbedError, match="Broken or the agent needs the value of an array"):
+        train(run_folder, Broken(fault="branch"))
 
 
 def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):

@@ -128,7 +128,7 @@ def test_configurations_round_trip_without_what_bind_fills():
         ("pong", "no_such_module:Agent", "no module 'no_such_module'"),
         ("pong", "my_agents:Costum", "has no 'Costum'; did you mean Custom"),
         ("pong", "my_agents:helper", "is not a dataclass"),
-        ("pong", "seedbed.types:Discrete", "has no method 'init'"),
+        ("pong", "seedbed.types:Discrete", "has no 'spec'"),
         ("pong/impala", "my_agents:Custom", "has an agent of its own"),
     ],
 )

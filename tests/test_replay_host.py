@@ -360,7 +360,7 @@ class Machine(RuleBasedStateMachine):
             self.priorities[generation] = self.largest
 
     def counts(self) -> tuple[float, ...]:
-        return self.replay.inserted, self.replay.sampled, self.replay._storage.items.owed
+        return self.replay.inserted, self.replay.sampled, self.replay._storage.items.limiter.owed
 
     @rule(rows=st.integers(1, 60), group=st.integers(0, 1))
     def append(self, rows, group):

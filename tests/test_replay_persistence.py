@@ -456,7 +456,7 @@ def test_a_resumed_replay_goes_on_at_once_at_another_ratio(tmp_path, ratio, miss
     replay.save("1")
     resumed, recorder = start(ratio=ratio, min_size=replay.items + missing)
     assert resumed.restore(["1"]) == "1"
-    assert resumed._storage.items.owed == replay._storage.items.owed
+    assert resumed._storage.items.limiter.owed == replay._storage.items.limiter.owed
     if missing:
         drive(resumed, recorder, missing - published)
         assert resumed.sampled == replay.sampled

@@ -16,7 +16,7 @@ from seedbed.envs.host import registry
 from seedbed.presets import PRESETS, TrainConfig
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import Environment, HostEnvConfig, SeedbedError, is_on_device
+from seedbed.types import Agent, Environment, HostEnvConfig, SeedbedError, is_on_device
 
 AGENTS = {
     "impala": "seedbed.agents.impala:Impala",
@@ -29,6 +29,8 @@ BOUND = ("spec",)
 """Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
 ENV_BOUND = ("model",)
 """Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
+_PARTS = [name for name in vars(Agent) if not name.startswith("_")]
+"""What every agent has: the methods and properties of the contract."""
 RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
 """The options class of each runtime, by the key under which a saved configuration has them."""
 
@@ -121,8 +123,7 @@ def _near_envs(head: str, tail: str) -> list[str]:
 def load_agent_class(name: str) -> type:
     """Imports an agent's class, named in `AGENTS` or as `module:Class`.
 
-    Raises SeedbedError if it cannot be found, is not a dataclass, or lacks one of the methods init, act,
-    prepare and gradients.
+    Raises SeedbedError if it cannot be found, is not a dataclass, or lacks a part of `types.Agent`.
     """
     path = AGENTS.get(name, name)
     module_name, separator, class_name = path.partition(":")
@@ -144,9 +145,10 @@ def load_agent_class(name: str) -> type:
         raise SeedbedError(f"agent {name!r}: {module_name} has no {class_name!r}{hint}")
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise SeedbedError(f"agent {name!r} is not a dataclass: see seedbed.types.Agent")
-    missing = [part for part in ("init", "act", "prepare", "gradients") if not hasattr(found, part)]
+    fields = {field.name for field in dataclasses.fields(found)}
+    missing = [part for part in _PARTS if part not in fields and not hasattr(found, part)]
     if missing:
-        raise SeedbedError(f"agent {name!r} has no method {missing[0]!r}: see seedbed.types.Agent")
+        raise SeedbedError(f"agent {name!r} has no {missing[0]!r}: see seedbed.types.Agent")
     return found
 
 

@@ -156,6 +156,11 @@ class Program:
             lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
             compiled = lowered.compile()
         except jax.errors.ConcretizationTypeError as error:
+            if not self.config.sweep:
+                raise SeedbedError(
+                    f"{self.task} or the agent needs the value of an array while JAX traces the program, as a "
+                    "Python if does: use jnp.where or jax.lax.cond instead (--debug shows the line)"
+                ) from error
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"

@@ -9,6 +9,7 @@ import numpy as np
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.segments import Segments
 from seedbed.replay.host.sumtree import SumTree
+from seedbed.replay.limiter import RatioLimiter
 from seedbed.replay.weights import draw_weights
 
 
@@ -31,7 +32,7 @@ class Items:
     """A table of at most `capacity` items; item number g (its generation) is in slot g modulo capacity.
 
     A slot whose weight in `tree` is 0 is empty. Use it under the storage's lock; any thread may read the
-    numbers `count`, `inserted` and `owed` without it.
+    numbers `count` and `inserted`, and ask the limiter, without it.
     """
 
     def __init__(self, layout: Layout, rows: Segments, cores: Segments | None) -> None:
@@ -49,8 +50,7 @@ class Items:
         self.inserted = 0
         # The largest priority so far, and at least 1.
         self.largest = 1.0
-        # Draws that `ratio` has asked for as items were added, minus the draws that were made.
-        self.owed = 0.0
+        self.limiter = RatioLimiter(layout.experience)
 
     @property
     def num_bytes(self) -> int:
@@ -64,11 +64,9 @@ class Items:
     def add(self, windows: Windows, priorities: np.ndarray | None) -> None:
         """Adds I items in place of the oldest ones; leaves of `windows` are `[I, ...]`.
 
-        `priorities` is `[I]`, or None for the largest priority so far. Each item that is added when the table
-        has `min_size` items adds `ratio` to `owed`. Call under the storage's lock.
+        `priorities` is `[I]`, or None for the largest priority so far. Call under the storage's lock.
         """
-        missing = max(0, self._experience.min_size - self.count)
-        self.owed += max(0, len(windows.env) - missing) * self._experience.ratio
+        self.limiter.added(len(windows.env), self.count)
         for start in range(0, len(windows.env), self.capacity):
             part = slice(start, start + self.capacity)
             added = Windows(*(leaf[part] for leaf in windows))
@@ -141,7 +139,7 @@ class Items:
         """Loads the items of a save into an empty table; leaves are `[count, ...]`.
 
         `weights` are priorities to the power of `priority_exponent`. The caller must set `inserted`,
-        `largest` and `owed`. Call under the storage's lock.
+        `largest` and `limiter.owed`. Call under the storage's lock.
         """
         slots = generation % self.capacity
         for mine, leaf in zip(self.windows, windows, strict=True):

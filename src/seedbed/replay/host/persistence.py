@@ -99,7 +99,7 @@ class ReplayArchive:
             "layout": self._storage.layout.describe(),
             "inserted": items.inserted,
             "largest": items.largest,
-            "owed": items.owed,
+            "owed": items.limiter.owed,
             "state": state,
             "files": [[p.kind, p.segment, p.file, p.allocated] for p in parts],
         }
@@ -262,7 +262,7 @@ class ReplayArchive:
         windows = Windows(**{key: arrays[key] for key in Windows._fields})
         items.load(windows, arrays["generation"], arrays["weights"])
         items.inserted, items.largest = header["inserted"], header["largest"]
-        items.owed = header["owed"]
+        items.limiter.owed = header["owed"]
         chunks = self._chunks(
             [segment for kind, segment, _, _ in header["files"] if kind == "rows"]
         )

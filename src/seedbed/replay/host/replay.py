@@ -28,8 +28,6 @@ from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positi
 from seedbed.replay.weights import importance_weights
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
-# Batches by which drawing may be behind `ratio` before acting must wait.
-_SLACK_BATCHES = 8
 # Seconds between two calls of `stop` in `wait_until`.
 _STOP_POLL_S = 0.1
 
@@ -128,16 +126,14 @@ class Replay:
 
         Any thread may call this.
         """
-        enough = self._items.count >= max(1, self.layout.experience.min_size)
-        return enough and self._items.owed >= batch
+        return self._items.limiter.may_draw(batch, self._items.count)
 
     def can_insert(self) -> bool:
         """Returns whether acting may go on: there are fewer than `min_size` items, or drawing keeps up.
 
         Drawing keeps up while it is less than 8 batches behind `ratio`. Any thread may call this.
         """
-        few = self._items.count < self.layout.experience.min_size
-        return few or self._items.owed < self._slack
+        return self._items.limiter.may_add(self._items.count)
 
     def wait_until(self, ready: Callable[[], bool], stop: Callable[[], bool]) -> bool:
         """Waits until `ready` returns True; returns False if `stop` returns True first.
@@ -149,10 +145,6 @@ class Replay:
             while not (stopped := stop()) and not ready():
                 self._lock.wait(_STOP_POLL_S)
             return not stopped
-
-    @property
-    def _slack(self) -> float:
-        return _SLACK_BATCHES * self.layout.experience.batch
 
     def make_sample(self, batch: int) -> Sample:
         """Returns new buffers, of zeros, for a batch of items. Any thread may call this."""
@@ -192,7 +184,7 @@ class Replay:
             self._storage.read_cores(windows, trees.leaves(out.core))
             out.slots[:], out.generations[:] = slots, items.generation[slots]
             self._sampled += batch
-            items.owed -= batch
+            items.limiter.drawn(batch)
             self._lock.notify_all()
         try:
             self._storage.records.gather(
