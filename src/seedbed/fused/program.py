@@ -158,8 +158,8 @@ class Program:
         except jax.errors.ConcretizationTypeError as error:
             if not self.config.sweep:
                 raise SeedbedError(
-                    f"{self.task} or the agent needs the value of an array while JAX traces the program, as a "
-                    "Python if does: use jnp.where or jax.lax.cond instead (--debug shows the line)"
+                    f"{self.task} or the agent needs the value of an array while JAX traces the program, as "
+                    "a Python if does: use jnp.where or jax.lax.cond instead (--debug shows the line)"
                 ) from error
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
