@@ -595,7 +595,7 @@ class Waker(View):
 def helper_of(process):
     """The process that writes the checkpoints of a trainer."""
     children = psutil.Process(process.pid).children()
-    (helper,) = [child for child in children if "checkpoint_writer" in " ".join(child.cmdline())]
+    (helper,) = [child for child in children if "checkpoint_helper" in " ".join(child.cmdline())]
     return helper
 
 

@@ -12,7 +12,7 @@ from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.resolve import TrainConfig, from_json, resolve_env, to_json, train_config
 from seedbed.run.options import CentralConfig
-from seedbed.types import SeedbedError, is_on_device
+from seedbed.types import OnPolicy, SeedbedError, is_on_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,15 @@ class Custom:
     sizes: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))
     name: str | None = None
 
+    epochs = minibatches = 1
+    experience = OnPolicy(unroll=1, batch=1)
+
     def init(self): ...
+    def actor_state(self): ...
     def act(self): ...
     def prepare(self): ...
     def gradients(self): ...
+    def apply(self): ...
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def test_a_run_is_not_resumed_while_the_helper_of_a_killed_one_writes(run_folder
         helper.resume()
 
     with stopped(helper):
-        with pytest.raises(SeedbedError, match="still writes a checkpoint .*checkpoint_writer"):
+        with pytest.raises(SeedbedError, match="still writes a checkpoint .*checkpoint_helper"):
             RunFolder.resume(run_folder, told.append)
         assert len(told) == 1 and told[0].startswith("waiting until")
         assert list_steps(run_folder / "checkpoints") == [1] and helper.is_running()

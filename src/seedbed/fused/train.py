@@ -205,7 +205,7 @@ class FinishedEvaluation(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """True."""
+        """Whether it has ended: always true."""
         return True
 
     def wait(self, give_up: Callable[[], bool]) -> None:
