@@ -73,6 +73,10 @@ class Evaluation:
         """Returns messages about the actor's death or silence, each once. Call from one thread at a time."""
         return self._pool.take_notices() if self._pool else []
 
+    def cancel(self) -> None:
+        """Asks the evaluation to end without a score; does not wait. Any thread may call this."""
+        self._cancel.set()
+
     def wait(self, give_up: Callable[[], bool]) -> None:
         """Waits for the end of the evaluation; cancels it if `give_up` returns True.
 
@@ -80,7 +84,7 @@ class Evaluation:
         """
         while not self.done:
             if give_up():
-                self._cancel.set()
+                self.cancel()
             self._thread.join(0.2)
 
 

@@ -131,8 +131,15 @@ class CentralRun:
 
     def take_notices(self) -> list[str]:
         """Returns messages of actors, replay and evaluations, each once."""
-        parts = (self._setup.pool, self._setup.feed, *self._evaluations)
-        return [notice for part in parts for notice in part.take_notices()]
+        return [
+            *self._setup.pool.take_notices(),
+            *self._setup.feed.take_notices(),
+            *(
+                f"evaluation: {notice}"
+                for each in self._evaluations
+                for notice in each.take_notices()
+            ),
+        ]
 
     def pids(self) -> list[int]:
         """Returns the process ids of the actors of training and evaluation."""

@@ -208,8 +208,11 @@ class FinishedEvaluation(NamedTuple):
         """Whether it has ended: always true."""
         return True
 
+    def cancel(self) -> None:
+        """Does nothing: it is over."""
+
     def wait(self, give_up: Callable[[], bool]) -> None:
-        """Does nothing."""
+        """Does nothing: it is over."""
 
 
 class FusedMeter:

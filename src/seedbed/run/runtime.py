@@ -31,13 +31,40 @@ class View(Protocol):
 class SessionOptions(Protocol):
     """The options of a run that the session follows; `run/options.py` explains them to users."""
 
-    steps: int
-    seed: int
-    evaluate_every: int
-    evaluate_episodes: int
-    checkpoint_every_s: float
-    keep_checkpoints: int
-    log_every_s: float
+    @property
+    def steps(self) -> int:
+        """Transitions to train for."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        ...
+
+    @property
+    def evaluate_every(self) -> int:
+        """Transitions between evaluations; 0 means only the one at the end."""
+        ...
+
+    @property
+    def evaluate_episodes(self) -> int:
+        """Episodes in an evaluation."""
+        ...
+
+    @property
+    def checkpoint_every_s(self) -> float:
+        """Seconds between checkpoints."""
+        ...
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """Checkpoints to keep besides the best one."""
+        ...
+
+    @property
+    def log_every_s(self) -> float:
+        """Seconds between lines of metrics."""
+        ...
 
 
 class Start(NamedTuple):
@@ -92,6 +119,10 @@ class Evaluation(Protocol):
     @property
     def failure(self) -> Exception | None:
         """The exception that ended it, if any. Read it when `done` is true."""
+        ...
+
+    def cancel(self) -> None:
+        """Asks it to end soon, without a score; does not wait."""
         ...
 
     def wait(self, give_up: Callable[[], bool]) -> None:

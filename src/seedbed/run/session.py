@@ -40,7 +40,8 @@ class Session:
         # What the next snapshot is wanted for: "save", "evaluate".
         self._wanted: set[str] = set()
         self._evaluation: Evaluation | None = None
-        self._evaluating: Snapshot | None = None  # the snapshot of the newest evaluation
+        self._evaluating: Snapshot | None = None  # the snapshot that is being evaluated
+        self._newest: Snapshot | None = None  # that of the newest checkpoint, without its arrays
         self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
 
     def __enter__(self) -> Session:
@@ -53,6 +54,11 @@ class Session:
         failure: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._evaluation is not None:
+            # The run has failed or was given up while an evaluation went on.
+            self._evaluation.cancel()
+            if failure is None or isinstance(failure, Exception):
+                self._evaluation.wait(lambda: True)
         self._stack.__exit__(kind, failure, trace)
 
     def interrupted(self) -> bool:
@@ -102,7 +108,9 @@ class Session:
             failure = error
         finally:
             runtime.stop()
-        failure = runtime.join() or failure
+        # The threads must have ended in any case.
+        ended = runtime.join()
+        failure = failure or ended
         self._tell_notices()
         if failure is not None:
             with _after(failure, self.view):
@@ -125,7 +133,9 @@ class Session:
         # The first checkpoint is made at once, so that there is always one to resume from.
         self._want("save")
         self._serve_snapshot()
-        while not self.interrupted() and runtime.advance():
+        while runtime.advance():
+            if self.interrupted():
+                break
             if log.due():
                 self._log.write(self._line(self._log_line))
             if show.due():
@@ -143,6 +153,9 @@ class Session:
 
     def _finish(self) -> dict[str, Any]:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
+        # The line of a run that is stopped comes before its checkpoint, so that the wall time of the resumed
+        # run's lines goes on behind it.
+        metrics = self._line(self._log_line) if self.interrupted() else {}
         last = self._save_last()
         self._end_evaluation(self.interrupted)
         failure: Exception | None = None
@@ -150,7 +163,7 @@ class Session:
             self.view.message(f"trained; evaluating {self._options.evaluate_episodes} episodes")
             self._begin_evaluation(last)
             failure = self._end_evaluation(self.interrupted)
-        metrics = self._line(self._log_line)
+        metrics = metrics or self._line(self._log_line)
         self._log.write(metrics)
         self.view.update(metrics)
         self._writer.wait()
@@ -210,8 +223,10 @@ class Session:
         snapshot = self._runtime.last_snapshot()
         if snapshot is None:
             return None
+        begun = time.monotonic()
         snapshot = self._save(snapshot)
         self._writer.wait()
+        self._leave_out(time.monotonic() - begun)
         return snapshot
 
     def _save(self, snapshot: Snapshot, score: Score | None = None) -> Snapshot:
@@ -228,7 +243,7 @@ class Session:
             raise
         self._tell_notices()
         self._write(saved, score)
-        self._newest = saved
+        self._newest = saved._replace(arrays=())
         return saved
 
     def _settle(self) -> None:
@@ -252,9 +267,12 @@ class Session:
         seed, begun = derived_seed(self._options.seed, snapshot.step), time.monotonic()
         self._evaluating = snapshot
         self._evaluation = self._runtime.evaluate(snapshot, seed, self.interrupted)
-        # Rates and shares do not count the time in which an evaluation keeps training waiting.
+        self._leave_out(time.monotonic() - begun)
+
+    def _leave_out(self, seconds: float) -> None:
+        """Makes rates and shares not count seconds in which training had to wait for the session."""
         for interval in (self._log_line, self._view_line):
-            interval.leave_out(time.monotonic() - begun)
+            interval.leave_out(seconds)
 
     def _end_evaluation(self, give_up: Callable[[], bool]) -> Exception | None:
         """Waits for the evaluation, if there is one, and reports it; returns its failure.
@@ -272,23 +290,25 @@ class Session:
         """Reports the evaluation if it has ended, and adds its score to its checkpoint."""
         if self._evaluation is None or not self._evaluation.done:
             return
-        score, snapshot = self._report_evaluation(), self._evaluating
-        if score is None or snapshot is None:
+        snapshot, newest = self._evaluating, self._newest
+        score = self._report_evaluation()
+        if score is None or snapshot is None or newest is None:
             return
         # The arrays are written already, so this adds the score only. No score is added if learning has gone
         # on at the same step: the newer checkpoint has other arrays under that name.
-        if snapshot is self._newest:
+        if snapshot.metadata is newest.metadata:
             # A run that resumes from this checkpoint has also spent the time of this evaluation.
             start = snapshot.metadata["start"] | {"wall_s": self._wall_s()}
             self._write(snapshot._replace(metadata=snapshot.metadata | {"start": start}), score)
-        elif snapshot.step < self._newest.step:
+        elif snapshot.step < newest.step:
             self._write(snapshot, score)
 
     def _report_evaluation(self) -> Score | None:
         """Shows what came of an evaluation that has ended, and returns its score, if there is one."""
         evaluation, snapshot = self._evaluation, self._evaluating
         assert evaluation is not None and snapshot is not None, "an evaluation has begun"
-        self._evaluation = None
+        # The snapshot's arrays are not kept longer than they are needed.
+        self._evaluation, self._evaluating = None, None
         if evaluation.failure is not None:
             # The figures of an earlier evaluation would look like those of this one.
             self._evaluated = {}
