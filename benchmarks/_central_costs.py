@@ -21,27 +21,29 @@ import jax
 import numpy as np
 
 from seedbed import resolve
+from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
-from seedbed.central.inference import Acted, Inference, Unroll
-from seedbed.central.learner import Learner
-from seedbed.central.loops import LearnerLoop
+from seedbed.actors.process import Launcher
+from seedbed.central.inference import ActOutput, Inference, act_output
+from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.replaying import ReplayFeed
+from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.replay.host.layout import CHUNK
-from seedbed.replay.host.replay import Replay as HostReplay
+from seedbed.replay.host.replay import HostReplay
 from seedbed.run.folder import RunFolder
 from seedbed.run.memory import set_up_malloc
-from seedbed.run.options import CentralConfig
-from seedbed.run.stacking import stacked_spec
+from seedbed.run.options import GROUPS, CentralConfig
+from seedbed.run.stacking import FrameTrajectory, stacked_spec
 from seedbed.types import (
     Agent,
     Discrete,
     HostEnv,
-    OnPolicy,
     Timestep,
     Tree,
     bind,
     is_on_device,
     learns_from_replay,
+    on_policy,
 )
 
 FRAMES = 1000  # of each environment, that are played over and over
@@ -98,11 +100,12 @@ class RandomPlay:
         return self.steps[(step + APART * group) % FRAMES]
 
 
-class RepeatedFeed:
-    """A feed that gives the same batch again and again, and reads the clocks before each."""
+class RepeatedSource:
+    """A source that gives the same batch again and again, and reads the clocks before each."""
 
-    def __init__(self, unrolls: list[Unroll]) -> None:
-        self._unrolls, self._read = unrolls, []
+    def __init__(self, parts: list[FrameTrajectory]) -> None:
+        self.loops: dict[str, Any] = {}
+        self._parts, self._read = parts, []
         self.env_steps, self.steps = 0, 1
         self.priorities: Tree = ()
 
@@ -110,15 +113,24 @@ class RepeatedFeed:
         """Returns the median cost of an update, but for the first: it compiles."""
         return np.median(np.diff(self._read[1:], axis=0), axis=0)
 
-    def take(self) -> list[Unroll]:
+    def take(self) -> list[FrameTrajectory]:
         self._read.append(clocks())
-        return self._unrolls if len(self._read) < LEARNING + 2 else []
+        return self._parts if len(self._read) < LEARNING + 2 else []
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         del transitions, metrics
         self.priorities = priorities
 
+    def save(self, step: int, settle: Callable[[], None]) -> None:
+        pass
+
+    def restore(self, step: int) -> str:
+        return ""
+
     def metrics(self) -> dict[str, Any]:
+        return {}
+
+    def seconds(self) -> dict[str, float]:
         return {}
 
     def take_notices(self) -> list[str]:
@@ -141,33 +153,52 @@ class Actor:
         )
         self.inference.publish(agent.init(key).params, 0)
         self.inference.compile(spec)
+        self._sink: UnrollSink | None = None
+        if (experience := on_policy(agent)) is not None:
+            # A queue that never blocks, whose batch is what an update takes.
+            self.queue = UnrollQueue(10**9, experience.batch // pool.group_size, 10**9, 0, 10**9)
+            output = act_output(agent, spec, frame_stack, pool.group_size)
+            self._sink = UnrollSink(
+                self.queue, experience, spec, frame_stack, output, pool.num_groups
+            )
 
-    def act(self, groups: int) -> tuple[Acted, list[Unroll]]:
-        """Acts once for the first groups; returns numpy `[k, n, ...]`, and unrolls that were completed."""
+    def act(self, groups: int) -> tuple[Timestep, ActOutput]:
+        """Acts once for the first groups, and keeps the steps in unrolls if the agent learns from those.
+
+        Returns numpy leaves `[k, n, ...]`.
+        """
         rows = [self._played.at(self._calls, group) for group in range(groups)]
-        taken = [self.inference.arrive(group, row) for group, row in enumerate(rows)]
         timestep = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-        acted = self.inference.act(timestep, list(range(groups)))
+        output = jax.tree.map(np.asarray, self.inference.act(timestep, list(range(groups))))
         self._calls += 1
-        return jax.tree.map(np.asarray, acted), [unroll for unroll in taken if unroll is not None]
+        if self._sink is not None:
+            for group, row in enumerate(rows):
+                self._sink.arrive(group, 0, row)
+            self._sink.add(range(groups), [0] * groups, timestep, output)
+            self._sink.flush()
+            self._sink.renew(range(groups))
+        return timestep, output
 
-    def unrolls(self, count: int) -> list[Unroll]:
-        """Acts until there are so many."""
-        found: list[Unroll] = []
-        while len(found) < count:
-            found += self.act(self.inference.num_groups)[1]
-        return found[:count]
+    def unrolls(self, count: int) -> list[FrameTrajectory]:
+        """Acts until there are so many of those that wait in the queue, and takes a batch."""
+        while len(self.queue._items) < count:
+            self.act(self.inference.num_groups)
+        return self.queue.take()
 
 
-def fill(feed: ReplayFeed, pool: ActorPool, played: RandomPlay, acted: Acted, batch: int) -> Tree:
+def fill(
+    feed: ReplayFeed, pool: ActorPool, played: RandomPlay, output: ActOutput, batch: int
+) -> Tree:
     """Appends and seals in turns until a batch can be drawn; returns the cost of each, of an env step."""
-    rows = [jax.tree.map(lambda leaf, at=g: leaf[at], acted) for g in range(pool.num_groups)]
+    groups = range(pool.num_groups)
     spent: list[np.ndarray] = []
     while not feed.replay.can_sample(batch):
-        start, step = clocks(), CHUNK * len(spent)
-        for later in range(CHUNK):
-            for group, row in enumerate(rows):
-                feed.append(group, played.at(step + later, group), row)
+        step = CHUNK * len(spent)
+        every = [[played.at(step + later, group) for group in groups] for later in range(CHUNK)]
+        timesteps = [jax.tree.map(lambda *leaves: np.stack(leaves), *steps) for steps in every]
+        start = clocks()
+        for timestep in timesteps:
+            feed.add(groups, [0] * len(groups), timestep, output)
         appended = clocks()
         feed.replay.seal_pending()
         spent.append(np.array([appended - start, clocks() - appended]))
@@ -177,22 +208,25 @@ def fill(feed: ReplayFeed, pool: ActorPool, played: RandomPlay, acted: Acted, ba
     return np.mean(spent[WARM:], axis=0) / (CHUNK * pool.num_envs)
 
 
-def drawn(feed: ReplayFeed) -> list[Unroll]:
+def drawn(feed: ReplayFeed) -> list[FrameTrajectory]:
     """Lets the feed's own thread draw a batch, which is not given back."""
     stop = threading.Event()
     thread = threading.Thread(target=feed.run, args=(stop,))
     thread.start()
-    unrolls = feed.take()
+    parts = feed.take()
     stop.set()
     thread.join()
-    return unrolls
+    return parts
 
 
-def learning_cost(agent: Agent, actor: Actor, frame_stack: int, again: RepeatedFeed) -> np.ndarray:
+def learning_cost(
+    agent: Agent, actor: Actor, frame_stack: int, again: RepeatedSource
+) -> np.ndarray:
     """Returns what an update costs in the run's own loop, from taking a batch to publishing parameters."""
-    learner = Learner(agent, frame_stack, [actor.inference.device], jax.random.key(1))
-    state = agent.init(jax.random.key(0))
-    LearnerLoop(learner, state, [actor.inference], again).run(threading.Event())
+    devices = [actor.inference.device]
+    updater = LocalUpdater(agent, agent.init(jax.random.key(0)), devices)
+    learner = Learner(agent, frame_stack, devices, jax.random.key(1), updater)
+    LearnerLoop(learner, [actor.inference], again).run(threading.Event())
     return again.cost()
 
 
@@ -212,8 +246,9 @@ def updates_per_step(agent: Agent) -> float:
     """Returns the batches that are learned from for each env step."""
     if learns_from_replay(agent):
         return agent.experience.ratio / (agent.experience.period * agent.experience.batch)
-    assert isinstance(agent.experience, OnPolicy)
-    return 1.0 / (agent.experience.unroll * agent.experience.batch)
+    experience = on_policy(agent)
+    assert experience is not None
+    return 1.0 / (experience.unroll * experience.batch)
 
 
 def measure(run: Path, groups: int, folder: Path) -> Costs:
@@ -222,9 +257,9 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
     env, central = config.env, config.runtime
     assert isinstance(central, CentralConfig) and not is_on_device(env)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does
-    with ActorPool(
-        env, actors=central.actors, envs_per_actor=central.envs_per_actor, seed=0
-    ) as pool:
+    per_group = central.envs_per_actor // GROUPS
+    launcher = Launcher(env=env, envs_per_group=per_group, groups=GROUPS, seed=0)
+    with local_pool(launcher, actors=central.actors) as pool:
         pool.wait_spec(lambda: False)
         agent = bind(config.agent, stacked_spec(pool.spec, env.frame_stack))
         host = env.make(pool.group_size, 0)
@@ -236,13 +271,13 @@ def measure(run: Path, groups: int, folder: Path) -> Costs:
         parts = {"environment": played.cost, "inference": acting}
         updates = updates_per_step(agent)
         if not learns_from_replay(agent):
-            again = RepeatedFeed(actor.unrolls(agent.experience.batch // pool.group_size))
+            again = RepeatedSource(actor.unrolls(agent.experience.batch // pool.group_size))
             parts["learning"] = updates * learning_cost(agent, actor, env.frame_stack, again)
             return Costs(parts, updates)
         feed = ReplayFeed(agent, pool, env.frame_stack, central, RunFolder(folder), 0)
-        acted, _ = actor.act(pool.num_groups)
-        filled = fill(feed, pool, played, acted, agent.experience.batch)
-        again = RepeatedFeed(drawn(feed))
+        _, output = actor.act(pool.num_groups)
+        filled = fill(feed, pool, played, output, agent.experience.batch)
+        again = RepeatedSource(drawn(feed))
         learning = learning_cost(agent, actor, env.frame_stack, again)
         drawing = drawing_cost(feed.replay, agent.experience.batch, again.priorities)
         parts |= {"appending": filled[0], "sealing": filled[1]}

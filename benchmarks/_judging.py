@@ -14,13 +14,13 @@ EPISODES = 40
 
 
 def play(run: Path, env: str | None) -> dict[str, float]:
-    """Evaluates a run, in Gymnasium's task or in its own; `env_steps` is of the checkpoint that played."""
+    """Evaluates a run's newest checkpoint, in Gymnasium's task or in its own."""
     command = [sys.executable, "-m", "seedbed", "evaluate", str(run)]
-    command += ["--episodes", str(EPISODES), "--json", *(["--env", env] if env else [])]
+    command += ["--episodes", str(EPISODES), "--newest", "--json", *(["--env", env] if env else [])]
     result = output(command)
     found = {name: result[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")}
     found["standard_error"] = found["std"] / math.sqrt(result["episodes"])
-    return found | {"episodes": result["episodes"], "env_steps": result["env_steps"]}
+    return found | {"episodes": result["episodes"]}
 
 
 def gap(theirs: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
@@ -32,14 +32,6 @@ def gap(theirs: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
         "gap_percent": 100.0 * apart / max(largest, 1e-9),
         "gap_standard_errors": apart / max(error, 1e-9),
     }
-
-
-def judged(step: int, lines: list[dict[str, Any]]) -> str:
-    """Says which checkpoint played, by its step and the run's metrics."""
-    name = "evaluation/env_steps"
-    evaluations = len({line[name] for line in lines if name in line})
-    which = "newest" if step == lines[-1]["env_steps"] else f"step {step:,}"
-    return f"{which}; best of {evaluations} evaluations" if evaluations > 1 else which
 
 
 def physics(run: Path) -> str:

@@ -20,10 +20,12 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 
-from seedbed.actors.pool import ActorPool
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import Launcher
 from seedbed.envs.host.atari import FRAME_SKIP, SIZE, AtariEnv
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.metrics import processes_rss
+from seedbed.run.options import GROUPS
 from seedbed.types import HostEnvConfig
 
 RESULT = Path(__file__).parent / "results" / "data_plane.json"
@@ -64,7 +66,8 @@ class Still(gymnasium.Env):
 def echo(env: HostEnvConfig, actors: int, envs_per_actor: int, seconds: float) -> dict[str, float]:
     """Steps a pool with random actions for a while."""
     rng = np.random.default_rng(0)
-    with ActorPool(env, actors=actors, envs_per_actor=envs_per_actor, seed=0) as pool:
+    launcher = Launcher(env=env, envs_per_group=envs_per_actor // GROUPS, groups=GROUPS, seed=0)
+    with local_pool(launcher, actors=actors) as pool:
         assert pool.spec
         size = pool.group_size
         staging = np.zeros((size, SIZE, SIZE), np.uint8)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import learning
-from _judging import EPISODES, apart, gap, judged, physics, play, returned
+from _judging import EPISODES, apart, gap, physics, play, returned
 from _peers import PEERS, gradients, gymnasium_id, peer_commands
 from _training import CommandError, empty_caches, first_step, output, run_training
 from central import cpu_name, read_lines, split_overrides
@@ -122,12 +122,11 @@ def learn(preset: str, args: argparse.Namespace, folder: Path) -> None:
         theirs, ours = play(run, task), play(run, None)
         curves[seed] = read_lines(run / "metrics.jsonl")
         row = {"seed": seed, "command": " ".join(command), **took, **gap(theirs, ours)}
-        row["judged"] = judged(int(theirs["env_steps"]), curves[seed])
         runs.append(row | {"gymnasium": theirs, "ours": ours})
         print(
-            f"  seed {seed}: {task} {returned(theirs)}, ours {returned(ours)} ({apart(row)} apart; "
-            f"{row['judged']} checkpoint) after {took['wall_s']:.1f} s (last step "
-            f"{took['last_step_s']:.1f} s), {took['cpu_s']:.0f} CPU s, {took['peak_mb']:.0f} MB, "
+            f"  seed {seed}: {task} {returned(theirs)}, ours {returned(ours)} ({apart(row)} apart) "
+            f"after {took['wall_s']:.1f} s (last step {took['last_step_s']:.1f} s), "
+            f"{took['cpu_s']:.0f} CPU s, {took['peak_mb']:.0f} MB, "
             f"{took['env_steps_per_s']:,.0f} env steps/s",
             flush=True,
         )
@@ -149,30 +148,30 @@ def draw(
     target, found = TARGETS[preset].score, summary(runs)
     rows = [
         f"| {run['seed']} | {returned(run['gymnasium'])} | {run['gymnasium']['min']:,.0f} | "
-        f"{returned(run['ours'])} | {apart(run)} | {run['judged']} | {run['wall_s']:.1f} s | "
+        f"{returned(run['ours'])} | {apart(run)} | {run['wall_s']:.1f} s | "
         f"{run['env_steps']:,} | {run['env_steps_per_s']:,.0f} |"
         for run in runs
     ]
     rows.append(
-        f"| median | {found['gymnasium']:,.1f} | | {found['ours']:,.1f} | {found['gap_percent']:.1f} % | | "
+        f"| median | {found['gymnasium']:,.1f} | | {found['ours']:,.1f} | {found['gap_percent']:.1f} % | "
         f"{found['wall_s']:.1f} s | | {found['env_steps_per_s']:,.0f} |"
     )
     rows.append(
         f"| worst | {found['worst_gymnasium']:,.1f} | | {found['worst_ours']:,.1f} | "
-        f"{found['worst_gap_percent']:.1f} % | | {max(run['wall_s'] for run in runs):.1f} s | | |"
+        f"{found['worst_gap_percent']:.1f} % | {max(run['wall_s'] for run in runs):.1f} s | | |"
     )
     head = (
-        "| seed | return in Gymnasium's task | its worst episode | return in ours | gap | checkpoint | "
+        "| seed | return in Gymnasium's task | its worst episode | return in ours | gap | "
         "wall-clock | env steps | env steps/s |"
     )
     remark = (
-        f"Returns are means of {EPISODES} episodes after training ± their standard error, without noise; the "
-        "curve is of training, with it. A gap is in % of the larger mean, and in standard errors of the "
-        f"difference. {integrators} Wall-clock is the whole command, from a warm cache, with its own "
-        "evaluation at the end."
+        f"Returns are means of {EPISODES} episodes with the newest checkpoint ± their standard error, "
+        "without noise; the curve is of training, with it. A gap is in % of the larger mean, and in standard "
+        f"errors of the difference. {integrators} Wall-clock is the whole command, from a warm cache, with "
+        "its own evaluation at the end."
     )
     page = learning.Page(
-        [head, "|---" * 9 + "|", *rows], remark, [run["command"] for run in runs], stamp()["commit"]
+        [head, "|---" * 8 + "|", *rows], remark, [run["command"] for run in runs], stamp()["commit"]
     )
     learning.write(preset.replace("/", "-"), curves, target, page)
 

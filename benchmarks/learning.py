@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _judging import EPISODES, judged
+from _judging import EPISODES
 from _training import CommandError, output, started
 from central import cpu_name, read_lines, split_overrides
 
@@ -58,7 +58,8 @@ def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]
     played = run / "played.json"
     if not played.exists():
         train(command, run, args.target if args.until_target else math.inf)
-        play = ["-m", "seedbed", "evaluate", str(run), "--episodes", str(EPISODES), "--json"]
+        play = ["-m", "seedbed", "evaluate", str(run), "--newest", "--json"]
+        play += ["--episodes", str(EPISODES)]
         played.write_text(json.dumps(output([sys.executable, *play])))
     return RunResult(
         " ".join(command), read_lines(run / "metrics.jsonl"), json.loads(played.read_text())
@@ -129,8 +130,7 @@ REMARK = (
     "are included. Returns are raw scores of whole games."
 )
 PLAYED = (
-    f" The evaluation is {EPISODES} games, mean ± standard deviation, of the checkpoint that did best in the "
-    "run's own evaluations, or else the newest."
+    f" The evaluation is {EPISODES} games with the newest checkpoint, mean ± standard deviation."
 )
 STOPPED = (
     " Each run was stopped, as by Ctrl-C, when its mean training return had reached the target."
@@ -192,13 +192,13 @@ def table(runs: dict[int, RunResult], target: float) -> list[str]:
         rows.append(
             f"| {seed} | {reached(lines, target)} | {last['episode_return_mean']:.2f} | "
             f"{played['episode_return_mean']:.2f} ± {played['episode_return_std']:.2f} | "
-            f"{played['episode_return_min']:.0f} | {judged(played['env_steps'], lines)} | "
+            f"{played['episode_return_min']:.0f} | "
             f"{minutes(last['wall_s'])} | {last['frames'] / last['wall_s']:,.0f} |"
         )
     return [
         f"| seed | mean return (last 100) >= {target:g} | at the end | evaluation | its worst game | "
-        "checkpoint | wall-clock | frames/s |",
-        "|---" * 8 + "|",
+        "wall-clock | frames/s |",
+        "|---" * 7 + "|",
         *rows,
     ]
 

@@ -37,9 +37,7 @@ class Reinforce:
     learning_rate: float = 3e-3
     epochs = minibatches = 1  # without a type: no options, the gradient is of the policy that acted
 
-    @property
-    def experience(self):
-        return OnPolicy(self.unroll, self.batch, synchronous=True)
+    experience = property(lambda self: OnPolicy(self.unroll, self.batch, synchronous=True))
 
     def init(self, key):
         params = Network(self.spec.action.n).init(key, jnp.zeros(self.spec.observation.shape))
@@ -58,7 +56,7 @@ class Reinforce:
         steps, masks = trajectory.timesteps, trajectory_masks(trajectory.timesteps, self.gamma, 1.0)
         _, values = Network(self.spec.action.n).apply(state.params, steps.observation)
         rewards = (1 - self.gamma) * steps.reward[1:]  # returns are then as large as rewards were
-        monte_carlo = jax.vmap(returns.lambda_returns, in_axes=1, out_axes=1)
+        monte_carlo = jax.vmap(returns.lambda_returns, 1, 1)
         targets = monte_carlo(values[1:], rewards, masks.discount, masks.trace)
         return steps.observation[:-1], trajectory.action, targets, values[:-1], masks.valid
 
@@ -72,8 +70,11 @@ class Reinforce:
         loss = losses.masked_mean(policy_rows + losses.value_losses(values, targets), valid)
         return loss, Output({"loss/total": loss}, weight=valid.sum(dtype=jnp.float32))
 
+    def clip_gradient(self, grads):
+        return grads
+
     def apply(self, state, grads, output):
         changes, moments = optax.scale_by_adam().update(grads, state.optimizer_state)
         rate = self.learning_rate * (1 - state.progress)
-        params = jax.tree.map(lambda x, change: x - rate * change, state.params, changes)
+        params = optax.tree.add_scale(state.params, -rate, changes)
         return state._replace(params=params, optimizer_state=moments, updates=state.updates + 1)

@@ -70,6 +70,9 @@ class CountingAgent:
             value = jnp.where(state.updates >= self.poison_after, jnp.nan, value)
         return grads, Output({"loss/total": value}, weight)
 
+    def clip_gradient(self, grads):
+        return grads
+
     def apply(self, state, grads, output):
         params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, grads)
         seen = state.optimizer_state["seen"] + output.weight

@@ -67,7 +67,9 @@ class CountingEnvironment(gymnasium.Env):
         return np.array([self._env, self._episode, self._step, action], np.int32)
 
     def _break(self, observation: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
-        if self._fault == "raise":
+        if self._fault == "print and raise":
+            print("last words", flush=True)
+        if self._fault.endswith("raise"):
             raise RuntimeError("the counter broke")
         if self._fault == "exit":
             print("last words of the counter", flush=True)

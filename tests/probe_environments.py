@@ -219,6 +219,6 @@ def learn(agent, state, trajectory, update):
             rows = order[i * size : (i + 1) * size]
             part = jax.tree.map(lambda x, rows=rows: x[:, rows], batch)
             grads, output = agent.gradients(state, part, jax.random.fold_in(key, i))
-            state = agent.apply(state, grads, output)
+            state = agent.apply(state, agent.clip_gradient(grads), output)
             metrics = output.metrics
     return state, metrics

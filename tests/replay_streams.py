@@ -11,7 +11,7 @@ import numpy as np
 from seedbed import trees, types
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import Replay, Sample
+from seedbed.replay.host.replay import HostReplay, Sample
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
 IMAGE = (32, 32)
@@ -92,7 +92,7 @@ def row_of(env, episode, step, longest) -> tuple[Timestep, np.ndarray, dict, tup
     return timestep, (code % 997).astype(np.int32), {"q": np.stack([code, -code], -1)}, core
 
 
-def read_all(replay: Replay) -> tuple[Sample, np.ndarray]:
+def read_all(replay: HostReplay) -> tuple[Sample, np.ndarray]:
     """Returns all items, oldest first, and their weights."""
     items, storage = replay._storage.items, replay._storage
     live = np.flatnonzero(items.tree.weights > 0)
@@ -106,7 +106,7 @@ def read_all(replay: Replay) -> tuple[Sample, np.ndarray]:
     return out, items.tree.weights[live].copy()
 
 
-def require_whole(replay: Replay, sample: Sample, longest: int) -> None:
+def require_whole(replay: HostReplay, sample: Sample, longest: int) -> None:
     """Asserts that each item without `cross_episodes` is what `types.Replay` says, row for row."""
     keeps, context = replay.layout.experience, replay.layout.context
     where = sample.timesteps.observation["where"][context]  # [B, 3], where the learned part begins
@@ -143,7 +143,7 @@ def require_whole(replay: Replay, sample: Sample, longest: int) -> None:
 class Recorder:
     """Feeds a replay and lists the items that it should hold, slowly."""
 
-    replay: Replay
+    replay: HostReplay
     longest: int
 
     def __post_init__(self) -> None:

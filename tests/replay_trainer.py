@@ -124,4 +124,4 @@ def initial_priorities(agent: Any, timesteps: Timestep, extras: Any) -> Any:
 def learn(agent: Any, state: Any, trajectory: Trajectory) -> Any:
     key = jax.random.key(0)
     grads, output = agent.gradients(state, agent.prepare(state, trajectory, key), key)
-    return agent.apply(state, grads, output), output
+    return agent.apply(state, agent.clip_gradient(grads), output), output

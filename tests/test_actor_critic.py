@@ -44,7 +44,9 @@ def gradient(agent, state, trajectory):
     return agent.gradients(state, agent.prepare(state, trajectory, KEY), KEY)
 
 
-apply = jax.jit(lambda agent, *rest: agent.apply(*rest), static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
+def apply(agent, state, grads, output):
+    return agent.apply(state, agent.clip_gradient(grads), output)
 
 
 def trajectory_of(agent, seed=0, mean=0.0):

@@ -20,18 +20,18 @@ import pytest
 
 import counting_environment as counting
 from counting_agent import CountingAgent
-from seedbed.actors.pool import ActorPool
-from seedbed.actors.process import ActorProcess
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import ActorProcess, Launcher
 from seedbed.central import train as central
+from seedbed.central.acting import InferenceLoop
 from seedbed.central.evaluation import Evaluation
-from seedbed.central.inference import Inference, Published, batch_sizes
-from seedbed.central.loops import InferenceLoop, UnrollQueue
-from seedbed.central.shards import Shard
+from seedbed.central.inference import Inference, PublishedParams, act_output, batch_sizes
+from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.folder import RunFolder
-from seedbed.run.metrics import EpisodeStatistics
+from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import CentralConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError, bind
@@ -112,7 +112,7 @@ class Accelerator(Inference):
         self.sizes = batch_sizes(self.num_groups, "gpu")
 
     def publish(self, params, version):
-        self._published = Published(jax.device_put(params, self._cpu), version)
+        self._published = PublishedParams(jax.device_put(params, self._cpu), version)
 
 
 class Plane:
@@ -124,7 +124,8 @@ class Plane:
     UNROLL = 6
 
     def __init__(self, actors, synchronous=0, kind=Inference, devices=2, deadline_s=0.0, **options):
-        self.pool = ActorPool(counting_env(**options), actors=actors, envs_per_actor=4, seed=0)
+        launcher = Launcher(env=counting_env(**options), envs_per_group=2, groups=2, seed=0)
+        self.pool = local_pool(launcher, actors=actors)
         spec = self.pool.spec
         batch = synchronous * self.pool.num_envs or self.pool.group_size
         agent = CountingAgent(
@@ -144,8 +145,11 @@ class Plane:
             inference.publish(params, 0)
             inference.compile(spec)
         self.queue = UnrollQueue(4 * self.per_batch, self.per_batch, 0, 0, 10**9)
-        episodes = EpisodeStatistics(self.pool.num_groups, self.pool.group_size)
-        self.loop = InferenceLoop(self.pool, self.inferences, self.queue, episodes, deadline_s)
+        size, groups = self.pool.group_size, self.pool.num_groups
+        output = act_output(self.agent, spec, 1, size)
+        sink = UnrollSink(self.queue, self.agent.experience, spec, 1, output, groups)
+        episodes = EpisodeStatistics(groups, size)
+        self.loop = InferenceLoop(self.pool, self.inferences, sink, episodes, deadline_s)
         self.stop = threading.Event()
         self.failures = []
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -243,7 +247,9 @@ def test_an_accelerator_pads_and_has_two_calls_in_flight(monkeypatch):
         return act(self, timestep, groups)
 
     monkeypatch.setattr(Accelerator, "act", noted)
-    with Plane(actors=3, kind=Accelerator, devices=1, deadline_s=0.5e-3) as plane:
+    # The thread that `with` starts uses `plane` at once.
+    plane = Plane(actors=3, kind=Accelerator, devices=1, deadline_s=0.5e-3)
+    with plane:
         plane.consume(100)
         deadline = time.monotonic() + 60
         while (max(padded) == 0 or max(in_flight) == 0) and time.monotonic() < deadline:
@@ -253,7 +259,7 @@ def test_an_accelerator_pads_and_has_two_calls_in_flight(monkeypatch):
 
 
 def test_killed_actors_lose_their_own_half_unroll_and_nothing_else(monkeypatch):
-    died, just_completed, arrive, release = {}, {}, Shard.arrive, ActorProcess.release
+    died, just_completed, close, release = {}, {}, UnrollSink._close, ActorProcess.release
 
     def noted_release(process):
         for slot in process.slots:
@@ -262,20 +268,21 @@ def test_killed_actors_lose_their_own_half_unroll_and_nothing_else(monkeypatch):
             )
         release(process)
 
-    def arrive_and_kill(shard, group, slot):
-        """Kills an actor at the moment in which it has completed an unroll."""
-        unroll = arrive(shard, group, slot)
-        if unroll is not None and kill.is_set():
+    def close_and_kill(sink, group, timestep):
+        """Kills an actor at the moment in which it has completed an unroll that counts."""
+        complete = len(sink._complete)
+        close(sink, group, timestep)
+        if len(sink._complete) > complete and kill.is_set():
             kill.clear()
-            numbers = slot.timestep.observation[:, counting.ENV].tolist()
-            just_completed.update(dict.fromkeys(numbers, slot.step))
+            numbers = timestep.observation[:, counting.ENV].tolist()
+            step = plane.pool.slots[group].step
+            just_completed.update(dict.fromkeys(numbers, step))
             victim = psutil.Process(plane.pool.pids()[group // 2])
             victim.kill()
             victim.wait(60)
-        return unroll
 
     monkeypatch.setattr(ActorProcess, "release", noted_release)
-    monkeypatch.setattr(Shard, "arrive", arrive_and_kill)
+    monkeypatch.setattr(UnrollSink, "_close", close_and_kill)
     rng, kill = random.Random(1), threading.Event()
     with Plane(actors=3, sleep_s=0.0003) as plane:
         plane.consume(60)
@@ -534,9 +541,9 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._learner, name)
 
-    def update(self, state, batch, progress):
+    def update(self, batch, progress):
         time.sleep(1.0)
-        return self._learner.update(state, batch, progress)
+        return self._learner.update(batch, progress)
 
 
 def test_a_signal_saves_whatever_is_slow(run_folder, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingAgent
-from seedbed.central.inference import Acted
+from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
 from seedbed.run.checkpoint import CheckpointWriter
@@ -24,6 +24,7 @@ from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
 from seedbed.types import (
+    ActorState,
     ArraySpec,
     Discrete,
     EnvSpec,
@@ -113,14 +114,14 @@ def taken(monkeypatch):
     found, take = [], ReplayFeed.take
 
     def checked(self):
-        unrolls = take(self)
-        for unroll in unrolls:
-            for env in range(unroll.action.shape[1]):
+        parts = take(self)
+        for part in parts:
+            for env in range(part.action.shape[1]):
                 timesteps, action, extras = jax.tree.map(
-                    lambda leaf, e=env: leaf[:, e], (unroll.timesteps, unroll.action, unroll.extras)
+                    lambda leaf, e=env: leaf[:, e], (part.timesteps, part.action, part.extras)
                 )
-                found.append(check_item(timesteps, action, extras, unroll.actor_state.core[env]))
-        return unrolls
+                found.append(check_item(timesteps, action, extras, part.actor_state.core[env]))
+        return parts
 
     monkeypatch.setattr(ReplayFeed, "take", checked)
     return found
@@ -156,10 +157,20 @@ def test_several_inference_and_learner_devices(run_folder, taken):
     assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
 
 
+def has_items(folder, count):
+    """Whether the log tells of so many items in replay."""
+    told = (folder / "metrics.jsonl").exists()
+    return told and any(line["replay/items"] >= count for line in lines(folder)[:-1])
+
+
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
     process = test_central.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
-    test_central.wait_for(lambda: len(test_central.checkpoints(run_folder)) >= 2, process)
+    test_central.wait_for(lambda: has_items(run_folder, 20), process)
+    before = max(list_steps(run_folder / "checkpoints"), default=0)
+    test_central.wait_for(
+        lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process
+    )
     with stopped(helper := test_central.helper_of(process)):
         process.kill()
         process.wait()
@@ -182,8 +193,8 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
         time.sleep(0.3)
         return write(self, request)
 
-    def checked(self, step):
-        save(self, step)
+    def checked(self, step, settle):
+        save(self, step, settle)
         if whole := list_steps(run_folder / "checkpoints"):
             seen.append(has_replay(run_folder, max(whole)))
 
@@ -199,11 +210,11 @@ def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
 ):
     save, saves = ReplayFeed.save, []
 
-    def interrupted(self, step):
+    def interrupted(self, step, settle):
         saves.append(step)
         if len(saves) == 3:
             raise KeyboardInterrupt
-        save(self, step)
+        save(self, step, settle)
 
     monkeypatch.setattr(ReplayFeed, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -272,18 +283,21 @@ def feed(run_folder, priorities):
     made = ReplayFeed(agent, pool, 1, CentralConfig(), run, 0)
     made.replay._writer._priorities = priorities
     for row in range(24):
-        zero, no = np.zeros(2, np.float32), np.zeros(2, bool)
-        timestep = Timestep(np.zeros((2, 4), np.int32), zero, no, no, np.full(2, row == 0))
+        zero, no = np.zeros((1, 2), np.float32), np.zeros((1, 2), bool)
+        observation, first = np.zeros((1, 2, 4), np.int32), np.full((1, 2), row == 0)
+        timestep = Timestep(observation, zero, no, no, first)
         extras = {"count": zero.astype(np.int32), "env": zero.astype(np.int32)}
-        acted = Acted(zero.astype(np.int32), extras | {"draw": zero.astype(np.uint32)}, zero)
-        assert made.append(0, timestep, acted)
+        extras["draw"] = zero.astype(np.uint32)
+        output = ActOutput(zero.astype(np.int32), extras, ActorState(zero, ()), 0)
+        made.add([0], [0], timestep, output)
+        assert not made.done
     return made
 
 
 def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monkeypatch):
     bad = feed(run_folder, lambda timesteps, extras: np.zeros(timesteps.reward.shape[1]))
     with pytest.raises(SeedbedError, match="priority 0.0"):
-        bad.save(1)
+        bad.save(1, lambda: None)
     assert not bad.take_notices() and has_replay(run_folder, 1)
     bad.replay.check_valid()
     good = feed(run_folder / "good", None)
@@ -291,8 +305,8 @@ def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monk
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(persistence, "sync_file", full)
-    good.save(1)
+    monkeypatch.setattr(persistence, "sync", full)
+    good.save(1, lambda: None)
     (notice,) = good.take_notices()
     assert "disk full" in notice and "training goes on" in notice
 
@@ -301,7 +315,7 @@ def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fa
     saves = feed(run_folder, None)
     (run_folder / "checkpoints" / name_of(2)).mkdir(parents=True)
     for step in range(1, 7):
-        saves.save(step)
+        saves.save(step, lambda: None)
     assert has_replay(run_folder, 2) and has_replay(run_folder, 6)
     assert len(list(run_folder.glob("replay/*.index"))) == 2
 

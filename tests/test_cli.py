@@ -295,6 +295,23 @@ def run_with_checkpoint(tmp_path):
     return write_run(tmp_path / "run", resolve.train_config("cartpole"))
 
 
+def test_the_newest_checkpoint_plays_if_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    """As where a run was stopped after its last evaluation."""
+    from seedbed.run import evaluation
+
+    result = {"episode_return_mean": 1.0, "episode_return_std": 0.0, "episodes": 1}
+    monkeypatch.setattr(evaluation, "evaluate", lambda **options: dict(result))
+    scores = {500: -10.5, 900: None}
+    run = str(write_run(tmp_path / "run", resolve.train_config("cartpole"), scores))
+    assert cli.main(["evaluate", run, "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["env_steps"] == 500
+    assert "step 500 has the best evaluation; that of step 900 is newer: --newest" in found.err
+    assert cli.main(["evaluate", run, "--newest", "--json"]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["env_steps"] == 900 and not found.err
+
+
 def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
     from seedbed.run import evaluation
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from seedbed.fused.clock import stamp
+from seedbed.ops.clock import stamp
 
 
 def now() -> int:

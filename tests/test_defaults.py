@@ -151,7 +151,7 @@ def trace(agent, spec):
         )
         batch = agent.prepare(state, trajectory, key)
         grads, output = agent.gradients(state, batch, key)
-        return agent.apply(state, grads, output), state, action
+        return agent.apply(state, agent.clip_gradient(grads), output), state, action
 
     after, state, action = jax.eval_shape(whole, key)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), (after)) == jax.tree.map(

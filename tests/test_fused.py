@@ -31,11 +31,11 @@ from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
+from seedbed.ops.keys import halves
 from seedbed.resolve import TrainConfig
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
-from seedbed.run.keys import halves
 from seedbed.run.options import FusedConfig
 from seedbed.types import (
     ActorState,
@@ -261,7 +261,7 @@ def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
     warnings = []
     assert api.restore(run_folder, warnings.append).member == "seed 0"
     (warning,) = warnings
-    assert "no member of the population was evaluated yet: taking the first, seed 0" in warning
+    assert "no member was evaluated at this checkpoint: taking the first, seed 0" in warning
 
 
 # -- what the learner sees --------------------------------------------------------------------------
@@ -332,6 +332,9 @@ class Recorder:
 
     def gradients(self, state, minibatch, key):
         return minibatch, Output({"loss/total": jnp.float32(0)}, jnp.float32(1))
+
+    def clip_gradient(self, grads):
+        return grads
 
     def apply(self, state, grads, output):
         return state._replace(optimizer_state=grads, updates=state.updates + 1)

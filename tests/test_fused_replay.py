@@ -17,7 +17,7 @@ from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import RepeatProbe, TMazeProbe
 from seedbed.fused.program import Program
 from seedbed.resolve import TrainConfig
-from seedbed.run.evaluation import Policy
+from seedbed.run.evaluation import SpecPolicy
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind
 from test_fused import same, saved
@@ -191,10 +191,10 @@ def test_a_loaded_memory_takes_the_reward_in():
     observation = np.eye(4, dtype=np.float32)[[0, 1, 2, 3]]
 
     def memory(**reward):
-        policy = Policy(agent, spec, 1, params)
+        policy = SpecPolicy(agent, spec, 1, params)
         policy.act(observation)
         policy.act(observation, **reward)
-        return policy._player._carry.actor_state.core.lstm.hidden
+        return policy._player._state.actor_state.core.lstm.hidden
 
     same(memory(), memory(reward=np.zeros(4)))
     assert not np.allclose(memory(), memory(reward=np.array([1.0, 0, 0, 0])))

@@ -272,7 +272,7 @@ def test_rmsprop_is_that_of_the_paper(scale):
     state = initial(agent)
     grads, output = gradient_function(agent)(state, trajectory_of(agent))
     grads = grads._replace(weights=jax.tree.map(lambda x: scale * x, grads.weights))
-    after = agent.apply(state, grads, output)
+    after = agent.apply(state, agent.clip_gradient(grads), output)
     summed = jax.tree.map(lambda x: x * agent.unroll * agent.batch, grads.weights)
     norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(summed)))
     for new, old, g in zip(

@@ -13,8 +13,8 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
-from seedbed.central.inference import Unroll
-from seedbed.central.learner import Learner
+from seedbed.central.learning import Learner, LocalUpdater
+from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import learn
 from seedbed.types import (
     ActorState,
@@ -46,7 +46,7 @@ def make_unroll(envs, unroll=5, seed=0, version=0):
     extras = {name: np.zeros(rows, np.int32) for name in ("count", "env", "draw")}
     state = ActorState(np.zeros(envs, np.int32), np.arange(envs, dtype=np.int32))
     versions = np.full(rows, version, np.int32)
-    unroll_ = Unroll(timesteps, np.zeros(rows, np.int32), extras, state, versions)
+    unroll_ = FrameTrajectory(timesteps, np.zeros(rows, np.int32), extras, state, versions)
     return jax.tree.map(jnp.asarray, unroll_)
 
 
@@ -61,18 +61,24 @@ class Momentum(CountingAgent):
         )
 
 
+def make_learner(agent, devices=1, state=None, key=1):
+    """Makes a learner with parameters of its own."""
+    chosen = jax.devices()[:devices]
+    state = agent.init(jax.random.key(0)) if state is None else state
+    updater = LocalUpdater(agent, state, chosen)
+    return Learner(agent, 1, chosen, jax.random.key(key), updater)
+
+
 def run(agent, devices, batches=4):
-    learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))
-    state = learner.place(agent.init(jax.random.key(0)))
+    learner = make_learner(agent, devices)
     metrics = {}
     for seed in range(batches):
         parts = [make_unroll(4, seed=2 * seed), make_unroll(4, seed=2 * seed + 1)]
-        update, transitions = learner.update(state, learner.assemble(parts), np.float32(0.5))
-        state, metrics = update.state, update.metrics
+        metrics, _, transitions = learner.update(learner.assemble(parts), np.float32(0.5))
         first = np.concatenate([part.timesteps.first[1:] for part in parts])
         assert transitions == (~first).sum()
-        assert state.progress == 0.5
-    return jax.device_get(state), jax.device_get(metrics)
+        assert learner.updater.state.progress == 0.5
+    return jax.device_get((learner.updater.state, metrics))
 
 
 @pytest.mark.parametrize("agent", [CountingAgent(batch=8), Momentum(batch=8)])
@@ -99,28 +105,24 @@ def test_every_epoch_visits_every_environment_once():
 
 def test_published_parameters_survive_the_next_update():
     agent = CountingAgent(batch=8)
-    learner = Learner(agent, 1, jax.devices()[:1], jax.random.key(1))
     initial = agent.init(jax.random.key(0))
-    state = learner.place(initial)
-    published = [np.array(state.params["mean"])]
-    kept = [state.params]
+    learner = make_learner(agent, state=initial)
+    kept = [learner.updater.pull().params]
+    published = [np.array(kept[0]["mean"])]
     for seed in range(3):
-        batch = learner.assemble([make_unroll(8, seed=seed)])
-        state = learner.update(state, batch, np.float32(0))[0].state
-        kept.append(state.params)
-        published.append(np.array(state.params["mean"]))
+        learner.update(learner.assemble([make_unroll(8, seed=seed)]), np.float32(0))
+        kept.append(learner.updater.pull().params)
+        published.append(np.array(kept[-1]["mean"]))
     for params, value in zip(kept, published, strict=True):
         np.testing.assert_array_equal(params["mean"], value)
-    assert initial.optimizer_state["seen"] == 0.0, "placing must copy what will be donated"
+    assert initial.optimizer_state["seen"] == 0.0, "an updater must copy what will be donated"
 
 
 def test_lag_counts_updates_since_acting():
     agent = CountingAgent(batch=4)
-    learner = Learner(agent, 1, jax.devices()[:1], jax.random.key(1))
-    state = learner.place(agent.init(jax.random.key(0)))
+    learner = make_learner(agent)
     for _ in range(3):
-        update, _ = learner.update(state, learner.assemble([make_unroll(4)]), np.float32(0))
-        state, metrics = update.state, update.metrics
+        metrics, _, _ = learner.update(learner.assemble([make_unroll(4)]), np.float32(0))
     assert metrics["lag_mean"] == 2.0
     assert metrics["lag_max"] == 2
 
@@ -133,16 +135,15 @@ def test_statistics_are_those_of_all_devices():
     )
 
     def learn(devices):
-        learner = Learner(agent, 1, jax.devices()[:devices], jax.random.key(1))
-        state, opening = learner.place(agent.init(jax.random.key(0))), []
+        learner, opening = make_learner(agent, devices), []
         for seed in range(3):
             unroll = make_unroll(8, seed=seed)._replace(
                 extras=Behaviour(jnp.full((5, 8), -1.9), jnp.zeros((5, 8), jnp.int32)),
                 actor_state=ActorState((), ()),
             )
             opening.append(unroll.timesteps.observation[0])
-            state = learner.update(state, learner.assemble([unroll]), np.float32(0))[0].state
-        return jax.device_get(state), np.concatenate(opening)
+            learner.update(learner.assemble([unroll]), np.float32(0))
+        return jax.device_get(learner.updater.state), np.concatenate(opening)
 
     one, opening = learn(1)
     seen = one.params.seen
@@ -206,17 +207,18 @@ def test_a_recorded_trajectory_gives_equal_parameters_in_both_runtimes(agent):
         jax.random.fold_in(key, 0),
         None,
     )
-    learner = Learner(agent, 1, jax.devices()[:1], key)
-    unroll = Unroll(timesteps, action, extras, memory, version, importance)
-    central, transitions = learner.update(learner.place(initial), unroll, progress)
+    learner = make_learner(agent, state=initial, key=1)
+    frames = FrameTrajectory(timesteps, action, extras, memory, version, importance)
+    metrics, _, transitions = learner.update(frames, progress)
     assert transitions == (~timesteps.first[1:]).sum()
-    fused, central = jax.device_get((fused, central))
-    assert central.state.updates == fused.state.updates == agent.epochs * agent.minibatches
-    assert learner._step._cache_size() == 1, "compiled once for all minibatches"
+    fused, state, metrics = jax.device_get((fused, learner.updater.state, metrics))
+    assert state.updates == fused.state.updates == agent.epochs * agent.minibatches
+    for compiled in (learner._gradient, learner.updater._apply):
+        assert compiled._cache_size() == 1, "compiled once for all minibatches"
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), initial.params, fused.state.params)
     assert max(jax.tree.leaves(moved)) > 1e-5
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), fused.state, central.state
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), fused.state, state
     )
     for name, value in fused.metrics.items():
-        np.testing.assert_allclose(central.metrics[name], value, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6)

@@ -8,20 +8,20 @@ import types
 import numpy as np
 import pytest
 
-from seedbed.central.inference import Unroll
-from seedbed.central.loops import InferenceCounters, LearnerLoop, UnrollQueue
+from seedbed.central.acting import InferenceCounters
+from seedbed.central.learning import BatchResult, LearnerLoop
 from seedbed.central.meter import CentralMeter, Setup
+from seedbed.central.unrolls import UnrollQueue
 from seedbed.run import evaluation
-from seedbed.run.clocks import Stopwatch
 from seedbed.run.evaluation import play_episodes
-from seedbed.run.metrics import EpisodeStatistics
+from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import CentralConfig
-from seedbed.run.update import Update
+from seedbed.run.stacking import FrameTrajectory
 from seedbed.types import LearnerState, SeedbedError, Timestep
 
 
 def unroll(number):
-    return Unroll(number, (), (), (), ())  # type: ignore[arg-type]
+    return FrameTrajectory(number, (), (), ())  # type: ignore[arg-type]
 
 
 def queue_of(capacity, per_batch, kind=UnrollQueue):
@@ -45,22 +45,25 @@ def test_closing_a_queue_wakes_who_waits_and_drops_what_is_in_it():
 
 
 class Learner:
-    """Counts updates in place of learning."""
+    """Counts updates in place of learning; it is its own updater."""
 
-    def place(self, state):
-        return state
+    def __init__(self):
+        self.updater = self
+        self.state = LearnerState({"w": np.zeros(2)}, (), np.int32(0), np.float32(0))
 
-    def assemble(self, unrolls):
-        return unrolls
+    def pull(self):
+        return self.state
 
-    def update(self, state, batch, progress):
-        metrics = {"lag_max": np.float32(0)}
-        return Update(state._replace(updates=state.updates + 1), metrics, ()), np.int32(3)
+    def assemble(self, parts):
+        return parts
+
+    def update(self, batch, progress):
+        self.state = self.state._replace(updates=self.state.updates + 1)
+        return BatchResult({"lag_max": np.float32(0)}, (), np.int32(3))
 
 
-def learner_loop(feed):
-    state = LearnerState({"w": np.zeros(2)}, (), np.int32(0), np.float32(0))
-    return LearnerLoop(Learner(), state, [], feed)  # type: ignore[arg-type]
+def learner_loop(source, kind=Learner):
+    return LearnerLoop(kind(), [], source)  # type: ignore[arg-type]
 
 
 def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_does():
@@ -74,10 +77,10 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
             return super().take()
 
     class Slow(Learner):
-        def update(self, state, batch, progress):
+        def update(self, batch, progress):
             updating.set()
             assert go_on.wait(60)
-            return super().update(state, batch, progress)
+            return super().update(batch, progress)
 
     class Lock:
         """A lock on which a request that finds it taken is overtaken by the learner."""
@@ -101,8 +104,8 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
             self.release()
 
     queue = queue_of(2, 1, Queue)
-    loop = learner_loop(queue)
-    loop._learner, loop._updating = Slow(), Lock()
+    loop = learner_loop(queue, Slow)
+    loop._updating = Lock()
     thread = threading.Thread(target=loop.run, args=(threading.Event(),), daemon=True)
     thread.start()
     try:
@@ -124,7 +127,7 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
         monotonic=lambda: now[0], perf_counter=lambda: now[0], process_time=lambda: now[0]
     )
     monkeypatch.setattr("seedbed.central.meter.time", clock)
-    monkeypatch.setattr("seedbed.run.clocks.time", clock)
+    monkeypatch.setattr("seedbed.run.measures.time", clock)
     pool = types.SimpleNamespace(cpu_seconds=lambda: 0.0, pids=list, restarts=0)
     blocked, waiting = Stopwatch(), Stopwatch()
 

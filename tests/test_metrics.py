@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.metrics import (
     Counters,
-    EpisodeStatistics,
     MachineShares,
     MetricsLog,
     processes_rss,

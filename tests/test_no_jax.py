@@ -8,7 +8,8 @@ import time
 
 import psutil
 
-from seedbed.actors.pool import ActorPool
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import Launcher
 from seedbed.envs.host.atari import AtariEnv
 
 SCRIPT = """
@@ -16,7 +17,7 @@ import sys
 import seedbed.types, seedbed.trees
 import seedbed.envs.host.gym, seedbed.envs.host.atari, seedbed.envs.host.registry
 import seedbed.actors.slots, seedbed.actors.actor, seedbed.actors.process
-import seedbed.actors.pool, seedbed.replay.host.replay
+import seedbed.actors.local, seedbed.replay.host.replay
 seedbed.envs.host.registry.resolve("pong").make(1, 0).close()
 heavy = {"jax", "jaxlib", "flax", "torch", "tensorflow", "scipy", "matplotlib", "cv2"}
 print(sorted(heavy & set(sys.modules)))
@@ -33,7 +34,8 @@ def test_actors_import_no_jax() -> None:
 
 
 def test_an_idle_atari_actor_is_small() -> None:
-    with ActorPool(AtariEnv("pong"), actors=1, envs_per_actor=2, seed=0) as pool:
+    launcher = Launcher(env=AtariEnv("pong"), envs_per_group=1, groups=2, seed=0)
+    with local_pool(launcher, actors=1) as pool:
         assert pool.spec
         opened: set[int] = set()
         deadline = time.monotonic() + 60

@@ -372,7 +372,7 @@ def steps_of(agent, kls):
     for number, kl in enumerate(kls):
         state = state._replace(progress=jnp.float32(min(1.0, number / 2)))
         metrics = output.metrics | {"kl": jnp.float32(kl)}
-        after = agent.apply(state, grads, output._replace(metrics=metrics))
+        after = agent.apply(state, agent.clip_gradient(grads), output._replace(metrics=metrics))
         moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), after.params, state.params)
         sizes.append(float(max(jax.tree.leaves(moved))))
         state = after
@@ -405,7 +405,7 @@ def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
 
     def applied(agent, state, kl):
         metrics = output.metrics | {"kl": jnp.float32(kl)}
-        return agent.apply(state, grads, output._replace(metrics=metrics))
+        return agent.apply(state, agent.clip_gradient(grads), output._replace(metrics=metrics))
 
     state = applied(agent, initial(agent), 1.0)
     resumed = dataclasses.replace(agent, learning_rate=1e-4)
@@ -428,7 +428,7 @@ def test_a_minibatch_too_far_away_is_left_out():
 def test_gradients_are_bounded_before_the_optimizer():
     agent = bound(dataclasses.replace(SMALL, max_gradient_norm=1e-3))
     state, (grads, output) = initial(agent), some_gradient()
-    moments = agent.apply(state, grads, output).optimizer_state.moments[1].mu
+    moments = agent.apply(state, agent.clip_gradient(grads), output).optimizer_state.moments.mu
     norm = math.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(moments)))
     np.testing.assert_allclose(norm, 0.1 * 1e-3, rtol=1e-4)  # (1 - .9) of it
 

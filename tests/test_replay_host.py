@@ -29,19 +29,19 @@ from replay_streams import (
     require_whole,
 )
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import Replay
+from seedbed.replay.host.replay import HostReplay
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError, Timestep
 
 VECTOR = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 
 
-def vector_replay(**changes) -> Replay:
+def vector_replay(**changes) -> HostReplay:
     """Makes a replay of one environment with items of one transition."""
     keeps = experience(**{"sequence": 1, "period": 1, **changes})
-    return Replay(Layout(keeps, VECTOR, (), (), 1, 1), seed=1)
+    return HostReplay(Layout(keeps, VECTOR, (), (), 1, 1), seed=1)
 
 
-def step(replay: Replay, count: int, opens: bool = False) -> None:
+def step(replay: HostReplay, count: int, opens: bool = False) -> None:
     """Appends rows, and publishes the items of all."""
     zero, no = np.zeros(1, np.float32), np.zeros(1, bool)
     for i in range(count):
@@ -51,7 +51,7 @@ def step(replay: Replay, count: int, opens: bool = False) -> None:
     replay.seal_pending()
 
 
-def two_items(**changes) -> Replay:
+def two_items(**changes) -> HostReplay:
     replay = vector_replay(**changes)
     step(replay, 3, opens=True)
     replay.restart(0)
@@ -186,7 +186,7 @@ def test_a_replay_that_could_not_be_learned_from_is_refused(wrong):
 def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_path):
     keeps = experience(sequence=7, period=5, burn_in=3, capacity=600)
     shape = layout(keeps, groups=2, size=8, compress=compress, frame_stack=2)
-    replay = Replay(shape, tmp_path if kept else None)
+    replay = HostReplay(shape, tmp_path if kept else None)
     recorder = Recorder(replay, 40)
     sample = replay.make_sample(16)
     rows, opened = replay._storage.rows, set()
@@ -208,7 +208,7 @@ def test_a_group_that_stalls_gives_way_and_comes_back():
     keeps = experience(sequence=7, period=5, burn_in=3, capacity=1200)
     shape = layout(keeps, groups=2, size=8, frame_stack=2)
     shape.__dict__["num_segments"] = 3  # too few for the capacity
-    replay = Replay(shape)
+    replay = HostReplay(shape)
     recorder = Recorder(replay, 10)
     for _ in range(21):
         recorder.append(0)
@@ -229,7 +229,7 @@ def test_a_group_that_stalls_gives_way_and_comes_back():
 
 def test_one_thread_appends_while_another_draws():
     keeps = experience(sequence=7, period=5, burn_in=3, capacity=600, ratio=1.0, min_size=50)
-    replay = Replay(layout(keeps, groups=2, size=8))
+    replay = HostReplay(layout(keeps, groups=2, size=8))
     done = threading.Event()
     recorder = Recorder(replay, 40)
 
@@ -261,8 +261,8 @@ def test_a_priority_that_fails_loses_nothing_and_leaves_no_hole(saves, tmp_path)
     def priorities(timesteps: Timestep, extras: dict) -> np.ndarray:
         return np.full(extras["q"].shape[1], 0.0 if broken.is_set() else 1.0)
 
-    replay = Replay(layout(keeps), tmp_path, 3, priorities)
-    undisturbed = Replay(layout(keeps), None, 3, priorities)
+    replay = HostReplay(layout(keeps), tmp_path, 3, priorities)
+    undisturbed = HostReplay(layout(keeps), None, 3, priorities)
     recorders = [Recorder(each, 40) for each in (replay, undisturbed)]
 
     def append(rows: int) -> None:
@@ -281,7 +281,7 @@ def test_a_priority_that_fails_loses_nothing_and_leaves_no_hole(saves, tmp_path)
         replay.check_valid()
     assert replay.pending == before
     if saves:
-        restored = Replay(layout(keeps), tmp_path)
+        restored = HostReplay(layout(keeps), tmp_path)
         assert restored.restore(["1", "2"]) == "2"
         np.testing.assert_equal(read_all(restored), read_all(replay))
         restored.check_valid()
@@ -295,7 +295,7 @@ def test_a_priority_that_fails_loses_nothing_and_leaves_no_hole(saves, tmp_path)
 
 
 def test_statistics():
-    replay = Replay(layout(experience(), groups=1, size=2))
+    replay = HostReplay(layout(experience(), groups=1, size=2))
     assert replay.stats()["compression"] == 1.0
     stream = Stream(0, 2, 30)
     stream.envs = np.array([1, 3])  # whose images compress
@@ -346,7 +346,7 @@ class Machine(RuleBasedStateMachine):
             importance_exponent=0.5,
         )
         shape = layout(keeps, frame_stack=3)
-        self.replay = Replay(shape, self.folder, 3, self.first_priorities)
+        self.replay = HostReplay(shape, self.folder, 3, self.first_priorities)
         self.recorder = Recorder(self.replay, self.longest)
         self.priorities: dict[int, float] = {}
         self.largest = 1.0

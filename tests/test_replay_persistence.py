@@ -21,7 +21,7 @@ from replay_streams import SPEC, Recorder, experience, layout, read_all, require
 from seedbed.replay.host import persistence
 from seedbed.replay.host.arena import Arena, Files
 from seedbed.replay.host.layout import CHUNK, Layout
-from seedbed.replay.host.replay import Replay
+from seedbed.replay.host.replay import HostReplay
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, StorageError
 from small_disk import on_small_disk
 
@@ -31,11 +31,11 @@ KEEPS = experience(
 LONGEST = 17
 
 
-def make(folder: Path, **changes) -> Replay:
-    return Replay(layout(KEEPS, **changes), folder, seed=3)
+def make(folder: Path, **changes) -> HostReplay:
+    return HostReplay(layout(KEEPS, **changes), folder, seed=3)
 
 
-def filled(folder: Path, rows: int = 200) -> tuple[Replay, Recorder]:
+def filled(folder: Path, rows: int = 200) -> tuple[HostReplay, Recorder]:
     replay = make(folder)
     recorder = Recorder(replay, LONGEST)
     for i in range(rows):
@@ -44,7 +44,7 @@ def filled(folder: Path, rows: int = 200) -> tuple[Replay, Recorder]:
     return replay, recorder
 
 
-def require_equal(one: Replay, other: Replay) -> None:
+def require_equal(one: HostReplay, other: HostReplay) -> None:
     for mine, yours in zip(read_all(one), read_all(other), strict=True):
         np.testing.assert_equal(mine, yours)
 
@@ -152,7 +152,7 @@ def test_a_missing_segment_is_damage(tmp_path):
 def test_a_replay_of_another_shape_is_refused_by_name(tmp_path, changes, words):
     replay, _ = filled(tmp_path)
     replay.save("1")
-    other = Replay(dataclasses.replace(layout(KEEPS), **changes), tmp_path)
+    other = HostReplay(dataclasses.replace(layout(KEEPS), **changes), tmp_path)
     with pytest.raises(SeedbedError, match=words):
         other.restore(["1"])
 
@@ -161,12 +161,12 @@ def test_what_only_learning_reads_may_change(tmp_path):
     replay, _ = filled(tmp_path)
     replay.save("1")
     keeps = dataclasses.replace(KEEPS, batch=9, ratio=3.0, min_size=20, importance_exponent=1.0)
-    assert Replay(layout(keeps), tmp_path).restore(["1"]) == "1"
+    assert HostReplay(layout(keeps), tmp_path).restore(["1"]) == "1"
 
 
 def test_a_replay_in_memory_cannot_be_saved():
     with pytest.raises(SeedbedError, match="in memory only"):
-        Replay(layout(KEEPS)).save("1")
+        HostReplay(layout(KEEPS)).save("1")
 
 
 @on_small_disk
@@ -257,7 +257,7 @@ def test_a_restored_save_stays_also_where_nothing_can_be_removed(tmp_path, monke
     np.testing.assert_equal(read_all(restored), contents)
 
 
-def files_of(replay: Replay, *saves: str) -> set[str]:
+def files_of(replay: HostReplay, *saves: str) -> set[str]:
     """Files that a replay and its saves have."""
     folder = replay._storage.files.folder
     indexes = [path for save in saves for path in folder.glob(f"*.{save}.index")]
@@ -284,7 +284,7 @@ def test_an_index_that_cannot_be_read_for_the_moment_keeps_its_files(tmp_path, m
     monkeypatch.setattr(persistence, "_read_index", read_later)
     replay.save("2")
     assert failing
-    monkeypatch.setattr(persistence, "sync_file", lambda path: fail())
+    monkeypatch.setattr(persistence, "sync", lambda path: fail())
     with pytest.raises(StorageError):
         replay.save("3")
     monkeypatch.undo()
@@ -327,14 +327,14 @@ def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, rena
     for i in range(3000):  # segments that are in memory only: a save copies them out
         recorder.append(i % 2)
     disk(monkeypatch, full=False)
-    before, real = {path.name for path in tmp_path.iterdir()}, persistence.sync_file
+    before, real = {path.name for path in tmp_path.iterdir()}, persistence.sync
 
     def refuse(path: Path) -> None:
         if path == tmp_path or (path.suffix == ".part" and not renamed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path)
 
-    monkeypatch.setattr(persistence, "sync_file", refuse)
+    monkeypatch.setattr(persistence, "sync", refuse)
     with pytest.raises(SeedbedError, match="disk full"):
         replay.save("2")
     assert {path.name for path in tmp_path.iterdir()} == before
@@ -412,7 +412,7 @@ def test_a_folder_that_is_gone_is_told_and_stops_nothing(tmp_path):
 
 def test_an_index_is_as_large_as_what_is_there(tmp_path):
     shape = layout(dataclasses.replace(KEEPS, capacity=100_000))
-    replay = Replay(shape, tmp_path)
+    replay = HostReplay(shape, tmp_path)
     recorder = Recorder(replay, LONGEST)
     sizes = []
     for name in ("0", "1"):
@@ -422,12 +422,12 @@ def test_an_index_is_as_large_as_what_is_there(tmp_path):
             recorder.append(i % 2)
     chunks = shape.segment_rows // CHUNK  # a segment's, of 12 bytes
     assert sizes[0] < 4000 and sizes[1] < 4000 + 12 * chunks + 60 * replay.items
-    empty = Replay(shape, tmp_path)
+    empty = HostReplay(shape, tmp_path)
     assert empty.restore(["0"]) == "0" and empty.items == 0
     empty.check_valid()
 
 
-def drive(replay: Replay, recorder: Recorder, items: int) -> int:
+def drive(replay: HostReplay, recorder: Recorder, items: int) -> int:
     """Draws as early as may be until so many items more were published; returns how many it drew."""
     goal, before = replay.inserted + items, replay.sampled
     while replay.inserted < goal:
@@ -445,9 +445,9 @@ def drive(replay: Replay, recorder: Recorder, items: int) -> int:
     ("ratio", "missing"), [(2.0, 0), (0.5, 0), (6.0, 0), (2.0, 100), (0.5, 100), (6.0, 100)]
 )
 def test_a_resumed_replay_goes_on_at_once_at_another_ratio(tmp_path, ratio, missing):
-    def start(**changes) -> tuple[Replay, Recorder]:
+    def start(**changes) -> tuple[HostReplay, Recorder]:
         keeps = dataclasses.replace(KEEPS, capacity=2000, **changes)
-        replay = Replay(layout(keeps), tmp_path, seed=3)
+        replay = HostReplay(layout(keeps), tmp_path, seed=3)
         return replay, Recorder(replay, LONGEST)
 
     slack, published = 4 * 4, 3 * CHUNK  # items at once

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_streams import Recorder, experience, layout, read_all, require_whole, rows_of
-from seedbed.replay.host.replay import Replay
+from seedbed.replay.host.replay import HostReplay
 from seedbed.types import trajectory_masks
 
 
@@ -46,7 +46,7 @@ def test_items_are_those_of_the_slow_account(
         sequence=sequence, period=period, burn_in=burn_in, cross_episodes=cross, capacity=2000
     )
     shape = layout(keeps, frame_stack=frame_stack, compress=compress)
-    replay = Replay(shape)
+    replay = HostReplay(shape)
     recorder = Recorder(replay, longest)
     feed(recorder, np.random.default_rng(seed), rows, restart)
     replay.check_valid()
@@ -61,7 +61,7 @@ def test_items_are_those_of_the_slow_account(
 
 def test_an_items_core_is_that_of_its_first_row_also_across_episodes():
     keeps = experience(sequence=6, period=4, burn_in=3, cross_episodes=True, capacity=500)
-    replay = Replay(layout(keeps, groups=1))
+    replay = HostReplay(layout(keeps, groups=1))
     recorder = Recorder(replay, 9)
     feed(recorder, np.random.default_rng(0), 80, 0.0)
     sample, _ = read_all(replay)
@@ -73,7 +73,7 @@ def test_an_items_core_is_that_of_its_first_row_also_across_episodes():
 
 
 def test_rows_into_padding_are_no_transitions():
-    replay = Replay(layout(experience(sequence=8, period=3, burn_in=4, capacity=500)))
+    replay = HostReplay(layout(experience(sequence=8, period=3, burn_in=4, capacity=500)))
     recorder = Recorder(replay, 7)
     feed(recorder, np.random.default_rng(1), 100, 0.05)
     sample, _ = read_all(replay)
@@ -87,7 +87,7 @@ def test_rows_into_padding_are_no_transitions():
 
 @pytest.mark.parametrize("size", [1, 300])
 def test_groups_of_any_size(size):
-    replay = Replay(layout(experience(capacity=3000), groups=1, size=size))
+    replay = HostReplay(layout(experience(capacity=3000), groups=1, size=size))
     recorder = Recorder(replay, 20)
     feed(recorder, np.random.default_rng(2), 30, 0.0)
     replay.check_valid()
@@ -106,7 +106,7 @@ def test_initial_priorities_see_the_items_in_batches_of_one_size():
         valid = ~timesteps.first[1:]
         return 1 + (extras["q"][:-1, :, 0] * valid).sum(axis=0)
 
-    replay = Replay(layout(keeps), priorities=priorities)
+    replay = HostReplay(layout(keeps), priorities=priorities)
     recorder = Recorder(replay, 12)
     feed(recorder, np.random.default_rng(3), 90, 0.02)
     sample, weights = read_all(replay)

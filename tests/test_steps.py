@@ -16,12 +16,12 @@ import counting_environment as counting
 from counting_agent import CountingAgent
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.central.loops import UnrollQueue
+from seedbed.central.unrolls import UnrollQueue
 from seedbed.fused.program import Program
-from seedbed.fused.rollout import Busy, Iteration
+from seedbed.fused.rollout import Iteration, StageTimes
 from seedbed.fused.train import FusedRun
+from seedbed.ops.keys import derived_seed, fold_count, halves, later
 from seedbed.run.checkpoint import restore
-from seedbed.run.keys import derived_seed, fold_count, halves, later
 from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.update import progress_of
@@ -124,7 +124,7 @@ def test_metrics_are_of_the_last_updates_that_were_made():
         return Iteration(
             transitions=np.array([5, 7]), updates=np.array(updates), finite=np.ones(2, bool),
             metrics={"loss": np.array(losses)}, env_metrics={}, episodes=number, returns=number,
-            lengths=number, busy=Busy(number, number, number),
+            lengths=number, busy=StageTimes(number, number, number),
         )  # fmt: skip
 
     reports = iter([report([0, 0], [0, 0]), report([2, 0], [3, 0]), report([2, 2], [0, 5])])

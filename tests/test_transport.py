@@ -19,8 +19,10 @@ import pytest
 
 from counting_environment import NUM_ACTIONS, Checker
 from seedbed import trees
-from seedbed.actors.pool import MAX_DEATHS, TIMEOUT_S, ActorPool
-from seedbed.actors.slots import Slot, make_layout, spec_from_json, spec_to_json
+from seedbed.actors.local import MAX_DEATHS, TIMEOUT_S, local_pool
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.process import Launcher
+from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
@@ -32,12 +34,29 @@ def counting(**options: object) -> FactoryEnv:
     return FactoryEnv("counting_environment:make", kwargs=options)
 
 
+def start_pool(
+    env: FactoryEnv,
+    *,
+    actors: int = 1,
+    envs_per_group: int,
+    groups: int = 2,
+    seed: int = 0,
+    niceness: int = 0,
+    timeout_s: float = TIMEOUT_S,
+) -> ActorPool:
+    """Starts a pool of actors."""
+    launcher = Launcher(
+        env=env, envs_per_group=envs_per_group, groups=groups, seed=seed, niceness=niceness
+    )
+    return local_pool(launcher, actors=actors, timeout_s=timeout_s)
+
+
 class Learner:
     """Answers every group with numbered actions and checks all that arrives."""
 
     def __init__(self, pool: ActorPool) -> None:
         self.pool = pool
-        self.lives: dict[int, int] = {}  # incarnation by group
+        self.lives: dict[int, int] = {}  # by group
         self.steps = [0] * pool.num_groups
         self.checkers: list[list[Checker]] = [[] for _ in range(pool.num_groups)]
 
@@ -58,9 +77,9 @@ class Learner:
 
     def _handle(self, group: int) -> None:
         slot, size = self.pool.slots[group], self.pool.group_size
-        if self.lives.get(group) != slot.incarnation:
-            assert slot.incarnation > self.lives.get(group, -1)
-            self.lives[group], self.steps[group] = slot.incarnation, 0
+        if self.lives.get(group) != slot.life:
+            assert slot.life > self.lives.get(group, -1)
+            self.lives[group], self.steps[group] = slot.life, 0
             self.checkers[group] = [Checker() for _ in range(size)]
         self.steps[group] += 1
         assert slot.step == self.steps[group]  # each once and in order
@@ -76,12 +95,12 @@ class Learner:
             action = (31 * self.steps[group] + 7 * group + i) % NUM_ACTIONS
             checker.act(action)
             slot.action[i] = action
-        assert self.pool.reply(group, slot.incarnation)
+        assert self.pool.reply(group, slot.life)
         assert not self.pool.reply(group)  # a second answer changes nothing
 
 
 def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
-    with ActorPool(counting(), actors=2, envs_per_actor=6, seed=1, groups=3) as pool:
+    with start_pool(counting(), actors=2, envs_per_group=2, seed=1, groups=3) as pool:
         assert pool.spec == EnvSpec(ArraySpec((4,), "int32"), Discrete(NUM_ACTIONS))
         assert (pool.num_groups, pool.group_size, pool.num_envs) == (6, 2, 12)
         learner = Learner(pool)
@@ -94,7 +113,7 @@ def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
 
 
 def test_actors_step_back_for_others_also_when_they_are_replaced() -> None:
-    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0, niceness=3) as pool:
+    with start_pool(counting(), envs_per_group=1, niceness=3) as pool:
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 10)
         lower = min(19, psutil.Process().nice() + 3)
@@ -106,7 +125,7 @@ def test_actors_step_back_for_others_also_when_they_are_replaced() -> None:
 
 
 def test_a_group_is_not_stepped_before_its_answer() -> None:
-    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
+    with start_pool(counting(), envs_per_group=1) as pool:
         assert pool.spec
         seen: list[int] = []
         deadline = time.monotonic() + PATIENCE_S
@@ -119,7 +138,7 @@ def test_a_group_is_not_stepped_before_its_answer() -> None:
 
 def test_killed_actors_come_back_while_the_others_go_on() -> None:
     chance = random.Random(0)
-    with ActorPool(counting(), actors=3, envs_per_actor=4, seed=2) as pool:
+    with start_pool(counting(), actors=3, envs_per_group=2, seed=2) as pool:
         assert pool.spec
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 110)
@@ -146,7 +165,7 @@ def test_killed_actors_come_back_while_the_others_go_on() -> None:
 
 
 def test_new_lives_have_new_seeds() -> None:
-    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=3) as pool:
+    with start_pool(counting(), envs_per_group=1, seed=3) as pool:
         assert pool.spec
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 5)
@@ -158,7 +177,7 @@ def test_new_lives_have_new_seeds() -> None:
 
 
 def test_an_answer_to_a_dead_actor_is_harmless() -> None:
-    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
+    with start_pool(counting(), envs_per_group=1) as pool:
         assert pool.spec
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 110)
@@ -166,17 +185,17 @@ def test_an_answer_to_a_dead_actor_is_harmless() -> None:
         old = pool.slots[ready[0]]
         os.kill(pool.pids()[0], signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_S
-        while pool.slots[ready[0]].incarnation == 0 and time.monotonic() < deadline:
+        while pool.slots[ready[0]].life == 0 and time.monotonic() < deadline:
             pool.poll(0.1)
-        assert pool.slots[ready[0]].incarnation == 1
-        assert old.incarnation == 0
+        assert pool.slots[ready[0]].life == 1
+        assert old.life == 0
         old.action[...] = 5  # the memory of the dead is still there
-        assert not pool.reply(ready[0], old.incarnation)
+        assert not pool.reply(ready[0], old.life)
         assert pool.slots[ready[0]].step == 1
 
 
 def test_an_actor_that_gives_no_sign_is_replaced(pool_clock: Callable[[float], None]) -> None:
-    with ActorPool(counting(), actors=2, envs_per_actor=2, seed=4) as pool:
+    with start_pool(counting(), actors=2, envs_per_group=1, seed=4) as pool:
         assert pool.spec
         learner = Learner(pool)
         learner.run(lambda: min(learner.steps) >= 110)
@@ -208,7 +227,7 @@ def test_a_start_that_takes_too_long_is_an_error(pool_clock: Callable[[float], N
 
     env = FactoryEnv("counting_environment:make_never", kwargs={"hang": True})
     with (
-        ActorPool(env, actors=1, envs_per_actor=2, seed=0, timeout_s=30.0) as pool,
+        start_pool(env, envs_per_group=1, timeout_s=30.0) as pool,
         pytest.raises(
             SeedbedError, match="no actor answered within 30 s of its start .*--actor-timeout-s"
         ),
@@ -217,7 +236,7 @@ def test_a_start_that_takes_too_long_is_an_error(pool_clock: Callable[[float], N
 
 
 def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:
-    pool = ActorPool(counting(), actors=2, envs_per_actor=2, seed=4)
+    pool = start_pool(counting(), actors=2, envs_per_group=1, seed=4)
     try:
         assert pool.spec
         learner = Learner(pool)
@@ -244,7 +263,7 @@ def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:
     ],
 )
 def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
-    with ActorPool(counting(fault=fault), actors=1, envs_per_actor=2, seed=0) as pool:
+    with start_pool(counting(fault=fault), envs_per_group=1) as pool:
         with pytest.raises(SeedbedError) as caught:
             assert pool.spec
             Learner(pool).run(lambda: False)
@@ -255,10 +274,25 @@ def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
             pool.poll(0.1)
 
 
+def test_an_error_is_not_lost_where_nobody_looked_until_the_actor_had_gone() -> None:
+    """Its output was readable before its message, and by then the process has ended."""
+    with start_pool(counting(fault="print and raise", fault_at=150), envs_per_group=1) as pool:
+        assert pool.spec
+        learner, process = Learner(pool), psutil.Process(pool.pids()[0])
+        with pytest.raises(SeedbedError, match="the counter broke"):
+            while True:
+                learner.turn()
+                near = max(learner.steps) >= 148
+                until = time.monotonic() + (2.0 if near else 0.0)
+                while time.monotonic() < until and process.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.01)
+        assert pool.restarts == 0
+
+
 def test_not_finite_observations_are_named() -> None:
     env = FactoryEnv("counting_environment:make_float")
     with (
-        ActorPool(env, actors=1, envs_per_actor=1, groups=1, seed=0) as pool,
+        start_pool(env, envs_per_group=1, groups=1) as pool,
         pytest.raises(SeedbedError, match=r"index 0, step 5: observation\['b'\] is not finite"),
     ):
         assert pool.spec.observation == {
@@ -273,7 +307,7 @@ def test_not_finite_observations_are_named() -> None:
 
 def test_a_crash_loop_ends_with_the_last_words() -> None:
     with (
-        ActorPool(counting(fault="exit"), actors=1, envs_per_actor=2, seed=0) as pool,
+        start_pool(counting(fault="exit"), envs_per_group=1) as pool,
         pytest.raises(SeedbedError) as caught,
     ):
         assert pool.spec
@@ -291,7 +325,7 @@ def test_a_crash_loop_ends_with_the_last_words() -> None:
 
 def test_a_death_shows_although_a_child_holds_the_socket() -> None:
     env = counting(fault="orphan", fault_at=150)
-    with ActorPool(env, actors=1, envs_per_actor=2, seed=0) as pool:
+    with start_pool(env, envs_per_group=1) as pool:
         assert pool.spec
         learner = Learner(pool)
         learner.run(lambda: pool.restarts == 1)
@@ -301,22 +335,22 @@ def test_a_death_shows_although_a_child_holds_the_socket() -> None:
 def test_a_missing_module_is_named() -> None:
     env = FactoryEnv("no_such_module:make")
     with (
-        ActorPool(env, actors=1, envs_per_actor=2, seed=0) as pool,
+        start_pool(env, envs_per_group=1) as pool,
         pytest.raises(SeedbedError, match="no module 'no_such_module'"),
     ):
         assert pool.spec
 
 
 def test_waiting_for_the_spec_can_be_stopped() -> None:
-    with ActorPool(counting(), actors=1, envs_per_actor=2, seed=0) as pool:
+    with start_pool(counting(), envs_per_group=1) as pool:
         assert pool.wait_spec(lambda: True) is None
         assert pool.wait_spec(lambda: False) == pool.spec == pool.wait_spec(lambda: True)
 
 
-def test_sizes_that_do_not_divide_are_refused() -> None:
-    for envs, groups in ((3, 2), (1, 2), (0, 1)):
-        with pytest.raises(SeedbedError, match="groups"):
-            ActorPool(counting(), actors=1, envs_per_actor=envs, groups=groups, seed=0)
+def test_sizes_that_do_not_work_are_refused() -> None:
+    for envs, groups, actors in ((0, 2, 1), (1, 0, 1), (1, 1, 0)):
+        with pytest.raises(SeedbedError, match="at least one"):
+            start_pool(counting(), actors=actors, envs_per_group=envs, groups=groups)
 
 
 def test_close_leaves_nothing() -> None:
@@ -324,7 +358,7 @@ def test_close_leaves_nothing() -> None:
     gc.collect()
     children, fds, shared = me.children(), me.num_fds(), set(Path("/dev/shm").iterdir())
     for seconds in (0.0, 0.3, 1.5):  # before, amid and after the start
-        pool = ActorPool(counting(), actors=2, envs_per_actor=4, seed=0)
+        pool = start_pool(counting(), actors=2, envs_per_group=2)
         pids = pool.pids()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -342,7 +376,7 @@ def test_close_leaves_nothing() -> None:
 
 
 def test_a_hanging_environment_is_closed() -> None:
-    pool = ActorPool(counting(fault="hang"), actors=1, envs_per_actor=2, seed=0)
+    pool = start_pool(counting(fault="hang"), envs_per_group=1)
     try:
         assert pool.spec
         learner = Learner(pool)
@@ -358,9 +392,10 @@ PARENT = """
 import sys
 from counting_environment import make
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.actors.pool import ActorPool
-pool = ActorPool(FactoryEnv("counting_environment:make", kwargs={"sleep_s": 0.01}),
-                 actors=2, envs_per_actor=4, seed=0)
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import Launcher
+env = FactoryEnv("counting_environment:make", kwargs={"sleep_s": 0.01})
+pool = local_pool(Launcher(env=env, envs_per_group=2, groups=2, seed=0), actors=2)
 pool.spec
 told = False
 while True:
@@ -415,7 +450,7 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
     for action in actions:
         spec = EnvSpec(observation, action)
         assert spec_from_json(spec_to_json(spec)) == spec
-        layout = make_layout(spec, 5)
+        layout = slot_layout(spec, 5)
         assert all(offset % 64 == 0 for offset in layout.offsets)
         assert layout.size % 4096 == 0
         memory = bytearray(2 * layout.size)
@@ -436,11 +471,13 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
         assert theirs.fits(leaves)
         assert not theirs.fits([leaf[:4] for leaf in leaves])
         theirs.publish(leaves)
-        assert (ours.incarnation, ours.step, ours.answered) == (4, 1, False)
+        assert (ours.life, ours.step, ours.answered) == (4, 1, False)
         np.testing.assert_array_equal(ours.timestep.observation["a"][0], rows)
         np.testing.assert_array_equal(ours.timestep.truncated, rows > 2)
         assert not any(memory[: layout.size])
         ours.action[...] = 1
-        ours.answer()
+        ours.answer(3, 1)
+        assert not theirs.answered
+        ours.answer(4, 1)
         assert theirs.answered
         assert (theirs.action == 1).all()

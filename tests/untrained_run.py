@@ -14,8 +14,10 @@ from seedbed.run.stacking import stacked_spec
 from seedbed.types import bind
 
 
-def write_run(path: Path, config: resolve.TrainConfig) -> Path:
-    """Writes the folder; the checkpoint is of step 640."""
+def write_run(
+    path: Path, config: resolve.TrainConfig, scores: dict[int, float | None] | None = None
+) -> Path:
+    """Writes the folder, with a checkpoint for each step of `scores`; by default 640 with a score of 1."""
     run = RunFolder.create(path)
     run.write_config(resolve.to_json(config))
     run.close()
@@ -32,6 +34,7 @@ def write_run(path: Path, config: resolve.TrainConfig) -> Path:
         {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
         for name, array in arrays.items()
     ]
-    header = {"step": 640, "metadata": {}, "score": 1.0, "keep": 3, "leaves": leaves}
-    write_checkpoint(run.checkpoints, header, arrays)
+    for step, score in ({640: 1.0} if scores is None else scores).items():
+        header = {"step": step, "metadata": {}, "score": score, "keep": 3, "leaves": leaves}
+        write_checkpoint(run.checkpoints, header, arrays)
     return path

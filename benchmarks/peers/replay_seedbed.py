@@ -18,10 +18,10 @@ import replay_common as common
 
 from seedbed import types
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import Replay
+from seedbed.replay.host.replay import HostReplay
 
 
-def make(compress: bool) -> Replay:
+def make(compress: bool) -> HostReplay:
     """Makes a replay whose items share no rows: one begins every STEPS rows and has as many."""
     experience = types.Replay(
         batch=common.BATCH,
@@ -35,7 +35,7 @@ def make(compress: bool) -> Replay:
         cross_episodes=True,
     )
     spec = types.EnvSpec(types.ArraySpec((84, 84), "uint8"), types.Discrete(2**31 - 1))
-    return Replay(Layout(experience, spec, (), (), 1, common.BATCH, compress=compress))
+    return HostReplay(Layout(experience, spec, (), (), 1, common.BATCH, compress=compress))
 
 
 def rows(items: common.Items) -> list[tuple[types.Timestep, np.ndarray]]:
@@ -54,7 +54,7 @@ def rows(items: common.Items) -> list[tuple[types.Timestep, np.ndarray]]:
 
 
 def together(
-    replay: Replay, stream: list[tuple[types.Timestep, np.ndarray]], seconds: float
+    replay: HostReplay, stream: list[tuple[types.Timestep, np.ndarray]], seconds: float
 ) -> dict[str, float]:
     """Inserts in one thread, seals and draws in this one, as training does, both at the limiter's pace."""
     over, rng = threading.Event(), np.random.default_rng(0)
@@ -96,7 +96,7 @@ def together(
 
 
 def alone(
-    replay: Replay, stream: list[tuple[types.Timestep, np.ndarray]], seconds: float
+    replay: HostReplay, stream: list[tuple[types.Timestep, np.ndarray]], seconds: float
 ) -> dict[str, float]:
     """Inserts and draws in turns in one thread, as the peers in process do."""
     buffers, rng = replay.make_sample(common.BATCH), np.random.default_rng(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,8 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
-from seedbed.run.checkpoint import restore_best
+from seedbed.run.checkpoint import restore_best, restore_newest
+from seedbed.run.checkpoint_helper import defect, list_steps, name_of, read_best
 from seedbed.run.folder import RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
@@ -153,38 +155,53 @@ class TrainedAgent:
     actor_timeout_s: float = CentralConfig.actor_timeout_s
 
 
-def restore(run: str | Path, warn: Callable[[str], None] = lambda text: None) -> TrainedAgent:
-    """Restores the checkpoint with the run's best evaluation, or the newest if none was evaluated.
+def restore(
+    run: str | Path, warn: Callable[[str], None] = lambda text: None, newest: bool = False
+) -> TrainedAgent:
+    """Restores the checkpoint with the run's best evaluation; the newest if `newest`, or if there is none.
 
     Of a population, it takes only the best member. Calls `warn` with a message about each damaged
-    checkpoint, and if no member of a population was evaluated yet. Raises SeedbedError if the folder is not
-    that of a run, or has no whole checkpoint.
+    checkpoint, if the best checkpoint is not the newest, and if no member was evaluated there. Raises
+    SeedbedError if the folder is not that of a run, or has no whole checkpoint.
     """
     folder = RunFolder.read(Path(run))
     config = resolve.from_json(folder.read_config())
     forms = _forms(config.env)
     agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
-    template = jax.eval_shape(agent.init, jax.random.key(0))
+    template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    read = restore_newest if newest else restore_best
+    tell = (lambda step: None) if newest else functools.partial(_tell_of_newer, folder, warn)
     if not isinstance(config.runtime, FusedConfig):
-        step, state, _ = restore_best(folder.checkpoints, template, warn)
+        step, params, _ = read(folder.checkpoints, template, warn, part="params")
+        tell(step)
         patience_s = config.runtime.actor_timeout_s
-        return TrainedAgent(
-            config.env, forms, agent, state.params, step, actor_timeout_s=patience_s
-        )
+        return TrainedAgent(config.env, forms, agent, params, step, actor_timeout_s=patience_s)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
         )
-    step, state, metadata = restore_best(folder.checkpoints, template, warn, part="learner")
+    step, params, metadata = read(folder.checkpoints, template, warn, part="learner.params")
+    tell(step)
     if members == 1:
-        return TrainedAgent(config.env, forms, agent, state.params, step)
+        return TrainedAgent(config.env, forms, agent, params, step)
     best = metadata.get("best_seed", 0)
     member = config.runtime.member_names[best]
     if "best_seed" not in metadata:
-        warn(f"no member of the population was evaluated yet: taking the first, {member}")
-    params = jax.tree.map(lambda x: x[best], state.params)
+        warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
+    params = jax.tree.map(lambda x: x[best], params)
     return TrainedAgent(config.env, forms, agent, params, step, member)
+
+
+def _tell_of_newer(folder: RunFolder, warn: Callable[[str], None], step: int) -> None:
+    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
+    best, later = read_best(folder.checkpoints), folder.checkpoints
+    newer = [n for n in list_steps(later) if n > step and defect(later / name_of(n)) is None]
+    if newer and best is not None and best["step"] == step:
+        warn(
+            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
+            "--newest (in Python newest=True) takes it"
+        )
 
 
 def make_gymnasium(
@@ -216,7 +233,7 @@ class Policy:
 
     def __init__(self, trained: TrainedAgent, seed: int = 0) -> None:
         self._forms = trained.forms
-        self._policy = evaluation.Policy(
+        self._policy = evaluation.SpecPolicy(
             trained.agent, trained.forms.spec, _frame_stack(trained.env), trained.params, seed
         )
 
@@ -234,9 +251,9 @@ class Policy:
         return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
 
 
-def load(run: str | Path, seed: int = 0) -> Policy:
-    """Loads a run's best policy, to be used as `seedbed.load(run).act(observation)`."""
-    return Policy(restore(run), seed)
+def load(run: str | Path, seed: int = 0, newest: bool = False) -> Policy:
+    """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`."""
+    return Policy(restore(run, newest=newest), seed)
 
 
 def evaluate(
@@ -245,9 +262,10 @@ def evaluate(
     episodes: int = 100,
     env: str | None = None,
     seed: int = 0,
+    newest: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Plays whole episodes with a run's best policy and returns a summary of their returns.
+    """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
 
     `env` names another environment with the same shapes; None plays the run's own. `env_steps` in the
     result is the number of transitions that the policy was trained for.
@@ -261,7 +279,7 @@ def evaluate(
     """
     if episodes < 1:
         raise SeedbedError(f"episodes is {episodes}: it must be 1 or more")
-    trained = restore(run, warn)
+    trained = restore(run, warn, newest)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
         from seedbed.fused import program

@@ -28,7 +28,7 @@ Trains reinforcement-learning agents as fast as the hardware allows.
 commands:
   train PRESET_OR_ENV [--agent A] [--steps N] [--run DIR] [--resume] ...
                   train an agent; `seedbed train pong --help` lists every option
-  evaluate RUN [--episodes N] [--env ID] [--seed S] [--json] [--video F] [--html F]
+  evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   list [--json]   list presets, agents and environments
   bench [NAME] ...
@@ -145,7 +145,7 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     return resolve.train_config(given.target, given.agent)
 
 
-def _evaluate(arguments: list[str]) -> int:
+def _evaluate_parser() -> _Parser:
     parser = _Parser(
         prog="seedbed evaluate", description="Plays whole episodes with a run's policy."
     )
@@ -153,6 +153,11 @@ def _evaluate(arguments: list[str]) -> int:
     parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
     parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
     parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
+    parser.add_argument(
+        "--newest",
+        action="store_true",
+        help="play the newest checkpoint, not the one with the best evaluation",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
     parser.add_argument(
@@ -162,8 +167,12 @@ def _evaluate(arguments: list[str]) -> int:
         help="write a few episodes as a page to look around in",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _evaluate(arguments: list[str]) -> int:
     try:
-        given = parser.parse_args(arguments)
+        given = _evaluate_parser().parse_args(arguments)
     except SystemExit:  # help was printed
         return 0
     # Check the path now: the user sees an error before JAX takes time to load.
@@ -174,7 +183,12 @@ def _evaluate(arguments: list[str]) -> int:
         print(text, file=sys.stderr)  # noqa: T201
 
     result = api.evaluate(
-        given.run, episodes=given.episodes, env=given.env, seed=given.seed, warn=warn
+        given.run,
+        episodes=given.episodes,
+        env=given.env,
+        seed=given.seed,
+        newest=given.newest,
+        warn=warn,
     )
     if given.json:
         _print(json.dumps(result))
@@ -193,6 +207,7 @@ def _evaluate(arguments: list[str]) -> int:
             env=given.env,
             episodes=count,
             seed=given.seed,
+            newest=given.newest,
             video=given.video,
             html=given.html,
         )

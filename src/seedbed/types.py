@@ -2,22 +2,13 @@
 
 Arrays are time-major, `[T, B, ...]`: T is time, B counts environments. Row t of a trajectory is
 observation_t, action_t and the result of the action: reward_{t+1}, terminated_{t+1} and truncated_{t+1},
-which are stored with observation_{t+1}.
-This module does not import JAX, so that an actor process starts in a tenth of a second.
+which are stored with observation_{t+1}. The module imports no JAX: an actor starts in a tenth of a second.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -206,7 +197,8 @@ class Output(NamedTuple):
 class Agent(Protocol):
     """An algorithm: a frozen dataclass of hyperparameters whose methods are pure functions.
 
-    `spec` is None in a preset; `bind` fills it before any method is called.
+    `spec` is None in a preset; `bind` fills it before any method is called. Only `clip_gradient` may sum over
+    all gradients. `optimizer_state` is () but in `init` and `apply`, where `Output.priorities` is ().
     """
 
     @property
@@ -254,8 +246,12 @@ class Agent(Protocol):
         """Computes the gradient of the mean loss over the valid rows. Consumes the key."""
         ...
 
+    def clip_gradient(self, grads: Tree) -> Tree:
+        """Returns the gradient, the mean over all devices, with a bounded norm, or as it is."""
+        ...
+
     def apply(self, state: LearnerState, grads: Tree, output: Output) -> LearnerState:
-        """Applies a gradient; returns the new state, with `updates` one larger."""
+        """Applies a clipped gradient; returns the new state, with `updates` one larger."""
         ...
 
 
@@ -288,6 +284,11 @@ def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:
             "seedbed.types.ReplayAgent"
         )
     return True
+
+
+def on_policy(agent: Agent) -> OnPolicy | None:
+    """Returns the experience of an agent that learns from unrolls as they come; None if it has replay."""
+    return agent.experience if isinstance(agent.experience, OnPolicy) else None
 
 
 AgentT = TypeVar("AgentT", bound=Agent)

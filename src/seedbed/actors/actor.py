@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from seedbed import trees
-from seedbed.actors.slots import Layout, Slot, make_layout, spec_to_json
+from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.types import HostEnv, SeedbedError, Timestep, Tree
 
@@ -96,15 +96,15 @@ def _serve(connection: socket.socket) -> None:
         return
     job = json.loads(request)
     os.nice(job["niceness"])
-    groups = _Groups(job)
+    groups, count = _Groups(job), len(job["lives"])
     try:
         groups.build()
         spec = groups.hosts[0].spec
         _send(connection, {"pid": os.getpid(), "spec": spec_to_json(spec)})
-        memory_fd, *bells = _receive_fds(connection, 1 + 2 * job["groups"])
+        memory_fd, *bells = _receive_fds(connection, 1 + 2 * count)
         groups.attach(memory_fd, bells)
         # The learner already answers the first group while the others are built.
-        while len(groups.hosts) < job["groups"]:
+        while len(groups.hosts) < count:
             groups.build()
         groups.run(connection)
     except ConnectionError:
@@ -132,7 +132,7 @@ class _Groups:
         self.current = 0
         self._job = job
         self._slots: list[Slot] = []
-        self._layout: Layout | None = None
+        self._layout: SlotLayout | None = None
         self._arrived: list[int] = []  # doorbells of observations, by group
         self._answered: list[int] = []  # doorbells of actions, by group
 
@@ -143,11 +143,11 @@ class _Groups:
         """
         job, index = self._job, len(self.hosts)
         self.current = index
-        # A restarted actor gets no seed: the moment of a restart cannot be repeated anyway.
+        # A later life of a group gets no seed: the moment of a restart cannot be repeated anyway.
         seed = None
-        if job["incarnation"] == 0:
-            life = (job["actor"], index)
-            seed = int(np.random.SeedSequence(job["seed"], spawn_key=life).generate_state(1)[0])
+        if job["lives"][index] == 0:
+            key = (job["actor"], index)
+            seed = int(np.random.SeedSequence(job["seed"], spawn_key=key).generate_state(1)[0])
         host = registry.from_json(job["env"]).make(job["num_envs"], seed)
         self.hosts.append(host)
         if self._layout is not None:
@@ -163,9 +163,10 @@ class _Groups:
 
         `bells` are the descriptors of two doorbells for each group: of observations, and of actions.
         """
-        layout = make_layout(self.hosts[0].spec, self._job["num_envs"])
-        memory = mmap.mmap(memory_fd, layout.size * self._job["groups"])
-        self._slots = [Slot(layout, memory, i * layout.size) for i in range(self._job["groups"])]
+        layout = slot_layout(self.hosts[0].spec, self._job["num_envs"])
+        count = len(self._job["lives"])
+        memory = mmap.mmap(memory_fd, layout.size * count)
+        self._slots = [Slot(layout, memory, i * layout.size) for i in range(count)]
         self._arrived, self._answered = bells[::2], bells[1::2]
         self._layout = layout
         for index, host in enumerate(self.hosts):
@@ -208,7 +209,7 @@ def _name(job: dict[str, Any]) -> str:
     return env.get("game") or env.get("id") or env.get("factory") or env["kind"]
 
 
-def _refuse(leaves: list[Any], layout: Layout, name: str) -> None:
+def _refuse(leaves: list[Any], layout: SlotLayout, name: str) -> None:
     """Raises SeedbedError, which says what is wrong with a timestep that does not fit a slot."""
     observation = _paths(layout.spec.observation, "observation")
     names = [*observation, "reward", "terminated", "truncated", "first"]

@@ -1,7 +1,9 @@
-"""One life of an actor process, as the learner sees it: its descriptors, memory and output."""
+"""One life of an actor process, as the learner sees it, and how it is started."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import mmap
 import os
@@ -10,36 +12,89 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seedbed.actors.slots import Layout, Slot
-from seedbed.types import SeedbedError
+from seedbed.actors.actor import MESSAGE_BYTES
+from seedbed.actors.slots import Slot, SlotLayout, spec_from_json
+from seedbed.envs.host import registry
+from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
 
 TAIL_BYTES = 8192
 """How many of the last bytes of an actor's output are kept."""
+_PATIENCE_S = 1.0  # for an actor to exit by itself, and again after SIGTERM
 _MODULE = "seedbed.actors.actor"
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 
 
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """What all actor processes of a pool have in common; raises SeedbedError if the sizes do not work."""
+
+    env: HostEnvConfig
+    envs_per_group: int
+    groups: int  # of an actor; one steps while another waits for actions
+    seed: int
+    niceness: int = 0  # of the processes, as in nice(1)
+
+    def __post_init__(self) -> None:
+        if self.envs_per_group < 1 or self.groups < 1:
+            raise SeedbedError(
+                f"actors with {self.groups} groups of {self.envs_per_group} environments do not work; "
+                "take at least one of each"
+            )
+
+    def groups_of(self, actor: int) -> range:
+        """Returns the pool's groups that an actor serves. Any thread may call this."""
+        return range(actor * self.groups, (actor + 1) * self.groups)
+
+    def start(self, actor: int, lives: Sequence[int]) -> ActorProcess:
+        """Starts a process for an actor, whose groups begin these lives; only groups in life 0 are seeded.
+
+        Raises SeedbedError if it cannot. Any thread may call this.
+        """
+        job = {
+            "env": registry.to_json(self.env),
+            "num_envs": self.envs_per_group,
+            "seed": self.seed,
+            "niceness": self.niceness,
+            "actor": actor,
+            "lives": list(lives),
+        }
+        return ActorProcess(job, self.groups_of(actor))
+
+
 class ActorProcess:
-    """A running actor process. Its slots, descriptors and output belong to this life of the actor only.
+    """A running actor process: a `peers.Peer`. Only the pool's thread uses it, but for `cpu_seconds`.
 
     The constructor starts the process, and raises SeedbedError if it cannot.
     """
 
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.incarnation: int = job["incarnation"]
+    def __init__(self, job: dict[str, Any], groups: range) -> None:
+        self.groups = groups
+        # The specification of the environments; None until the actor has said hello.
+        self.spec: EnvSpec | None = None
+        # What the actor has done that no other process would do better; None if nothing.
+        self.fault: str | None = None
         # The slots by group; empty before `share`.
         self.slots: list[Slot] = []
         # Descriptors of doorbells by group: (of observations, of actions).
         self.bells: list[tuple[int, int]] = []
         # The last `TAIL_BYTES` bytes that were read of the process's stdout and stderr.
         self.tail = bytearray()
+        self._number, self._lives = job["actor"], job["lives"]
+        # How often it was asked to end, and until when it may take for that, on the monotonic clock.
+        self._asked, self._patient_until = 0, 0.0
+        self._final_cpu_seconds = 0.0
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.setblocking(False)
         self.output, output = os.pipe()
         os.set_blocking(self.output, False)
+        self.descriptors: dict[int, Callable[[], None]] = {
+            self.connection.fileno(): self._receive,
+            self.output: self._read_output,
+        }
         try:
             self.connection.send(json.dumps(job).encode())
             self.popen = subprocess.Popen(
@@ -67,29 +122,62 @@ class ActorProcess:
             theirs.close()
             os.close(output)
 
-    def share(self, layout: Layout, groups: int) -> None:
-        """Makes the shared memory and doorbells of `groups` groups, and sends them to the actor.
+    @property
+    def pid(self) -> int:
+        """The process id. Any thread may read it."""
+        return self.popen.pid
 
-        Raises BlockingIOError or ConnectionError if they cannot be sent. Call from the pool's thread only.
+    def share(self, layout: SlotLayout) -> None:
+        """Makes the shared memory and doorbells of the groups, and sends them to the actor.
+
+        Another spec than the layout's is a fault. An actor that does not take what is sent is killed. Call
+        from the pool's thread only.
         """
+        if self.spec != layout.spec:
+            self.fault = (
+                f"actor {self._number} has another environment spec, {self.spec}, than the first, "
+                f"{layout.spec}"
+            )
+            return
+        count = len(self.groups)
         memory_fd = os.memfd_create("seedbed-slots")
         try:
-            os.ftruncate(memory_fd, layout.size * groups)
-            memory = mmap.mmap(memory_fd, layout.size * groups)
-            self.slots = [Slot(layout, memory, i * layout.size) for i in range(groups)]
-            self.bells = [(os.eventfd(0), os.eventfd(0)) for _ in range(groups)]
-            for slot in self.slots:
-                slot.open(self.incarnation)
+            os.ftruncate(memory_fd, layout.size * count)
+            memory = mmap.mmap(memory_fd, layout.size * count)
+            self.slots = [Slot(layout, memory, i * layout.size) for i in range(count)]
+            self.bells = [(os.eventfd(0), os.eventfd(0)) for _ in range(count)]
+            for slot, life in zip(self.slots, self._lives, strict=True):
+                slot.open(life)
             fds = [memory_fd, *(fd for pair in self.bells for fd in pair)]
             socket.send_fds(self.connection, [b"slots"], fds)
+        except (BlockingIOError, ConnectionError):
+            self.kill()
         finally:
             os.close(memory_fd)
 
-    def drain(self) -> bool:
-        """Reads up to 64 KiB of the actor's output without waiting; returns False if the output has ended.
+    def _receive(self) -> None:
+        """Reads a message of the actor: its hello or an error. After a hang-up the process is killed."""
+        try:
+            data = self.connection.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.kill()
+            return
+        message = json.loads(data)
+        if "error" in message:
+            self.fault = message["error"]
+        else:
+            self.spec = spec_from_json(message["spec"])
 
-        Call from the pool's thread only, before `release`.
-        """
+    def _read_output(self) -> None:
+        if not self._drain():
+            del self.descriptors[self.output]
+
+    def _drain(self) -> bool:
+        """Reads up to 64 KiB of the actor's output without waiting; returns False if the output has ended."""
         try:
             text = os.read(self.output, 1 << 16)
         except BlockingIOError:
@@ -99,66 +187,103 @@ class ActorProcess:
 
     def last_words(self) -> str:
         """Returns the end of the actor's output. Call from the pool's thread only, before `release`."""
-        self.drain()
+        self._drain()
         return self.tail.decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """Returns the CPU seconds of the process up to its last timestep, 0 after `release`.
+        """Returns the CPU seconds of the process up to its last timestep. Any thread may call this."""
+        slots = self.slots
+        return max((slot.cpu_seconds for slot in slots), default=self._final_cpu_seconds)
 
-        Any thread may call this.
+    def ended(self) -> str | None:
+        """Returns None while the process lives, and then a phrase that says how it ended, or its fault.
+
+        An actor with a fault has ended for the pool, although its environments may still be closing. Call
+        from the pool's thread only.
         """
-        return max((slot.cpu_seconds for slot in self.slots), default=0.0)
+        if self.fault is not None:
+            return self.fault
+        status = self.popen.poll()
+        if status is None:
+            return None
+        # What it said may not have been read yet: a hello and an error.
+        for _ in range(2):
+            if self.descriptors and self.fault is None:
+                self._receive()
+        return self.fault or _exit_text(status)
+
+    def kill(self) -> None:
+        """Kills the process without waiting; nothing of it is read any more but its last words.
+
+        Call from the pool's thread only.
+        """
+        self.popen.kill()
+        self.descriptors = {}
+
+    def leave(self) -> None:
+        """Asks the process to exit, without waiting: by hanging up, and if it is asked again, by SIGTERM.
+
+        Call from the pool's thread only.
+        """
+        if self._asked:
+            self.popen.terminate()
+            # A stopped process receives SIGTERM only when it continues.
+            self.popen.send_signal(signal.SIGCONT)
+        else:
+            self.connection.close()
+            self.descriptors = {}
+            # An actor without slots has nothing to clean up yet.
+            if not self.slots:
+                self.popen.terminate()
+        self._asked += 1
+        self._patient_until = time.monotonic() + _PATIENCE_S
+
+    def close(self) -> None:
+        """Ends the process and releases everything; a second call does nothing.
+
+        It waits for a second after `leave`, calls it once more, and after another second kills. Call from the
+        pool's thread only.
+        """
+        if self.output < 0:
+            return
+        if not self._asked:
+            self.leave()
+        while not self.gone():
+            if self._asked < 2:
+                self.leave()
+            else:
+                self.popen.kill()
+                self.popen.wait()
+        self.release()
+
+    def gone(self) -> bool:
+        """Waits for a second from the last `leave` on; returns whether the process has ended.
+
+        Call from the pool's thread only.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(max(0.0, self._patient_until - time.monotonic()))
+        return self.popen.returncode is not None
 
     def release(self) -> None:
         """Closes every descriptor. The shared memory is freed when no view of it is left.
 
         Call from the pool's thread only.
         """
+        self._final_cpu_seconds = self.cpu_seconds()
         self.connection.close()
         for fd in [self.output, *(fd for pair in self.bells for fd in pair)]:
             if fd >= 0:
                 os.close(fd)
-        self.output, self.bells, self.slots = -1, [], []
+        self.output, self.descriptors, self.bells, self.slots = -1, {}, [], []
 
 
 def _path() -> list[str]:
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
-def exit_text(status: int) -> str:
+def _exit_text(status: int) -> str:
     """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name}"
-
-
-def end(processes: list[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """Waits until processes that were asked to exit have ended, and reaps them.
-
-    After `patience_s` seconds those left get SIGTERM, and after another `patience_s` seconds SIGKILL. Any
-    thread may call this, if no other one waits for these processes.
-    """
-    if _gone(processes, patience_s):
-        return
-    for process in processes:
-        process.terminate()
-        # A stopped process receives SIGTERM only when it continues.
-        process.send_signal(signal.SIGCONT)
-    if _gone(processes, patience_s):
-        return
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
-
-
-def _gone(processes: list[subprocess.Popen[bytes]], patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
-    waiting = list(processes)
-    while waiting:
-        waiting = [process for process in waiting if process.poll() is None]
-        if waiting and time.monotonic() > deadline:
-            return False
-        if waiting:
-            time.sleep(0.002)
-    return True

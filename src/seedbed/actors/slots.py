@@ -3,6 +3,10 @@
 The side that was rung last owns a slot. The actor writes the timestep and rings the learner; the learner
 writes the action and rings the actor. There are no locks: the system call that rings a doorbell orders the
 writes before it.
+
+A timestep is known by (life, step). A life belongs to a slot: its number grows whenever the stream of the
+slot's timesteps starts anew, and steps count from 1 in each life. The learner answers by writing the
+timestep's (life, step) beside the action.
 """
 
 from __future__ import annotations
@@ -33,14 +37,14 @@ ALIGNMENT = 64
 PAGE = 4096
 """Bytes of a page of memory."""
 # Positions of the actor's 8-byte words in the header.
-_INCARNATION, _STEP, _PUBLISHED_NS, _CPU = range(4)
-# The position of the learner's word, which has a cache line of its own.
-_ANSWERED_WORD = ALIGNMENT // 8
+_LIFE, _STEP, _PUBLISHED_NS, _CPU = range(4)
+# Positions of the learner's words, which have a cache line of their own.
+_ANSWERED_LIFE, _ANSWERED_STEP = ALIGNMENT // 8, ALIGNMENT // 8 + 1
 _HEADER_BYTES = 2 * ALIGNMENT
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """The places of the arrays of `num_envs` environments in a slot; offsets and size are in bytes."""
 
     spec: EnvSpec
@@ -51,7 +55,7 @@ class Layout:
     size: int  # a multiple of `PAGE`
 
 
-def make_layout(spec: EnvSpec, num_envs: int) -> Layout:
+def slot_layout(spec: EnvSpec, num_envs: int) -> SlotLayout:
     """Returns the layout of a slot; both sides compute the same layout from the same spec."""
     flag = ArraySpec((), "bool")
     single = [*trees.leaves(spec.observation), ArraySpec((), "float32"), flag, flag, flag]
@@ -63,7 +67,13 @@ def make_layout(spec: EnvSpec, num_envs: int) -> Layout:
     for array in arrays:
         offsets.append(end)
         end = _round_up(end + _num_bytes(array), ALIGNMENT)
-    return Layout(spec, num_envs, tuple(arrays), tuple(offsets), _round_up(end, PAGE))
+    return SlotLayout(
+        spec=spec,
+        num_envs=num_envs,
+        arrays=tuple(arrays),
+        offsets=tuple(offsets),
+        size=_round_up(end, PAGE),
+    )
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -80,7 +90,7 @@ class Slot:
     Each side uses a slot from one thread: the actor from its main thread, the learner from the pool's.
     """
 
-    def __init__(self, layout: Layout, memory: Any, offset: int = 0) -> None:
+    def __init__(self, layout: SlotLayout, memory: Any, offset: int = 0) -> None:
         self.layout = layout
         views = list(_views(layout, memory, offset))
         *observation, reward, terminated, truncated, first, self.action = views
@@ -97,12 +107,9 @@ class Slot:
         self._integers, self._floats = header.cast("q"), header.cast("d")
 
     @property
-    def incarnation(self) -> int:
-        """Returns the number of the actor's life that the slot belongs to, from 0; -1 in a blank slot.
-
-        Any thread may read it.
-        """
-        return self._integers[_INCARNATION]
+    def life(self) -> int:
+        """Returns the number of the slot's life, from 0; -1 in a blank slot. Any thread may read it."""
+        return self._integers[_LIFE]
 
     @property
     def step(self) -> int:
@@ -125,11 +132,17 @@ class Slot:
     @property
     def answered(self) -> bool:
         """Returns whether the action answers the timestep. Call from the actor's main thread only."""
-        return self._integers[_ANSWERED_WORD] == self._integers[_STEP]
+        words = self._integers
+        return words[_ANSWERED_STEP] == words[_STEP] and words[_ANSWERED_LIFE] == words[_LIFE]
 
-    def open(self, incarnation: int) -> None:
-        """Sets the life of the actor that the slot belongs to. Call before the slot is shared."""
-        self._integers[_INCARNATION] = incarnation
+    def open(self, life: int) -> None:
+        """Begins a life: the timestep that is published next is its first.
+
+        Call before the slot is shared, or from the side that publishes while it owns the slot.
+        """
+        # The step comes first, so that the new life never shows with a step of the old one.
+        self._integers[_STEP] = 0
+        self._integers[_LIFE] = life
 
     def fits(self, leaves: list[Any]) -> bool:
         """Returns whether a timestep's leaves are arrays of the slot's shapes and dtypes, with finite floats.
@@ -155,23 +168,24 @@ class Slot:
         self._integers[_PUBLISHED_NS] = time.monotonic_ns()
         self._integers[_STEP] += 1
 
-    def answer(self) -> None:
-        """Marks the action as the answer to the timestep.
+    def answer(self, life: int, step: int) -> None:
+        """Marks the action as the answer to the timestep `step` of the life `life`.
 
         Call from the thread that uses the pool only, and ring the actor after it.
         """
-        self._integers[_ANSWERED_WORD] = self._integers[_STEP]
+        self._integers[_ANSWERED_LIFE] = life
+        self._integers[_ANSWERED_STEP] = step
 
 
-def _views(layout: Layout, memory: Any, offset: int) -> Iterator[np.ndarray]:
+def _views(layout: SlotLayout, memory: Any, offset: int) -> Iterator[np.ndarray]:
     for array, start in zip(layout.arrays, layout.offsets, strict=True):
         count = int(np.prod(array.shape, dtype=np.int64))
         flat = np.frombuffer(memory, np.dtype(array.dtype), count, offset + start)
         yield flat.reshape(array.shape)
 
 
-def blank_slot(layout: Layout) -> Slot:
-    """Returns a slot in private memory that no actor writes to: incarnation -1, and zeros."""
+def blank_slot(layout: SlotLayout) -> Slot:
+    """Returns a slot in private memory that no actor writes to: life -1, and zeros."""
     slot = Slot(layout, bytearray(layout.size))
     slot.open(-1)
     return slot

@@ -65,9 +65,13 @@ class BaseAgent(abc.ABC):
         """Raises SeedbedError for a value that cannot work."""
         self._require("from 0 to 1", lambda x: 0 <= x <= 1, "gamma")
 
+    def clip_gradient(self, grads: Tree) -> Tree:
+        """Returns the gradient as it is: its norm has no bound."""
+        return grads
+
     @abc.abstractmethod
     def _optimizer(self) -> optax.GradientTransformation:
-        """Makes the optimizer, which turns gradients into changes of the weights."""
+        """Makes the optimizer, which turns gradients into changes of the weights, leaf by leaf."""
 
     def _initial_state(self, params: Tree, weights: Tree) -> LearnerState:
         """Makes the learner state before the first update; the caller must add `auxiliary`.
@@ -205,6 +209,13 @@ class OffPolicyAgent(BaseAgent):
         """Returns the weights after a step of the optimizer, and the optimizer's new state."""
         changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
         return optax.apply_updates(weights, changes), optimizer_state
+
+
+def clipped(grads: Gradient, largest: float) -> Gradient:
+    """Returns a gradient in which the global norm of the weights' part is at most `largest`."""
+    clipping = optax.clip_by_global_norm(largest)
+    weights, _ = clipping.update(grads.weights, clipping.init(grads.weights))
+    return grads._replace(weights=weights)
 
 
 def observation_sums(

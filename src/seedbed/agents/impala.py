@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params
+from seedbed.agents.base import Gradient, Params, clipped
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
@@ -105,6 +105,15 @@ class Impala(ActorCriticAgent):
         grads = self._gradient(state, weights, steps.observation, targets, ~steps.first[1:])
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
+    def clip_gradient(self, grads: Gradient) -> Gradient:
+        """Scales a gradient to the sum over the rows, and bounds its norm.
+
+        The paper sums the loss over the rows. With a mean, the gradient would never reach the paper's bound
+        of the norm, and its square would be far below the paper's epsilon of 0.01.
+        """
+        weights = jax.tree.map(lambda x: x * self._rows(), grads.weights)
+        return clipped(grads._replace(weights=weights), self.max_gradient_norm)
+
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite."""
         changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
@@ -167,16 +176,10 @@ class Impala(ActorCriticAgent):
     def _optimizer(self) -> optax.GradientTransformation:
         """Makes the optimizer for a step size of 1; `apply` multiplies its changes by the step size."""
         if self.optimizer == "adam":
-            step = optax.scale_by_adam()
-        else:
-            # TensorFlow 1's RMSProp, as in the paper: the average of squares starts at 1, and epsilon is
-            # added under the root.
-            step = optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
-        # The paper sums the loss over the rows. With a mean, the gradient would never reach the paper's
-        # bound of the norm, and its square would be far below the paper's epsilon of 0.01.
-        return optax.chain(
-            optax.scale(self._rows()), optax.clip_by_global_norm(self.max_gradient_norm), step
-        )
+            return optax.scale_by_adam()
+        # TensorFlow 1's RMSProp, as in the paper: the average of squares starts at 1, and epsilon is added
+        # under the root.
+        return optax.scale_by_rms(decay=0.99, eps=0.01, initial_scale=1.0, eps_in_sqrt=True)
 
     def _rows(self) -> float:
         return float(self.unroll * self.batch)

@@ -14,7 +14,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params
+from seedbed.agents.base import Gradient, Params, clipped
 from seedbed.ops import losses, returns
 from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
@@ -150,6 +150,10 @@ class Ppo(ActorCriticAgent):
         observation, valid = minibatch.timesteps.observation, minibatch.valid
         return self._gradient(state, weights, observation, minibatch.target, valid), output
 
+    def clip_gradient(self, grads: Gradient) -> Gradient:
+        """Bounds the norm of a gradient."""
+        return clipped(grads, self.max_gradient_norm)
+
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient, or skips it if the divergence is above `max_kl`.
 
@@ -229,9 +233,7 @@ class Ppo(ActorCriticAgent):
         return jnp.float32(self.learning_rate) * left
 
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.max_gradient_norm), optax.scale_by_adam(eps=1e-5)
-        )
+        return optax.scale_by_adam(eps=1e-5)
 
 
 def _normalised(advantage: Array, target: Array, valid: Array) -> Array:

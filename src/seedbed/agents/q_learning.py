@@ -18,6 +18,7 @@ from seedbed.agents.base import (
     Params,
     Sums,
     absorb,
+    clipped,
     observation_sums,
 )
 from seedbed.ops import losses
@@ -101,6 +102,11 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         metrics = output.metrics | {"gradient_norm": norm}
         return Gradient(weights, Sums(sums)), output._replace(metrics=metrics)
 
+    def clip_gradient(self, grads: Gradient) -> Gradient:
+        """Scales a gradient to the loss of the paper, and bounds its norm."""
+        weights = jax.tree.map(lambda x: x * self._gradient_scale, grads.weights)
+        return clipped(grads._replace(weights=weights), self.max_gradient_norm)
+
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite.
 
@@ -144,11 +150,7 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         return 1.0
 
     def _optimizer(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.scale(self._gradient_scale),
-            optax.clip_by_global_norm(self.max_gradient_norm),
-            optax.adam(self.learning_rate, eps=self.adam_epsilon),
-        )
+        return optax.adam(self.learning_rate, eps=self.adam_epsilon)
 
     def _ladder(self, env_ids: Array, num_envs: int) -> Array:
         """Returns the exploration rates `[B]` of environments `env_ids` `[B]`.

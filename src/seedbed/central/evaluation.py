@@ -11,9 +11,9 @@ from seedbed.central.meter import Setup
 from seedbed.run.evaluation import (
     Play,
     Player,
-    empty_carry,
     evaluation_envs,
     evaluation_pool,
+    initial_player,
     play_episodes,
 )
 from seedbed.run.runtime import Score
@@ -44,8 +44,8 @@ class Evaluation:
                 spec = pool.wait_spec(self._cancel.is_set)
                 if spec is None:
                     return
-                carry = empty_carry(setup.agent, spec, setup.env.frame_stack, envs)
-                player = Player(self._play, self._params, carry, seed)
+                state = initial_player(setup.agent, spec, setup.env.frame_stack, envs)
+                player = Player(self._play, self._params, state, seed)
                 result = play_episodes(pool, player, episodes, self._cancel)
             self.score = None if result is None else _score(result)
         except Exception as failure:

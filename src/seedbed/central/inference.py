@@ -1,4 +1,4 @@
-"""Batched acting on one device, which keeps actor states, frames and open unrolls between calls."""
+"""Batched acting on one device, which keeps the groups' frames and actor states between calls."""
 
 from __future__ import annotations
 
@@ -10,139 +10,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.ops.keys import environment_keys
 from seedbed.run.devices import Device
-from seedbed.run.keys import environment_keys
-from seedbed.run.stacking import stack_timesteps, zero_timesteps
-from seedbed.types import (
-    ActorState,
-    Agent,
-    Array,
-    EnvSpec,
-    OnPolicy,
-    Timestep,
-    Trajectory,
-    Tree,
-    action_array,
-    learns_from_replay,
-)
-
-ROWS = 16
-"""Steps between two moves of the timesteps on the device, if experience goes to replay: moves are rare."""
+from seedbed.run.stacking import act_on_frames, zero_timesteps
+from seedbed.types import ActorState, Agent, Array, EnvSpec, Timestep, Tree
 
 
-class Unroll(NamedTuple):
-    """A completed unroll of T transitions: of one group, of several groups joined, or of items of replay."""
+class ActOutput(NamedTuple):
+    """The results of acting on k groups. Leaves are `[k, n, ...]`, or `[n, ...]` for one group."""
 
-    timesteps: Timestep  # [S - 1 + T + 1, B, ...] single frames, not stacked
-    action: Tree  # [T, B, ...]
-    extras: Tree  # [T, B, ...]
-    actor_state: ActorState  # [B, ...] before acting on row 0
-    params_version: Tree  # [T, B] int32; () from replay
-    importance: Tree = ()  # [B] float32 from replay
+    action: Tree
+    extras: Tree
+    actor_state: ActorState  # before acting
+    params_version: int  # of the parameters that acted
 
 
-class Acted(NamedTuple):
-    """The results of acting on k groups. `extras` and `core` are () unless experience goes to replay."""
+class ActMemory(NamedTuple):
+    """Device memory of G groups of n environments. Frames are a ring: frame i is in place i modulo S."""
 
-    action: Tree  # [k, n, ...]
-    extras: Tree  # [k, n, ...]
-    core: Tree  # [k, n, ...] recurrent state before acting
-
-
-class Kept(NamedTuple):
-    """The parts of open unrolls besides their timesteps, if the learner takes unrolls from this device."""
-
-    action: Tree  # [G, T, n, ...]
-    extras: Tree  # [G, T, n, ...]
-    params_version: Array  # [G, T, n] int32
-    start_state: ActorState  # [G, n, ...] before acting on row 0
-
-
-class Store(NamedTuple):
-    """Device memory of G groups of n environments: S - 1 earlier rows, then the T + 1 rows of an unroll."""
-
-    timesteps: Timestep  # [G, S - 1 + T + 1, n, ...]
+    frames: Timestep  # [G, S, n, ...] the newest S timesteps, not stacked
     actor_state: ActorState  # [G, n, ...]
-    kept: Kept | tuple[()]  # () if experience goes to replay on the host
 
 
-class Calls(NamedTuple):
-    """The input of one inference call: k groups. Padding has group id G, and its writes are dropped."""
+class ActRequest(NamedTuple):
+    """The input of one call, for k groups. Padding has group id G, and its writes are dropped."""
 
     timestep: Timestep  # [k, n, ...]
     group: Array  # [k] int32
-    row: Array  # [k] int32, the row of the unroll that the timestep fills
+    place: Array  # [k] int32: the place of the timestep in the ring
     counter: Array  # uint32 [k, 2], steps of the group so far; its keys are derived from them
 
 
-def to_trajectory(unroll: Unroll, frame_stack: int) -> Trajectory:
-    """Converts an unroll to a trajectory, from which agents learn, by stacking its frames."""
-    timesteps = stack_timesteps(unroll.timesteps, frame_stack)
-    return Trajectory(timesteps, *unroll[1:])
+def act_output(agent: Agent, spec: EnvSpec, frame_stack: int, size: int) -> ActOutput:
+    """Returns the shapes and dtypes of what a bound agent's acting gives for one group of `size`.
 
+    `spec` is of single frames.
+    """
 
-def make_store(
-    agent: Agent, spec: EnvSpec, frame_stack: int, group_envs: np.ndarray, num_envs: int
-) -> Store:
-    """Makes the initial store for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
-    groups, size = group_envs.shape
-    unroll = rows_of(agent)
-    params = jax.eval_shape(agent.init, jax.random.key(0)).params
-    state = agent.actor_state(jnp.asarray(group_envs.reshape(-1)), num_envs)
-    timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, groups * size)), frame_stack)
-    timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
-    keys = jax.random.split(jax.random.key(0), groups * size)
-    act = functools.partial(agent.act, evaluate=False)
-    _, extras, _ = jax.eval_shape(act, params, state, timestep, keys)
-    action = action_array(spec.action)
+    def act(key: Array) -> tuple[Tree, Tree, ActorState]:
+        params = agent.init(key).params
+        state = agent.actor_state(jnp.arange(size, dtype=jnp.uint32), size)
+        frames, keys = zero_timesteps(spec, (frame_stack, size)), jax.random.split(key, size)
+        action, extras, _ = act_on_frames(agent, params, state, frames, keys, evaluate=False)
+        return action, extras, state
 
-    def rows(leaf: Array) -> Array:
-        return jnp.zeros((groups, unroll, size, *leaf.shape[1:]), leaf.dtype)
-
-    state = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
-    timesteps = zero_timesteps(spec, (groups, frame_stack + unroll, size))
-    if learns_from_replay(agent):
-        return Store(timesteps, state, ())
-    kept = Kept(
-        action=jnp.zeros((groups, unroll, size, *action.shape), action.dtype),
-        extras=jax.tree.map(rows, extras),
-        params_version=jnp.zeros((groups, unroll, size), jnp.int32),
-        start_state=state,
-    )
-    return Store(timesteps, state, kept)
-
-
-def rows_of(agent: Agent) -> int:
-    """Returns the steps between two moves of timesteps on the device: an unroll, or `ROWS` with replay."""
-    experience = agent.experience
-    return experience.unroll if isinstance(experience, OnPolicy) else ROWS
-
-
-def _newest(timesteps: Timestep, group: Array, row: Array, frame_stack: int) -> Timestep:
-    """Returns row `row[i]` of each group `group[i]`, with frames stacked; leaves are `[k * n, ...]`."""
-    window = row[:, None] + jnp.arange(frame_stack)[None]
-
-    def frames(leaf: Array) -> Array:
-        rows = jnp.swapaxes(leaf.at[group[:, None], window].get(mode="clip"), 0, 1)
-        return rows.reshape(frame_stack, -1, *leaf.shape[3:])
-
-    stacked = stack_timesteps(jax.tree.map(frames, timesteps), frame_stack)
-    return jax.tree.map(lambda leaf: leaf[0], stacked)
+    action, extras, state = jax.eval_shape(act, jax.random.key(0))
+    return ActOutput(action=action, extras=extras, actor_state=state, params_version=0)
 
 
 def _act(
     agent: Agent,
     frame_stack: int,
     params: Tree,
-    version: Array,
     run_key: Array,
-    store: Store,
+    memory: ActMemory,
     group_envs: Array,
-    calls: Calls,
-) -> tuple[Store, Acted]:
-    """Stores the timesteps, acts on them and stores the results. `run_key` is not consumed."""
-    group, row = calls.group, calls.row
-    size = group_envs.shape[1]
+    request: ActRequest,
+) -> tuple[ActMemory, Tree, Tree, ActorState]:
+    """Acts on timesteps; returns the new memory, actions, extras and the actor states before acting.
+
+    `run_key` is not consumed.
+    """
+    group, size = request.group, group_envs.shape[1]
 
     def flat(leaf: Array) -> Array:
         return leaf.reshape(-1, *leaf.shape[2:])
@@ -150,82 +79,37 @@ def _act(
     def grouped(leaf: Array) -> Array:
         return leaf.reshape(-1, size, *leaf.shape[1:])
 
-    timesteps = jax.tree.map(
-        lambda leaf, value: leaf.at[group, row + frame_stack - 1].set(value, mode="drop"),
-        store.timesteps,
-        calls.timestep,
+    frames = jax.tree.map(
+        lambda leaf, value: leaf.at[group, request.place].set(value, mode="drop"),
+        memory.frames,
+        request.timestep,
     )
-    timestep = _newest(timesteps, group, row, frame_stack)
-    state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), store.actor_state)
+    newest = _newest(frames, group, request.place, frame_stack)
+    state = jax.tree.map(lambda leaf: leaf.at[group].get(mode="clip"), memory.actor_state)
     envs = group_envs.at[group].get(mode="clip")
-    keys = jax.vmap(environment_keys, (None, 0, 0))(run_key, envs, calls.counter)
-    action, extras, new_state = agent.act(
-        params, jax.tree.map(flat, state), timestep, flat(keys), evaluate=False
+    keys = jax.vmap(environment_keys, (None, 0, 0))(run_key, envs, request.counter)
+    action, extras, new_state = act_on_frames(
+        agent, params, jax.tree.map(flat, state), newest, flat(keys), evaluate=False
     )
     action, extras, new_state = jax.tree.map(grouped, (action, extras, new_state))
     actor_state = jax.tree.map(
-        lambda leaf, value: leaf.at[group].set(value, mode="drop"), store.actor_state, new_state
+        lambda leaf, value: leaf.at[group].set(value, mode="drop"), memory.actor_state, new_state
     )
-    if not isinstance(store.kept, Kept):
-        return Store(timesteps, actor_state, ()), Acted(action, extras, state.core)
-    kept = _keep(store.kept, calls, action, extras, version, state)
-    return Store(timesteps, actor_state, kept), Acted(action, (), ())
+    return ActMemory(frames, actor_state), action, extras, state
 
 
-def _keep(
-    kept: Kept,
-    calls: Calls,
-    action: Tree,
-    extras: Tree,
-    version: Array,
-    state: ActorState,
-) -> Kept:
-    """Writes the results of acting to the unrolls' rows; at row 0, also `state`, which is before acting."""
-    group, row = calls.group, calls.row
+def _newest(frames: Timestep, group: Array, place: Array, frame_stack: int) -> Timestep:
+    """Returns the newest S timesteps of each group in their order; leaves are `[S, k * n, ...]`."""
+    ring = (place[:, None] + 1 + jnp.arange(frame_stack)[None]) % frame_stack
 
-    def write(leaf: Array, rows: Array, value: Array) -> Array:
-        return leaf.at[group, rows].set(value.astype(leaf.dtype), mode="drop")
+    def rows(leaf: Array) -> Array:
+        ordered = jnp.swapaxes(leaf.at[group[:, None], ring].get(mode="clip"), 0, 1)
+        return ordered.reshape(frame_stack, -1, *leaf.shape[3:])
 
-    opening = jnp.where(row == 0, group, kept.params_version.shape[0])
-    versions = jnp.broadcast_to(version, calls.timestep.first.shape)
-    return Kept(
-        action=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.action, action),
-        extras=jax.tree.map(lambda leaf, x: write(leaf, row, x), kept.extras, extras),
-        params_version=write(kept.params_version, row, versions),
-        start_state=jax.tree.map(
-            lambda leaf, x: leaf.at[opening].set(x, mode="drop"), kept.start_state, state
-        ),
-    )
+    return jax.tree.map(rows, frames)
 
 
-def _close(
-    frame_stack: int, store: Store, group: Array, timestep: Timestep
-) -> tuple[Store, Unroll | None]:
-    """Stores a timestep `[n, ...]` as row T of a group's unroll, and moves it to row 0 of the next one.
-
-    The S - 1 rows before it move with it. Returns the completed unroll, or None with replay.
-    """
-    full = jax.tree.map(
-        lambda leaf, value: leaf.at[group, -1].set(value), store.timesteps, timestep
-    )
-    timesteps = jax.tree.map(
-        lambda leaf: leaf.at[group, :frame_stack].set(leaf[group, -frame_stack:]), full
-    )
-    kept = store.kept
-    if not isinstance(kept, Kept):
-        return Store(timesteps, store.actor_state, ()), None
-    mine = jax.tree.map(lambda leaf: leaf[group], kept)
-    unroll = Unroll(
-        timesteps=jax.tree.map(lambda leaf: leaf[group], full),
-        action=mine.action,
-        extras=mine.extras,
-        actor_state=mine.start_state,
-        params_version=mine.params_version,
-    )
-    return Store(timesteps, store.actor_state, kept), unroll
-
-
-class Published(NamedTuple):
+class PublishedParams(NamedTuple):
     """Parameters of a finished update, and the number of updates that made them."""
 
     params: Tree
@@ -235,8 +119,7 @@ class Published(NamedTuple):
 class Inference:
     """Acting on one device for a fixed set of groups, which have the numbers 0 to G - 1 here.
 
-    One thread, the inference thread, acts; any thread may publish. With a synchronous agent, a group that has
-    completed its unrolls of a batch rests until the next parameters are published.
+    One thread, the inference thread, acts; any thread may publish.
     """
 
     def __init__(
@@ -249,98 +132,64 @@ class Inference:
         num_envs: int,
         run_key: Array,
     ) -> None:
-        """Allocates the store for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
+        """Allocates memory for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
         self.device = device
         self.num_groups, self.group_size = group_envs.shape
-        self.unroll = rows_of(agent)
+        self._frame_stack = frame_stack
         with jax.default_device(device):
             self._group_envs = jax.device_put(jnp.asarray(group_envs, jnp.uint32), device)
-            store = make_store(agent, spec, frame_stack, group_envs, num_envs)
+            state = agent.actor_state(jnp.asarray(group_envs.reshape(-1)), num_envs)
+            state = jax.tree.map(
+                lambda leaf: leaf.reshape(*group_envs.shape, *leaf.shape[1:]), state
+            )
+            frames = zero_timesteps(spec, (self.num_groups, frame_stack, self.group_size))
             # JAX cannot donate leaves that share a buffer.
-            self._store = jax.device_put(jax.tree.map(jnp.copy, store), device)
+            memory = jax.tree.map(jnp.array, ActMemory(frames, state))
+            self._memory = jax.device_put(memory, device)
         self._run_key = jax.device_put(run_key, device)
-        self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=3)
-        self._close = jax.jit(functools.partial(_close, frame_stack), donate_argnums=0)
-        self._row = np.zeros(self.num_groups, np.int32)
-        self._hold = np.zeros(self.num_groups, np.int32)
-        experience, self._quota = agent.experience, 0
-        if isinstance(experience, OnPolicy) and experience.synchronous:
-            self._quota, rest = divmod(experience.batch, num_envs)
-            assert self._quota and not rest, "CentralConfig.resolved sees to that"
-        elif isinstance(experience, OnPolicy):
-            # First unrolls begin one after the other: groups that completed theirs together would fill the
-            # queue at once and then wait for the learner. The steps before a group's turn are not kept.
-            self._hold += np.arange(self.num_groups) * self.unroll // self.num_groups
-        # Unrolls completed since `renew` found new parameters; each group's limit is `_quota`, 0 means none.
-        self._completed = np.zeros(self.num_groups, np.int32)
-        self._renewed: Published | None = None
+        self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=2)
         self._counter = np.zeros(self.num_groups, np.uint64)
-        self._published: Published | None = None
+        self._published: PublishedParams | None = None
+        self._renewed: PublishedParams | None = None
         self._changed = threading.Condition()  # guards `_published`; notified when it changes
         self.sizes = batch_sizes(self.num_groups, device.platform)
 
     def publish(self, params: Tree, version: int) -> None:
         """Waits until parameters are on the device, for the next call to use. Any thread may call this."""
-        published = Published(jax.block_until_ready(jax.device_put(params, self.device)), version)
+        published = PublishedParams(
+            jax.block_until_ready(jax.device_put(params, self.device)), version
+        )
         with self._changed:
             self._published = published
             self._changed.notify_all()
 
     def compile(self, spec: EnvSpec) -> None:
-        """Compiles acting for all `sizes` and the closing of unrolls; leaves the initial store as it is.
+        """Compiles acting for all `sizes`; leaves the memory as it is.
 
         Call it after the first `publish` and before the inference thread starts.
         """
         for size in self.sizes:
-            timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (size, self.group_size)))
             nobody, zeros = np.full(size, self.num_groups, np.int32), np.zeros(size, np.int32)
-            self._call(Calls(timestep, nobody, zeros, np.zeros((size, 2), np.uint32)))
-        timestep = jax.tree.map(np.asarray, zero_timesteps(spec, (self.group_size,)))
-        self._store, _ = self._close(self._store, np.int32(0), timestep)
-        jax.block_until_ready(self._store)
-
-    def arrive(self, group: int, timestep: Timestep) -> Unroll | None:
-        """Takes a group's next timestep, numpy `[n, ...]`. Call it before `act` gets that timestep.
-
-        If it completes the unroll, the next one begins with it, and the completed one is returned (None with
-        replay). The arrays may change afterwards. Call from the inference thread only.
-        """
-        if self._row[group] < self.unroll:
-            return None
-        copy = jax.tree.map(np.array, timestep)
-        self._store, unroll = self._close(self._store, np.int32(group), copy)
-        self._row[group] = 0
-        self._completed[group] += 1
-        return unroll
-
-    def may_act(self, group: int) -> bool:
-        """Returns whether a group need not wait for newer parameters. Call from the inference thread only."""
-        return not self._quota or bool(self._completed[group] < self._quota)
-
-    @property
-    def acting_groups(self) -> int:
-        """The number of groups for which `may_act` is true. Read it from the inference thread only."""
-        return self.num_groups if not self._quota else int((self._completed < self._quota).sum())
+            timestep = zero_timesteps(spec, (size, self.group_size))
+            self._call(ActRequest(timestep, nobody, zeros, np.zeros((size, 2), np.uint32)))
+        jax.block_until_ready(self._memory)
 
     def renew(self) -> bool:
-        """Lets all groups act again if parameters were published since it last did; returns whether so.
+        """Returns whether parameters were published since it last did so, also of the same version.
 
-        Parameters with the same version as before count too. Call from the inference thread only.
+        Call from the inference thread only.
         """
         with self._changed:
             published = self._published
-        if published is self._renewed:
-            return False
-        self._renewed = published
-        self._completed[:] = 0
-        return True
+        newer, self._renewed = published is not self._renewed, published
+        return newer
 
     def wait_for_newer(self, timeout_s: float) -> None:
         """Waits at most `timeout_s` until `renew` would return True. Call from the inference thread only."""
         with self._changed:
             self._changed.wait_for(lambda: self._published is not self._renewed, timeout_s)
 
-    def act(self, timestep: Timestep, groups: list[int]) -> Acted:
+    def act(self, timestep: Timestep, groups: list[int]) -> ActOutput:
         """Starts acting on numpy timesteps `[k, n, ...]` of `groups`; k is one of `sizes`.
 
         Rows beyond `groups` are padding. Returns the results without waiting for them. The arrays must stay
@@ -348,33 +197,24 @@ class Inference:
         """
         size, count = timestep.first.shape[0], len(groups)
         group = np.full(size, self.num_groups, np.int32)
-        row, counter = np.zeros(size, np.int32), np.zeros(size, np.uint64)
-        group[:count], row[:count] = groups, self._row[groups]
-        counter[:count] = self._counter[groups]
+        counter = np.zeros(size, np.uint64)
+        group[:count], counter[:count] = groups, self._counter[groups]
+        place = (counter % np.uint64(self._frame_stack)).astype(np.int32)
         halves = counter.astype("<u8").view(np.uint32).reshape(size, 2)
-        acted = self._call(Calls(timestep, group, row, halves))
+        output = self._call(ActRequest(timestep, group, place, halves))
         self._counter[groups] += np.uint64(1)
-        self._row[groups] += self._hold[groups] == 0
-        self._hold[groups] = np.maximum(self._hold[groups] - 1, 0)
-        return acted
+        return output
 
-    def restart(self, group: int) -> None:
-        """Drops the open unroll of a group whose actor restarted. Call from the inference thread only."""
-        self._row[group] = 0
-
-    def _call(self, calls: Calls) -> Acted:
+    def _call(self, request: ActRequest) -> ActOutput:
         with self._changed:
             published = self._published
         assert published is not None, "publish parameters before acting"
-        self._store, acted = self._act(
-            published.params,
-            np.int32(published.version),
-            self._run_key,
-            self._store,
-            self._group_envs,
-            calls,
+        self._memory, action, extras, state = self._act(
+            published.params, self._run_key, self._memory, self._group_envs, request
         )
-        return acted
+        return ActOutput(
+            action=action, extras=extras, actor_state=state, params_version=published.version
+        )
 
 
 def batch_sizes(num_groups: int, platform: str) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from seedbed.actors.pool import ActorPool
-from seedbed.central.loops import InferenceLoop, LearnerLoop, UnrollQueue
-from seedbed.central.replaying import ReplayFeed
+from seedbed.central.acting import InferenceLoop
+from seedbed.central.experience import Source
+from seedbed.central.learning import LearnerLoop
 from seedbed.run.metrics import Counters, MachineShares, usable_cores
 from seedbed.run.options import CentralConfig
 from seedbed.types import Agent, HostEnvConfig
@@ -23,10 +24,10 @@ class Setup(NamedTuple):
     pool: ActorPool
     acting: InferenceLoop
     learning: LearnerLoop
-    feed: UnrollQueue | ReplayFeed
+    source: Source
 
 
-class Sums(NamedTuple):
+class Totals(NamedTuple):
     """Cumulative counts of a run. Metrics report the difference of two of these."""
 
     calls: int  # inference calls
@@ -42,7 +43,7 @@ class CentralMeter:
         self._setup, self._evaluations_cpu = setup, evaluations_cpu
         self._shares = MachineShares(usable_cores(), setup.config.actors)
         self._shares.start(self._counters())
-        self._last = self._sums()
+        self._last = self._totals()
 
     def read(self, passed_s: float) -> dict[str, Any]:
         """Returns metrics of the run; shares and `inference_rows_mean` are of the last `passed_s` seconds.
@@ -50,11 +51,11 @@ class CentralMeter:
         `inference_rows_mean` is None if there was no inference call. Call from one thread only.
         """
         acting, learning = self._setup.acting, self._setup.learning
-        last, now = self._last, self._sums()
+        last, now = self._last, self._totals()
         self._last, calls = now, now.calls - last.calls
         return {
             **acting.episodes.summary(),
-            **self._setup.feed.metrics(),
+            **self._setup.source.metrics(),
             **learning.metrics,
             **self._shares.update(self._counters()),
             "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
@@ -65,10 +66,10 @@ class CentralMeter:
             "actor_restarts": self._setup.pool.restarts,
         }
 
-    def _sums(self) -> Sums:
-        acting, learning, feed = self._setup.acting, self._setup.learning, self._setup.feed
+    def _totals(self) -> Totals:
+        acting, learning, source = self._setup.acting, self._setup.learning, self._setup.source
         waits = {"inference_blocked": acting.blocked_s, "learner_waiting": learning.waiting.read()}
-        return Sums(acting.counters.calls, acting.counters.rows, waits | feed.seconds())
+        return Totals(acting.counters.calls, acting.counters.rows, waits | source.seconds())
 
     def _counters(self) -> Counters:
         setup = self._setup

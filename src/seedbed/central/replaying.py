@@ -1,4 +1,4 @@
-"""The replay of a central run: steps are added as they are acted on, and batches are drawn in advance."""
+"""The replay of a central run: steps are added after they were acted on, and batches are drawn in advance."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import collections
 import math
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedbed.actors.pool import ActorPool
-from seedbed.central.inference import Acted, Unroll
+from seedbed.central.inference import ActOutput, act_output
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import Replay, Sample
+from seedbed.replay.host.replay import HostReplay, Sample
 from seedbed.run.checkpoint_helper import list_steps, name_of
-from seedbed.run.clocks import Stopwatch
 from seedbed.run.folder import RunFolder
+from seedbed.run.measures import Stopwatch
 from seedbed.run.options import CentralConfig
-from seedbed.run.stacking import stack_timesteps, zero_timesteps
-from seedbed.types import ActorState, EnvSpec, ReplayAgent, StorageError, Timestep, Tree
+from seedbed.run.stacking import FrameTrajectory
+from seedbed.types import ActorState, ReplayAgent, StorageError, Timestep, Tree
 
 # The learner uses one buffer while the other is filled.
 _BUFFERS = 2
@@ -32,6 +32,7 @@ _WAKE_S = 0.1
 class ReplayFeed:
     """Replay between three threads: one acts and appends, one seals and draws (`run`), and one learns.
 
+    It is both a `central.experience.Sink` and a `Source`.
     They are called the inference thread, the replay thread and the learner thread. Acting and learning wait
     for each other, so that an item is drawn as often as the agent's ratio says. A transition counts when it
     is appended. After the last one, learning goes on until it has made the updates that the ratio asks for.
@@ -53,7 +54,11 @@ class ReplayFeed:
         """
         self.env_steps, self.steps = env_steps, config.steps
         self._batch = agent.experience.batch
-        extras, core = _templates(agent, pool.spec, frame_stack)
+        output = act_output(agent, pool.spec, frame_stack, 1)
+        extras, core = jax.tree.map(
+            lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype),
+            (output.extras, output.actor_state.core),
+        )
         layout = Layout(
             agent.experience,
             pool.spec,
@@ -65,16 +70,17 @@ class ReplayFeed:
         )
         priorities = jax.jit(agent.initial_priorities)
         folder = run.replay if config.save_replay else None
-        self.replay = Replay(
+        self.replay = HostReplay(
             layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
         )
-        self.waited = Stopwatch()  # runs while `append` waits for the learner to catch up
+        self.waited = Stopwatch()  # runs while `add` waits for the learner to catch up
         self._drawing_s = 0.0
         self._saves, self._checkpoints = config.save_replay, run.checkpoints
         self._closed = threading.Event()
         # No more steps will be appended; no batches are left either.
         self._finished = self._ended = False
-        self._groups = pool.num_groups
+        # By group: the life of its last step in replay.
+        self._lives = [-1] * pool.num_groups
         # Guards `_free`, `_ready`, `_idle` and additions to `_learned`. Notified when a waiting thread may
         # go on.
         self._work = threading.Condition()
@@ -90,35 +96,66 @@ class ReplayFeed:
         self._idle_at_take = math.inf
         self._notices: collections.deque[str] = collections.deque()
 
-    def restart(self, group: int) -> None:
-        """Starts new streams for a group whose actor was restarted. Call from the inference thread only."""
-        self.replay.restart(group)
+    @property
+    def done(self) -> bool:
+        """Whether the run has its steps, or the feed was closed. Any thread may read it."""
+        return self._closed.is_set() or self.env_steps >= self.steps
 
-    def append(self, group: int, timestep: Timestep, acted: Acted) -> bool:
-        """Adds a step of a group, leaves `[n, ...]`; waits first while `Replay.can_insert` is false.
+    @property
+    def loops(self) -> dict[str, Callable[[threading.Event], None]]:
+        """The loop of the replay thread."""
+        return {"replay": self.run}
 
-        Returns whether more steps are wanted: False if the run has its steps, or if the feed was closed. A
-        closed feed drops the step. May seal inline, as `Replay.append`, and then raises SeedbedError if the
-        agent gives an item an invalid priority. Call from the inference thread only.
+    def arrive(self, group: int, life: int, timestep: Timestep) -> bool:
+        """Returns True: acting never waits for newer parameters. Call from the inference thread only."""
+        return True
+
+    def add(
+        self, groups: Sequence[int], lives: Sequence[int], timestep: Timestep, output: ActOutput
+    ) -> None:
+        """Adds steps, leaves `[k, n, ...]`, until `done`; waits while `HostReplay.can_insert` is false.
+
+        A group's first step in a new life starts new streams. May seal inline, as `HostReplay.append`, and
+        then raises SeedbedError if the agent gives an item an invalid priority. Call from the inference
+        thread only.
         """
+        core = output.actor_state.core
+        step = jax.tree.map(np.asarray, (timestep, output.action, output.extras, core))
+        for position, group in enumerate(groups):
+            if lives[position] != self._lives[group]:
+                self._lives[group] = lives[position]
+                self.replay.restart(group)
+            self._append(group, *jax.tree.map(lambda leaf, at=position: leaf[at], step))
+            if self.done:
+                return
+
+    def _append(
+        self, group: int, timestep: Timestep, action: Tree, extras: Tree, core: Tree
+    ) -> None:
+        """Adds a step of a group, leaves `[n, ...]`, when there is room; a closed feed drops it."""
         replay = self.replay
         if not replay.can_insert():
             self.waited.start()
             replay.wait_until(replay.can_insert, self._closed.is_set)
             self.waited.stop()
         if self._closed.is_set():
-            return False
-        replay.append(group, timestep, acted.action, acted.extras, acted.core)
+            return
+        replay.append(group, timestep, action, extras, core)
         self.env_steps += timestep.first.size - int(np.count_nonzero(timestep.first))
         if replay.pending:
             with self._work:
                 self._idle.stop()
                 self._work.notify_all()
-        return self.env_steps < self.steps
+
+    def flush(self) -> None:
+        """Does nothing: `add` has handed on every step. Call from the inference thread only."""
+
+    def renew(self, groups: Sequence[int]) -> None:
+        """Does nothing: no group waits for parameters. Call from the inference thread only."""
 
     def finish(self) -> None:
         """Ends all streams and leaves their last rows to be sealed. Call from the inference thread only."""
-        for group in range(self._groups):
+        for group in range(len(self._lives)):
             self.replay.restart(group)
         with self._work:
             self._finished = True
@@ -169,8 +206,8 @@ class ReplayFeed:
             self._drawing_s += time.perf_counter() - begun
         return worked
 
-    def take(self) -> list[Unroll]:
-        """Waits for a batch: one unroll of B items, in numpy buffers that are valid until `learned`.
+    def take(self) -> list[FrameTrajectory]:
+        """Waits for a batch, in numpy buffers that are valid until `learned`.
 
         Returns an empty list if the feed was closed or has ended. Call from the learner thread only.
         """
@@ -185,7 +222,9 @@ class ReplayFeed:
             self._work.notify_all()
         action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
         memory = ActorState(sample.core, ())
-        return [Unroll(sample.timesteps, action, extras, memory, (), sample.importance)]
+        return [
+            FrameTrajectory(sample.timesteps, action, extras, memory, importance=sample.importance)
+        ]
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         """Hands new priorities `[B]` of the last batch's items, and its buffers, to the replay thread.
@@ -200,14 +239,17 @@ class ReplayFeed:
             self._idle.stop()
             self._work.notify_all()
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, settle: Callable[[], None]) -> None:
         """Saves the replay under the name of the checkpoint of `step`, unless `config.save_replay` is false.
 
+        That comes before the checkpoint, so that no checkpoint lacks its replay. The newest whole checkpoint
+        keeps its replay, so `settle` is called first: it waits until the one before is written or has failed.
         If the disk refuses, this only leaves a notice. Raises SeedbedError if the agent gives an item an
         invalid priority; the items published before it are saved first. Any thread may call this.
         """
         if not self._saves:
             return
+        settle()
         # All checkpoints after the newest one on the disk may have failed, so the replay of that one stays.
         whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
@@ -226,7 +268,7 @@ class ReplayFeed:
         return f"replay goes on with {self.replay.items:,} items"
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the figures of `Replay.stats`, with names `replay/...`. Any thread may call this."""
+        """Returns the figures of `HostReplay.stats`, with names `replay/...`. Any thread may call this."""
         return {f"replay/{name}": value for name, value in self.replay.stats().items()}
 
     def seconds(self) -> dict[str, float]:
@@ -249,16 +291,3 @@ class ReplayFeed:
         self._closed.set()
         with self._work:
             self._work.notify_all()
-
-
-def _templates(agent: ReplayAgent, spec: EnvSpec, frame_stack: int) -> tuple[Tree, Tree]:
-    """Returns zeros with the shapes and dtypes of extras and core state of one environment, without B."""
-    timestep = stack_timesteps(zero_timesteps(spec, (frame_stack, 1)), frame_stack)
-    timestep = jax.tree.map(lambda leaf: leaf[0], timestep)
-    state = agent.actor_state(jnp.zeros(1, jnp.uint32), 1)
-    keys = jax.random.split(jax.random.key(0), 1)
-    params = jax.eval_shape(agent.init, jax.random.key(0)).params
-    _, extras, _ = jax.eval_shape(
-        lambda *inputs: agent.act(*inputs, evaluate=False), params, state, timestep, keys
-    )
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (extras, state.core))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from seedbed.central.evaluation import Evaluation
 from seedbed.central.meter import CentralMeter, Setup
-from seedbed.central.replaying import ReplayFeed
 from seedbed.run.evaluation import compile_play
 from seedbed.run.options import CentralConfig
 from seedbed.run.runtime import Progress, Snapshot
@@ -27,7 +26,7 @@ class CentralRun:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
-        self._play = compile_play(setup.agent, setup.env.frame_stack)
+        self._play = compile_play(setup.agent)
         self._evaluations: list[Evaluation] = []
         self._past_cpu_seconds = 0.0  # of evaluations that have ended
 
@@ -42,11 +41,9 @@ class CentralRun:
         return self._setup.env.frame_skip
 
     def start(self) -> None:
-        """Starts the inference thread, the learner thread and, with replay, the replay thread."""
-        setup = self._setup
-        loops = {"inference": setup.acting.run, "learner": self._learn}
-        if isinstance(setup.feed, ReplayFeed):
-            loops["replay"] = setup.feed.run
+        """Starts the inference thread, the learner thread and the threads that the source needs."""
+        loops = {"inference": self._setup.acting.run, "learner": self._learn}
+        loops |= self._setup.source.loops
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in loops.items()
@@ -72,9 +69,12 @@ class CentralRun:
         return not self._stop.wait(0.1)
 
     def stop(self) -> None:
-        """Tells the loops to end, and closes the feed so that they stop waiting. Any thread may call this."""
+        """Tells the loops to end, and closes the source, so that they stop waiting.
+
+        Any thread may call this.
+        """
         self._stop.set()
-        self._setup.feed.close()
+        self._setup.source.close()
 
     def join(self) -> BaseException | None:
         """Waits until the threads have ended; returns the first exception that ended one."""
@@ -84,7 +84,7 @@ class CentralRun:
 
     def progress(self) -> Progress:
         """Returns the counts so far."""
-        env_steps = self._setup.feed.env_steps
+        env_steps = self._setup.source.env_steps
         return Progress(env_steps, self._setup.learning.updates, env_steps)
 
     def meter(self) -> CentralMeter:
@@ -113,13 +113,8 @@ class CentralRun:
         return Snapshot(env_steps, state, metadata, int(state.updates))
 
     def save_beside(self, step: int, settle: Callable[[], None]) -> None:
-        """Saves the replay, if there is one, before its checkpoint, so that no checkpoint lacks its replay.
-
-        The newest whole checkpoint keeps its replay, so the one before must be settled first.
-        """
-        if isinstance(self._setup.feed, ReplayFeed):
-            settle()
-            self._setup.feed.save(step)
+        """Saves the replay, if there is one, before its checkpoint."""
+        self._setup.source.save(step, settle)
 
     def evaluate(self, snapshot: Snapshot, seed: int, give_up: Callable[[], bool]) -> Evaluation:
         """Starts an evaluation beside training."""
@@ -133,7 +128,7 @@ class CentralRun:
         """Returns messages of actors, replay and evaluations, each once."""
         return [
             *self._setup.pool.take_notices(),
-            *self._setup.feed.take_notices(),
+            *self._setup.source.take_notices(),
             *(
                 f"evaluation: {notice}"
                 for each in self._evaluations

@@ -8,28 +8,32 @@ from typing import Any
 import jax
 import numpy as np
 
+from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
-from seedbed.central.inference import Inference
-from seedbed.central.learner import Learner
-from seedbed.central.loops import InferenceLoop, LearnerLoop, UnrollQueue
+from seedbed.actors.process import Launcher
+from seedbed.central.acting import InferenceLoop
+from seedbed.central.experience import Sink, Source
+from seedbed.central.inference import Inference, act_output
+from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.meter import Setup
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.run import CentralRun
+from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices
 from seedbed.run.folder import RunFolder
-from seedbed.run.keys import derived_seed, fold_count, halves
-from seedbed.run.metrics import EpisodeStatistics
-from seedbed.run.options import CentralConfig
+from seedbed.run.measures import EpisodeStatistics
+from seedbed.run.options import GROUPS, CentralConfig
 from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     Agent,
     HostEnvConfig,
-    OnPolicy,
     bind,
     learns_from_replay,
+    on_policy,
 )
 
 _MODEST = 10
@@ -57,16 +61,16 @@ def train(
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     # The seed depends on the newest checkpoint: a resumed run must not play the run's first episodes again.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
+    launcher = Launcher(
+        env=env,
+        envs_per_group=config.envs_per_actor // GROUPS,
+        groups=GROUPS,
+        seed=derived_seed(config.seed, sum(past)),
+        niceness=_MODEST if learns_from_replay(agent) else 0,
+    )
     with (
         Session(run, view) as session,
-        ActorPool(
-            env,
-            actors=config.actors,
-            envs_per_actor=config.envs_per_actor,
-            seed=derived_seed(config.seed, sum(past)),
-            niceness=_MODEST if learns_from_replay(agent) else 0,
-            timeout_s=config.actor_timeout_s,
-        ) as pool,
+        local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s) as pool,
     ):
         view.message(
             f"starting {config.actors} actors with {config.envs_per_actor} environments each"
@@ -120,37 +124,44 @@ def _set_up(
         Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
         for device, part in zip(inference_devices, parts, strict=True)
     ]
-    feed = _make_feed(agent, env, config, pool, session.run, env_steps)
-    if isinstance(feed, ReplayFeed):
-        found = feed.restore(env_steps)
-        if env_steps:
-            session.view.message(found)
-    learner = Learner(agent, env.frame_stack, learner_devices, learn_key)
-    learning = LearnerLoop(learner, state, inferences, feed)
+    sink, source = _experience(agent, env, config, pool, session.run, env_steps)
+    found = source.restore(env_steps)
+    if env_steps and found:
+        session.view.message(found)
+    updater = LocalUpdater(agent, state, learner_devices)
+    learner = Learner(agent, env.frame_stack, learner_devices, learn_key, updater)
+    learning = LearnerLoop(learner, inferences, source)
     for inference in inferences:
         inference.compile(spec)
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
-    acting = InferenceLoop(pool, inferences, feed, episodes, deadline)
-    return Setup(agent, env, config, pool, acting, learning, feed)
+    acting = InferenceLoop(pool, inferences, sink, episodes, deadline)
+    return Setup(agent, env, config, pool, acting, learning, source)
 
 
-def _make_feed(
+def _experience(
     agent: Agent,
     env: HostEnvConfig,
     config: CentralConfig,
     pool: ActorPool,
     run: RunFolder,
     env_steps: int,
-) -> UnrollQueue | ReplayFeed:
-    """Makes the queue or the replay between acting and learning. `env_steps` transitions count already."""
+) -> tuple[Sink, Source]:
+    """Makes what is between acting and learning: either unrolls and their queue, or replay.
+
+    `env_steps` transitions count already.
+    """
     if learns_from_replay(agent):
-        return ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
-    experience = agent.experience
-    assert isinstance(experience, OnPolicy)
+        feed = ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
+        return feed, feed
+    experience = on_policy(agent)
+    assert experience is not None, "an agent's experience is one of the two"
     per_batch = experience.batch // pool.group_size
     # The largest lag to expect, in batches, if groups are equally fast: each group completes an unroll while
     # one is being filled, and may complete another one while that waits to enter the queue. Two batches are
     # in the queue before it, and one is being learned from.
     batches = 0 if experience.synchronous else 3 + math.ceil(2 * pool.num_groups / per_batch)
     most_lag = batches * agent.epochs * agent.minibatches
-    return UnrollQueue(2 * per_batch, per_batch, most_lag, env_steps, config.steps)
+    queue = UnrollQueue(2 * per_batch, per_batch, most_lag, env_steps, config.steps)
+    output = act_output(agent, pool.spec, env.frame_stack, pool.group_size)
+    sink = UnrollSink(queue, experience, pool.spec, env.frame_stack, output, pool.num_groups)
+    return sink, queue

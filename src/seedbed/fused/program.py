@@ -24,9 +24,19 @@ from seedbed.envs.device.wrappers import (
 from seedbed.fused import rollout
 from seedbed.fused.rollout import Carry, Iteration, Plan
 from seedbed.run.devices import choose_devices
+from seedbed.run.evaluation import summary_of
 from seedbed.run.options import FusedConfig
 from seedbed.run.update import AXIS, progress_of
-from seedbed.types import Agent, Array, Environment, OnPolicy, SeedbedError, Tree, bind
+from seedbed.types import (
+    Agent,
+    Array,
+    Environment,
+    SeedbedError,
+    Tree,
+    bind,
+    learns_from_replay,
+    on_policy,
+)
 
 MOST_STEPS = 100_000
 """The most steps of an evaluation's episode if the environment has no time limit."""
@@ -203,20 +213,21 @@ class Program:
 
 def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
     """Returns the sizes of an iteration; raises SeedbedError if the options do not fit one another."""
-    experience = agent.experience
-    batch = experience.batch
-    if isinstance(experience, OnPolicy):
+    batch, unrolls = agent.experience.batch, on_policy(agent)
+    if unrolls is not None:
         parts = devices * agent.minibatches
         if batch % parts:
             raise SeedbedError(
                 f"agent.batch is {batch} environments: it must divide by {devices} devices x "
                 f"{agent.minibatches} minibatches, {parts}"
             )
-        return Plan(batch, experience.unroll, agent.epochs * agent.minibatches)
+        return Plan(batch, unrolls.unroll, agent.epochs * agent.minibatches)
     if devices > 1:
         raise SeedbedError(
             f"{devices} devices: an agent that learns from replay trains on one device; name one"
         )
+    assert learns_from_replay(agent), "an agent's experience is one of the two"
+    experience = agent.experience
     items = config.envs * config.unroll / experience.period
     updates = items * experience.ratio / batch
     if updates < 1 or abs(updates - round(updates)) > 1e-6:
@@ -251,11 +262,10 @@ def _euler_env(env: Environment, share: float) -> Environment | None:
 def _varied(agent: Agent, options: dict[str, Array]) -> Agent:
     """Returns a copy of the agent in which traced values replace some options.
 
-    This skips the agent's own checks, which need concrete numbers; `_check_sweep` has made them before.
+    This leaves out the agent's own checks, which need numbers: `_check_sweep` has made them before.
     """
     varied = copy.copy(agent)
-    for name, value in options.items():
-        object.__setattr__(varied, name, value)
+    vars(varied).update(options)
     return varied
 
 
@@ -358,11 +368,4 @@ def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict
             f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
             f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
         )
-    return {
-        "episode_return_mean": float(returns.mean()),
-        "episode_return_std": float(returns.std()),
-        "episode_return_min": float(returns.min()),
-        "episode_return_max": float(returns.max()),
-        "episode_length_mean": float(lengths.mean()),
-        "episodes": int(done.size),
-    }
+    return summary_of(returns, lengths)

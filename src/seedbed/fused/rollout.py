@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import simd
-from seedbed.fused.clock import stamp
+from seedbed.ops.clock import stamp
+from seedbed.ops.keys import environment_keys, later
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
-from seedbed.run.keys import environment_keys, later
 from seedbed.run.update import count_transitions, learn
 from seedbed.types import (
     ActorState,
@@ -61,12 +61,12 @@ class Carry(NamedTuple):
     steps: Array  # uint32 [2], a count: rows of each environment so far, including auto-resets
     # The run's key never changes: an iteration splits keys from it and folds counts into them.
     key: Array
-    replay: ReplayState | tuple[()] = ()  # () for an on-policy agent
-    # Int32 scalar: transitions for which updates are still owed, below 0 at first; () without replay.
-    owed: Array | tuple[()] = ()
+    replay: ReplayState | None = None  # None for an on-policy agent
+    # Int32 scalar: transitions for which updates are still owed, below 0 at first; None without replay.
+    owed: Array | None = None
 
 
-class Busy(NamedTuple):
+class StageTimes(NamedTuple):
     """The time of each part of an iteration: uint32 scalars, microseconds; 0 on other devices than CPU."""
 
     environment: Array
@@ -85,10 +85,10 @@ class Iteration(NamedTuple):
     returns: Array  # float32: sum of their returns
     lengths: Array  # float32: sum of their lengths
     finite: Array  # bool: whether all observations and rewards were finite
-    busy: Busy  # the longest time of any device, for each part
+    busy: StageTimes  # the longest time of any device, for each part
 
 
-class Ended(NamedTuple):
+class EpisodeSums(NamedTuple):
     """Sums over the episodes that ended; scalars, as in `Iteration`."""
 
     episodes: Array
@@ -171,7 +171,7 @@ def iterate(
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
     rollout = acted[0] - begun[0]
-    busy = Busy(environment, rollout - environment, learned[0] - acted[0])
+    busy = StageTimes(environment, rollout - environment, learned[0] - acted[0])
     env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
     steps = (rows.timesteps, carry.env.timestep)
     seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
@@ -210,7 +210,7 @@ def _learn(
     The key is folded, not consumed. Returns the new carry and the agent's metrics.
     """
     learner = carry.learner
-    if not (learns_from_replay(agent) and isinstance(carry.replay, ReplayState)):
+    if carry.replay is None or carry.owed is None or not learns_from_replay(agent):
         trajectory = _trajectory(rows, carry.env.timestep, actor, learner.updates)
         update = learn(agent, learner, trajectory, jax.random.fold_in(key, learner.updates), axis)
         return carry._replace(learner=update.state), update.metrics
@@ -274,7 +274,7 @@ def learn_from_replay(
 
 def unroll(
     agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
-) -> tuple[Carry, Rows, Ended, Array]:
+) -> tuple[Carry, Rows, EpisodeSums, Array]:
     """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
 
     Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
@@ -287,8 +287,8 @@ def unroll(
     replaying = learns_from_replay(agent)
 
     def step(
-        now: tuple[EnvState, ActorState, Ended, Array], keys: Array
-    ) -> tuple[tuple[EnvState, ActorState, Ended, Array], Rows]:
+        now: tuple[EnvState, ActorState, EpisodeSums, Array], keys: Array
+    ) -> tuple[tuple[EnvState, ActorState, EpisodeSums, Array], Rows]:
         state, actor, ended, busy = now
         core = actor.core if replaying else ()
         action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
@@ -299,7 +299,7 @@ def unroll(
         now = (moved, actor, _add(ended, moved), busy + ready[0] - begun[0])
         return now, Rows(state.timestep, action, extras, core)
 
-    nothing, no_time = Ended(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
+    nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
     if axis is not None:
         nothing, no_time = jax.tree.map(
             lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
@@ -356,8 +356,8 @@ def play(
 ) -> Episodes:
     """Plays on with the evaluation policy, until all episodes have ended or `steps` is `until`.
 
-    `until` is a uint32 scalar. `env` resets itself. The key is folded with the environment and the step, not
-    consumed: pass the same key each time.
+    `until` is a uint32 scalar. `env` may reset itself: what comes after an end does not count. The key is
+    folded with the environment and the step, not consumed: pass the same key each time.
     """
     env_ids = jnp.arange(begun.done.shape[0], dtype=jnp.uint32)
     move = simd.vectorize(env.step)
@@ -378,10 +378,10 @@ def play(
     return jax.lax.while_loop(unfinished, step, begun)
 
 
-def _add(ended: Ended, moved: EnvState) -> Ended:
+def _add(ended: EpisodeSums, moved: EnvState) -> EpisodeSums:
     over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
     total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
-    return Ended(
+    return EpisodeSums(
         ended.episodes + over.sum(dtype=jnp.int32),
         ended.returns + jnp.where(over, total, 0.0).sum(),
         ended.lengths + jnp.where(over, length, 0.0).sum(),

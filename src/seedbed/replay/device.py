@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seedbed.replay.weights import draw_weights, importance_weights, is_prioritised
+from seedbed.ops.priorities import draw_weights, importance_weights, is_prioritised
 from seedbed.types import Array, Replay, SeedbedError, Timestep, Tree
 
 

@@ -7,6 +7,7 @@ the size and checksum of every file. `best.json` names the checkpoint with the b
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -277,14 +278,13 @@ def restore_best(
     """Returns (step, tree, metadata) of the checkpoint with the best evaluation.
 
     If none was evaluated, or the best one is damaged, this takes the newest whole one. `part` names a field
-    of the saved tree: the result and `template` are then of that field only. Nothing in the folder changes,
-    and a run may train into it at the same time. The kinds of leaves and the errors are those of `restore`.
+    of the saved tree, such as `learner.params`; the result and `template` are then of that field. Nothing in
+    the folder changes, and a run may train into it meanwhile. Leaves and errors are those of `restore`.
     """
     best = read_best(folder)
     if best is not None:
         path = folder / name_of(best["step"])
-        reason = defect(path)
-        if reason is None:
+        if (reason := defect(path)) is None:
             try:
                 return _load(path, template, part)
             except Exception:
@@ -294,6 +294,13 @@ def restore_best(
         if not path.exists():
             return restore_best(folder, template, warn, part)
         warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
+    return restore_newest(folder, template, warn, part)
+
+
+def restore_newest(
+    folder: Path, template: Tree, warn: Warn = lambda text: None, part: str = ""
+) -> Restored:
+    """Returns (step, tree, metadata) of the newest whole checkpoint; the rest is as in `restore_best`."""
     path, _ = _newest_whole(folder, warn)
     return _load(path, template, part)
 
@@ -306,8 +313,7 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
     damaged: list[Path] = []
     for step in reversed(list_steps(folder)):
         path = folder / name_of(step)
-        reason = defect(path)
-        if reason is None:
+        if (reason := defect(path)) is None:
             return path, damaged
         warn(f"checkpoint {path} is damaged ({reason}): using the one before")
         damaged.append(path)
@@ -321,15 +327,15 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
 
 def _load(path: Path, template: Tree, part: str = "") -> Restored:
     manifest = json.loads((path / MANIFEST).read_text())
-    prefix = f"{part}." if part else ""
-    stored = {leaf["name"]: leaf for leaf in manifest["leaves"] if leaf["name"].startswith(prefix)}
-    named = [(prefix + name, leaf) for name, leaf in _named_leaves(template)]
+    every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""
+    stored = {name: every[name] for name in every if f"{name}.".startswith(within)}
+    named = _named_leaves(template, part)
     wanted = dict(named)
     if wanted.keys() != stored.keys():
         names = sorted(wanted.keys() ^ stored.keys())
         raise SeedbedError(
-            f"checkpoint {path} is of another agent: {names[0]} (of {len(names)} such parts) is only in "
-            f"{'the agent' if names[0] in wanted else 'the checkpoint'}; resume with the run's own agent"
+            f"checkpoint {path} is of another agent or version: {names[0]} (of {len(names)} such parts) is "
+            f"only in {'the agent' if names[0] in wanted else 'the checkpoint'}; use those that trained it"
         )
     for name, leaf in named:
         have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
@@ -360,17 +366,14 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
     return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
 
 
-def _named_leaves(tree: Tree) -> list[tuple[str, Any]]:
+def _named_leaves(tree: Tree, part: str = "") -> list[tuple[str, Any]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [
-        (jax.tree_util.keystr(path, simple=True, separator=".") or "value", leaf)
-        for path, leaf in flat
-    ]
+    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
+    return [(".".join(filter(None, (part, keystr(path)))) or "value", leaf) for path, leaf in flat]
 
 
 def _is_key(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:

@@ -17,6 +17,8 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from seedbed.files import sync, write_json
+
 LENGTH = struct.Struct("<Q")
 """The format of the length of a request's header: the number of bytes, in 8 bytes, little-endian."""
 MANIFEST = "manifest.json"
@@ -34,22 +36,6 @@ def list_steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("w") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 def file_table(folder: Path) -> dict[str, list[int]]:
@@ -143,7 +129,7 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
         _sync_tree(temporary)
         former = _rename_away(final)
         temporary.rename(final)
-        _sync_folder(final.parent)
+        sync(final.parent)
     except BaseException:
         remove_leftovers(final.parent)
         raise
@@ -180,17 +166,8 @@ def _rename_away(path: Path) -> Path:
 def _sync_tree(folder: Path) -> None:
     for root, _, files in os.walk(folder):
         for name in files:
-            with (Path(root) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        _sync_folder(Path(root))
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(Path(root) / name)
+        sync(Path(root))
 
 
 def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Playing a policy: evaluation in host environments, shared by all agents, and `Policy` for users' loops."""
+"""Playing a policy: evaluation in host environments, shared by all agents, and policies for users' loops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
-from seedbed.run.keys import environment_keys, later
-from seedbed.run.stacking import stack_timesteps, zero_timesteps
+from seedbed.actors.process import Launcher
+from seedbed.ops.keys import environment_keys, later
+from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import (
     ActorState,
     Agent,
@@ -25,7 +27,7 @@ from seedbed.types import (
 )
 
 
-class Carry(NamedTuple):
+class PlayerState(NamedTuple):
     """The state that a player keeps of B environments between steps."""
 
     frames: Timestep  # [S, B, ...] single frames, the newest last
@@ -33,31 +35,33 @@ class Carry(NamedTuple):
     counter: Array  # uint32 [2], the count of steps so far
 
 
-Play = Callable[[Tree, Carry, Timestep, Array], tuple[Carry, Tree]]
-"""A compiled step of playing: (params, carry, timestep `[B, ...]`, key) -> (carry, action `[B, ...]`)."""
+Play = Callable[[Tree, PlayerState, Timestep, Array], tuple[PlayerState, Tree]]
+"""A compiled step of playing: (params, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
 
 MAX_EPISODE_STEPS = 30_000
 """The most steps that an episode of evaluation may take, on average over the episodes of an environment.
 Atari's longest episodes have 27,000."""
 
 
-def compile_play(agent: Agent, frame_stack: int) -> Play:
+def compile_play(agent: Agent) -> Play:
     """Returns a function that acts with the evaluation policy of a bound agent.
 
     It is compiled at its first call for each B. It derives keys from its key, environment and step, and does
     not consume the key.
     """
 
-    def play(params: Tree, carry: Carry, timestep: Timestep, key: Array) -> tuple[Carry, Tree]:
+    def play(
+        params: Tree, before: PlayerState, timestep: Timestep, key: Array
+    ) -> tuple[PlayerState, Tree]:
         frames = jax.tree.map(
-            lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), carry.frames, timestep
+            lambda leaf, new: jnp.concatenate([leaf[1:], new[None]]), before.frames, timestep
         )
-        stacked = jax.tree.map(lambda leaf: leaf[0], stack_timesteps(frames, frame_stack))
-        num_envs = timestep.first.shape[0]
-        env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
-        keys = environment_keys(key, env_ids, carry.counter)
-        action, _, state = agent.act(params, carry.actor_state, stacked, keys, evaluate=True)
-        return Carry(frames, state, later(carry.counter, 1)), action
+        env_ids = jnp.arange(timestep.first.shape[0], dtype=jnp.uint32)
+        keys = environment_keys(key, env_ids, before.counter)
+        action, _, state = act_on_frames(
+            agent, params, before.actor_state, frames, keys, evaluate=True
+        )
+        return PlayerState(frames, state, later(before.counter, 1)), action
 
     return jax.jit(play)
 
@@ -68,9 +72,9 @@ class Player:
     Use each from one thread at a time.
     """
 
-    def __init__(self, play: Play, params: Tree, carry: Carry, seed: int) -> None:
-        """Starts from `carry`, and copies the parameters to the device once."""
-        self._play, self._params, self._carry = play, jax.device_put(params), carry
+    def __init__(self, play: Play, params: Tree, state: PlayerState, seed: int) -> None:
+        """Starts from `state`, and copies the parameters to the device once."""
+        self._play, self._params, self._state = play, jax.device_put(params), state
         self._key = jax.random.key(seed)
 
     def act(self, timestep: Timestep) -> Tree:
@@ -78,15 +82,15 @@ class Player:
 
         Call from one thread at a time.
         """
-        self._carry, action = self._play(self._params, self._carry, timestep, self._key)
+        self._state, action = self._play(self._params, self._state, timestep, self._key)
         return jax.tree.map(np.asarray, action)
 
 
-def empty_carry(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) -> Carry:
+def initial_player(agent: Agent, spec: EnvSpec, frame_stack: int, num_envs: int) -> PlayerState:
     """Returns the state of a player that has seen nothing. `agent` is bound; `spec` is of single frames."""
     env_ids = jnp.arange(num_envs, dtype=jnp.uint32)
     frames = zero_timesteps(spec, (frame_stack, num_envs))
-    return Carry(frames, agent.actor_state(env_ids, num_envs), jnp.zeros(2, jnp.uint32))
+    return PlayerState(frames, agent.actor_state(env_ids, num_envs), jnp.zeros(2, jnp.uint32))
 
 
 def evaluation_envs(episodes: int) -> int:
@@ -96,8 +100,8 @@ def evaluation_envs(episodes: int) -> int:
 
 def evaluation_pool(env: HostEnvConfig, envs: int, seed: int, timeout_s: float) -> ActorPool:
     """Starts the actor process of an evaluation: one group of `envs` environments with whole episodes."""
-    whole = env.for_evaluation()
-    return ActorPool(whole, actors=1, envs_per_actor=envs, seed=seed, groups=1, timeout_s=timeout_s)
+    launcher = Launcher(env=env.for_evaluation(), envs_per_group=envs, groups=1, seed=seed)
+    return local_pool(launcher, actors=1, timeout_s=timeout_s)
 
 
 def evaluate(
@@ -116,8 +120,8 @@ def evaluate(
     """
     envs = evaluation_envs(episodes)
     with evaluation_pool(env, envs, seed, actor_timeout_s) as pool:
-        carry = empty_carry(agent, pool.spec, env.frame_stack, envs)
-        player = Player(compile_play(agent, env.frame_stack), params, carry, seed)
+        state = initial_player(agent, pool.spec, env.frame_stack, envs)
+        player = Player(compile_play(agent), params, state, seed)
         result = play_episodes(pool, player, episodes, threading.Event())
     assert result is not None, "nobody stopped it"
     return result
@@ -151,6 +155,11 @@ def play_episodes(
             f"{episodes - returns.size} of {episodes} episodes of the evaluation did not end within "
             f"{steps:,} steps: give the environment a time limit"
         )
+    return summary_of(returns, lengths)
+
+
+def summary_of(returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+    """Returns the metrics of an evaluation from the raw returns and the lengths of its episodes."""
     return {
         "episode_return_mean": float(returns.mean()),
         "episode_return_std": float(returns.std()),
@@ -184,10 +193,10 @@ class _Tally:
         self.lengths.append(self._length[ended])
 
 
-class Policy:
-    """A trained policy for users' own loops, which keeps recurrent state and frame stack by itself.
+class SpecPolicy:
+    """A trained policy for users' own loops, on arrays of the environment's spec.
 
-    Use each from one thread at a time.
+    It keeps recurrent state and frame stack by itself. Use each from one thread at a time.
     """
 
     def __init__(
@@ -196,7 +205,7 @@ class Policy:
         """Keeps a bound agent and its parameters. `spec` is of single frames."""
         self.agent, self.spec, self.params = agent, spec, params
         self._frame_stack, self._seed = frame_stack, seed
-        self._play = compile_play(agent, frame_stack)
+        self._play = compile_play(agent)
         self._player: Player | None = None
         self._first = True
         self._batch: int | None = None
@@ -222,8 +231,8 @@ class Policy:
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
         num_envs = 1 if batch is None else batch
         if self._player is None or self._batch != num_envs:
-            carry = empty_carry(self.agent, self.spec, self._frame_stack, num_envs)
-            self._player = Player(self._play, self.params, carry, self._seed)
+            state = initial_player(self.agent, self.spec, self._frame_stack, num_envs)
+            self._player = Player(self._play, self.params, state, self._seed)
             self._batch, self._first = num_envs, True
         opening = np.broadcast_to(np.asarray(first if first is not None else self._first), num_envs)
         self._first = False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from seedbed.files import write_json
 from seedbed.run.checkpoint_helper import list_steps, remove_leftovers
 from seedbed.types import SeedbedError
 
@@ -163,16 +164,9 @@ class RunFolder:
 
         Call it only with the folder locked, from one thread at a time.
         """
-        temporary = self.path / f".{CONFIG}.new"
         try:
-            with temporary.open("w") as file:
-                json.dump(config, file, indent=2)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path / CONFIG)
+            write_json(self.path / CONFIG, config)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise _unusable(self.path, error) from error
 
     def read_config(self) -> dict[str, Any]:

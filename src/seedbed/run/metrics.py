@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from seedbed.types import SeedbedError, Timestep
+from seedbed.types import SeedbedError
 
 STAGES = ("environment", "inference", "learning")
 """The parts of a run whose time is measured, in the order in which arrays hold these times."""
@@ -183,67 +183,6 @@ def _repair(path: Path, resume_at: int | None) -> None:
         raise
 
 
-class EpisodeStatistics:
-    """Statistics of episodes (raw returns and lengths) in `groups` groups of `n` environments.
-
-    The inference thread records; any thread may call `summary` and `state`.
-    """
-
-    def __init__(self, groups: int, n: int, window: int = 100) -> None:
-        self.episodes = 0
-        self._returns = np.zeros((groups, n), np.float64)
-        self._lengths = np.zeros((groups, n), np.int64)
-        self._recent_returns: collections.deque[float] = collections.deque(maxlen=window)
-        self._recent_lengths: collections.deque[int] = collections.deque(maxlen=window)
-
-    def record(self, group: int, timestep: Timestep) -> None:
-        """Adds a timestep of a group, whose reward and flags are `[n]`. Call from the inference thread."""
-        returns, lengths = self._returns[group], self._lengths[group]
-        returns += timestep.reward
-        lengths += 1
-        first = timestep.first
-        if first.any():
-            returns[first] = 0.0
-            lengths[first] = 0
-        ended = np.logical_or(timestep.terminated, timestep.truncated)
-        if ended.any():
-            self.episodes += int(ended.sum())
-            self._recent_returns.extend(returns[ended].tolist())
-            self._recent_lengths.extend(lengths[ended].tolist())
-
-    def reset(self, group: int) -> None:
-        """Drops the unfinished episodes of a group whose actor was restarted.
-
-        Call from the inference thread.
-        """
-        self._returns[group] = 0.0
-        self._lengths[group] = 0
-
-    def summary(self) -> dict[str, float]:
-        """Returns the count of ended episodes, and means over the last `window` (NaN if there are none)."""
-        return {
-            "episodes": self.episodes,
-            "episode_return_mean": _mean(self._recent_returns),
-            "episode_length_mean": _mean(self._recent_lengths),
-        }
-
-    def state(self) -> dict[str, Any]:
-        """Returns the part that a checkpoint keeps, as JSON values. Any thread may call it."""
-        return {
-            "episodes": self.episodes,
-            "returns": list(self._recent_returns),
-            "lengths": list(self._recent_lengths),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restores a `state`, which has no unfinished episodes. Call before the first `record`."""
-        self.episodes = int(state["episodes"])
-        self._recent_returns.clear()
-        self._recent_returns.extend(state["returns"])
-        self._recent_lengths.clear()
-        self._recent_lengths.extend(state["lengths"])
-
-
 class RecentEpisodes:
     """Sums over the episodes that ended recently. A device reports only counts and sums of episodes.
 
@@ -288,11 +227,6 @@ class RecentEpisodes:
         self.episodes = int(state["episodes"])
         self._sums.clear()
         self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
-
-
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values) if values else math.nan
 
 
 def processes_rss(pids: Iterable[int]) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from seedbed.run.metrics import usable_cores
-from seedbed.types import Agent, OnPolicy, SeedbedError
+from seedbed.types import Agent, SeedbedError, on_policy
 
-# Groups of environments in an actor: one group steps while the other waits for actions.
-_GROUPS = 2
+GROUPS = 2
+"""Groups of environments in an actor of a run: one steps while the other waits for actions."""
 # The default for agents that learn while acting goes on.
 _ENVS_PER_ACTOR = 32
 
@@ -61,14 +61,14 @@ class CentralConfig:
 
         Raises SeedbedError if sizes do not fit one another or the agent; it names the option to change.
         """
-        experience = agent.experience
-        if isinstance(experience, OnPolicy) and experience.synchronous:
+        experience = on_policy(agent)
+        if experience is not None and experience.synchronous:
             actors, envs = _fitting(experience.batch, self.actors, self.envs_per_actor)
         else:
             actors, envs = self.actors or _cores(), self.envs_per_actor or _ENVS_PER_ACTOR
-        if envs % _GROUPS:
+        if envs % GROUPS:
             raise SeedbedError(
-                f"envs_per_actor is {envs}: an actor steps its environments in {_GROUPS} groups; give an "
+                f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an "
                 "even number with --envs-per-actor"
             )
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
@@ -81,14 +81,14 @@ class CentralConfig:
         A batch must divide evenly among groups, devices and minibatches. There must be enough environments
         for an on-policy batch, and a group for every inference device.
         """
-        experience, learners = agent.experience, len(self.learner_devices)
-        batch, group = experience.batch, self.envs_per_actor // _GROUPS
-        if isinstance(experience, OnPolicy) and batch % group:
+        unrolls, learners = on_policy(agent), len(self.learner_devices)
+        batch, group = agent.experience.batch, self.envs_per_actor // GROUPS
+        if unrolls is not None and batch % group:
             raise SeedbedError(
                 f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
                 "group, half of those of an actor; change --agent.batch or --envs-per-actor"
             )
-        many = isinstance(experience, OnPolicy) and not experience.synchronous
+        many = unrolls is not None and not unrolls.synchronous
         if many and batch > 2 * self.actors * self.envs_per_actor:
             raise SeedbedError(
                 f"agent.batch is {batch} unrolls, but there are only {self.actors * self.envs_per_actor} "
@@ -99,9 +99,9 @@ class CentralConfig:
                 f"agent.batch is {batch}: it must divide by {learners} learner devices x "
                 f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
             )
-        if self.actors * _GROUPS < len(self.inference_devices):
+        if self.actors * GROUPS < len(self.inference_devices):
             raise SeedbedError(
-                f"{len(self.inference_devices)} inference devices for the {self.actors * _GROUPS} groups of "
+                f"{len(self.inference_devices)} inference devices for the {self.actors * GROUPS} groups of "
                 f"{self.actors} actors: name fewer with --inference-devices, or raise --actors"
             )
 
@@ -201,11 +201,11 @@ def _fitting(batch: int, actors: int, envs: int) -> tuple[int, int]:
     nothing fits.
     """
     for count in [actors] if actors else range(_cores(), 0, -1):
-        each = envs or max(_GROUPS, batch // count)
-        if batch % (count * each) == 0 and each % _GROUPS == 0:
+        each = envs or max(GROUPS, batch // count)
+        if batch % (count * each) == 0 and each % GROUPS == 0:
             return count, each
     given = f"{actors} actors" if actors else "actors"
-    each = f"{envs} environments" if envs else f"environments in {_GROUPS} groups"
+    each = f"{envs} environments" if envs else f"environments in {GROUPS} groups"
     raise SeedbedError(
         f"agent.batch is {batch} unrolls, and the agent acts, stops and learns: {given} with {each} each "
         "cannot make it up of equally many unrolls of every environment; change --agent.batch, --actors or "

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from seedbed.ops.keys import derived_seed
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.clocks import Clock
 from seedbed.run.folder import RunFolder
-from seedbed.run.keys import derived_seed
+from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals

@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from seedbed import trees
-from seedbed.types import Array, ArraySpec, EnvSpec, Timestep, Tree
+from seedbed.types import ActorState, Agent, Array, ArraySpec, EnvSpec, Timestep, Trajectory, Tree
+
+
+class FrameTrajectory(NamedTuple):
+    """A trajectory in single frames: T transitions of B environments, from an unroll or from replay."""
+
+    timesteps: Timestep  # [S - 1 + T + 1, B, ...], not stacked
+    action: Tree  # [T, B, ...]
+    extras: Tree  # [T, B, ...]
+    actor_state: ActorState  # [B, ...] before acting on row 0
+    params_version: Tree = ()  # [T, B] int32 of an unroll
+    importance: Tree = ()  # [B] float32 from replay
+
+
+def stack_trajectory(frames: FrameTrajectory, frame_stack: int) -> Trajectory:
+    """Returns the trajectory that agents learn from, with frames stacked."""
+    return Trajectory(
+        timesteps=stack_timesteps(frames.timesteps, frame_stack),
+        action=frames.action,
+        extras=frames.extras,
+        actor_state=frames.actor_state,
+        params_version=frames.params_version,
+        importance=frames.importance,
+    )
+
+
+def act_on_frames(
+    agent: Agent,
+    params: Tree,
+    actor_state: ActorState,
+    frames: Timestep,
+    keys: Array,
+    evaluate: bool,
+) -> tuple[Tree, Tree, ActorState]:
+    """Acts on the newest of single frames `[S, B, ...]`, stacked; arguments and results are `Agent.act`'s."""
+    stacked = stack_timesteps(frames, frames.first.shape[0])
+    newest = jax.tree.map(lambda leaf: leaf[0], stacked)
+    return agent.act(params, actor_state, newest, keys, evaluate=evaluate)
 
 
 def stacked_spec(spec: EnvSpec, frame_stack: int) -> EnvSpec:
@@ -70,13 +109,15 @@ def _with_last_axis(shape: tuple[int, ...], dtype: object, frame_stack: int) -> 
 
 
 def zero_timesteps(spec: EnvSpec, leading: tuple[int, ...]) -> Timestep:
-    """Makes timesteps of zeros, with `first` set and leaves `[*leading, ...]`."""
+    """Makes timesteps of zeros with `first` set; leaves are numpy arrays `[*leading, ...]` of their own."""
 
-    def zeros(leaf: ArraySpec) -> Array:
-        return jnp.zeros((*leading, *leaf.shape), leaf.dtype)
+    def zeros(leaf: ArraySpec) -> np.ndarray:
+        return np.zeros((*leading, *leaf.shape), leaf.dtype)
 
-    observation: Tree = trees.map(zeros, spec.observation)
-    flag = jnp.zeros(leading, bool)
     return Timestep(
-        observation, jnp.zeros(leading, jnp.float32), flag, flag, jnp.ones(leading, bool)
+        observation=trees.map(zeros, spec.observation),
+        reward=np.zeros(leading, np.float32),
+        terminated=np.zeros(leading, bool),
+        truncated=np.zeros(leading, bool),
+        first=np.ones(leading, bool),
     )

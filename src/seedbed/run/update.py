@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.ops.collectives import data_axis
 from seedbed.types import (
     Agent,
     Array,
@@ -113,20 +112,13 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
     return jax.tree.map(mean, grads), Output(metrics, total, output.priorities)
 
 
-def prepare(
-    agent: Agent, state: LearnerState, trajectory: Trajectory, key: Array, axis: str | None
-) -> Tree:
-    """Turns a trajectory, or a device's share of one, into a batch. Consumes the key."""
-    with data_axis(axis):
-        return agent.prepare(state, trajectory, key)
-
-
-def update_minibatch(
+def minibatch_gradient(
     agent: Agent, state: LearnerState, batch: Tree, key: Array, index: Array, axis: str | None
-) -> tuple[LearnerState, Output]:
-    """Applies the gradient of part `index` of a shuffled batch; returns the new state and the output.
+) -> tuple[Tree, Output]:
+    """Computes the gradient, clipped, of part `index` of a shuffled batch, and its output.
 
-    Every runtime learns through this function. The key is folded with `index`, not consumed.
+    Every runtime learns through this function and `Agent.apply`. `state.optimizer_state` is (). The key is
+    folded with `index`, not consumed.
     """
     size = jax.tree.leaves(batch)[0].shape[1] // agent.minibatches
     part = jax.tree.map(
@@ -139,10 +131,9 @@ def update_minibatch(
             lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), (state.params, state.auxiliary)
         )
         local = state._replace(params=params, auxiliary=auxiliary)
-    with data_axis(axis):
-        grads, output = agent.gradients(local, part, jax.random.fold_in(key, index))
+    grads, output = agent.gradients(local, part, jax.random.fold_in(key, index))
     grads, output = averaged(grads, output, axis)
-    return agent.apply(state, grads, output), output
+    return agent.clip_gradient(grads), output
 
 
 def learn(
@@ -150,14 +141,16 @@ def learn(
 ) -> Update:
     """Runs every epoch and minibatch on a trajectory, as one traced program. Consumes the key."""
     prepare_key, key = jax.random.split(key)
-    batch = prepare(agent, state, trajectory, prepare_key, axis)
+    batch = agent.prepare(state._replace(optimizer_state=()), trajectory, prepare_key)
 
     def epoch(state: LearnerState, number: Array) -> tuple[LearnerState, Output]:
         order_key, loss_key = jax.random.split(jax.random.fold_in(key, number))
         order = shuffled(agent, batch, order_key, axis)
 
         def step(state: LearnerState, index: Array) -> tuple[LearnerState, Output]:
-            return update_minibatch(agent, state, order, loss_key, index, axis)
+            read = state._replace(optimizer_state=())
+            grads, output = minibatch_gradient(agent, read, order, loss_key, index, axis)
+            return agent.apply(state, grads, output._replace(priorities=())), output
 
         return jax.lax.scan(step, state, jnp.arange(agent.minibatches))
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from seedbed import api, simd
+from seedbed import api
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.gym import GymEnv
-from seedbed.run.keys import environment_keys
-from seedbed.types import Array, EnvState, SeedbedError
+from seedbed.fused.rollout import open_episodes, play
+from seedbed.types import SeedbedError
 from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
@@ -29,15 +29,16 @@ def show(
     env: str | None = None,
     episodes: int = SHOWN,
     seed: int = 0,
+    newest: bool = False,
     video: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Plays episodes with a run's best policy and writes them as a video and as an HTML page.
+    """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
     the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model.
     """
-    trained = api.restore(run)
+    trained = api.restore(run, newest=newest)
     config = trained.env if env is None else api.other_environment(trained, env, run)
     title = f"{Path(run).name} in {env or type(trained.env).__name__}"
     if isinstance(config, MujocoTask):
@@ -58,35 +59,21 @@ def _on_device(
     env: MujocoTask, trained: api.TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none)."""
-    agent, steps = trained.agent, env.episode_steps or 1000
     reset_key, act_key = jax.random.split(jax.random.key(seed))
-    env_ids = jnp.arange(episodes, dtype=jnp.uint32)
-    move = simd.vectorize(env.step)
-
-    @jax.jit
-    def play() -> tuple[Array, Array, Array]:
-        def step(now: tuple[EnvState, Any], count: Array) -> tuple[tuple[EnvState, Any], Any]:
-            state, actor = now
-            keys = environment_keys(act_key, env_ids, jnp.stack([count, jnp.uint32(0)]))
-            timestep = state.timestep
-            action, _, actor = agent.act(trained.params, actor, timestep, keys, evaluate=True)
-            moved = move(state, action)
-            row = (moved.inner.qpos, moved.timestep.reward, moved.timestep.terminated)
-            return (moved, actor), row
-
-        state = simd.vectorize(env.reset)(jax.random.split(reset_key, episodes))
-        begun = (state, agent.actor_state(env_ids, episodes))
-        _, (qpos, reward, terminated) = jax.lax.scan(
-            step, begun, jnp.arange(steps, dtype=jnp.uint32)
-        )
-        return jnp.concatenate([state.inner.qpos[None], qpos]), reward, terminated
-
-    qpos, reward, terminated = jax.device_get(play())
-    shown = []
-    for i in range(episodes):
-        ends = np.flatnonzero(terminated[:, i])
-        length = int(ends[0]) + 1 if len(ends) else steps
-        shown.append(Episode(qpos[: length + 1, i], reward[:length, i], env.dt))
+    now = jax.jit(functools.partial(open_episodes, trained.agent, env, episodes))(reset_key)
+    play_until = jax.jit(functools.partial(play, trained.agent, env))
+    params, qpos, rewards = jax.device_put(trained.params), [now.env.inner.qpos], []
+    for count in range(1, (env.episode_steps or 1000) + 1):
+        if np.all(now.done):
+            break
+        now = play_until(params, act_key, now, np.uint32(count))
+        qpos.append(now.env.inner.qpos)
+        rewards.append(now.env.timestep.reward)
+    places, reward = np.stack(jax.device_get(qpos)), np.stack(jax.device_get(rewards))
+    shown = [
+        Episode(places[: length + 1, i], reward[:length, i], env.dt)
+        for i, length in enumerate(np.asarray(now.lengths))
+    ]
     return Recording(env.model_path, tuple(shown), title)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
@@ -23,16 +23,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 """Largest finite reward."""
 
 
-@dataclasses.dataclass(frozen=True)
-class GymEnv:
-    """An environment that is registered with Gymnasium; `module:EnvId` imports the module first."""
+class _Configured:
+    """The part that configurations of Gymnasium's environments share."""
 
-    id: str
-    """Gymnasium's id, or `module:EnvId`."""
-    frame_stack: int = 1
-    """Number of successive observations that the agent sees, stacked along the last axis."""
-    kwargs: Options = ()
-    """Keyword arguments of `gymnasium.make`."""
+    frame_stack: int
+    kwargs: Options
 
     def __post_init__(self) -> None:
         require_frames(self.frame_stack)
@@ -43,9 +38,21 @@ class GymEnv:
         """Returns 1: frames that the environment itself repeats within a step are not counted."""
         return 1
 
-    def for_evaluation(self) -> GymEnv:
+    def for_evaluation(self) -> Self:
         """Returns the same configuration: training does not shorten its episodes."""
         return self
+
+
+@dataclasses.dataclass(frozen=True)
+class GymEnv(_Configured):
+    """An environment that is registered with Gymnasium; `module:EnvId` imports the module first."""
+
+    id: str
+    """Gymnasium's id, or `module:EnvId`."""
+    frame_stack: int = 1
+    """Number of successive observations that the agent sees, stacked along the last axis."""
+    kwargs: Options = ()
+    """Keyword arguments of `gymnasium.make`."""
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.
@@ -58,7 +65,7 @@ class GymEnv:
 
 
 @dataclasses.dataclass(frozen=True)
-class FactoryEnv:
+class FactoryEnv(_Configured):
     """An environment from a callable that returns a `gymnasium.Env`."""
 
     factory: str
@@ -67,19 +74,6 @@ class FactoryEnv:
     """Number of successive observations that the agent sees, stacked along the last axis."""
     kwargs: Options = ()
     """Keyword arguments of the callable."""
-
-    def __post_init__(self) -> None:
-        require_frames(self.frame_stack)
-        object.__setattr__(self, "kwargs", _options(self.kwargs))
-
-    @property
-    def frame_skip(self) -> int:
-        """Returns 1: frames that the environment itself repeats within a step are not counted."""
-        return 1
-
-    def for_evaluation(self) -> FactoryEnv:
-        """Returns the same configuration: training does not shorten its episodes."""
-        return self
 
     def make(self, num_envs: int, seed: int | None) -> HostEnv:
         """Makes `num_envs` environments, each with its own seed; without a seed the seeds are random.

@@ -220,12 +220,3 @@ def _allocate_file(path: Path, size: int) -> None:
         raise
     finally:
         os.close(descriptor)
-
-
-def sync_file(path: Path) -> None:
-    """Waits until a file's data, or a folder's list of names, is on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from seedbed.ops.priorities import draw_weights
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.segments import Segments
 from seedbed.replay.host.sumtree import SumTree
 from seedbed.replay.limiter import RatioLimiter
-from seedbed.replay.weights import draw_weights
 
 
 class Windows(NamedTuple):

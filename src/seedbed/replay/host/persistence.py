@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.replay.host.arena import SUFFIX, Files, sync_file
+from seedbed.files import sync
+from seedbed.replay.host.arena import SUFFIX, Files
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.segments import Segments
@@ -145,7 +146,7 @@ class ReplayArchive:
                     self._segments[part.kind].arena.write(part.segment, part.file)
             for part in parts:
                 if part.file not in self._synced:
-                    sync_file(self._folder / part.file)
+                    sync(self._folder / part.file)
             _write_index(self._folder, snapshot)
             whole = True
         except OSError as error:
@@ -294,9 +295,9 @@ def _write_index(folder: Path, snapshot: ReplaySnapshot) -> None:
             file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
             for leaf in arrays.values():
                 file.write(leaf.data)
-        sync_file(aside)
+        sync(aside)
         aside.rename(path)
-        sync_file(folder)
+        sync(folder)
     except OSError:
         aside.unlink(missing_ok=True)
         path.unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 One thread appends, another one seals and draws, and any thread may save:
 
     layout = Layout(agent.experience, spec, extras, core, num_groups, group_size, frame_stack)
-    replay = Replay(layout, folder, seed, priorities)
+    replay = HostReplay(layout, folder, seed, priorities)
     replay.append(group, timestep, action, extras, core)  # a step of a group; leaves [n, ...]
     replay.seal_pending()  # compresses images, and publishes the items that were completed
     if replay.can_sample(batch):
@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from seedbed import trees
+from seedbed.ops.priorities import importance_weights
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.persistence import ReplayArchive
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
-from seedbed.replay.weights import importance_weights
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
 
 # Seconds between two calls of `stop` in `wait_until`.
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     generations: np.ndarray  # [B] int64, the number of the item in the slot
 
 
-class Replay:
+class HostReplay:
     """A replay of the items of all groups, drawn by priority.
 
     `priorities` returns the priorities `[B]` of new items; without it they get the largest priority so far.

@@ -1,0 +1,315 @@
+"""The learner thread: gradients on one device or on several, the parameters they change, and the loop."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from seedbed.central.experience import Source
+from seedbed.central.inference import Inference
+from seedbed.run.devices import Device
+from seedbed.run.measures import Stopwatch
+from seedbed.run.stacking import FrameTrajectory, stack_trajectory
+from seedbed.run.update import (
+    AXIS,
+    count_transitions,
+    minibatch_gradient,
+    progress_of,
+    require_finite,
+    shuffled,
+)
+from seedbed.types import Agent, Array, LearnerState, Output, Tree
+
+
+class Updater(Protocol):
+    """The place where parameters live: the learner pulls them from it and pushes gradients to it.
+
+    For one thread at a time.
+    """
+
+    @property
+    def state(self) -> LearnerState:
+        """The whole learner state, for checkpoints; valid until the next `push`."""
+        ...
+
+    def begin(self, progress: np.float32) -> None:
+        """Begins a batch; schedules follow `progress`, the result of `progress_of` before it."""
+        ...
+
+    def pull(self) -> LearnerState:
+        """Returns everything that gradients read, with `optimizer_state` (); valid until the next `push`.
+
+        The parameters stay valid after that.
+        """
+        ...
+
+    def push(self, grads: Tree, output: Output) -> None:
+        """Applies a clipped gradient. Does not wait until it is applied."""
+        ...
+
+
+class LocalUpdater:
+    """The learner state on the learner's own devices, a copy on each; an `Updater`."""
+
+    def __init__(self, agent: Agent, state: LearnerState, devices: Sequence[Device]) -> None:
+        """Copies the state of a bound agent to the devices: the copy shares no buffer with it."""
+        self._whole = NamedSharding(Mesh(np.array(devices), (AXIS,)), P())
+        self._state = jax.device_put(jax.tree.map(jnp.copy, state), self._whole)
+        self._apply = jax.jit(functools.partial(_apply, agent), donate_argnums=1)
+
+    @property
+    def state(self) -> LearnerState:
+        """The whole learner state; valid until the next `push`. For one thread at a time."""
+        return self._state
+
+    def begin(self, progress: np.float32) -> None:
+        """Begins a batch, whose schedules follow `progress`. For one thread at a time."""
+        # Placed like the rest of the state, or the first minibatch would compile a program of its own.
+        self._state = self._state._replace(progress=jax.device_put(progress, self._whole))
+
+    def pull(self) -> LearnerState:
+        """Returns the learner state without the optimizer's. For one thread at a time."""
+        return self._state._replace(optimizer_state=())
+
+    def push(self, grads: Tree, output: Output) -> None:
+        """Applies a clipped gradient; donates the state but for the parameters, which acting uses.
+
+        For one thread at a time.
+        """
+        params, rest = self._state.params, self._state._replace(params=())
+        self._state = self._apply(params, rest, grads, output._replace(priorities=()))
+
+
+def _apply(
+    agent: Agent, params: Tree, rest: LearnerState, grads: Tree, output: Output
+) -> LearnerState:
+    return agent.apply(rest._replace(params=params), grads, output)
+
+
+class BatchResult(NamedTuple):
+    """The outcome of a batch."""
+
+    # Scalars, means over the minibatches; those of unrolls include the lag.
+    metrics: dict[str, Array]
+    priorities: Tree  # [B] float32: new priorities of the batch's items; () outside replay
+    transitions: Array  # int32: those of the batch
+
+
+class Learner:
+    """The compiled gradients on one device, or data-parallel on several. For one thread at a time."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        frame_stack: int,
+        devices: Sequence[Device],
+        key: Array,
+        updater: Updater,
+    ) -> None:
+        """Takes the agent, bound, and the run's key, from which each update derives its own.
+
+        Compiles nothing yet: the first update does.
+        """
+        self.agent, self.key, self.updater = agent, key, updater
+        self.devices = list(devices)
+        mesh = Mesh(np.array(self.devices), (AXIS,))
+        axis = AXIS if len(self.devices) > 1 else None
+        prepare = functools.partial(_prepare, agent, frame_stack)
+        shuffle = functools.partial(shuffled, agent, axis=axis)
+        gradient = functools.partial(minibatch_gradient, agent, axis=axis)
+        whole, rows, envs = P(), P(None, AXIS), P(AXIS)
+        batch_specs = FrameTrajectory(rows, rows, rows, envs, rows, envs)  # type: ignore[arg-type]
+        self._batch_sharding = FrameTrajectory(
+            *(NamedSharding(mesh, spec) for spec in batch_specs)  # type: ignore[arg-type]
+        )
+        if axis is not None:
+            prepare = jax.shard_map(
+                prepare, mesh=mesh, in_specs=(whole, batch_specs, whole), out_specs=rows
+            )
+            shuffle = jax.shard_map(shuffle, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+            gradient = jax.shard_map(
+                gradient,
+                mesh=mesh,
+                in_specs=(whole, rows, whole, whole),
+                out_specs=(whole, Output(whole, whole, envs)),  # type: ignore[arg-type]
+            )
+        self._prepare = jax.jit(prepare)
+        self._shuffle = jax.jit(shuffle)
+        self._gradient = jax.jit(gradient)
+        self._measure = jax.jit(_measure)
+        self._assemble = jax.jit(_assemble)
+
+    def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
+        """Joins the parts of a batch along B and divides it among the learner's devices. Does not wait.
+
+        Call from the learner's thread.
+        """
+        home = [jax.device_put(part, self.devices[0]) for part in parts]
+        joined = home[0] if len(home) == 1 else self._assemble(home)
+        if len(self.devices) == 1:
+            return joined
+        return jax.device_put(joined, self._batch_sharding)
+
+    def update(self, frames: FrameTrajectory, progress: np.float32) -> BatchResult:
+        """Pushes the gradients of every epoch and minibatch of a batch to the updater.
+
+        `progress` is the result of `progress_of` before the batch. Does not wait for the results. Call from
+        the learner's thread.
+        """
+        updater = self.updater
+        updater.begin(progress)
+        state = updater.pull()
+        metrics, transitions = self._measure(frames, state.updates)
+        prepare_key, key = jax.random.split(jax.random.fold_in(self.key, state.updates))
+        batch = self._prepare(state, frames, prepare_key)
+        outputs: list[Output] = []
+        for epoch in range(self.agent.epochs):
+            order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
+            order = self._shuffle(batch, order_key) if self.agent.minibatches > 1 else batch
+            for index in range(self.agent.minibatches):
+                grads, output = self._gradient(updater.pull(), order, loss_key, np.int32(index))
+                updater.push(grads, output)
+                outputs.append(output)
+        found = [output.metrics for output in outputs]
+        metrics |= jax.tree.map(lambda *values: sum(values) / len(values), *found)
+        return BatchResult(metrics, outputs[-1].priorities, transitions)
+
+
+def _measure(frames: FrameTrajectory, updates: Array) -> tuple[dict[str, Array], Array]:
+    """Returns metrics and the number of transitions, int32, of a batch.
+
+    The metrics are the mean and the largest lag: the updates between choosing an action and learning from it.
+    With replay there are none.
+    """
+    rows = jax.tree.leaves(frames.action)[0].shape[0]
+    transitions = count_transitions(frames.timesteps.first[-rows:])
+    metrics = {}
+    for version in jax.tree.leaves(frames.params_version):
+        lag = updates - version
+        metrics = {"lag_mean": jnp.mean(lag.astype(jnp.float32)), "lag_max": jnp.max(lag)}
+    return metrics, transitions
+
+
+def _prepare(
+    agent: Agent,
+    frame_stack: int,
+    state: LearnerState,
+    frames: FrameTrajectory,
+    key: Array,
+) -> Tree:
+    return agent.prepare(state, stack_trajectory(frames, frame_stack), key)
+
+
+def _assemble(parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
+    def joined(axis: int, name: str) -> Tree:
+        leaves = [getattr(part, name) for part in parts]
+        return jax.tree.map(lambda *each: jnp.concatenate(each, axis), *leaves)
+
+    return FrameTrajectory(
+        timesteps=joined(1, "timesteps"),
+        action=joined(1, "action"),
+        extras=joined(1, "extras"),
+        actor_state=joined(0, "actor_state"),
+        params_version=joined(1, "params_version"),
+        importance=joined(0, "importance"),
+    )
+
+
+class LearnerLoop:
+    """The loop that learns: it runs one update at a time, and publishes parameters of finished updates."""
+
+    def __init__(self, learner: Learner, inferences: Sequence[Inference], source: Source) -> None:
+        """Publishes the updater's parameters at once."""
+        self._learner, self._inferences, self._source = learner, inferences, source
+        self._updater = learner.updater
+        self.updates = int(self._updater.pull().updates)
+        # False during an update and after one that failed, when parts of the state may be donated.
+        self.intact = True
+        # The time of updates, and of waiting for batches.
+        self.busy, self.waiting = Stopwatch(), Stopwatch()
+        self.metrics: dict[str, float] = {}
+        # Whether a snapshot is wanted, and a lock that is held during updates and copies of the state.
+        self._wanted, self._updating = threading.Event(), threading.Lock()
+        # The newest snapshot, with the transitions that counted then.
+        self._copies = collections.deque[tuple[LearnerState, int]](maxlen=1)
+        self._publish()
+
+    def run(self, stop: threading.Event) -> None:
+        """Learns until `stop` is set or the source has no more batches.
+
+        The thread that calls this is the learner thread. Raises TrainingDiverged if a metric of an update is
+        not finite; the parameters of that update are not published.
+        """
+        while not stop.is_set():
+            self.waiting.start()
+            parts = self._source.take()
+            self.waiting.stop()
+            if not parts:
+                break
+            self.busy.start()
+            with self._updating:
+                self._update(parts)
+            self.busy.stop()
+            self._serve_snapshot()
+
+    def _update(self, parts: list[FrameTrajectory]) -> None:
+        self.intact = False
+        source, batch = self._source, self._learner.assemble(parts)
+        progress = progress_of(source.env_steps, source.steps)
+        learned = self._learner.update(batch, progress)
+        found, transitions, updates = jax.device_get(
+            (learned.metrics, learned.transitions, self._updater.pull().updates)
+        )
+        values = {name: float(value) for name, value in found.items()}
+        jax.block_until_ready(self._updater.state)
+        require_finite(values, self.updates + 1)
+        self.metrics, self.updates, self.intact = values, int(updates), True
+        source.learned(int(transitions), values, jax.device_get(learned.priorities))
+        self._publish()
+
+    def request_snapshot(self) -> None:
+        """Asks for a copy of the state: now, or after the update under way. Any thread may call this."""
+        self._wanted.set()
+        self._serve_snapshot()
+
+    def _serve_snapshot(self) -> None:
+        """Copies the state if a copy is wanted and no update is under way. Any thread may call this.
+
+        It is called after every request and after every update. If a request comes during an update, the
+        learner thread sees it when the update has ended. After a failed update, no copy is made.
+        """
+        while self._wanted.is_set() and self._updating.acquire(blocking=False):
+            try:
+                # Cleared before the copy, so that a request during the copy gets another one.
+                self._wanted.clear()
+                if self.intact:
+                    self._copies.append(self.snapshot())
+            finally:
+                self._updating.release()
+
+    def snapshot(self) -> tuple[LearnerState, int]:
+        """Returns a copy of the state on the host, and the transitions that count by now.
+
+        Any thread may call this while no update is under way, and `intact` is true.
+        """
+        return jax.device_get(self._updater.state), self._source.env_steps
+
+    def take_snapshot(self) -> tuple[LearnerState, int] | None:
+        """Returns the newest requested copy and its transitions, once; None if there is none yet.
+
+        One thread at a time may call this.
+        """
+        return self._copies.popleft() if self._copies else None
+
+    def _publish(self) -> None:
+        for inference in self._inferences:
+            inference.publish(self._updater.pull().params, self.updates)

@@ -1,0 +1,272 @@
+"""The actor pool against peers that are no processes: lives, ends and absence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from seedbed import trees
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.slots import Slot, SlotLayout
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
+
+SPEC = EnvSpec(ArraySpec((), "int32"), Discrete(5))
+TIMEOUT_S = 80.0
+
+
+class Judge:
+    """A policy that notes what it is told, and ends the run only if it is strict."""
+
+    def __init__(self, peer: Fake, strict: bool) -> None:
+        self.ends: list[str] = []
+        self.silences: list[float] = []
+        self._peer, self._strict = peer, strict
+
+    def silent(self, silent_s: float) -> None:
+        self.silences.append(silent_s)
+
+    def ended(self, how: str) -> None:
+        self.ends.append(how)
+        self._peer.close()
+        if self._strict:
+            raise SeedbedError(f"the peer {how}")
+
+
+class Fake:
+    """A peer whose slots the test writes."""
+
+    def __init__(self, pool: ActorPool, groups: range, strict: bool = False) -> None:
+        self.groups, self.spec, self.pid = groups, SPEC, os.getpid()
+        self.slots: list[Slot] = []
+        self.bells: list[tuple[int, int]] = []
+        self.wire = os.eventfd(0, os.EFD_NONBLOCK)
+        self.descriptors: dict[int, Callable[[], None]] = {self.wire: self._read}
+        self.lives, self.judge = pool.assign_lives(groups), Judge(self, strict)
+        self._end: str | None = None
+        self._cpu_seconds, self._hangs_up = 0.0, False
+        pool.attach(self, self.judge)
+
+    def share(self, layout: SlotLayout) -> None:
+        self.bells = [(os.eventfd(0), os.eventfd(0)) for _ in self.groups]
+        self.slots = [Slot(layout, bytearray(layout.size)) for _ in self.groups]
+        for slot, life in zip(self.slots, self.lives, strict=True):
+            slot.open(life)
+
+    def _read(self) -> None:
+        os.eventfd_read(self.wire)
+        if self._hangs_up:
+            self.descriptors = {}
+
+    def publish(self, at: int, value: int) -> None:
+        """Publishes a timestep of the group at a position among its groups, and rings."""
+        flag = np.zeros(2, bool)
+        observation = np.full(2, value, np.int32)
+        timestep = Timestep(observation, np.zeros(2, np.float32), flag, flag, flag)
+        self.slots[at].publish(trees.leaves(timestep))
+        self.ring(at)
+
+    def ring(self, at: int) -> None:
+        os.eventfd_write(self.bells[at][0], 1)
+
+    def hang_up(self) -> None:
+        self._hangs_up = True
+        os.eventfd_write(self.wire, 1)
+
+    def end(self, how: str) -> None:
+        self._cpu_seconds, self._end = 2.0, how
+        os.eventfd_write(self.wire, 1)
+
+    def ended(self) -> str | None:
+        return self._end
+
+    def cpu_seconds(self) -> float:
+        return self._cpu_seconds
+
+    def leave(self) -> None:
+        """Ends at once anyway."""
+
+    def gone(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if self.wire >= 0:
+            for fd in (self.wire, *(fd for pair in self.bells for fd in pair)):
+                os.close(fd)
+            self.wire = -1
+
+
+@pytest.fixture
+def pool() -> Iterator[ActorPool]:
+    """A pool of three groups of two environments."""
+    with ActorPool(num_groups=3, group_size=2, timeout_s=TIMEOUT_S) as pool:
+        yield pool
+
+
+def answer(pool: ActorPool, groups: list[int]) -> None:
+    for group in groups:
+        assert pool.reply(group, pool.slots[group].life)
+
+
+def test_a_larger_life_at_step_1_restarts_its_group_only(pool: ActorPool) -> None:
+    fake = Fake(pool, range(2))
+    assert (fake.lives, pool.spec) == ([0, 0], SPEC)
+    for step in (1, 2, 3):
+        fake.publish(0, step)
+        fake.publish(1, step)
+        assert sorted(pool.poll(5.0)) == [0, 1]
+        answer(pool, [0, 1])
+        assert all(slot.answered for slot in fake.slots)
+    fake.slots[0].open(4)
+    assert not fake.slots[0].answered  # by the word for step 3 of life 0
+    fake.publish(0, 7)
+    assert pool.poll(5.0) == [0]
+    slot = pool.slots[0]
+    assert (slot.life, slot.step, slot.timestep.observation.tolist()) == (4, 1, [7, 7])
+    assert not pool.reply(0, 0), "an action for the life before"
+    answer(pool, [0])
+    assert fake.slots[0].answered
+    fake.publish(1, 4)
+    assert pool.poll(5.0) == [1]
+    assert (pool.slots[1].life, pool.slots[1].step) == (0, 4)
+    assert pool.restarts == 0
+    # A peer that comes later begins lives after all of these.
+    fake.end("went away")
+    assert pool.poll(0.05) == []
+    assert Fake(pool, range(2)).lives == [5, 1]
+    assert pool.restarts == 1
+
+
+def test_anything_but_the_next_step_or_a_new_life_is_refused(pool: ActorPool) -> None:
+    fake = Fake(pool, range(1))
+    fake.publish(0, 1)
+    assert pool.poll(5.0) == [0]
+    fake.ring(0)  # the same step again
+    assert pool.poll(0.05) == []
+    answer(pool, [0])
+    slot = fake.slots[0]
+
+    def refused(life: int, step: int) -> None:
+        slot.open(life)
+        for _ in range(step):
+            slot.publish(trees.leaves(slot.timestep))
+        fake.ring(0)
+        assert pool.poll(0.05) == []
+        assert not pool.reply(0)
+
+    refused(life=0, step=3)  # one is missing
+    refused(life=-1, step=1)  # a stale life, in which even the step could be the next
+    refused(life=-1, step=2)
+    refused(life=1, step=2)  # a new life without its beginning
+    refused(life=1, step=0)
+    slot.open(1)
+    fake.publish(0, 1)
+    assert pool.poll(5.0) == [0]
+
+
+def test_a_new_life_that_does_not_wait_for_the_answer_is_handed_out_once(pool: ActorPool) -> None:
+    fake = Fake(pool, range(1))
+    fake.publish(0, 1)
+    assert pool.poll(5.0) == [0]
+    fake.slots[0].open(1)
+    fake.publish(0, 1)
+    assert pool.poll(5.0) == [0]
+    assert not pool.reply(0, 0)
+    assert pool.reply(0, 1)
+    assert not pool.reply(0, 1)
+    fake.publish(0, 2)
+    assert pool.poll(5.0) == [0]
+
+
+def test_the_end_of_a_peer_does_not_end_the_pool(pool: ActorPool) -> None:
+    gone, stays = Fake(pool, range(2)), Fake(pool, range(2, 3))
+    assert pool.pids() == [os.getpid()] * 2
+    gone.publish(0, 1)
+    stays.publish(0, 1)
+    assert sorted(pool.poll(5.0) + pool.poll(0.05)) == [0, 2]
+    answer(pool, [2])
+    gone.end("lost its connection")
+    assert pool.poll(0.05) == []
+    assert gone.judge.ends == ["lost its connection"]
+    assert not pool.reply(0, 0), "nobody waits for it any more"
+    stays.publish(0, 2)
+    assert pool.poll(5.0) == [2]
+    answer(pool, [2])
+    assert (pool.pids(), pool.cpu_seconds(), pool.restarts) == ([os.getpid()], 2.0, 0)
+    back = Fake(pool, range(2))
+    assert (back.lives, pool.restarts) == ([1, 1], 1)
+    back.publish(1, 1)
+    assert pool.poll(5.0) == [1]
+    assert pool.slots[1].life == 1
+    assert pool.take_notices() == []
+
+
+def test_a_peer_that_has_hung_up_yields_nothing_and_ends_later(pool: ActorPool) -> None:
+    fake = Fake(pool, range(1))
+    fake.publish(0, 1)
+    fake.hang_up()
+    assert pool.poll(0.05) == [] and not fake.judge.ends
+    fake.ring(0)
+    assert pool.poll(0.05) == [] and not pool.reply(0)
+    fake.end("is done")
+    pool.poll(0.05)
+    assert fake.judge.ends == ["is done"]
+
+
+def test_a_policy_may_end_the_run(pool: ActorPool) -> None:
+    fake = Fake(pool, range(1), strict=True)
+    fake.end("broke")
+    for _ in range(2):
+        with pytest.raises(SeedbedError, match="the peer broke"):
+            pool.poll(0.05)
+
+
+def test_silence_is_that_of_peers_that_owe_a_step(
+    pool: ActorPool, pool_clock: Callable[[float], None]
+) -> None:
+    busy, idle = Fake(pool, range(2)), Fake(pool, range(2, 3))
+    for fake in (busy, idle):
+        fake.publish(0, 1)
+    busy.publish(1, 1)
+    assert sorted(pool.poll(5.0) + pool.poll(0.05)) == [0, 1, 2]
+    answer(pool, [0, 1])
+    busy.publish(1, 2)  # group 0 still owes its step
+    assert pool.poll(5.0) == [1]
+    for fake in (busy, idle):
+        fake.judge.silences.clear()
+    for _ in range(3):
+        pool_clock(4.0)
+        pool.poll(0.0)
+    assert idle.judge.silences == [0.0] * 3
+    assert busy.judge.silences == pytest.approx([4.0, 8.0, 12.0], abs=1.0)
+    answer(pool, [1])
+    pool_clock(2.0)
+    pool.poll(0.0)
+    assert busy.judge.silences[-1] == pytest.approx(14.0, abs=1.0)
+    answer(pool, [2])
+    pool_clock(2.0)
+    pool.poll(0.0)
+    assert idle.judge.silences[-1] == pytest.approx(2.0, abs=1.0)
+
+
+def test_a_pool_without_peers_says_so_once_per_absence(
+    pool: ActorPool, pool_clock: Callable[[float], None]
+) -> None:
+    def wait(seconds: int) -> list[str]:
+        for _ in range(seconds):
+            pool_clock(1.0)
+            pool.poll(0.0)
+        return pool.take_notices()
+
+    assert wait(4) == []
+    (notice,) = wait(10)
+    assert notice == "no actor has been here for 5 s; the run waits for one"
+    assert wait(10) == []
+    assert pool.wait_spec(lambda: True) is None
+    fake = Fake(pool, range(3))
+    assert wait(10) == []  # a peer that is there but silent is another matter
+    fake.end("left")
+    assert wait(4) == [] and fake.judge.ends == ["left"]
+    assert len(wait(10)) == 1
