@@ -1,5 +1,6 @@
 """Acting on groups of environments: frames, keys, padding and publications."""
 
+import threading
 import types
 
 import jax
@@ -8,10 +9,14 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent
+from seedbed.actors.pool import ActorPool
+from seedbed.central.acting import InferenceLoop
 from seedbed.central.inference import Inference, batch_sizes
 from seedbed.ops.keys import environment_keys, halves
+from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.stacking import stack_timesteps, stacked_spec, zero_timesteps
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
+from test_peers import Fake
 
 SPEC = EnvSpec(ArraySpec((3, 2), "uint8"), Discrete(7))
 STACK, GROUPS, SIZE = 3, 3, 2
@@ -172,3 +177,80 @@ def test_any_publication_lets_groups_act_again():
     inference.publish(params, 0)
     inference.wait_for_newer(60.0)
     assert inference.renew() and not inference.renew()
+
+
+class LadderAgent(CountingAgent):
+    """Shows its environments' places, from 0 to 1, among those that are present."""
+
+    def actor_state(self, env_ids, num_envs):
+        state = super().actor_state(env_ids, num_envs)
+        return state._replace(per_env=env_ids.astype(jnp.float32) / (num_envs - 1))
+
+
+class Notebook:
+    """A `central.experience.Sink` that notes the newest extras by group, until `wanted` groups have acted."""
+
+    def __init__(self):
+        self.waited, self.extras, self.wanted = Stopwatch(), {}, 0
+
+    @property
+    def done(self):
+        return len(self.extras) >= self.wanted
+
+    def arrive(self, group, life, timestep):
+        return True
+
+    def add(self, groups, lives, timestep, output):
+        for position, group in enumerate(groups):
+            self.extras[group] = {
+                name: np.asarray(leaf)[position].tolist() for name, leaf in output.extras.items()
+            }
+
+    def flush(self):
+        pass
+
+    def renew(self, groups):
+        pass
+
+    def finish(self):
+        pass
+
+
+def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
+    with ActorPool(num_groups=3, group_size=2, timeout_s=80.0) as pool:
+        peers = {group: Fake(pool, range(group, group + 1)) for group in (0, 2)}
+        ids = np.arange(6).reshape(3, 2)
+        agent = LadderAgent(spec=pool.spec, actions=5)
+        # Two devices: places are those of the whole run.
+        inferences = [
+            Inference(agent, pool.spec, 1, jax.devices()[0], part, 6, jax.random.key(3))
+            for part in np.array_split(ids, 2)
+        ]
+        for inference in inferences:
+            inference.publish(agent.init(jax.random.key(0)).params, 0)
+        sink = Notebook()
+        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2), 0.0)
+
+        def acted():
+            """Publishes a timestep of each group that is present, and returns the places."""
+            sink.extras, sink.wanted = {}, len(peers)
+            for group, peer in peers.items():
+                peer.publish(0, group)
+                counts[group] = counts.get(group, -1) + 1
+            loop.run(threading.Event())
+            found = dict(sorted(sink.extras.items()))
+            assert {group: each["count"] for group, each in found.items()} == {
+                group: [counts[group]] * 2 for group in sorted(peers)
+            }
+            return [place for each in found.values() for place in each["env"]]
+
+        counts = {}
+        for present in (4, 4):
+            np.testing.assert_allclose(acted(), np.arange(present) / (present - 1), rtol=1e-6)
+        peers[1] = Fake(pool, range(1, 2))
+        np.testing.assert_allclose(acted(), np.arange(6) / 5, rtol=1e-6)
+        peers.pop(0).end("went home")
+        np.testing.assert_allclose(acted(), np.arange(4) / 3, rtol=1e-6)
+        peers.pop(2).end("went home too")
+        np.testing.assert_allclose(acted(), np.arange(2), rtol=1e-6)
+        assert all(inference._seat._cache_size() == 1 for inference in inferences)

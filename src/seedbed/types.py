@@ -225,8 +225,8 @@ class Agent(Protocol):
         """Makes the initial learner state. Consumes the key."""
         ...
 
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
-        """Makes the initial actor state of environments `env_ids` `[B]` out of `num_envs` in the run."""
+    def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
+        """Makes the initial actor state of environments `env_ids` `[B]`, of `num_envs` (it may be traced)."""
         ...
 
     def act(

@@ -64,6 +64,9 @@ class ActorPool:
         self.layout: SlotLayout | None = None  # of the slots; None until the spec is known
         self.slots: list[Slot] = []  # by group; empty until the spec is known
         self.restarts = 0  # peers that came after another one for the same groups
+        self.members: tuple[
+            int, ...
+        ] = ()  # the groups that have a peer; replaced when peers come or go
         self._lives = [-1] * num_groups  # by group: the latest
         self._seats: list[_Seat] = []  # by group; never changed in place, since any thread reads it
         self._leaving: list[_Seat] = []  # those of peers that have hung up but not ended
@@ -345,3 +348,4 @@ class ActorPool:
         self._retired_cpu_seconds += sum(seat.peer.cpu_seconds() for seat in gone)
         stay = [seat for seat in self._seats if seat not in gone]
         self._seats = sorted([*stay, *seats], key=lambda seat: seat.peer.groups.start)
+        self.members = tuple(group for seat in self._seats for group in seat.peer.groups)

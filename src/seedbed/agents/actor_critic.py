@@ -109,7 +109,7 @@ class ActorCriticAgent(NetworkAgent):
             )
         )
 
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+    def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
         """Makes empty memories for environments `env_ids` `[B]`, the same for each; () without memory."""
         del num_envs
         if not self.recurrent:

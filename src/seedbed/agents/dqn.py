@@ -75,7 +75,7 @@ class Dqn(QLearningAgent):
         """Returns options of replay: an item begins at each step and has the `n_step` steps of its return."""
         return self._prioritised_replay(sequence=self.n_step, period=1)
 
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+    def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
         """Makes the actor state of environments `env_ids` `[B]`: exploration rates, and no memory."""
         return ActorState(core=(), per_env=self._ladder(env_ids, num_envs))
 

@@ -152,12 +152,12 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate, eps=self.adam_epsilon)
 
-    def _ladder(self, env_ids: Array, num_envs: int) -> Array:
+    def _ladder(self, env_ids: Array, num_envs: int | Array) -> Array:
         """Returns the exploration rates `[B]` of environments `env_ids` `[B]`.
 
         Source: Horgan et al. (2018), section 4.1.
         """
-        place = env_ids.astype(jnp.float32) / max(num_envs - 1, 1)
+        place = env_ids.astype(jnp.float32) / jnp.maximum(num_envs - 1, 1)
         return self.epsilon ** (1.0 + self.epsilon_power * place)
 
     def _choose(

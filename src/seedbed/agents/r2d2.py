@@ -84,7 +84,7 @@ class R2d2(QLearningAgent):
             sequence=self.sequence, period=self.sequence, burn_in=self.burn_in
         )
 
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+    def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
         """Makes the actor state of environments `env_ids` `[B]`: empty memories, exploration rates."""
         return ActorState(
             core=self._initial_memory(env_ids.shape[0]), per_env=self._ladder(env_ids, num_envs)

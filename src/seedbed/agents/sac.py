@@ -129,7 +129,7 @@ class Sac(OffPolicyAgent):
         state = self._initial_state(weights.policy, weights)
         return state._replace(auxiliary=_auxiliary(weights, targets))
 
-    def actor_state(self, env_ids: Array, num_envs: int) -> ActorState:
+    def actor_state(self, env_ids: Array, num_envs: int | Array) -> ActorState:
         """Returns an empty actor state: the policy has no memory."""
         del env_ids, num_envs
         return ActorState(core=(), per_env=())

@@ -143,6 +143,7 @@ class InferenceLoop:
             first += inference.num_groups
         self._shard_of = [s for s in self._shards for _ in range(s.inference.num_groups)]
         self._lives = [-1] * pool.num_groups  # by group: that of its last timestep
+        self._members = tuple(range(pool.num_groups))  # the groups that actor states are made for
         # Calls that were started and are not finished, the oldest first.
         self._calls: collections.deque[Call] = collections.deque()
 
@@ -197,7 +198,10 @@ class InferenceLoop:
             self._receive(left)
 
     def _receive(self, timeout_s: float) -> None:
-        for group in self._pool.poll(timeout_s):
+        groups = self._pool.poll(timeout_s)
+        if self._pool.members != self._members:
+            self._seat(self._pool.members)
+        for group in groups:
             slot = self._pool.slots[group]
             if slot.life != self._lives[group]:
                 self._lives[group] = slot.life
@@ -205,6 +209,14 @@ class InferenceLoop:
             self.episodes.record(group, slot.timestep)
             may_act = self._sink.arrive(group, slot.life, slot.timestep)
             self._shard_of[group].arrive(group, may_act)
+
+    def _seat(self, members: Sequence[int]) -> None:
+        """Gives the groups that are present their places, from 0 on; the others act no more."""
+        self._members = members
+        places = np.zeros(self._pool.num_groups, np.int64)
+        places[list(members)] = np.arange(len(members))
+        for shard in self._shards:
+            shard.inference.seat(places[shard.groups.start : shard.groups.stop], len(members))
 
     def _start(self, shard: Shard) -> Call:
         call = shard.start(self._pool.slots)

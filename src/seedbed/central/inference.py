@@ -98,6 +98,13 @@ def _act(
     return ActMemory(frames, actor_state), action, extras, state
 
 
+def _seat(agent: Agent, memory: ActMemory, env_ids: Array, num_envs: Array) -> ActMemory:
+    """Gives environments `[G, n]` what depends on their number and on `num_envs`; they keep their cores."""
+    per_env = agent.actor_state(env_ids.reshape(-1), num_envs).per_env
+    per_env = jax.tree.map(lambda leaf: leaf.reshape(*env_ids.shape, *leaf.shape[1:]), per_env)
+    return memory._replace(actor_state=memory.actor_state._replace(per_env=per_env))
+
+
 def _newest(frames: Timestep, group: Array, place: Array, frame_stack: int) -> Timestep:
     """Returns the newest S timesteps of each group in their order; leaves are `[S, k * n, ...]`."""
     ring = (place[:, None] + 1 + jnp.arange(frame_stack)[None]) % frame_stack
@@ -148,6 +155,7 @@ class Inference:
             self._memory = jax.device_put(memory, device)
         self._run_key = jax.device_put(run_key, device)
         self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=2)
+        self._seat = jax.jit(functools.partial(_seat, agent), donate_argnums=0)
         self._counter = np.zeros(self.num_groups, np.uint64)
         self._published: PublishedParams | None = None
         self._renewed: PublishedParams | None = None
@@ -173,6 +181,16 @@ class Inference:
             timestep = zero_timesteps(spec, (size, self.group_size))
             self._call(ActRequest(timestep, nobody, zeros, np.zeros((size, 2), np.uint32)))
         jax.block_until_ready(self._memory)
+
+    def seat(self, places: np.ndarray, groups: int) -> None:
+        """Tells who is present: its groups have `places` `[G]`, from 0 on, among `groups` in the run.
+
+        Environments get the `ActorState.per_env` of their places, such as exploration rates, and keep the
+        rest. It compiles at the first call only. Call from the inference thread, or before it starts.
+        """
+        size = self.group_size
+        env_ids = (places[:, None] * size + np.arange(size)).astype(np.uint32)
+        self._memory = self._seat(self._memory, env_ids, np.int32(groups * size))
 
     def renew(self) -> bool:
         """Returns whether parameters were published since it last did so, also of the same version.
