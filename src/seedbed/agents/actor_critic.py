@@ -66,6 +66,12 @@ class ActorCriticAgent(NetworkAgent):
     """Steps in an unroll."""
     batch: int = 32
     """Unrolls in a batch."""
+    trace_decay: float = 1.0
+    """Lambda of V-trace or of the advantage estimates: how far errors travel back along an unroll."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
+    value_cost: float = 0.5
+    """Weight of the value loss, half the squared error."""
     normalise_returns: bool = False
     """Whether values are normalised by running statistics of returns; for rewards of unknown size."""
     value_sizes: tuple[int, ...] = ()
@@ -86,6 +92,8 @@ class ActorCriticAgent(NetworkAgent):
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "unroll", "batch", "lstm_size")
         self._require("sizes of at least 1", lambda x: min(x, default=1) >= 1, "value_sizes")
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
+        self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost")
         self._require("more than 0", lambda x: x > 0, "least_scale")
         self._require("more than least_scale", lambda x: x > self.least_scale, "initial_scale")
 

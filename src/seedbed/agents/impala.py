@@ -40,18 +40,12 @@ class Batch(NamedTuple):
 class Impala(ActorCriticAgent):
     """An agent that learns by IMPALA; its fields are the hyperparameters, its methods are pure functions."""
 
-    trace_decay: float = 1.0
-    """Lambda of V-trace: how far errors travel back along an unroll."""
     rho_clip: float = 1.0
     """Largest importance weight of temporal differences."""
     c_clip: float = 1.0
     """Largest importance weight of traces."""
     pg_rho_clip: float = 1.0
     """Largest importance weight of policy gradients."""
-    entropy_cost: float = 0.01
-    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
-    value_cost: float = 0.5
-    """Weight of the value loss, half the squared error."""
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
@@ -65,8 +59,6 @@ class Impala(ActorCriticAgent):
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
-        self._require("0 or more", lambda x: x >= 0, "entropy_cost", "value_cost")
-        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
 

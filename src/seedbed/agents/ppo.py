@@ -57,7 +57,7 @@ class Ppo(ActorCriticAgent):
     """An agent that learns by PPO; its fields are the hyperparameters, its methods are pure functions."""
 
     trace_decay: float = 0.95
-    """Lambda of the advantage estimates."""
+    entropy_cost: float = 0.0
     epochs: int = 4
     """Passes over a batch."""
     minibatches: int = 4
@@ -68,10 +68,6 @@ class Ppo(ActorCriticAgent):
     """How far a value may move before its gradient stops, in deviations if normalised; 0 is no limit."""
     normalise_advantages: bool = True
     """Whether to scale the advantages of each batch to mean 0 and deviation 1."""
-    entropy_cost: float = 0.0
-    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
-    value_cost: float = 0.5
-    """Weight of the value loss, half the squared error."""
     reward_scale: float = 1.0
     """Factor for rewards, after clipping."""
 
@@ -90,9 +86,7 @@ class Ppo(ActorCriticAgent):
         """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "epochs", "minibatches")
-        not_negative = ("value_clip", "entropy_cost", "value_cost", "max_kl")
-        self._require("0 or more", lambda x: x >= 0, *not_negative)
-        self._require("from 0 to 1", lambda x: 0 <= x <= 1, "trace_decay")
+        self._require("0 or more", lambda x: x >= 0, "value_clip", "max_kl")
         positive = ("clip", "reward_scale", "learning_rate", "target_kl", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
         self._require(

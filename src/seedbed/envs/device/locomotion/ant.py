@@ -9,10 +9,9 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import (
-    MujocoTask,
+    LocomotionTask,
     TaskState,
     Verdict,
-    noisy_rest,
     normal_noise,
     squares,
 )
@@ -20,16 +19,13 @@ from seedbed.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ant(MujocoTask):
+class Ant(LocomotionTask):
     """Ant-v5: a four-legged body that is paid for walking along x."""
 
     gymnasium_id: ClassVar[str] = "Ant-v5"
     xml_file: str = "ant.xml"
     frame_skip: int = 5
-    forward_reward_weight: float = 1.0
-    """Weight of the speed along x in the reward."""
     ctrl_cost_weight: float = 0.5
-    """Weight of the squared action, a cost."""
     contact_cost_weight: float = 5e-4
     """Weight of the squared contact forces, a cost."""
     healthy_reward: float = 1.0
@@ -42,16 +38,10 @@ class Ant(MujocoTask):
     """Heights of a healthy body, in m."""
     contact_force_range: tuple[float, float] = (-1.0, 1.0)
     """Bounds to which contact forces are clipped."""
-    reset_noise_scale: float = 0.1
-    """Size of the noise on positions and velocities at the start of an episode."""
-    exclude_current_positions_from_observation: bool = True
-    """Whether the observation leaves out x and y of the body."""
     include_cfrc_ext_in_observation: bool = True
     """Whether the observation has the contact forces on each body."""
-
-    def initial(self, key: Array) -> tuple[Array, Array]:
-        """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
-        return noisy_rest(self.physics_model(), key, self.reset_noise_scale, normal_noise)
+    coordinates: ClassVar[int] = 2
+    velocity_noise = staticmethod(normal_noise)
 
     def keep(self, now: physics.State) -> Array:
         """Returns the main body's x in m at the last forward pass."""
@@ -60,11 +50,10 @@ class Ant(MujocoTask):
 
     def observe(self, now: physics.State) -> Array:
         """Returns positions, velocities and, by option, the contact forces on each body."""
-        shown = [now.qpos[2:] if self.exclude_current_positions_from_observation else now.qpos]
-        shown.append(now.qvel)
-        if self.include_cfrc_ext_in_observation:
-            shown.append(self._contact_forces(now)[1:].ravel())
-        return jnp.concatenate(shown)
+        shown = super().observe(now)
+        if not self.include_cfrc_ext_in_observation:
+            return shown
+        return jnp.concatenate([shown, self._contact_forces(now)[1:].ravel()])
 
     def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the costs of control and contact."""
