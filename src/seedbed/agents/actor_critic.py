@@ -255,6 +255,18 @@ class ActorCriticAgent(NetworkAgent):
             dtype=jnp.dtype(self.compute_dtype),
         )
 
+    def _total_loss(
+        self, policy_loss: Array, value_loss: Array, entropy: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Returns the weighted sum of the terms, scalars, and the metrics that name them."""
+        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        return loss, {
+            "loss/total": loss,
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "entropy": entropy,
+        }
+
 
 def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
     """Makes the sums of no rows, for the statistics of observations and of returns."""

@@ -51,6 +51,20 @@ class Memory(NamedTuple):
     action: Array  # [B, ...] the previous action, in the form of the environment's spec
 
 
+class SinglePass:
+    """A base of agents that make one update with a batch."""
+
+    @property
+    def epochs(self) -> int:
+        """Returns 1: a batch is learned from once. Replay draws it anew, as often as its ratio says."""
+        return 1
+
+    @property
+    def minibatches(self) -> int:
+        """Returns 1: a batch is not divided."""
+        return 1
+
+
 @dataclasses.dataclass(frozen=True)
 class BaseAgent(abc.ABC):
     """A base class with the options that all agents have."""
@@ -163,7 +177,7 @@ class NetworkAgent(BaseAgent):
 
 
 @dataclasses.dataclass(frozen=True)
-class OffPolicyAgent(BaseAgent):
+class OffPolicyAgent(SinglePass, BaseAgent):
     """A base class with the options of replay, for agents that learn from it."""
 
     batch: int = 32
@@ -182,16 +196,6 @@ class OffPolicyAgent(BaseAgent):
         at_most = f"at most capacity, {self.capacity}"
         self._require(at_most, lambda x: x <= self.capacity, "min_size")
         self._require("more than 0", lambda x: x > 0, "ratio")
-
-    @property
-    def epochs(self) -> int:
-        """Returns 1: replay draws a new batch for each update, and `ratio` says how often."""
-        return 1
-
-    @property
-    def minibatches(self) -> int:
-        """Returns 1: a batch is not divided."""
-        return 1
 
     def _replay(self, sequence: int, period: int, burn_in: int = 0) -> Replay:
         """Returns options of replay that draws all items with equal probabilities."""

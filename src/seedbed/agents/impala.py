@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params, clipped
+from seedbed.agents.base import Gradient, Params, SinglePass, clipped
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Impala(ActorCriticAgent):
+class Impala(SinglePass, ActorCriticAgent):
     """An agent that learns by IMPALA; its fields are the hyperparameters, its methods are pure functions."""
 
     rho_clip: float = 1.0
@@ -61,16 +61,6 @@ class Impala(ActorCriticAgent):
         super().__post_init__()
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
-
-    @property
-    def epochs(self) -> int:
-        """Returns 1: V-trace corrects for the lag of the actors, not for repeated use of a batch."""
-        return 1
-
-    @property
-    def minibatches(self) -> int:
-        """Returns 1: a batch is not divided."""
-        return 1
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Collects the inputs of the loss, with the environments on axis 1; the key is unused."""
@@ -151,12 +141,8 @@ class Impala(ActorCriticAgent):
         value_error = losses.value_losses(outputs[:-1], scale.outputs(vtrace.targets))
         value_loss = mean(scale.known * value_error)
         entropy = mean(entropy)
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        metrics = {
-            "loss/total": loss,
-            "loss/policy": policy_loss,
-            "loss/value": value_loss,
-            "entropy": entropy,
+        loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
+        metrics |= {
             "rho_mean": mean(rho),
             "explained_variance": losses.explained_variance(
                 value[:-1], vtrace.targets, masks.valid

@@ -202,12 +202,8 @@ class Ppo(ActorCriticAgent):
 
         entropy = mean(policy.entropy())
         policy_loss, value_loss = -mean(surrogate), mean(scale.known * value_error)
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        metrics = {
-            "loss/total": loss,
-            "loss/policy": policy_loss,
-            "loss/value": value_loss,
-            "entropy": entropy,
+        loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
+        metrics |= {
             # Schulman's estimate of KL(acting || new), which has a low variance.
             "kl": mean(ratio - 1.0 - log_ratio),
             "clipped": mean((ratio != clipped).astype(jnp.float32)),
