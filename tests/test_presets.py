@@ -144,6 +144,15 @@ def test_unknown_names(target, agent, message):
 
 
 @pytest.mark.parametrize(
+    "target", ["pong", "CartPole-v1", "seedbed.envs.device.classic.pendulum:Pendulum"]
+)
+def test_an_agent_of_ones_own_trains_for_as_long_as_the_usual_one(target):
+    own, usual = train_config(target, "my_agents:Custom"), train_config(target)
+    assert (own.env, own.runtime.steps) == (usual.env, usual.runtime.steps)
+    assert type(own.runtime) is type(usual.runtime)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda data: data.pop("env"), "config.json is incomplete"),

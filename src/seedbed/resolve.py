@@ -45,7 +45,8 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
 
     `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
     `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
-    agent of `AGENTS` gets its settings from the table `defaults.ROWS`, and a class keeps its own defaults.
+    agent of `AGENTS` gets its settings from the table `defaults.ROWS`. A class keeps its own defaults, and
+    trains for as many steps as the environment's usual agent.
     Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
     """
     if target in PRESETS:
@@ -65,8 +66,10 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
     env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
     if agent is None or agent in AGENTS:
         return defaults.configure(env, agent, target)
-    runtime = FusedConfig() if is_on_device(env) else CentralConfig()
-    return TrainConfig(env, load_agent_class(agent)(), runtime, f"{target}/{agent}")
+    made = load_agent_class(agent)()
+    usual = PRESETS[same_env[0]]() if same_env else defaults.configure(env)
+    options = FusedConfig if is_on_device(env) else CentralConfig
+    return TrainConfig(env, made, options(steps=usual.runtime.steps), f"{target}/{agent}")
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
