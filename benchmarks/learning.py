@@ -23,6 +23,8 @@ from _training import CommandError, output, started
 from central import cpu_name, read_lines, split_overrides
 
 ROOT = Path(__file__).parent.parent
+TRAINED, EVALUATED = "episode_return_mean", "evaluation/episode_return_mean"
+SCORES = {TRAINED: "mean training return (last 100)", EVALUATED: "mean return in an evaluation"}
 COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
 
@@ -35,16 +37,27 @@ class RunResult(NamedTuple):
     played: dict[str, Any]
 
 
-def train(command: list[str], run: Path, stop_at: float) -> None:
-    """Trains to the end, or until the mean training return is `stop_at`: then it is stopped as by Ctrl-C."""
+def explores(preset: str) -> bool:
+    """Returns whether training acts at random more often than evaluations do, and so has lower returns."""
+    return preset.endswith(("dqn", "r2d2"))
+
+
+def score_of(preset: str) -> str:
+    """Returns the metric that tells when a run has reached a target."""
+    return EVALUATED if explores(preset) else TRAINED
+
+
+def train(command: list[str], run: Path, score: str, stop_at: float) -> None:
+    """Trains to the end, or until the metric `score` is `stop_at`: then it is stopped as by Ctrl-C."""
     resume = ["--resume"] if (run / "config.json").exists() else []
     full = [sys.executable, "-m", *command, "--run", str(run), *resume]
     with started(full) as process:
         stopped = False
         while process.poll() is None:
             time.sleep(1.0)
-            lines = [line for line in read_lines(run / "metrics.jsonl") if line["episodes"]]
-            if not stopped and lines and lines[-1]["episode_return_mean"] >= stop_at:
+            scores = [line.get(score) for line in read_lines(run / "metrics.jsonl")]
+            known = [value for value in scores if value is not None]
+            if not stopped and known and known[-1] >= stop_at:
                 stopped = True
                 process.send_signal(signal.SIGINT)
     if process.returncode and not stopped:
@@ -57,7 +70,8 @@ def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]
     command = ["seedbed", "train", preset, "--seed", str(seed), *overrides]
     played = run / "played.json"
     if not played.exists():
-        train(command, run, args.target if args.until_target else math.inf)
+        stop_at = args.target if args.until_target else math.inf
+        train(command, run, score_of(preset), stop_at)
         play = ["-m", "seedbed", "evaluate", str(run), "--newest", "--json"]
         play += ["--episodes", str(EPISODES)]
         played.write_text(json.dumps(output([sys.executable, *play])))
@@ -66,10 +80,10 @@ def judge(preset: str, seed: int, args: argparse.Namespace, overrides: list[str]
     )
 
 
-def reached(lines: list[dict[str, Any]], target: float) -> str:
-    """Says when the mean training return was at least the target for the first time."""
+def reached(lines: list[dict[str, Any]], score: str, target: float) -> str:
+    """Says when the metric `score` was at least the target for the first time."""
     for line in lines:
-        if line["episodes"] and line["episode_return_mean"] >= target:
+        if line.get(score) is not None and line[score] >= target:
             return f"{minutes(line['wall_s'])}, {line['frames']:,} frames"
     return "not reached"
 
@@ -133,7 +147,7 @@ PLAYED = (
     f" The evaluation is {EPISODES} games with the newest checkpoint, mean ± standard deviation."
 )
 STOPPED = (
-    " Each run was stopped, as by Ctrl-C, when its mean training return had reached the target."
+    " Each run was stopped, as by Ctrl-C, when the first column's return had reached the target."
 )
 EXPLORES = (
     " Training explores: its environments act at random at rates from 40 % down to 0.07 %, "
@@ -184,19 +198,19 @@ def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, pag
     (out / f"{name}.md").write_text("\n".join(lines))
 
 
-def table(runs: dict[int, RunResult], target: float) -> list[str]:
+def table(runs: dict[int, RunResult], score: str, target: float) -> list[str]:
     """Tells for each seed when the target was reached, and what came of it."""
     rows = []
     for seed, (_, lines, played) in sorted(runs.items()):
         last = lines[-1]
         rows.append(
-            f"| {seed} | {reached(lines, target)} | {last['episode_return_mean']:.2f} | "
+            f"| {seed} | {reached(lines, score, target)} | {last['episode_return_mean']:.2f} | "
             f"{played['episode_return_mean']:.2f} ± {played['episode_return_std']:.2f} | "
             f"{played['episode_return_min']:.0f} | "
             f"{minutes(last['wall_s'])} | {last['frames'] / last['wall_s']:,.0f} |"
         )
     return [
-        f"| seed | mean return (last 100) >= {target:g} | at the end | evaluation | its worst game | "
+        f"| seed | {SCORES[score]} >= {target:g} | training, at the end | evaluation | its worst game | "
         "wall-clock | frames/s |",
         "|---" * 7 + "|",
         *rows,
@@ -225,7 +239,7 @@ def main() -> None:
     own, overrides = split_overrides(sys.argv[1:])
     args = parser.parse_args(own)
     remark = REMARK + PLAYED + (STOPPED if args.until_target else "")
-    remark += EXPLORES if args.preset.endswith(("dqn", "r2d2")) else ""
+    remark += EXPLORES if explores(args.preset) else ""
     runs: dict[int, RunResult] = {}
     for seed in args.seeds:
         try:
@@ -234,9 +248,9 @@ def main() -> None:
             raise SystemExit(str(error)) from None
         commands = [run.command for run in runs.values()]
         curves = {seed: run.lines for seed, run in runs.items()}
-        page = Page(table(runs, args.target), remark, commands, args.commit)
+        page = Page(table(runs, score_of(args.preset), args.target), remark, commands, args.commit)
         write(args.preset.replace("/", "-"), curves, args.target, page)
-    print("\n".join(table(runs, args.target)))
+    print("\n".join(table(runs, score_of(args.preset), args.target)))
 
 
 if __name__ == "__main__":
