@@ -28,23 +28,14 @@ from seedbed.central.inference import ActOutput, Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.envs.host.contract import HostEnv, is_on_device
 from seedbed.replay.host.layout import CHUNK
 from seedbed.replay.host.replay import HostReplay
 from seedbed.run.folder import RunFolder
 from seedbed.run.memory import set_up_malloc
 from seedbed.run.options import GROUPS, CentralConfig
 from seedbed.run.stacking import FrameTrajectory, stacked_spec
-from seedbed.types import (
-    Agent,
-    Discrete,
-    HostEnv,
-    Timestep,
-    Tree,
-    bind,
-    is_on_device,
-    learns_from_replay,
-    on_policy,
-)
+from seedbed.types import Agent, Discrete, Timestep, Tree, bind, learns_from_replay, on_policy
 
 FRAMES = 1000  # of each environment, that are played over and over
 APART = 61  # steps by which groups are apart in them

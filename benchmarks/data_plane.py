@@ -23,10 +23,10 @@ import numpy as np
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.atari import FRAME_SKIP, SIZE, AtariEnv
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.metrics import processes_rss
 from seedbed.run.options import GROUPS
-from seedbed.types import HostEnvConfig
 
 RESULT = Path(__file__).parent / "results" / "data_plane.json"
 DIRECT = """

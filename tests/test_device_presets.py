@@ -22,20 +22,13 @@ from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.host import registry
+from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.options import UsageError
 from seedbed.presets import on_device_ppo
 from seedbed.resolve import TrainConfig, from_json, to_json, train_config
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import (
-    ArraySpec,
-    Box,
-    EnvSpec,
-    EnvState,
-    SeedbedError,
-    Timestep,
-    is_on_device,
-)
+from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ from seedbed.envs.device.classic.mountain_car import MountainCar
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.envs.device.wrappers import training
-from seedbed.types import Box, Discrete, Timestep, is_on_device, trajectory_masks
+from seedbed.envs.host.contract import is_on_device
+from seedbed.types import Box, Discrete, Timestep, trajectory_masks
 
 TASKS = (
     CartPole(),

@@ -19,6 +19,7 @@ from seedbed.envs.device.classic.mountain_car import MountainCar
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.host.contract import is_on_device
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -28,7 +29,6 @@ from seedbed.types import (
     SeedbedError,
     Timestep,
     action_array,
-    is_on_device,
 )
 
 BATCH, STEPS = 24, 40

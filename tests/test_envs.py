@@ -15,17 +15,9 @@ from counting_environment import Checker
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.host import registry
 from seedbed.envs.host.atari import AtariEnv, games
+from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.types import (
-    ArraySpec,
-    Box,
-    Discrete,
-    EnvSpec,
-    HostEnv,
-    MultiDiscrete,
-    SeedbedError,
-    Timestep,
-)
+from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 
 def rollout(host: HostEnv, steps: int, seed: int = 0) -> list[Timestep]:

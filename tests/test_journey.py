@@ -118,10 +118,8 @@ def test_central_inference():
     assert len(journey.files) <= 12
 
 
-@pytest.mark.parametrize(
-    ("preset", "most"), [("ant/ppo", 8), ("half_cheetah/sac", 8), ("cartpole/dqn", 9)]
-)
-def test_fused(preset, most):
+@pytest.mark.parametrize("preset", ["ant/ppo", "half_cheetah/sac", "cartpole/dqn"])
+def test_fused(preset):
     chosen, journey = presets.PRESETS[preset](), Journey()
     program = Program(chosen.env, chosen.agent, dataclasses.replace(chosen.runtime, devices=(0,)))
     carry = program.first()
@@ -130,4 +128,4 @@ def test_fused(preset, most):
     )
     journey.watch(lambda: jax.eval_shape(iteration, carry, np.float32(0)))
     assert journey.files == listed(f"Fused, {preset}")
-    assert len(journey.files) <= most
+    assert len(journey.files) <= 8

@@ -9,10 +9,11 @@ import pytest
 
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.resolve import TrainConfig, from_json, resolve_env, to_json, train_config
 from seedbed.run.options import CentralConfig
-from seedbed.types import OnPolicy, SeedbedError, is_on_device
+from seedbed.types import OnPolicy, SeedbedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from seedbed import resolve, trees
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.resolve import TrainConfig
@@ -26,17 +27,7 @@ from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
 from seedbed.run.runtime import View
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import (
-    Agent,
-    Array,
-    Environment,
-    EnvSpec,
-    HostEnvConfig,
-    SeedbedError,
-    Tree,
-    bind,
-    is_on_device,
-)
+from seedbed.types import Agent, Array, Environment, EnvSpec, SeedbedError, Tree, bind
 from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 

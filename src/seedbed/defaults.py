@@ -14,6 +14,7 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.presets import (
     TrainConfig,
     atari_dqn,
@@ -23,16 +24,7 @@ from seedbed.presets import (
     on_device_ppo,
 )
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import (
-    ActionSpec,
-    Agent,
-    Box,
-    Environment,
-    EnvSpec,
-    HostEnvConfig,
-    SeedbedError,
-    is_on_device,
-)
+from seedbed.types import ActionSpec, Agent, Box, Environment, EnvSpec, SeedbedError
 
 Maker = Callable[[Any], TrainConfig]
 """A function that makes a configuration for an environment."""

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import tyro
 
 from seedbed import resolve
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.resolve import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
-from seedbed.types import Environment, HostEnvConfig, is_on_device
+from seedbed.types import Environment
 
 _FIXED = ("id", "factory", "game", "kwargs")
 """Fields that identify a host environment. They are not options: the target already names the environment,

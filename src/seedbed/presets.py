@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import Agent, Environment, HostEnvConfig
+from seedbed.types import Agent, Environment
 
 
 @dataclasses.dataclass(frozen=True)

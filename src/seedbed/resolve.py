@@ -13,10 +13,11 @@ from typing import Any
 
 from seedbed import defaults
 from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.presets import PRESETS, TrainConfig
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import Agent, Environment, HostEnvConfig, SeedbedError, is_on_device
+from seedbed.types import Agent, Environment, SeedbedError
 
 AGENTS = {
     "impala": "seedbed.agents.impala:Impala",

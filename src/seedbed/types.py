@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
@@ -299,60 +301,38 @@ def bind(agent: AgentT, spec: EnvSpec) -> AgentT:
     return dataclasses.replace(agent, spec=spec)  # type: ignore[type-var]
 
 
-class HostEnvConfig(Protocol):
-    """A frozen dataclass that describes a host environment and can make it."""
-
-    @property
-    def frame_stack(self) -> int:
-        """The number of observations that the runtime stacks, along the last axis of each array."""
-        ...
-
-    @property
-    def frame_skip(self) -> int:
-        """The number of simulator frames in one step; reports of frames count with it."""
-        ...
-
-    def for_evaluation(self) -> HostEnvConfig:
-        """Returns the options for the same environments with whole episodes, as evaluations need them."""
-        ...
-
-    def make(self, num_envs: int, seed: int | None) -> HostEnv:
-        """Makes `num_envs` environments in lock-step. Without a seed they use the system's entropy."""
-        ...
-
-
-class HostEnv(Protocol):
-    """Environments in lock-step on the host, with next-step auto-reset; arrays are numpy `[n, ...]`."""
-
-    spec: EnvSpec  # of single frames
-
-    def reset(self) -> Timestep:
-        """Opens the first episodes. Their seeds were given at construction."""
-        ...
-
-    def step(self, action: Array) -> Timestep:
-        """Steps every environment, or opens its next episode if the last one has ended."""
-        ...
-
-    def close(self) -> None:
-        """Releases processes, threads and files. `encode` and `decode` still work afterwards."""
-        ...
-
-    def encode(self, observation: Any) -> Tree:
-        """Converts the environment's own form of an observation, or a batch of them, to the spec's form."""
-        ...
-
-    def decode(self, action: Array) -> Any:
-        """Converts an action in the spec's form, or a batch of them, to the environment's own form."""
-        ...
-
-
 class EnvState(NamedTuple):
     """The state of one on-device environment between two steps; leaves have no batch axis."""
 
     inner: Tree  # the state of the simulation and of the wrappers
     timestep: Timestep  # the last timestep: one observation, scalars for the rest
     metrics: dict[str, Array]  # float32 scalars about the last step, for reports
+
+    @classmethod
+    def opening(
+        cls, inner: Tree, observation: Tree, metrics: dict[str, Array] | None = None
+    ) -> EnvState:
+        """Returns the state that opens an episode: reward 0, and `first` set."""
+        no = np.bool_(False)
+        timestep = Timestep(observation, np.float32(0), no, no, np.bool_(True))
+        return cls(inner, timestep, metrics or {})
+
+    @classmethod
+    def after(
+        cls,
+        inner: Tree,
+        observation: Tree,
+        reward: Array | float,
+        terminated: Array | bool,
+        metrics: dict[str, Array] | None = None,
+    ) -> EnvState:
+        """Returns the state after a step, which is not truncated: a wrapper adds the time limit."""
+        # Imported only here, so that an actor starts without JAX.
+        import jax.numpy as jnp
+
+        no = np.bool_(False)
+        reward, terminated = jnp.float32(reward), jnp.bool_(terminated)
+        return cls(inner, Timestep(observation, reward, terminated, no, no), metrics or {})
 
 
 class Environment(Protocol):
@@ -384,12 +364,6 @@ class Environment(Protocol):
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Takes an action; `first` is false afterwards."""
         ...
-
-
-def is_on_device(env: HostEnvConfig | Environment) -> TypeIs[Environment]:
-    """Returns whether an environment runs on the device; a host environment's options give False."""
-    # Only the class is looked at: an instance's spec may take a second to make.
-    return hasattr(type(env), "step")
 
 
 class SeedbedError(Exception):

@@ -25,7 +25,8 @@ import numpy as np
 from seedbed import trees
 from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
 from seedbed.envs.host import registry
-from seedbed.types import HostEnv, SeedbedError, Timestep, Tree
+from seedbed.envs.host.contract import HostEnv
+from seedbed.types import SeedbedError, Timestep, Tree
 
 MESSAGE_BYTES = 1 << 17
 """The largest message in bytes. A message is sent whole or not at all."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host import registry
-from seedbed.types import HostEnvConfig, SeedbedError
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.types import SeedbedError
 
 MAX_DEATHS = 5
 """The number of early deaths of one actor in a row after which the run fails; see `SETTLED_STEPS`."""

@@ -19,7 +19,8 @@ from typing import Any
 from seedbed.actors.actor import MESSAGE_BYTES
 from seedbed.actors.slots import Slot, SlotLayout, spec_from_json
 from seedbed.envs.host import registry
-from seedbed.types import EnvSpec, HostEnvConfig, SeedbedError
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.types import EnvSpec, SeedbedError
 
 TAIL_BYTES = 8192
 """How many of the last bytes of an actor's output are kept."""

@@ -10,9 +10,10 @@ from seedbed.actors.pool import ActorPool
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Source
 from seedbed.central.learning import LearnerLoop
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.run.metrics import Counters, MachineShares, usable_cores
 from seedbed.run.options import CentralConfig
-from seedbed.types import Agent, HostEnvConfig
+from seedbed.types import Agent
 
 
 class Setup(NamedTuple):

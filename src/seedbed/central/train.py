@@ -19,6 +19,7 @@ from seedbed.central.meter import Setup
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.run import CentralRun
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices
@@ -28,13 +29,7 @@ from seedbed.run.options import GROUPS, CentralConfig
 from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import (
-    Agent,
-    HostEnvConfig,
-    bind,
-    learns_from_replay,
-    on_policy,
-)
+from seedbed.types import Agent, bind, learns_from_replay, on_policy
 
 _MODEST = 10
 """The niceness of actors with replay, where the learner decides the pace. The actors then use the CPU time

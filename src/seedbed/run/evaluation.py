@@ -13,18 +13,10 @@ import numpy as np
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.ops.keys import environment_keys, later
 from seedbed.run.stacking import act_on_frames, zero_timesteps
-from seedbed.types import (
-    ActorState,
-    Agent,
-    Array,
-    EnvSpec,
-    HostEnvConfig,
-    SeedbedError,
-    Timestep,
-    Tree,
-)
+from seedbed.types import ActorState, Agent, Array, EnvSpec, SeedbedError, Timestep, Tree
 
 
 class PlayerState(NamedTuple):

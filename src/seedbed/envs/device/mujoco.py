@@ -22,7 +22,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.physics.model import EULER
-from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, Tree
+from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
@@ -132,9 +132,8 @@ class MujocoTask(abc.ABC):
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
         carried = self._carry(now)
         verdict = self.judge(carried, now, jnp.zeros(model.nu, jnp.float32))
-        no = jnp.bool_(False)
-        timestep = Timestep(self.observe(now), jnp.float32(0), no, no, jnp.bool_(True))
-        return EnvState(carried, timestep, jax.tree.map(jnp.zeros_like, verdict.metrics))
+        metrics = jax.tree.map(jnp.zeros_like, verdict.metrics)
+        return EnvState.opening(carried, self.observe(now), metrics)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Applies the action for `frame_skip` simulation steps.
@@ -156,15 +155,13 @@ class MujocoTask(abc.ABC):
         def unless_diverged(tree: Tree) -> Tree:
             return jax.tree.map(lambda x: jnp.where(now.diverged, jnp.zeros_like(x), x), tree)
 
-        no = jnp.bool_(False)
-        timestep = Timestep(
+        return EnvState.after(
+            self._carry(now),
             unless_diverged(self.observe(now)),
             unless_diverged(verdict.reward),
             verdict.terminated | now.diverged,
-            no,
-            no,
+            unless_diverged(verdict.metrics),
         )
-        return EnvState(self._carry(now), timestep, unless_diverged(verdict.metrics))
 
     def _carry(self, now: physics.State) -> TaskState:
         return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, self.keep(now))

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState, Timestep
+from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,22 +45,20 @@ class DelayProbe:
 
     def reset(self, key: Array) -> EnvState:
         """Opens an episode in which no reward is owed yet; consumes the key."""
-        return self._state(jnp.int32(0), key, jnp.float32(0), jnp.float32(0))
+        return EnvState.opening(*self._show(jnp.int32(0), key, jnp.float32(0)))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Pays the reward that the previous step earned."""
         passed, key, sign, owed = state.inner
         earned = jnp.where((action == 1) == (sign > 0), 1.0, -1.0)
-        return self._state(passed + 1, key, owed, earned)
+        shown = self._show(passed + 1, key, earned)
+        return EnvState.after(*shown, owed, passed + 1 >= self.length)
 
-    def _state(self, passed: Array, key: Array, reward: Array, owed: Array) -> EnvState:
+    def _show(self, passed: Array, key: Array, owed: Array) -> tuple[Tree, Array]:
         key, drawing = jax.random.split(key)
         sign = jnp.where(jax.random.bernoulli(drawing), 1.0, -1.0)
         observation = jnp.stack([sign, owed, passed.astype(jnp.float32) / self.length])
-        timestep = Timestep(
-            observation, reward, passed >= self.length, jnp.bool_(False), passed == 0
-        )
-        return EnvState((passed, key, sign, owed), timestep, {})
+        return (passed, key, sign, owed), observation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,16 +91,13 @@ class TruncationProbe:
 
     def reset(self, key: Array) -> EnvState:
         """Opens an episode, always in the same state; the key is unused."""
-        no = jnp.bool_(False)
-        timestep = Timestep(jnp.full(1, -1.0), jnp.float32(0), no, no, jnp.bool_(True))
-        return EnvState(no, timestep, {})
+        return EnvState.opening(jnp.bool_(False), jnp.full(1, -1.0))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Moves from observation -1 to 1 on the first step; later stays (0) or terminates (1)."""
-        arrived, no = state.inner, jnp.bool_(False)
+        arrived = state.inner
         reward = jnp.where(arrived, jnp.where(action == 1, 0.4, 0.2), -1.0)
-        timestep = Timestep(jnp.ones(1), reward, arrived & (action == 1), no, no)
-        return EnvState(jnp.bool_(True), timestep, {})
+        return EnvState.after(jnp.bool_(True), jnp.ones(1), reward, arrived & (action == 1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,22 +138,21 @@ class RepeatProbe:
     def reset(self, key: Array) -> EnvState:
         """Opens an episode and shows its first symbol; consumes the key."""
         nothing = jnp.full(self.delay + 1, -1, jnp.int32)
-        return self._state(jnp.int32(0), key, jnp.float32(0), nothing)
+        return EnvState.opening(*self._show(jnp.int32(0), key, nothing))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Pays 1 if the action names the symbol of `delay` steps before, else 0; shows a new symbol."""
         passed, key, shown = state.inner
-        return self._state(passed + 1, key, jnp.where(action == shown[-1], 1.0, 0.0), shown)
+        reward = jnp.where(action == shown[-1], 1.0, 0.0)
+        now = self._show(passed + 1, key, shown)
+        return EnvState.after(*now, reward, passed + 1 >= self.length)
 
-    def _state(self, passed: Array, key: Array, reward: Array, shown: Array) -> EnvState:
+    def _show(self, passed: Array, key: Array, shown: Array) -> tuple[Tree, Array]:
         key, drawing = jax.random.split(key)
         symbol = (self.choices * jax.random.uniform(drawing)).astype(jnp.int32)
         shown = jnp.concatenate([symbol[None], shown[:-1]])
         observation = (jnp.arange(self.choices) == symbol).astype(jnp.float32)
-        timestep = Timestep(
-            observation, reward, passed >= self.length, jnp.bool_(False), passed == 0
-        )
-        return EnvState((passed, key, shown), timestep, {})
+        return (passed, key, shown), observation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,7 +192,7 @@ class TMazeProbe:
     def reset(self, key: Array) -> EnvState:
         """Opens an episode at the start of the corridor, with a new cue; consumes the key."""
         cue = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
-        return self._state(jnp.int32(0), cue, jnp.float32(0), jnp.bool_(False), jnp.bool_(True))
+        return EnvState.opening(*self._show(jnp.int32(0), cue))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Walks on for action 0, turns for 1 and 2."""
@@ -207,12 +201,9 @@ class TMazeProbe:
         pays = junction & turns & ((action == 1) == (cue > 0))
         walks = ~junction & ~turns
         reward = jnp.where(pays, 4.0, jnp.where(walks, 0.0, -0.1))
-        return self._state(place + walks, cue, reward, junction & turns, jnp.bool_(False))
+        return EnvState.after(*self._show(place + walks, cue), reward, junction & turns)
 
-    def _state(
-        self, place: Array, cue: Array, reward: Array, terminated: Array, first: Array
-    ) -> EnvState:
+    def _show(self, place: Array, cue: Array) -> tuple[Tree, Array]:
         shown = jnp.where(place == 0, cue, 0.0)
         observation = jnp.stack([shown, (place == self.length).astype(jnp.float32)])
-        timestep = Timestep(observation, reward, terminated, jnp.bool_(False), first)
-        return EnvState((place, cue), timestep, {})
+        return (place, cue), observation

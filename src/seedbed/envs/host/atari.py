@@ -7,8 +7,9 @@ import difflib
 
 import numpy as np
 
+from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import require_frames
-from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, HostEnv, SeedbedError, Timestep
+from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
 
 SIZE = 84
 """Height and width of an observation in pixels."""

@@ -12,8 +12,9 @@ import gymnasium
 import numpy as np
 
 from seedbed import trees
+from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.spaces import Leaf, actions_of, observation_leaves
-from seedbed.types import Array, Discrete, EnvSpec, HostEnv, SeedbedError, Timestep, Tree
+from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
 """Observation, reward, terminated, truncated and first of one environment."""

@@ -15,8 +15,9 @@ from typing import Any
 import gymnasium
 
 from seedbed.envs.host.atari import AtariEnv, games
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
-from seedbed.types import Environment, HostEnvConfig, SeedbedError
+from seedbed.types import Environment, SeedbedError
 
 _LOCOMOTION_NAMES = [
     "ant",

@@ -12,7 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.classic.task import ClassicTask, opened, stepped, wrapped
+from seedbed.envs.device.classic.task import ClassicTask, wrapped
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState
 
 # The masses, lengths and moments of inertia of both links are 1.
@@ -40,7 +40,7 @@ class Acrobot(ClassicTask):
     def reset(self, key: Array) -> EnvState:
         """Starts near rest, with both links hanging down; consumes the key."""
         state = jax.random.uniform(key, (4,), jnp.float32, -0.1, 0.1)
-        return opened(state, _shown(state))
+        return EnvState.opening(state, _shown(state))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Applies a torque of -1, 0 or 1 N m for action 0, 1 or 2.
@@ -59,7 +59,7 @@ class Acrobot(ClassicTask):
             ]
         )
         high = -jnp.cos(angles[0]) - jnp.cos(angles[1] + angles[0]) > 1
-        return stepped(after, _shown(after), jnp.where(high, 0.0, -1.0), high)
+        return EnvState.after(after, _shown(after), jnp.where(high, 0.0, -1.0), high)
 
 
 def _runge_kutta(y: Array, torque: Array) -> jax.Array:

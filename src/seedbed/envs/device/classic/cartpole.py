@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.classic.task import ClassicTask, opened, stepped
+from seedbed.envs.device.classic.task import ClassicTask
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState
 
 _GRAVITY, _FORCE, _DT = 9.8, 10.0, 0.02  # m/s^2, N, s
@@ -38,7 +38,7 @@ class CartPole(ClassicTask):
     def reset(self, key: Array) -> EnvState:
         """Starts near rest, with the pole almost upright; consumes the key."""
         state = jax.random.uniform(key, (4,), jnp.float32, -0.05, 0.05)
-        return opened(state, state)
+        return EnvState.opening(state, state)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Pushes the cart to the left for action 0, to the right for action 1.
@@ -59,4 +59,4 @@ class CartPole(ClassicTask):
         fell = (jnp.abs(x) > _MAX_POSITION) | (jnp.abs(theta) > _MAX_ANGLE)
         reward = jnp.where(fell, -1.0, 0.0) if self.sutton_barto_reward else jnp.float32(1)
         after = jnp.stack([x, x_dot, theta, theta_dot])
-        return stepped(after, after, reward, fell)
+        return EnvState.after(after, after, reward, fell)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.classic.task import ClassicTask, opened, stepped
+from seedbed.envs.device.classic.task import ClassicTask
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, EnvState
 
 _LEFT, _RIGHT, _MAX_SPEED, _GOAL = -1.2, 0.6, 0.07, 0.5
@@ -36,7 +36,7 @@ class MountainCar(ClassicTask):
         """Starts at rest near the bottom of the valley; consumes the key."""
         position = jax.random.uniform(key, (), jnp.float32, -0.6, -0.4)
         state = jnp.stack([position, jnp.zeros_like(position)])
-        return opened(state, state)
+        return EnvState.opening(state, state)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Accelerates to the left, not at all or to the right for action 0, 1 or 2.
@@ -51,4 +51,4 @@ class MountainCar(ClassicTask):
         velocity = jnp.where((position == _LEFT) & (velocity < 0), 0.0, velocity)
         reached = (position >= _GOAL) & (velocity >= self.goal_velocity)
         after = jnp.stack([position, velocity])
-        return stepped(after, after, jnp.float32(-1), reached)
+        return EnvState.after(after, after, -1.0, reached)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.classic.task import ClassicTask, opened, stepped, wrapped
+from seedbed.envs.device.classic.task import ClassicTask, wrapped
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState
 
 # The mass and the length of the pendulum are 1.
@@ -38,7 +38,7 @@ class Pendulum(ClassicTask):
     def reset(self, key: Array) -> EnvState:
         """Starts at a random angle, with a speed of at most 1 rad/s; consumes the key."""
         state = jax.random.uniform(key, (2,), jnp.float32, -1, 1) * jnp.array([math.pi, 1.0])
-        return opened(state, _shown(state))
+        return EnvState.opening(state, _shown(state))
 
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Applies the torque `[1]`; the reward is computed from the angle and speed before the step."""
@@ -49,7 +49,7 @@ class Pendulum(ClassicTask):
             speed + (1.5 * self.g * jnp.sin(angle) + 3 * torque) * _DT, -_MAX_SPEED, _MAX_SPEED
         )
         after = jnp.stack([wrapped(angle + speed * _DT), speed])
-        return stepped(after, _shown(after), -cost, jnp.bool_(False))
+        return EnvState.after(after, _shown(after), -cost, False)
 
 
 def _shown(state: Array) -> jax.Array:

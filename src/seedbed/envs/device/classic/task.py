@@ -1,4 +1,4 @@
-"""The parts that the classic control tasks share: their common fields and the states they return."""
+"""The parts that the classic control tasks share: their common fields, and angles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from seedbed.types import Array, EnvState, Timestep, Tree
+from seedbed.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,19 +29,6 @@ class ClassicTask:
     def gymnasium_options(self) -> dict[str, Any]:
         """Returns an empty dict: no option for `gymnasium.make` changes the observation."""
         return {}
-
-
-def opened(inner: Tree, observation: Array) -> EnvState:
-    """Returns the opening state of an episode: reward 0, `first` set, no metrics."""
-    no = jnp.bool_(False)
-    return EnvState(inner, Timestep(observation, jnp.float32(0), no, no, jnp.bool_(True)), {})
-
-
-def stepped(inner: Tree, observation: Array, reward: Array, terminated: Array) -> EnvState:
-    """Returns the state after a step; it is never truncated, because a wrapper adds the time limit."""
-    no = jnp.bool_(False)
-    reward = jnp.asarray(reward, jnp.float32)
-    return EnvState(inner, Timestep(observation, reward, jnp.asarray(terminated), no, no), {})
 
 
 def wrapped(angle: Array) -> jax.Array:
