@@ -276,14 +276,15 @@ def test_faults_of_an_environment_are_named(fault: str, text: str) -> None:
 
 def test_an_error_is_not_lost_where_nobody_looked_until_the_actor_had_gone() -> None:
     """Its output was readable before its message, and by then the process has ended."""
-    with start_pool(counting(fault="print and raise", fault_at=150), envs_per_group=1) as pool:
+    env = counting(fault="print and raise", fault_at=5)
+    with start_pool(env, envs_per_group=1, groups=1) as pool:
         assert pool.spec
         learner, process = Learner(pool), psutil.Process(pool.pids()[0])
         with pytest.raises(SeedbedError, match="the counter broke"):
             while True:
                 learner.turn()
-                near = max(learner.steps) >= 148
-                until = time.monotonic() + (2.0 if near else 0.0)
+                broken = learner.steps == [5]
+                until = time.monotonic() + (PATIENCE_S if broken else 0.0)
                 while time.monotonic() < until and process.status() != psutil.STATUS_ZOMBIE:
                     time.sleep(0.01)
         assert pool.restarts == 0
