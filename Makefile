@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 p
 .PHONY: help setup train test lint format types bench web lock clean
 
 help:
+	@echo "make setup   set up .venv"
 	@echo "make train   set up .venv and train Pong"
 	@echo "make test    set up .venv and run the tests"
 	@echo "make lint    check style;  make format  mend it"

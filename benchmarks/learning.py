@@ -88,8 +88,8 @@ def reached(lines: list[dict[str, Any]], score: str, target: float) -> str:
     return "not reached"
 
 
-def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) -> str:
-    """Draws mean return against wall-clock time as SVG."""
+def curve(curves: dict[int, list[dict[str, Any]]], target: float | None, title: str) -> str:
+    """Draws the mean training return against wall-clock time as SVG; `target` is a dashed line."""
     longest = max(lines[-1]["wall_s"] for lines in curves.values())
     unit, name = (1.0, "seconds") if longest < 120 else (60.0, "minutes")
     points = {
@@ -98,7 +98,8 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) ->
     }
     every = [point for line in points.values() for point in line]
     x_max = max(x for x, _ in every)
-    low, high = min(y for _, y in every), max(max(y for _, y in every), target)
+    low = min(y for _, y in every)
+    high = max(max(y for _, y in every), low if target is None else target)
 
     def place(x: float, y: float) -> str:
         return (
@@ -121,7 +122,8 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float, title: str) ->
             f'<text x="{place(x, low).split(",")[0]}" y="{HEIGHT - 30}" text-anchor="middle">{x:.0f}</text>'
         )
     dashes = 'stroke="#555" stroke-dasharray="5 4" fill="none"'
-    parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
+    if target is not None:
+        parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
     for index, (seed, line) in enumerate(sorted(points.items())):
         color, path = COLORS[index % len(COLORS)], " ".join(place(x, y) for x, y in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
@@ -147,11 +149,11 @@ PLAYED = (
     f" The evaluation is {EPISODES} games with the newest checkpoint, mean ± standard deviation."
 )
 STOPPED = (
-    " Each run was stopped, as by Ctrl-C, when the first column's return had reached the target."
+    " Each run was stopped, as by Ctrl-C, when the return of the second column was at the target."
 )
 EXPLORES = (
     " Training explores: its environments act at random at rates from 40 % down to 0.07 %, "
-    "evaluations at 0.1 %."
+    "evaluations at 0.1 %. The curve is of training, the target of evaluations, minutes apart."
 )
 
 
@@ -164,8 +166,13 @@ class Page(NamedTuple):
     commit: str
 
 
-def write(name: str, curves: dict[int, list[dict[str, Any]]], target: float, page: Page) -> None:
-    """Writes the points, the picture (if there are two points) and the page."""
+def write(
+    name: str, curves: dict[int, list[dict[str, Any]]], target: float | None, page: Page
+) -> None:
+    """Writes the points, the picture (if there are two points) and the page.
+
+    `target` is one of training returns, or None.
+    """
     out = ROOT / "docs" / "results"
     out.mkdir(parents=True, exist_ok=True)
     fields = ("wall_s", "env_steps", "frames", "episode_return_mean", "frames_per_s", "rss_mb")
@@ -249,7 +256,8 @@ def main() -> None:
         commands = [run.command for run in runs.values()]
         curves = {seed: run.lines for seed, run in runs.items()}
         page = Page(table(runs, score_of(args.preset), args.target), remark, commands, args.commit)
-        write(args.preset.replace("/", "-"), curves, args.target, page)
+        dashed = None if explores(args.preset) else args.target
+        write(args.preset.replace("/", "-"), curves, dashed, page)
     print("\n".join(table(runs, score_of(args.preset), args.target)))
 
 

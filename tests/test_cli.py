@@ -104,6 +104,16 @@ def test_neither_the_package_nor_list_loads_jax():
         (["train", "pong", "--env.stickines", "3"], 2, "did you mean --env.stickiness?"),
         (["train", "pong", "--agent.learnin-rate=3"], 2, "did you mean --agent.learning-rate?"),
         (["train", "pong", "--learning-rate", "3"], 2, "did you mean --agent.learning-rate?"),
+        (
+            ["train", "pong", "--seeds", "2"],
+            2,
+            "--seeds is an option for environments on the device",
+        ),
+        (
+            ["train", "ant", "--actors", "2"],
+            2,
+            "--actors is an option for environments of the host",
+        ),
         (["train", "pong", "--agent.spec", "3"], 2, "unknown option --agent.spec"),
         (["train", "pong", "--env.game", "breakout"], 2, "unknown option --env.game"),
         (["train", "CartPole-v1", "--env.id", "x"], 2, "unknown option --env.id"),

@@ -17,7 +17,7 @@ import seedbed
 from seedbed import api, cli, options, resolve
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
-from seedbed.envs.device import wrappers
+from seedbed.envs.device import changes
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
@@ -131,10 +131,10 @@ def test_every_preset_is_saved_and_its_runtime_is_that_of_its_environment(name):
 
 
 def test_wrapped_environments_are_saved_too():
-    env = wrappers.scale_reward(wrappers.clip_action(Pendulum()), 0.1)
+    env = changes.scale_reward(changes.clip_action(Pendulum()), 0.1)
     config = TrainConfig(env, Ppo(), FusedConfig(seeds=3, devices=(1,)), "mine/ppo")
     assert round_trip(config) == config
-    env = wrappers.randomise(Ant(), {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)})
+    env = changes.randomise(Ant(), {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)})
     config = dataclasses.replace(config, env=env)
     assert round_trip(config) == config
 
@@ -145,7 +145,7 @@ def test_what_a_model_of_ones_own_would_lose_is_refused_or_kept():
     heavy = dataclasses.replace(env, model=env.physics_model())
     assert round_trip(TrainConfig(heavy, Ppo(), FusedConfig())).env == env
     with pytest.raises(SeedbedError, match="cannot be saved with the run"):
-        to_json(TrainConfig(wrappers.scale_reward(heavy, 2.0), Ppo(), FusedConfig()))
+        to_json(TrainConfig(changes.scale_reward(heavy, 2.0), Ppo(), FusedConfig()))
 
 
 def test_overrides_on_the_command_line():

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from seedbed.envs.device import wrappers
+from seedbed.envs.device import changes, wrappers
 from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.mountain_car import MountainCar
@@ -150,4 +150,4 @@ def test_other_misuse_is_named():
     with pytest.raises(SeedbedError, match="num_envs is 0"):
         make_gymnasium(CartPole(), 0)
     with pytest.raises(SeedbedError, match="auto_reset in it"):
-        make_gymnasium(wrappers.scale_reward(wrappers.training(CartPole()), 2.0))
+        make_gymnasium(changes.scale_reward(wrappers.training(CartPole()), 2.0))

@@ -228,6 +228,7 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
         ]
         for inference in inferences:
             inference.publish(agent.init(jax.random.key(0)).params, 0)
+            inference.compile(pool.spec)
         sink = Notebook()
         loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2), 0.0)
 
@@ -254,3 +255,4 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
         peers.pop(2).end("went home too")
         np.testing.assert_allclose(acted(), np.arange(2), rtol=1e-6)
         assert all(inference._seat._cache_size() == 1 for inference in inferences)
+        assert all(inference._act._cache_size() == len(inference.sizes) for inference in inferences)

@@ -16,6 +16,7 @@ import tyro
 from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.resolve import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
+from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Environment
 
 _FIXED = ("id", "factory", "game", "kwargs")
@@ -185,6 +186,11 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
     others = ("--agent", "--run", "--resume", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
+            for kind, where in ((CentralConfig, "of the host"), (FusedConfig, "on the device")):
+                if token in dict(_flags("", kind())):
+                    raise UsageError(
+                        f"{token} is an option for environments {where}, and this one is not; see --help"
+                    )
             near = difflib.get_close_matches(token, [*known, *others], n=1, cutoff=0.5)
             if not near:
                 # Compare only the part after the dot.

@@ -46,10 +46,16 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
 
     `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
     `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
-    agent of `AGENTS` gets its settings from the table `defaults.ROWS`. A class keeps its own defaults, and
-    trains for as many steps as the environment's usual agent.
+    agent of `AGENTS` gets its settings from the table `defaults.ROWS`. A class keeps its own defaults; it
+    trains for as many steps as the environment's usual agent and is evaluated as often (to find that agent,
+    an environment of the host is made and closed).
+
     Raises SeedbedError for unknown names, and if the preset has another agent than `agent`.
     """
+    if not isinstance(agent, str | None):
+        raise SeedbedError(
+            f"agent is {agent!r}; give its name, such as ppo or my_module:MyAgent, or train a TrainConfig"
+        )
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
             raise SeedbedError(
@@ -67,10 +73,11 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
     env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
     if agent is None or agent in AGENTS:
         return defaults.configure(env, agent, target)
-    made = load_agent_class(agent)()
-    usual = PRESETS[same_env[0]]() if same_env else defaults.configure(env)
+    made = _made(agent)
+    usual = (PRESETS[same_env[0]]() if same_env else defaults.configure(env)).runtime
     options = FusedConfig if is_on_device(env) else CentralConfig
-    return TrainConfig(env, made, options(steps=usual.runtime.steps), f"{target}/{agent}")
+    runtime = options(steps=usual.steps, evaluate_every=usual.evaluate_every)
+    return TrainConfig(env, made, runtime, f"{target}/{agent}")
 
 
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
@@ -154,6 +161,25 @@ def load_agent_class(name: str) -> type:
     if missing:
         raise SeedbedError(f"agent {name!r} has no {missing[0]!r}: see seedbed.types.Agent")
     return found
+
+
+def _made(name: str) -> Any:
+    """Makes an agent named `module:Class` with its defaults; raises SeedbedError if a field has none."""
+    kind = load_agent_class(name)
+    for field in dataclasses.fields(kind):
+        none = field.default is field.default_factory is dataclasses.MISSING
+        if none and field.init:
+            raise SeedbedError(
+                f"agent {name!r}: its field {field.name!r} has no default; give it one"
+            )
+    try:
+        return kind()
+    except SeedbedError:
+        raise
+    except Exception as error:
+        raise SeedbedError(
+            f"agent {name!r} cannot be made with its defaults: {type(error).__name__}: {error}"
+        ) from error
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:

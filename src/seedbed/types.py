@@ -8,6 +8,7 @@ which are stored with observation_{t+1}. The module imports no JAX: an actor sta
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -41,7 +42,7 @@ class ActorState(NamedTuple):
     """The state that acting carries from step to step; leaves are `[B, ...]`."""
 
     core: Tree  # recurrent state; the agent resets it if `first` is set
-    per_env: Tree  # constants of each environment, such as an exploration rate
+    per_env: Tree  # what each environment is given, such as an exploration rate; may change as peers come
 
 
 class Trajectory(NamedTuple):
@@ -106,6 +107,15 @@ class Box:
     shape: tuple[int, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises SeedbedError unless `low` and `high` are tuples with a bound for each element."""
+        size = math.prod(self.shape)
+        for name, bounds in (("low", self.low), ("high", self.high)):
+            if not isinstance(bounds, tuple) or len(bounds) != size:
+                raise SeedbedError(
+                    f"Box of shape {self.shape}: {name} is {bounds!r}; give a tuple of {size} numbers"
+                )
 
 
 ActionSpec = Discrete | MultiDiscrete | Box

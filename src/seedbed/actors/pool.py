@@ -55,7 +55,8 @@ class ActorPool:
     group it yields nothing; its slot object is replaced at the first timestep of another peer.
 
     One thread at a time may use the pool; any thread may call `take_notices`, `cpu_seconds` and `pids` and
-    read `restarts`. `timeout_s` is the silence after which peers are to be given up, for their policies.
+    read `restarts` and `members`. `timeout_s` is the silence after which peers are to be given up, for their
+    policies.
     """
 
     def __init__(self, *, num_groups: int, group_size: int, timeout_s: float) -> None:
@@ -64,9 +65,8 @@ class ActorPool:
         self.layout: SlotLayout | None = None  # of the slots; None until the spec is known
         self.slots: list[Slot] = []  # by group; empty until the spec is known
         self.restarts = 0  # peers that came after another one for the same groups
-        self.members: tuple[
-            int, ...
-        ] = ()  # the groups that have a peer; replaced when peers come or go
+        # The groups that have a peer; replaced when peers come or go.
+        self.members: tuple[int, ...] = ()
         self._lives = [-1] * num_groups  # by group: the latest
         self._seats: list[_Seat] = []  # by group; never changed in place, since any thread reads it
         self._leaving: list[_Seat] = []  # those of peers that have hung up but not ended

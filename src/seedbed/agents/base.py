@@ -56,7 +56,11 @@ class SinglePass:
 
     @property
     def epochs(self) -> int:
-        """Returns 1: a batch is learned from once. Replay draws it anew, as often as its ratio says."""
+        """Returns 1: a batch is learned from once.
+
+        Replay draws an item anew, as often as its ratio says. V-trace corrects for old actions, but not for
+        learning twice from the same.
+        """
         return 1
 
     @property

@@ -211,8 +211,11 @@ class InferenceLoop:
             self._shard_of[group].arrive(group, may_act)
 
     def _seat(self, members: Sequence[int]) -> None:
-        """Gives the groups that are present their places, from 0 on; the others act no more."""
+        """Gives the groups that have a peer their places, from 0 on."""
         self._members = members
+        # Nobody acts until somebody comes, and then there are members again.
+        if not members:
+            return
         places = np.zeros(self._pool.num_groups, np.int64)
         places[list(members)] = np.arange(len(members))
         for shard in self._shards:

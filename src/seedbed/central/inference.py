@@ -145,7 +145,7 @@ class Inference:
         self._frame_stack = frame_stack
         with jax.default_device(device):
             self._group_envs = jax.device_put(jnp.asarray(group_envs, jnp.uint32), device)
-            state = agent.actor_state(jnp.asarray(group_envs.reshape(-1)), num_envs)
+            state = agent.actor_state(self._group_envs.reshape(-1), num_envs)
             state = jax.tree.map(
                 lambda leaf: leaf.reshape(*group_envs.shape, *leaf.shape[1:]), state
             )
@@ -183,7 +183,7 @@ class Inference:
         jax.block_until_ready(self._memory)
 
     def seat(self, places: np.ndarray, groups: int) -> None:
-        """Tells who is present: its groups have `places` `[G]`, from 0 on, among `groups` in the run.
+        """Tells who is present: its groups have `places` `[G]`, from 0 on, among `groups` with a peer.
 
         Environments get the `ActorState.per_env` of their places, such as exploration rates, and keep the
         rest. It compiles at the first call only. Call from the inference thread, or before it starts.

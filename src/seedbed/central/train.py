@@ -21,6 +21,7 @@ from seedbed.central.run import CentralRun
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.ops.keys import derived_seed, fold_count, halves
+from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices
 from seedbed.run.folder import RunFolder
@@ -29,7 +30,7 @@ from seedbed.run.options import GROUPS, CentralConfig
 from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import Agent, bind, learns_from_replay, on_policy
+from seedbed.types import Agent, learns_from_replay, on_policy
 
 _MODEST = 10
 """The niceness of actors with replay, where the learner decides the pace. The actors then use the CPU time
@@ -101,7 +102,7 @@ def _set_up(
     inference_devices = choose_devices(config.inference_devices, "--inference-devices")
     learner_devices = choose_devices(config.learner_devices, "--learner-devices")
     spec = pool.spec
-    agent = bind(agent, stacked_spec(spec, env.frame_stack))
+    agent = checked(agent, stacked_spec(spec, env.frame_stack))
     run_key = jax.random.key(config.seed)
     init_key, act_key, learn_key = jax.random.split(run_key, 3)
     state = agent.init(init_key)

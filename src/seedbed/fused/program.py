@@ -23,9 +23,10 @@ from seedbed.envs.device.wrappers import (
 )
 from seedbed.fused import rollout
 from seedbed.fused.rollout import Carry, Iteration, Plan
+from seedbed.run.checking import checked
 from seedbed.run.devices import choose_devices
 from seedbed.run.evaluation import summary_of
-from seedbed.run.options import FusedConfig
+from seedbed.run.options import FusedConfig, require_sizes
 from seedbed.run.update import AXIS, progress_of
 from seedbed.types import (
     Agent,
@@ -78,7 +79,7 @@ class Program:
         # The number of steps of each member that train with Euler's integrator.
         self.euler_steps = math.ceil(config.euler_share * config.steps) if self._euler_env else 0
         self.task = type(env).__name__
-        self.agent = bind(agent, env.spec)
+        self.agent = checked(agent, env.spec)
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._axis = AXIS if len(devices) > 1 else None
         self._run: Callable[[Carry, np.ndarray, bool], tuple[Carry, Array]] | None = None
@@ -108,14 +109,20 @@ class Program:
         All randomness comes from the members' seeds. The carry is not placed on the run's devices yet.
         """
 
+        @jax.jit
         def one(seed: Array, options: dict[str, Array]) -> Carry:
             agent = _varied(self.agent, options)
             return rollout.first_carry(agent, self.env, self.plan, jax.random.key(seed))
 
+        # One after the other: batches of factorisations, which orthogonal matrices are drawn by, can wait
+        # for one another for ever where XLA has two threads.
+        members = [
+            one(np.uint32(seed), {name: np.float32(value) for name, value in options.items()})
+            for seed, options in zip(self.config.member_seeds, self.config.variations, strict=True)
+        ]
         if self.members == 1:
-            return jax.jit(one)(np.uint32(self.config.seed), self._options)
-        seeds = np.array(self.config.member_seeds, np.uint32)
-        return jax.jit(jax.vmap(one))(seeds, self._options)
+            return members[0]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
 
     @property
     def _options(self) -> dict[str, np.ndarray]:
@@ -167,10 +174,7 @@ class Program:
             compiled = lowered.compile()
         except jax.errors.ConcretizationTypeError as error:
             if not self.config.sweep:
-                raise SeedbedError(
-                    f"{self.task} or the agent needs the value of an array while JAX traces the program, as "
-                    "a Python if does: use jnp.where or jax.lax.cond instead (--debug shows the line)"
-                ) from error
+                raise
             raise SeedbedError(
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"
@@ -213,6 +217,7 @@ class Program:
 
 def _plan(agent: Agent, config: FusedConfig, devices: int) -> Plan:
     """Returns the sizes of an iteration; raises SeedbedError if the options do not fit one another."""
+    require_sizes(agent)
     batch, unrolls = agent.experience.batch, on_policy(agent)
     if unrolls is not None:
         parts = devices * agent.minibatches
@@ -283,8 +288,8 @@ def _check_sweep(agent: Agent, config: FusedConfig) -> None:
             ]
             if name not in known:
                 raise SeedbedError(
-                    f"--sweep {config.sweep}: {name} is no number of {type(agent).__name__} that can be "
-                    f"varied; these can: {', '.join(known)}"
+                    f"--sweep {config.sweep}: {name} is no float of {type(agent).__name__}, so it cannot "
+                    f"vary within one program; these can: {', '.join(known)}"
                 )
         varied = dataclasses.replace(agent, **options)  # type: ignore[type-var]
         if varied.experience != agent.experience:

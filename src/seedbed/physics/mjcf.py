@@ -39,9 +39,8 @@ def load(path_or_xml: str | Path) -> Model:
     its iterations, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.
 
     Raises:
-        SeedbedError: MuJoCo cannot compile the model, or the model uses a feature that is not simulated. The
-            first line names the first such feature and the remedy; if there are several, a line for each of
-            them follows.
+        SeedbedError: MuJoCo cannot compile the model, or the model uses features that are not simulated. The
+            text names each of them, and the remedy.
     """
     is_text = isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<")
     name = "the XML text" if is_text else str(path_or_xml)
@@ -57,10 +56,7 @@ def load(path_or_xml: str | Path) -> Model:
     refused = list(unsupported(compiled))
     if refused:
         number = "something" if len(refused) == 1 else f"{len(refused)} things"
-        rest = [f"\n- {line}" for line in refused] if len(refused) > 1 else []
-        raise SeedbedError(
-            f"{name} uses {number} that cannot be simulated: {refused[0]}{''.join(rest)}"
-        )
+        raise SeedbedError(f"{name} uses {number} that cannot be simulated: {'; '.join(refused)}")
     return from_mujoco(compiled)
 
 

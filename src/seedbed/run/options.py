@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from seedbed.run.metrics import usable_cores
-from seedbed.types import Agent, SeedbedError, on_policy
+from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, on_policy
 
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
@@ -61,6 +61,7 @@ class CentralConfig:
 
         Raises SeedbedError if sizes do not fit one another or the agent; it names the option to change.
         """
+        require_sizes(agent)
         experience = on_policy(agent)
         if experience is not None and experience.synchronous:
             actors, envs = _fitting(experience.batch, self.actors, self.envs_per_actor)
@@ -187,6 +188,26 @@ class FusedConfig:
             ", ".join([f"seed {seed}", *(f"{name} {value:g}" for name, value in varied.items())])
             for seed, varied in members
         )
+
+
+def require_sizes(agent: Agent) -> None:
+    """Raises SeedbedError if an agent, bound or not, has an experience whose sizes cannot be."""
+    name, experience = type(agent).__name__, agent.experience
+    if not isinstance(experience, OnPolicy | Replay):
+        raise SeedbedError(
+            f"{name}.experience is {experience!r}: return an OnPolicy or a Replay of seedbed.types"
+        )
+    sizes = {"epochs": agent.epochs, "minibatches": agent.minibatches, "batch": experience.batch}
+    if isinstance(experience, OnPolicy):
+        sizes["unroll"] = experience.unroll
+    else:
+        names = ("sequence", "period", "capacity", "min_size")
+        sizes.update({size: getattr(experience, size) for size in names})
+    for size, value in sizes.items():
+        if value < 1:
+            raise SeedbedError(f"{name}: {size} is {value}; give at least 1")
+    if isinstance(experience, Replay) and not experience.ratio > 0:
+        raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
 
 
 def _cores() -> int:

@@ -8,16 +8,28 @@ metrics only those that the wrapper itself wrote.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from seedbed.physics.model import REPLACEABLE, Model
-from seedbed.types import Array, ArraySpec, Box, Environment, EnvSpec, EnvState, SeedbedError, Tree
+from seedbed import trees
+from seedbed.ops.tracing import naming
+from seedbed.types import (
+    Array,
+    ArraySpec,
+    Box,
+    Discrete,
+    Environment,
+    EnvSpec,
+    EnvState,
+    MultiDiscrete,
+    SeedbedError,
+    Tree,
+)
+
+_GUIDE = "docs/write-a-task.md"
+_DTYPES = ("float32", "int32", "uint32", "bool")
 
 
 def time_limit(env: Environment, steps: int) -> Environment:
@@ -34,8 +46,10 @@ def auto_reset(env: Environment) -> Environment:
     """Adds next-step auto-reset: the step after an end ignores its action and opens a new episode.
 
     That step has reward 0 and `first` set. The wrapper carries a key, from which it draws each opening
-    state, so that episodes start differently.
+    state, so that episodes start differently. Raises SeedbedError if the environment's spec has what
+    cannot be on the device, and while it is traced, if a reset or step does not return what the spec says.
     """
+    _require_spec(_task_name(env), env.spec)
     return _AutoReset(env)
 
 
@@ -51,42 +65,7 @@ def training(env: Environment) -> Environment:
 
 def resets_itself(env: Environment) -> bool:
     """Returns whether `auto_reset` is among an environment's wrappers."""
-    return isinstance(env, _Wrapper) and (isinstance(env, _AutoReset) or resets_itself(env.env))
-
-
-def scale_reward(env: Environment, factor: float) -> Environment:
-    """Multiplies rewards by `factor`; raises SeedbedError unless it is finite."""
-    if not math.isfinite(factor):
-        raise SeedbedError(f"scale_reward: the factor is {factor}; give a finite number")
-    return _ScaleReward(env, factor)
-
-
-def clip_action(env: Environment) -> Environment:
-    """Clips actions to the bounds of the spec before the environment sees them.
-
-    Raises SeedbedError if the actions are not a Box.
-    """
-    if not isinstance(env.spec.action, Box):
-        raise SeedbedError(
-            f"clip_action: the actions of {type(env).__name__} are {env.spec.action}, which has no "
-            "bounds; leave the wrapper out"
-        )
-    return _ClipAction(env)
-
-
-def normalise_observation(env: Environment) -> Environment:
-    """Shifts and scales observations by their running mean and variance.
-
-    As in Gymnasium's NormalizeObservation, each environment has its own statistics, opening observations
-    count, and resets keep the statistics. Raises SeedbedError if an observation is not float32.
-    """
-    for path, leaf in jax.tree.leaves_with_path(env.spec.observation):
-        if leaf.dtype != "float32":
-            raise SeedbedError(
-                f"normalise_observation: observation{jax.tree_util.keystr(path)} of "
-                f"{type(env).__name__} is {leaf.dtype}; only float32 can be normalised"
-            )
-    return _NormaliseObservation(env)
+    return isinstance(env, Wrapper) and (isinstance(env, _AutoReset) or resets_itself(env.env))
 
 
 def episode_statistics(env: Environment) -> Environment:
@@ -103,7 +82,7 @@ def with_integrator(env: Environment, integrator: str) -> Environment:
     Raises SeedbedError if the task has no such option, or if it has its own `model`, which would override
     the option.
     """
-    if isinstance(env, _Wrapper):
+    if isinstance(env, Wrapper):
         return dataclasses.replace(env, env=with_integrator(env.env, integrator))
     if not hasattr(env, "integrator"):
         raise SeedbedError(f"{type(env).__name__} has no option integrator: only MuJoCo tasks have")
@@ -114,53 +93,29 @@ def with_integrator(env: Environment, integrator: str) -> Environment:
     return dataclasses.replace(env, integrator=integrator)  # type: ignore[type-var]
 
 
-def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> Environment:
-    """Draws new physics for each episode: multiplies leaves of the model by random factors.
-
-    Every element of a leaf, such as `body_mass` `[nbody]` or `geom_friction` `[ngeom, 3]`, has its own
-    factor, uniform between the two bounds. This must be the innermost wrapper. Raises SeedbedError if `env`
-    is not a MuJoCo task, if a leaf cannot be varied, or if the bounds are not positive and in order.
-    """
-    if not hasattr(env, "physics_model"):
-        raise SeedbedError(
-            f"randomise: {type(env).__name__} has no physics_model(); wrap a MuJoCo task, and wrap it "
-            "in this before anything else"
-        )
-    for name, bounds in ranges.items():
-        if name not in REPLACEABLE:
-            near = difflib.get_close_matches(name, REPLACEABLE, n=1, cutoff=0.0)[0]
-            raise SeedbedError(
-                f"randomise: the model's {name!r} cannot be varied; did you mean {near!r}? "
-                f"Known are {', '.join(REPLACEABLE)}"
-            )
-        if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
-            raise SeedbedError(
-                f"randomise: the range of {name!r} is {bounds}; give two positive factors, the lower "
-                "first"
-            )
-    pairs = sorted(ranges.items())
-    return _Randomise(env, tuple((name, float(low), float(high)) for name, (low, high) in pairs))
-
-
 @dataclasses.dataclass(frozen=True)
-class _Wrapper:
+class Wrapper:
     """A base class for wrappers; on its own it changes nothing."""
 
     env: Environment
 
     @property
     def spec(self) -> EnvSpec:
+        """Returns the child's observations and actions."""
         return self.env.spec
 
     @property
     def episode_steps(self) -> int:
+        """Returns the child's number of steps after which an episode is truncated; 0 is never."""
         return self.env.episode_steps
 
     @property
     def frame_skip(self) -> int:
+        """Returns the child's number of simulator frames in one step."""
         return self.env.frame_skip
 
     def reset(self, key: Array) -> EnvState:
+        """Opens the first episode; consumes the key."""
         return self.reopen(key, None)
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
@@ -168,37 +123,56 @@ class _Wrapper:
 
         A wrapper may carry parts of `last` over into the new episode.
         """
-        child, own = (None, None) if last is None else _unwrap(last)
-        return self._opened(_reopen(self.env, key, child), own)
+        child, own = (None, None) if last is None else unwrapped(last)
+        return self._opened(reopen_child(self.env, key, child), own)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        child, own = _unwrap(state)
-        return self._stepped(self.env.step(child, action), own, state.metrics)
+        """Takes an action in the child, and wraps the state after it."""
+        child, own = unwrapped(state)
+        return self._stepped(step_child(self.env, child, action), own, state.metrics)
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
         """Wraps the opening state; `own` is the wrapper's state before it, or None if there was none."""
-        return _wrap(child, ())
+        return wrapped(child, ())
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
         """Wraps the state after a step; `own` and `metrics` are those before the step."""
-        return _wrap(child, ())
+        return wrapped(child, ())
 
 
-def _wrap(child: EnvState, own: Tree) -> EnvState:
+def wrapped(child: EnvState, own: Tree) -> EnvState:
+    """Returns the state of a wrapper, whose own part is `own`, around its child's state."""
     return child._replace(inner=(child.inner, own))
 
 
-def _unwrap(state: EnvState) -> tuple[EnvState, Tree]:
+def unwrapped(state: EnvState) -> tuple[EnvState, Tree]:
+    """Returns the child's state and the wrapper's own part; timestep and metrics are the wrapper's."""
     inner, own = state.inner
     return state._replace(inner=inner), own
 
 
-def _reopen(env: Environment, key: Array, last: EnvState | None) -> EnvState:
-    return env.reopen(key, last) if isinstance(env, _Wrapper) else env.reset(key)
+def reopen_child(env: Environment, key: Array, last: EnvState | None) -> EnvState:
+    """Opens an episode in a wrapper, after the state `last` if there was one, or in a task; consumes the key.
+
+    Raises SeedbedError, which names the task's method, if that fails or returns no EnvState.
+    """
+    if isinstance(env, Wrapper):
+        return env.reopen(key, last)
+    return _returned(f"{type(env).__name__}.reset", lambda: env.reset(key))
+
+
+def step_child(env: Environment, state: EnvState, action: Array) -> EnvState:
+    """Takes an action in a wrapper or in a task.
+
+    Raises SeedbedError, which names the task's method, if that fails or returns no EnvState.
+    """
+    if isinstance(env, Wrapper):
+        return env.step(state, action)
+    return _returned(f"{type(env).__name__}.step", lambda: env.step(state, action))
 
 
 @dataclasses.dataclass(frozen=True)
-class _TimeLimit(_Wrapper):
+class _TimeLimit(Wrapper):
     """The wrapper of `time_limit`; its state is the number of steps in the episode, int32."""
 
     steps: int
@@ -208,140 +182,56 @@ class _TimeLimit(_Wrapper):
         return self.steps
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
-        return _wrap(child, jnp.int32(0))
+        return wrapped(child, jnp.int32(0))
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
         arrived = child.timestep
         # `first` can be set here only if there is an auto-reset inside this wrapper.
         count = jnp.where(arrived.first, 0, own + 1)
         truncated = arrived.truncated | (count >= self.steps)
-        return _wrap(child._replace(timestep=arrived._replace(truncated=truncated)), count)
+        return wrapped(child._replace(timestep=arrived._replace(truncated=truncated)), count)
 
 
 @dataclasses.dataclass(frozen=True)
-class _AutoReset(_Wrapper):
+class _AutoReset(Wrapper):
     """The wrapper of `auto_reset`; its state is the key from which the next episode is drawn."""
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
         key, opening = jax.random.split(key)
-        child = None if last is None else _unwrap(last)[0]
-        return _wrap(_reopen(self.env, opening, child), key)
+        child = None if last is None else unwrapped(last)[0]
+        opened = reopen_child(self.env, opening, child)
+        _require_state(f"{_task_name(self.env)}.reset", self.spec, opened)
+        return wrapped(opened, key)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
-        child, key = _unwrap(state)
+        child, key = unwrapped(state)
         ended: Array = state.timestep.terminated | state.timestep.truncated
-        stepped = _wrap(self.env.step(child, action), key)
-        opened = self.reopen(key, state)
-        _check(self.env, "reset", opened, opened)
-        _check(self.env, "step", stepped, opened)
+        after, name = step_child(self.env, child, action), _task_name(self.env)
+        _require_state(f"{name}.step", self.spec, after)
+        stepped, opened = wrapped(after, key), self.reopen(key, state)
+        _require_same(name, opened, stepped)
         # The rare case is the first operand: simd then skips it unless a lane needs it.
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), opened, stepped)
 
 
-def _check(env: Environment, call: str, state: EnvState, opened: EnvState) -> None:
-    """Raises SeedbedError unless a state has the shapes of the spec and of the opening state."""
-    innermost = env
-    while isinstance(innermost, _Wrapper):
-        innermost = innermost.env
-    name_of_env = type(innermost).__name__
-
-    def expect(part: str, given: Tree, expected: Tree) -> None:
-        found = jax.tree.map(lambda leaf: ArraySpec(jnp.shape(leaf), str(leaf.dtype)), given)
-        if found != expected:
-            raise SeedbedError(f"{name_of_env}.{call}: {part} is {found}, not {expected}")
-
-    arrived = jax.tree.map(jnp.asarray, state.timestep)
-    expect("the observation", arrived.observation, env.spec.observation)
-    expect("the reward", arrived.reward, ArraySpec((), "float32"))
-    for name in ("terminated", "truncated", "first"):
-        expect(name, getattr(arrived, name), ArraySpec((), "bool"))
-    for name, value in state.metrics.items():
-        expect(f"the metric {name!r}", jnp.asarray(value), ArraySpec((), "float32"))
-    if sorted(state.metrics) != sorted(opened.metrics):
-        raise SeedbedError(
-            f"{name_of_env}: metrics after reset are {sorted(opened.metrics)}, after step "
-            f"{sorted(state.metrics)}; give the same"
-        )
-    shapes = [
-        jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), part.inner)
-        for part in (opened, state)
-    ]
-    if shapes[0] != shapes[1]:
-        raise SeedbedError(
-            f"{name_of_env}: `inner` after reset is {shapes[0]}, after step {shapes[1]}; "
-            "give the same arrays"
-        )
+def _task_name(env: Environment) -> str:
+    while isinstance(env, Wrapper):
+        env = env.env
+    return type(env).__name__
 
 
 @dataclasses.dataclass(frozen=True)
-class _ScaleReward(_Wrapper):
-    """The wrapper of `scale_reward`."""
-
-    factor: float
-
-    def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
-        reward = child.timestep.reward * jnp.float32(self.factor)
-        return _wrap(child._replace(timestep=child.timestep._replace(reward=reward)), ())
-
-
-@dataclasses.dataclass(frozen=True)
-class _ClipAction(_Wrapper):
-    """The wrapper of `clip_action`."""
-
-    def step(self, state: EnvState, action: Array) -> EnvState:
-        box: Any = self.env.spec.action
-        low, high = (
-            jnp.asarray(bound, jnp.float32).reshape(box.shape) for bound in (box.low, box.high)
-        )
-        return super().step(state, jnp.clip(action, low, high))
-
-
-@dataclasses.dataclass(frozen=True)
-class _NormaliseObservation(_Wrapper):
-    """The wrapper of `normalise_observation`; its state is (count, means, variances).
-
-    They start at 1e-4, 0 and 1, as in Gymnasium.
-    """
-
-    def _opened(self, child: EnvState, own: Tree) -> EnvState:
-        if own is None:
-            observation = child.timestep.observation
-            zeros, ones = (jax.tree.map(f, observation) for f in (jnp.zeros_like, jnp.ones_like))
-            own = (jnp.float32(1e-4), zeros, ones)
-        return self._normalised(child, own)
-
-    def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
-        return self._normalised(child, own)
-
-    def _normalised(self, child: EnvState, own: Tree) -> EnvState:
-        count, mean, variance = own
-        observation, total = child.timestep.observation, count + 1
-        mean_now = jax.tree.map(lambda m, x: m + (x - m) / total, mean, observation)
-        variance = jax.tree.map(
-            lambda v, m, x: (v + jnp.square(x - m) / total) * (count / total),
-            variance,
-            mean,
-            observation,
-        )
-        scaled = jax.tree.map(
-            lambda x, m, v: (x - m) * jax.lax.rsqrt(v + 1e-8), observation, mean_now, variance
-        )
-        timestep = child.timestep._replace(observation=scaled)
-        return _wrap(child._replace(timestep=timestep), (total, mean_now, variance))
-
-
-@dataclasses.dataclass(frozen=True)
-class _EpisodeStatistics(_Wrapper):
+class _EpisodeStatistics(Wrapper):
     """The wrapper of `episode_statistics`; it keeps its sums in the metrics and has no other state."""
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
-        return _wrap(_with_statistics(child, jnp.float32(0), jnp.float32(0)), ())
+        return wrapped(_with_statistics(child, jnp.float32(0), jnp.float32(0)), ())
 
     def _stepped(self, child: EnvState, own: Tree, metrics: dict[str, Array]) -> EnvState:
         arrived = child.timestep
         total = jnp.where(arrived.first, 0, metrics["episode_return"] + arrived.reward)
         length = jnp.where(arrived.first, 0, metrics["episode_length"] + 1)
-        return _wrap(_with_statistics(child, total, length), ())
+        return wrapped(_with_statistics(child, total, length), ())
 
 
 def _with_statistics(child: EnvState, total: Array, length: Array) -> EnvState:
@@ -350,31 +240,79 @@ def _with_statistics(child: EnvState, total: Array, length: Array) -> EnvState:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Randomise(_Wrapper):
-    """The wrapper of `randomise`; its state is the factors of this episode, by the leaf's name."""
+def _require_spec(name: str, spec: EnvSpec) -> None:
+    """Raises SeedbedError unless the task called `name` has a spec that can be on the device."""
+    for leaf in trees.leaves(spec.observation):
+        if not isinstance(leaf, ArraySpec):
+            raise SeedbedError(
+                f"{name}.spec: {leaf!r} in the observation is no ArraySpec (see {_GUIDE})"
+            )
+        if leaf.dtype not in _DTYPES:
+            raise SeedbedError(
+                f"{name}.spec: the observation has {_shown(leaf)}; on the device give {', '.join(_DTYPES)} "
+                f"(images as float32 from 0 to 1; see {_GUIDE})"
+            )
+    if not isinstance(spec.action, Box | Discrete | MultiDiscrete):
+        raise SeedbedError(
+            f"{name}.spec: the action is {spec.action!r}, not a Discrete, MultiDiscrete or Box of "
+            f"seedbed.types (see {_GUIDE})"
+        )
 
-    ranges: tuple[tuple[str, float, float], ...]
 
-    def reopen(self, key: Array, last: EnvState | None) -> EnvState:
-        key, drawing = jax.random.split(key)
-        model: Model = self.env.physics_model()  # type: ignore[attr-defined]
-        keys = jax.random.split(drawing, len(self.ranges))
-        factors = {
-            name: jax.random.uniform(keys[i], jnp.shape(getattr(model, name)), None, low, high)
-            for i, (name, low, high) in enumerate(self.ranges)
-        }
-        return _wrap(self._varied(factors).reset(key), factors)
+def _returned(method: str, call: Callable[[], EnvState]) -> EnvState:
+    """Calls a task's reset or step; raises SeedbedError if it fails or returns something else."""
+    with naming(method, _GUIDE):
+        state = call()
+    if not isinstance(state, EnvState):
+        raise SeedbedError(
+            f"{method} returned a {type(state).__name__}; return EnvState.opening(...) from reset and "
+            f"EnvState.after(...) from step (see {_GUIDE})"
+        )
+    return state
 
-    def step(self, state: EnvState, action: Array) -> EnvState:
-        child, factors = _unwrap(state)
-        return _wrap(self._varied(factors).step(child, action), factors)
 
-    def _varied(self, factors: dict[str, Array]) -> Environment:
-        """Returns the task with a model whose leaves are multiplied by the factors."""
-        model: Model = self.env.physics_model()  # type: ignore[attr-defined]
-        leaves = {
-            name: jnp.asarray(getattr(model, name), jnp.float32) * factor
-            for name, factor in factors.items()
-        }
-        return dataclasses.replace(self.env, model=model.replace(**leaves))  # type: ignore[type-var]
+def _require_state(method: str, spec: EnvSpec, state: EnvState) -> None:
+    """Raises SeedbedError unless the state that a reset or step returned is what the spec says."""
+
+    def expect(part: str, given: Tree, expected: Tree, remedy: str) -> None:
+        found = jax.tree.map(lambda leaf: ArraySpec(jnp.shape(leaf), str(leaf.dtype)), given)
+        if found != expected:
+            raise SeedbedError(
+                f"{method}: {part} is {_shown(found)}, not {_shown(expected)}; {remedy}"
+            )
+
+    arrived = jax.tree.map(jnp.asarray, state.timestep)
+    same = "let spec, reset and step agree"
+    expect("the observation", arrived.observation, spec.observation, same)
+    expect("the reward", arrived.reward, ArraySpec((), "float32"), "return a scalar")
+    for flag in ("terminated", "truncated", "first"):
+        expect(flag, getattr(arrived, flag), ArraySpec((), "bool"), "return a bool scalar")
+    for metric, value in state.metrics.items():
+        scalar = ArraySpec((), "float32")
+        expect(f"the metric {metric!r}", jnp.asarray(value), scalar, "return a float32 scalar")
+
+
+def _require_same(name: str, opened: EnvState, stepped: EnvState) -> None:
+    """Raises SeedbedError unless reset and step return the same arrays as `inner` and the same metrics."""
+    if sorted(stepped.metrics) != sorted(opened.metrics):
+        raise SeedbedError(
+            f"{name}: metrics after reset are {sorted(opened.metrics)}, after step "
+            f"{sorted(stepped.metrics)}; give the same"
+        )
+    shapes = [
+        jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), part.inner)
+        for part in (opened, stepped)
+    ]
+    if shapes[0] != shapes[1]:
+        raise SeedbedError(
+            f"{name}: `inner` after reset is {shapes[0]}, after step {shapes[1]}; give the same arrays"
+        )
+
+
+def _shown(tree: Tree) -> str:
+    """Returns a text for people: an array as `float32[2,3]`, and trees of them."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key}: {_shown(child)}" for key, child in tree.items()) + "}"
+    if isinstance(tree, tuple | list):
+        return f"({', '.join(map(_shown, tree))})"
+    return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"

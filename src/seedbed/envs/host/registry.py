@@ -126,9 +126,22 @@ def _on_device(path: str) -> Environment | None:
     except ImportError:
         # The caller then makes a host environment of the path, which reports the error.
         return None
-    if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step"):
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step")):
+        return None
+    fields = dataclasses.fields(found)
+    for part in ("spec", "reset", "episode_steps", "frame_skip"):
+        if part not in [field.name for field in fields] and not hasattr(found, part):
+            raise SeedbedError(f"the task {path} has no {part!r}: see docs/write-a-task.md")
+    for field in fields:
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise SeedbedError(
+                f"the task {path}: its field {field.name!r} has no default; give it one"
+            )
+    try:
         return found()  # type: ignore[return-value]
-    return None
+    except TypeError as error:
+        # An abstract method is missing.
+        raise SeedbedError(f"the task {path}: {error} (see docs/write-a-task.md)") from error
 
 
 def _plain(name: str) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from seedbed.envs.device.mujoco import (
-    LocomotionTask,
-    normal_noise,
-)
+from seedbed.envs.device.mujoco import LocomotionTask, normal_noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

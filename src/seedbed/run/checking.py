@@ -1,0 +1,218 @@
+"""Checks of an agent against the contract, `types.Agent`, before anything is compiled.
+
+Each method is traced once with arrays of the right shapes. A mistake is told by the name of the method, what
+it returned and what is needed, in the same words in every runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from seedbed import trees
+from seedbed.ops.tracing import naming
+from seedbed.types import (
+    ActorState,
+    Agent,
+    AgentT,
+    Array,
+    EnvSpec,
+    LearnerState,
+    OnPolicy,
+    Output,
+    Replay,
+    ReplayAgent,
+    SeedbedError,
+    Timestep,
+    Trajectory,
+    Tree,
+    action_array,
+    bind,
+    learns_from_replay,
+)
+
+_GUIDE = "docs/write-an-agent.md"
+
+
+def checked(agent: AgentT, spec: EnvSpec) -> AgentT:
+    """Binds an agent for environments of this spec; raises SeedbedError if it breaks the contract.
+
+    The agents of this package are not traced for it, which would take half a second of each run; a test
+    checks them. An error that the agent raises itself as SeedbedError passes as it is.
+    """
+    bound = bind(agent, spec)
+    if not type(agent).__module__.startswith("seedbed."):
+        check_agent(bound)
+    return bound
+
+
+def check_agent(agent: Agent) -> None:
+    """Traces every method of a bound agent; raises SeedbedError if one breaks the contract."""
+    _Check(agent).run()
+
+
+class _Check:
+    """Calls the methods in the order of a run, each with what those before it returned."""
+
+    def __init__(self, agent: Agent) -> None:
+        assert agent.spec is not None
+        self._agent, self._name = agent, type(agent).__name__
+        self._observation, self._action = agent.spec.observation, agent.spec.action
+        experience = agent.experience
+        self._batch = experience.batch
+        self._rows = experience.unroll if isinstance(experience, OnPolicy) else experience.steps - 1
+
+    def run(self) -> None:
+        """Raises SeedbedError where the agent breaks the contract."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state = self._call("init", self._agent.init, key)
+        self._expect("init", state, LearnerState)
+        actor_state = self._actor_state()
+        action, extras = self._act(state.params, actor_state)
+        agent, replayed = self._agent, False
+        if learns_from_replay(agent):
+            replayed = True
+            self._priorities(agent, extras)
+        version = _struct((self._rows, self._batch), "int32")
+        trajectory = Trajectory(
+            self._timesteps(self._rows + 1),
+            _repeated(action, self._rows),
+            _repeated(extras, self._rows),
+            actor_state,
+            () if replayed else version,
+            _struct((self._batch,), "float32") if replayed else (),
+        )
+        self._learn(state, trajectory, key)
+
+    def _actor_state(self) -> ActorState:
+        agent, size = self._agent, self._batch
+        ids = _struct((size,), "uint32")
+        found = self._call("actor_state", lambda ids: agent.actor_state(ids, size), ids)
+        self._expect("actor_state", found, ActorState)
+        self._leading("actor_state", "leaves", found, (size,))
+        # As while a run goes on, when peers come and go.
+        traced = self._call("actor_state", agent.actor_state, ids, _struct((), "int32"))
+        self._same("actor_state", "leaves for a traced number", traced, found)
+        return found
+
+    def _act(self, params: Tree, actor_state: ActorState) -> tuple[Tree, Tree]:
+        """Traces `act` both ways; returns the structure of action and extras in training."""
+        agent, size, action, extras = self._agent, self._batch, (), ()
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
+        timestep = jax.tree.map(
+            lambda leaf: _struct(leaf.shape[1:], leaf.dtype), self._timesteps(1)
+        )
+        wanted = action_array(self._action)
+        for evaluate in (True, False):
+
+            def act(*given: Tree, evaluate: bool = evaluate) -> Tree:
+                return agent.act(*given, evaluate=evaluate)
+
+            found = self._call("act", act, params, actor_state, timestep, keys)
+            if not (isinstance(found, tuple) and len(found) == 3):
+                self._refuse("act", _shown(found), "a tuple of action, extras and actor state")
+            action, extras, after = found
+            self._same("act", "action", action, _struct((size, *wanted.shape), wanted.dtype))
+            self._leading("act", "extras", extras, (size,))
+            self._same("act", "actor state", after, actor_state)
+        return action, extras
+
+    def _priorities(self, agent: ReplayAgent, extras: Tree) -> None:
+        timesteps = self._timesteps(self._rows + 1)._replace(observation=())
+        given = timesteps, _repeated(extras, self._rows + 1)
+        found = self._call("initial_priorities", agent.initial_priorities, *given)
+        wanted = _struct((self._batch,), "float32")
+        self._same("initial_priorities", "priorities", found, wanted)
+
+    def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> None:
+        agent, read = self._agent, state._replace(optimizer_state=())
+        batch = self._call("prepare", agent.prepare, read, trajectory, key)
+        self._leading("prepare", "batch", batch, (None, self._batch))
+        size = self._batch // agent.minibatches
+        part = jax.tree.map(
+            lambda leaf: _struct((leaf.shape[0], size, *leaf.shape[2:]), leaf.dtype), batch
+        )
+        found = self._call("gradients", agent.gradients, read, part, key)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Output)):
+            self._refuse("gradients", _shown(found), "a tuple of gradients and Output")
+        grads, output = found
+        self._same("gradients", "Output.weight", output.weight, _struct((), "float32"))
+        for name, metric in output.metrics.items():
+            if metric.shape:
+                self._refuse("gradients", f"{_shown(metric)} as metric {name!r}", "a scalar")
+        if isinstance(agent.experience, Replay) and agent.experience.priority_exponent:
+            wanted = _struct((size,), "float32")
+            self._same("gradients", "Output.priorities", output.priorities, wanted)
+        clipped = self._call("clip_gradient", agent.clip_gradient, grads)
+        self._same("clip_gradient", "gradients", clipped, grads)
+        given = state, clipped, output._replace(priorities=())
+        after = self._call("apply", agent.apply, *given)
+        self._expect("apply", after, LearnerState)
+        self._same("apply", "learner state", after, state)
+
+    def _timesteps(self, rows: int) -> Timestep:
+        begin = rows, self._batch
+        flag = _struct(begin, "bool")
+        observation = trees.map(
+            lambda leaf: _struct((*begin, *leaf.shape), leaf.dtype), self._observation
+        )
+        return Timestep(observation, _struct(begin, "float32"), flag, flag, flag)
+
+    def _call(self, method: str, function: Any, *given: Tree) -> Any:
+        """Traces a method; raises SeedbedError with its name and the line where it fails."""
+        with naming(f"{self._name}.{method}", _GUIDE):
+            return jax.eval_shape(function, *given)
+
+    def _expect(self, method: str, found: Any, kind: type) -> None:
+        if not isinstance(found, kind):
+            self._refuse(method, _shown(found), f"a {kind.__name__} of seedbed.types")
+
+    def _same(self, method: str, part: str, found: Tree, wanted: Tree) -> None:
+        """Raises SeedbedError unless two trees have leaves of the same names, shapes and dtypes."""
+        ours, theirs = _leaves(found), _leaves(wanted)
+        for path in [*theirs, *ours]:
+            given, needed = (leaves.get(path, "nothing") for leaves in (ours, theirs))
+            if given != needed:
+                self._refuse(method, f"{given} as {part}{path}", needed)
+
+    def _leading(self, method: str, part: str, tree: Tree, axes: tuple[int | None, ...]) -> None:
+        """Raises SeedbedError unless the leaves' shapes begin with these axes; None is any size."""
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            begin = leaf.shape[: len(axes)]
+            if len(begin) < len(axes) or any(
+                axis not in (None, size) for axis, size in zip(axes, begin, strict=True)
+            ):
+                sizes = ", ".join("..." if axis is None else str(axis) for axis in axes)
+                name = f"{part}{jax.tree_util.keystr(path)}"
+                needed = f"a shape [{sizes}, ...], in which {self._batch} is the batch"
+                self._refuse(method, f"{_shown(leaf)} as {name}", needed)
+
+    def _refuse(self, method: str, found: str, wanted: str) -> NoReturn:
+        raise SeedbedError(
+            f"{self._name}.{method} returned {found}; needed is {wanted} (see {_GUIDE})"
+        )
+
+
+def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+
+
+def _repeated(tree: Tree, rows: int) -> Tree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape), leaf.dtype), tree)
+
+
+def _leaves(tree: Tree) -> dict[str, str]:
+    """Returns each leaf, as it is shown to people, by its path."""
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): _shown(leaf) for path, leaf in flat}
+
+
+def _shown(value: Any) -> str:
+    """Returns a short text: an array as `float32[3,4]`, a tuple by its elements, else its type."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_shown, value))})"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,265 @@
+"""Agents and tasks that break the contract: told by method, what it returned and what is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from counting_agent import CountingAgent
+from seedbed import presets
+from seedbed.envs.device import wrappers
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import is_on_device
+from seedbed.resolve import train_config
+from seedbed.run.checking import check_agent, checked
+from seedbed.run.options import require_sizes
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, EnvState, Replay, SeedbedError, bind
+
+SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_the_agents_of_presets_keep_the_contract(preset):
+    chosen = presets.PRESETS[preset]()
+    if is_on_device(chosen.env):
+        spec = chosen.env.spec
+    else:
+        env = chosen.env.make(1, 0)
+        spec = stacked_spec(env.spec, chosen.env.frame_stack)
+        env.close()
+    require_sizes(chosen.agent)
+    check_agent(bind(chosen.agent, spec))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(CountingAgent):
+    """Breaks the contract in one place."""
+
+    fault: str = ""
+    minibatches: int = 2
+
+    def init(self, key):
+        state = super().init(key)
+        return {"params": state.params} if self.fault == "init" else state
+
+    def actor_state(self, env_ids, num_envs):
+        if self.fault == "traced number":
+            env_ids = env_ids // max(num_envs - 1, 1)
+        state = super().actor_state(env_ids, num_envs)
+        return state._replace(core=jnp.zeros(9)) if self.fault == "actor_state" else state
+
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        if self.fault == "branch" and timestep.reward[0] > 0:
+            return None
+        if self.fault == "only evaluate" and evaluate:
+            raise KeyError("greedy")
+        action, extras, after = super().act(params, actor_state, timestep, keys, evaluate)
+        return {
+            "two": (action, after),
+            "float": (action.astype(jnp.float32), extras, after),
+            "wide": (action[:, None], extras, after),
+            "extras": (action, {"size": jnp.float32(2)}, after),
+            "memory": (action, extras, after._replace(core=after.core.astype(jnp.float32))),
+        }.get(self.fault, (action, extras, after))
+
+    def prepare(self, state, trajectory, key):
+        batch = super().prepare(state, trajectory, key)
+        if self.fault == "prepare":
+            batch["mean"] = batch["reward"].mean(0)
+        if self.fault == "numpy":
+            batch["reward"] = np.asarray(batch["reward"])
+        return batch
+
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        wide = output._replace(metrics={"loss/total": jnp.zeros(3)})
+        whole = output._replace(weight=jnp.int32(1))
+        return {"gradients": grads, "metric": (grads, wide), "weight": (grads, whole)}.get(
+            self.fault, (grads, output)
+        )
+
+    def clip_gradient(self, grads):
+        return grads["mean"] if self.fault == "clip" else grads
+
+    def apply(self, state, grads, output):
+        after = super().apply(state, grads, output)
+        half = after._replace(params=jax.tree.map(jnp.float16, after.params))
+        return {"apply": after.params, "half": half}.get(self.fault, after)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("init", r"Wrong.init returned a dict; needed is a LearnerState"),
+        ("traced number", r"Wrong.actor_state failed at test_checking.py:\d+: TracerBool.*use jnp"),
+        (
+            "actor_state",
+            r"actor_state returned float32\[9\] as leaves.core; needed is .*\[4, ...\]",
+        ),
+        ("branch", r"Wrong.act failed at test_checking.py:\d+: TracerBool.*use jnp.where"),
+        ("only evaluate", r"Wrong.act failed at test_checking.py:\d+: KeyError: 'greedy'"),
+        ("two", r"act returned \(int32\[4\], a ActorState\); needed is a tuple of action, extras"),
+        ("float", r"act returned float32\[4\] as action; needed is int32\[4\]"),
+        ("wide", r"act returned int32\[4,1\] as action; needed is int32\[4\]"),
+        ("extras", r"act returned float32\[\] as extras\['size'\]; needed is a shape \[4, ...\]"),
+        ("memory", r"act returned float32\[4\] as actor state.core; needed is int32\[4\]"),
+        (
+            "prepare",
+            r"prepare returned float32\[4\] as batch\['mean'\]; needed is .*\[..., 4, ...\]",
+        ),
+        ("numpy", r"Wrong.prepare failed at test_checking.py:\d+: TracerArray.*jnp, not np"),
+        ("gradients", r"gradients returned a dict; needed is a tuple of gradients and Output"),
+        ("metric", r"gradients returned float32\[3\] as metric 'loss/total'; needed is a scalar"),
+        ("weight", r"gradients returned int32\[\] as Output.weight; needed is float32\[\]"),
+        ("clip", r"clip_gradient returned nothing as gradients\['mean'\]; needed is float32\[\]"),
+        ("apply", r"apply returned a dict; needed is a LearnerState"),
+        (
+            "half",
+            r"apply returned float16\[\] as learner state.params\['mean'\]; needed is float32",
+        ),
+    ],
+)
+def test_what_an_agent_gets_wrong_is_named(fault, text):
+    checked(Wrong(), SPEC)
+    with pytest.raises(SeedbedError, match=text):
+        checked(Wrong(fault=fault), SPEC)
+
+
+class Drawn(CountingAgent):
+    """Learns from replay, with priorities of a wrong shape."""
+
+    @property
+    def experience(self):
+        return Replay(4, 1, 1, 100, 10, 1.0, priority_exponent=0.5)
+
+    def initial_priorities(self, timesteps, extras):
+        return jnp.ones(timesteps.first.shape)
+
+
+def test_priorities_are_one_for_each_item():
+    with pytest.raises(
+        SeedbedError, match=r"initial_priorities returned float32\[2,4\].*float32\[4\]"
+    ):
+        checked(Drawn(), SPEC)
+
+
+@pytest.mark.parametrize("size", ["batch", "unroll", "epochs", "minibatches"])
+@pytest.mark.parametrize("value", [0, -4])
+def test_sizes_below_1_are_refused(size, value):
+    with pytest.raises(SeedbedError, match=f"CountingAgent: {size} is {value}; give at least 1"):
+        require_sizes(CountingAgent(**{size: value}))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDefault(CountingAgent):
+    beta: float = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Raises(CountingAgent):
+    def __post_init__(self):
+        raise ValueError("too large for me")
+
+
+@pytest.mark.parametrize(
+    ("agent", "text"),
+    [
+        (
+            "test_checking:NoDefault",
+            "agent 'test_checking:NoDefault': its field 'beta' has no default",
+        ),
+        ("test_checking:Raises", "cannot be made with its defaults: ValueError: too large for me"),
+        (CountingAgent(), r"agent is CountingAgent\(.*; give its name"),
+    ],
+)
+def test_agents_that_cannot_be_made_are_named(agent, text):
+    with pytest.raises(SeedbedError, match=text):
+        train_config("seedbed.envs.device.probes:DelayProbe", agent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task with a fault."""
+
+    fault: str = ""
+    episode_steps: int = 3
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        if self.fault == "bytes":
+            return EnvSpec(ArraySpec((24, 24, 3), "uint8"), Discrete(2))
+        return EnvSpec(ArraySpec((2,), "float32"), Box((1,), (-1.0,), (1.0,)))
+
+    def reset(self, key):
+        x = jax.random.normal(key, (3,) if self.fault == "reset" else (2,))
+        return EnvState.opening(x, x)
+
+    def step(self, state, action):
+        if self.fault == "plain":
+            return state.inner, 1.0, False
+        if self.fault == "raises":
+            return state.inner @ jnp.zeros((3, 3))
+        # Numbers and flags of Python are converted.
+        return EnvState.after(state.inner, state.inner, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("bytes", r"Task.spec: the observation has uint8\[24,24,3\]; on the device give float32"),
+        ("reset", r"Task.reset: the observation is float32\[3\], not float32\[2\]"),
+        ("plain", r"Task.step returned a tuple; return EnvState.opening"),
+        ("raises", r"Task.step failed at test_checking.py:\d+: TypeError"),
+    ],
+)
+def test_what_a_task_gets_wrong_is_named(fault, text):
+    def episode(task):
+        env = wrappers.training(task)
+        return jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(1)), jax.random.key(0))
+
+    assert episode(Task()).timestep.reward.dtype == np.float32
+    with pytest.raises(SeedbedError, match=text):
+        episode(Task(fault=fault))
+
+
+@dataclasses.dataclass(frozen=True)
+class NoLimit:
+    frame_skip: int = 1
+    spec: EnvSpec = SPEC
+
+    def reset(self, key):
+        raise NotImplementedError
+
+    def step(self, state, action):
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Massive(Task):
+    mass: float = dataclasses.field(kw_only=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        ("NoLimit", "the task test_checking:NoLimit has no 'episode_steps'"),
+        ("Massive", "the task test_checking:Massive: its field 'mass' has no default"),
+    ],
+)
+def test_tasks_that_cannot_be_made_are_named(task, text):
+    with pytest.raises(SeedbedError, match=text):
+        registry.resolve(f"test_checking:{task}")
+
+
+@pytest.mark.parametrize("bounds", [-1.0, (-1.0,), [-1.0, -1.0]])
+def test_a_box_has_bounds_for_each_element(bounds):
+    with pytest.raises(
+        SeedbedError, match=r"Box of shape \(2,\): low is .*; give a tuple of 2 numbers"
+    ):
+        Box((2,), bounds, (1.0, 1.0))
