@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.presets import PRESETS
 from seedbed.resolve import TrainConfig, from_json, resolve_env, to_json, train_config
 from seedbed.run.options import CentralConfig
 from seedbed.types import OnPolicy, SeedbedError
@@ -151,6 +153,7 @@ def test_an_agent_of_ones_own_trains_for_as_long_as_the_usual_one(target):
     own, usual = train_config(target, "my_agents:Custom"), train_config(target)
     assert (own.env, own.runtime.steps) == (usual.env, usual.runtime.steps)
     assert type(own.runtime) is type(usual.runtime)
+    assert own.runtime.evaluate_every == usual.runtime.evaluate_every
 
 
 @pytest.mark.parametrize(
@@ -184,3 +187,9 @@ def test_what_cannot_be_saved_is_refused():
     config = TrainConfig(GymEnv("CartPole-v1"), Custom(inner=print), CentralConfig())
     with pytest.raises(SeedbedError, match="cannot be saved with the run"):
         to_json(config)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_page_of_results(preset):
+    page = Path(__file__).parents[1] / "docs" / "results" / f"{preset.replace('/', '-')}.md"
+    assert f"seedbed train {preset} --seed 0" in page.read_text()
