@@ -183,7 +183,9 @@ def frame_bytes(game: str, effort: Effort) -> dict[str, float]:
         for timestep, action in play(game, effort.game_steps)
     ]
     before = psutil.Process().memory_info().rss
-    kept = replay.Replay(Layout(experience, spec, extra, memory, 1, common.BATCH, frame_stack=4))
+    kept = replay.HostReplay(
+        Layout(experience, spec, extra, memory, 1, common.BATCH, frame_stack=4)
+    )
     while kept.inserted < effort.seed_items:
         for timestep, action in steps:
             kept.append(0, timestep, action, extras, core)
@@ -218,7 +220,7 @@ def draw_many(draws: int) -> tuple[np.ndarray, np.ndarray]:
         cross_episodes=True,
     )
     spec, rng = EnvSpec(ArraySpec((1,), "float32"), Discrete(2)), np.random.default_rng(1)
-    kept = replay.Replay(Layout(experience, spec, (), (), 1, common.BATCH), seed=2)
+    kept = replay.HostReplay(Layout(experience, spec, (), (), 1, common.BATCH), seed=2)
     size = 3 * capacity + draws // 100
     seen, expected, priority = np.zeros(size), np.zeros(size), np.zeros(size)
     inserted, largest, drawn = 0, 1.0, None

@@ -1,16 +1,20 @@
-"""The examples run."""
+"""The examples run, and benchmarks name what there is."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+BENCHMARKS = EXAMPLES.parent / "benchmarks"
 
 
 def train(run_folder: Path, *arguments: str) -> str:
@@ -50,3 +54,26 @@ def test_an_agent_of_ones_own_learns_from_the_command_line(run_folder):
 @pytest.mark.parametrize(("name", "longest"), [("custom_task.py", 60), ("reinforce.py", 80)])
 def test_the_examples_are_short(name, longest):
     assert len((EXAMPLES / name).read_text().splitlines()) <= longest
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BENCHMARKS.glob("*.py")))
+def test_what_a_benchmark_names_is_there(name):
+    """A long run must not end with a name that has changed."""
+    tree = ast.parse((BENCHMARKS / name).read_text())
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("seedbed"):
+            for alias in node.names:
+                found = importlib.import_module(node.module)
+                if not hasattr(found, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
+                value = getattr(found, alias.name)
+                if isinstance(value, types.ModuleType):
+                    modules[alias.asname or alias.name] = value
+    used = [
+        (node.value.id, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    for module, attribute in used:
+        assert module not in modules or hasattr(modules[module], attribute), (module, attribute)
