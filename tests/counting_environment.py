@@ -163,7 +163,8 @@ class Checker:
         """Checks a timestep."""
         opening = self._env is None or self._ended
         if self._env is None:
-            self._env = int(observation[ENV])
+            # An environment that is reset in the middle of a stream counts its episodes on.
+            self._env, self._episode = int(observation[ENV]), int(observation[EPISODE])
         elif opening:
             self._episode, self._step = self._episode + 1, 0
         else:

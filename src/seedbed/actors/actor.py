@@ -30,6 +30,8 @@ from seedbed.types import SeedbedError, Timestep, Tree
 
 MESSAGE_BYTES = 1 << 17
 """The largest message in bytes. A message is sent whole or not at all."""
+FDS = 250
+"""The most descriptors that are sent in one message."""
 # Seconds that environments have to close after the learner has hung up.
 _GRACE_S = 1.0
 _POLLRDHUP = getattr(select, "POLLRDHUP", 0x2000)
@@ -102,7 +104,7 @@ def _serve(connection: socket.socket) -> None:
         groups.build()
         spec = groups.hosts[0].spec
         _send(connection, {"pid": os.getpid(), "spec": spec_to_json(spec)})
-        memory_fd, *bells = _receive_fds(connection, 1 + 2 * count)
+        memory_fd, *bells = receive_fds(connection, 1 + 2 * count)
         groups.attach(memory_fd, bells)
         # The learner already answers the first group while the others are built.
         while len(groups.hosts) < count:
@@ -117,11 +119,15 @@ def _serve(connection: socket.socket) -> None:
         groups.close()
 
 
-def _receive_fds(connection: socket.socket, count: int) -> list[int]:
-    message, fds, _, _ = socket.recv_fds(connection, 16, count)
-    if not message:
-        raise ConnectionResetError("the learner has hung up")
-    return list(fds)
+def receive_fds(connection: socket.socket, count: int) -> list[int]:
+    """Receives `count` descriptors, in one message or several; raises ConnectionError after a hang-up."""
+    fds: list[int] = []
+    while len(fds) < count:
+        message, more, _, _ = socket.recv_fds(connection, 16, FDS)
+        if not message:
+            raise ConnectionResetError("the learner has hung up")
+        fds += more
+    return fds
 
 
 class _Groups:
@@ -191,6 +197,9 @@ class _Groups:
             slot = self._slots[index]
             if slot.answered:
                 self._publish(index, self.hosts[index].step(slot.action.copy()))
+            elif (life := slot.life_due) is not None:
+                slot.open(life)
+                self._publish(index, self.hosts[index].reset())
 
     def close(self) -> None:
         """Closes the environments of all groups."""

@@ -19,8 +19,12 @@ _NOTICE = 0.25
 _LINE_CHARACTERS = 300  # of an actor's last line that a message quotes
 
 
-def local_pool(launcher: Launcher, *, actors: int, timeout_s: float = TIMEOUT_S) -> ActorPool:
+def local_pool(
+    launcher: Launcher, *, actors: int, timeout_s: float = TIMEOUT_S, others: int = 0
+) -> ActorPool:
     """Starts actor processes, and returns the pool of their groups, which ends them when it is closed.
+
+    Behind their groups, the pool has `others` that anybody else may serve.
 
     An actor that dies is started again, with new memory and without a seed. One that owes a step, and gives
     no sign for `timeout_s` seconds, is killed and started again. The pool raises SeedbedError if an actor
@@ -28,10 +32,10 @@ def local_pool(launcher: Launcher, *, actors: int, timeout_s: float = TIMEOUT_S)
     say hello within `timeout_s` of its start. Raises SeedbedError if processes cannot be started, or if the
     numbers do not fit.
     """
-    if actors < 1:
+    if actors < 1 and not others:
         raise SeedbedError(f"{actors} actors do not work; take at least one")
     pool = ActorPool(
-        num_groups=actors * launcher.groups,
+        num_groups=actors * launcher.groups + others,
         group_size=launcher.envs_per_group,
         timeout_s=timeout_s,
     )

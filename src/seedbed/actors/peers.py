@@ -25,6 +25,16 @@ class Peer(Protocol):
         ...
 
     @property
+    def present(self) -> Sequence[int]:
+        """Those of its groups whose environments are there, in order."""
+        ...
+
+    @property
+    def beats(self) -> int:
+        """How often it has said that it lives, besides by timesteps."""
+        ...
+
+    @property
     def spec(self) -> EnvSpec | None:
         """The specification of its environments, or None until it has told it."""
         ...

@@ -30,6 +30,7 @@ class _Seat:
     policy: Policy
     owed: int  # groups without a step that waits for a reply
     heard_s: float  # when it last gave a sign or began to owe a step, on the clock of attended time
+    beats: int = 0  # signs of life that were seen, besides timesteps
     greeted: bool = False
     watched: set[int] = dataclasses.field(default_factory=set)  # of the peer's `descriptors`
 
@@ -65,7 +66,7 @@ class ActorPool:
         self.layout: SlotLayout | None = None  # of the slots; None until the spec is known
         self.slots: list[Slot] = []  # by group; empty until the spec is known
         self.restarts = 0  # peers that came after another one for the same groups
-        # The groups that have a peer; replaced when peers come or go.
+        # The groups whose environments are there; replaced when they come or go.
         self.members: tuple[int, ...] = ()
         self._lives = [-1] * num_groups  # by group: the latest
         self._seats: list[_Seat] = []  # by group; never changed in place, since any thread reads it
@@ -128,14 +129,34 @@ class ActorPool:
         stream = self._streams[group]
         if stream is None or not stream.awaiting or (life is not None and life != stream.life):
             return False
+        self._hand_over(stream, stream.life, stream.step)
+        return True
+
+    def reset(self, group: int) -> bool:
+        """Asks a group that waits for an action to reset its environments instead, and to begin a new life.
+
+        Returns whether it was waiting. Call from the thread that calls `poll`.
+        """
+        stream = self._streams[group]
+        if stream is None or not stream.awaiting:
+            return False
+        self._lives[group] += 1
+        self._hand_over(stream, self._lives[group], 0)
+        return True
+
+    def _hand_over(self, stream: _Stream, life: int, step: int) -> None:
+        """Gives the slot back to its peer, with the answer to a step, or with a life to begin."""
         stream.awaiting = False
-        stream.slot.answer(stream.life, stream.step)
+        stream.slot.answer(life, step)
         seat = stream.seat
         if not seat.owed:
             seat.heard_s = self._attended_s
         seat.owed += 1
         eventfd_write(stream.bells[1], 1)
-        return True
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `poll` has something to do. Any thread may call this."""
+        return self._epoll.fileno()
 
     def assign_lives(self, groups: range) -> list[int]:
         """Begins a new life of each group, and returns their numbers, for a peer that is to be attached.
@@ -270,6 +291,8 @@ class ActorPool:
         self._attended_s += min(passed_s, longest_s)
         for seat in self._seats:
             if seat not in self._leaving:
+                if seat.peer.beats != seat.beats:
+                    seat.beats, seat.heard_s = seat.peer.beats, self._attended_s
                 seat.policy.silent(self._attended_s - seat.heard_s if seat.owed else 0.0)
                 self._update(seat)
         self._look_for_absence()
@@ -307,6 +330,7 @@ class ActorPool:
                 self._epoll.register(fd, select.EPOLLIN)
                 self._watched[fd] = seat
             seat.watched = set(peer.descriptors)
+        self._count_members()
 
     def _greet(self, seat: _Seat, spec: EnvSpec) -> None:
         """Gives a peer the layout, and listens to its doorbells."""
@@ -348,4 +372,9 @@ class ActorPool:
         self._retired_cpu_seconds += sum(seat.peer.cpu_seconds() for seat in gone)
         stay = [seat for seat in self._seats if seat not in gone]
         self._seats = sorted([*stay, *seats], key=lambda seat: seat.peer.groups.start)
-        self.members = tuple(group for seat in self._seats for group in seat.peer.groups)
+        self._count_members()
+
+    def _count_members(self) -> None:
+        members = tuple(group for seat in self._seats for group in seat.peer.present)
+        if members != self.members:
+            self.members = members

@@ -1,32 +1,18 @@
-"""One life of an actor process, as the learner sees it, and how it is started."""
+"""An actor process of this machine, as the learner sees it, and how it is started."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import mmap
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from seedbed.actors.actor import MESSAGE_BYTES
-from seedbed.actors.slots import Slot, SlotLayout, spec_from_json
+from seedbed.actors.child import ChildProcess
+from seedbed.actors.slots import SlotLayout, spec_from_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.types import EnvSpec, SeedbedError
+from seedbed.types import SeedbedError
 
-TAIL_BYTES = 8192
-"""How many of the last bytes of an actor's output are kept."""
-_PATIENCE_S = 1.0  # for an actor to exit by itself, and again after SIGTERM
 _MODULE = "seedbed.actors.actor"
-_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,67 +52,18 @@ class Launcher:
         return ActorProcess(job, self.groups_of(actor))
 
 
-class ActorProcess:
-    """A running actor process: a `peers.Peer`. Only the pool's thread uses it, but for `cpu_seconds`.
+class ActorProcess(ChildProcess):
+    """A running actor process. Only the pool's thread uses it, but for `pid` and `cpu_seconds`.
 
     The constructor starts the process, and raises SeedbedError if it cannot.
     """
 
     def __init__(self, job: dict[str, Any], groups: range) -> None:
-        self.groups = groups
-        # The specification of the environments; None until the actor has said hello.
-        self.spec: EnvSpec | None = None
-        # What the actor has done that no other process would do better; None if nothing.
-        self.fault: str | None = None
-        # The slots by group; empty before `share`.
-        self.slots: list[Slot] = []
-        # Descriptors of doorbells by group: (of observations, of actions).
-        self.bells: list[tuple[int, int]] = []
-        # The last `TAIL_BYTES` bytes that were read of the process's stdout and stderr.
-        self.tail = bytearray()
-        self._number, self._lives = job["actor"], job["lives"]
-        # How often it was asked to end, and until when it may take for that, on the monotonic clock.
-        self._asked, self._patient_until = 0, 0.0
-        self._final_cpu_seconds = 0.0
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.connection.setblocking(False)
-        self.output, output = os.pipe()
-        os.set_blocking(self.output, False)
-        self.descriptors: dict[int, Callable[[], None]] = {
-            self.connection.fileno(): self._receive,
-            self.output: self._read_output,
-        }
-        try:
-            self.connection.send(json.dumps(job).encode())
-            self.popen = subprocess.Popen(
-                # With -P and our path, the actor finds the same modules as the learner.
-                [
-                    sys.executable,
-                    "-P",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    _MODULE,
-                    "--fd",
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(_path())},
-            )
-        except OSError as error:
-            self.release()
-            raise SeedbedError(f"cannot start an actor process: {error}") from error
-        finally:
-            theirs.close()
-            os.close(output)
+        super().__init__(_MODULE, job, groups, job["lives"])
+        self._number = job["actor"]
 
-    @property
-    def pid(self) -> int:
-        """The process id. Any thread may read it."""
-        return self.popen.pid
+    def _take(self, message: dict[str, Any]) -> None:
+        self.spec = spec_from_json(message["spec"])
 
     def share(self, layout: SlotLayout) -> None:
         """Makes the shared memory and doorbells of the groups, and sends them to the actor.
@@ -134,157 +71,10 @@ class ActorProcess:
         Another spec than the layout's is a fault. An actor that does not take what is sent is killed. Call
         from the pool's thread only.
         """
-        if self.spec != layout.spec:
-            self.fault = (
-                f"actor {self._number} has another environment spec, {self.spec}, than the first, "
-                f"{layout.spec}"
-            )
+        if self.spec == layout.spec:
+            super().share(layout)
             return
-        count = len(self.groups)
-        memory_fd = os.memfd_create("seedbed-slots")
-        try:
-            os.ftruncate(memory_fd, layout.size * count)
-            memory = mmap.mmap(memory_fd, layout.size * count)
-            self.slots = [Slot(layout, memory, i * layout.size) for i in range(count)]
-            self.bells = [(os.eventfd(0), os.eventfd(0)) for _ in range(count)]
-            for slot, life in zip(self.slots, self._lives, strict=True):
-                slot.open(life)
-            fds = [memory_fd, *(fd for pair in self.bells for fd in pair)]
-            socket.send_fds(self.connection, [b"slots"], fds)
-        except (BlockingIOError, ConnectionError):
-            self.kill()
-        finally:
-            os.close(memory_fd)
-
-    def _receive(self) -> None:
-        """Reads a message of the actor: its hello or an error. After a hang-up the process is killed."""
-        try:
-            data = self.connection.recv(MESSAGE_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if not data:
-            self.kill()
-            return
-        message = json.loads(data)
-        if "error" in message:
-            self.fault = message["error"]
-        else:
-            self.spec = spec_from_json(message["spec"])
-
-    def _read_output(self) -> None:
-        if not self._drain():
-            del self.descriptors[self.output]
-
-    def _drain(self) -> bool:
-        """Reads up to 64 KiB of the actor's output without waiting; returns False if the output has ended."""
-        try:
-            text = os.read(self.output, 1 << 16)
-        except BlockingIOError:
-            return True
-        self.tail = (self.tail + text)[-TAIL_BYTES:]
-        return bool(text)
-
-    def last_words(self) -> str:
-        """Returns the end of the actor's output. Call from the pool's thread only, before `release`."""
-        self._drain()
-        return self.tail.decode(errors="replace").strip()
-
-    def cpu_seconds(self) -> float:
-        """Returns the CPU seconds of the process up to its last timestep. Any thread may call this."""
-        slots = self.slots
-        return max((slot.cpu_seconds for slot in slots), default=self._final_cpu_seconds)
-
-    def ended(self) -> str | None:
-        """Returns None while the process lives, and then a phrase that says how it ended, or its fault.
-
-        An actor with a fault has ended for the pool, although its environments may still be closing. Call
-        from the pool's thread only.
-        """
-        if self.fault is not None:
-            return self.fault
-        status = self.popen.poll()
-        if status is None:
-            return None
-        # What it said may not have been read yet: a hello and an error.
-        for _ in range(2):
-            if self.descriptors and self.fault is None:
-                self._receive()
-        return self.fault or _exit_text(status)
-
-    def kill(self) -> None:
-        """Kills the process without waiting; nothing of it is read any more but its last words.
-
-        Call from the pool's thread only.
-        """
-        self.popen.kill()
-        self.descriptors = {}
-
-    def leave(self) -> None:
-        """Asks the process to exit, without waiting: by hanging up, and if it is asked again, by SIGTERM.
-
-        Call from the pool's thread only.
-        """
-        if self._asked:
-            self.popen.terminate()
-            # A stopped process receives SIGTERM only when it continues.
-            self.popen.send_signal(signal.SIGCONT)
-        else:
-            self.connection.close()
-            self.descriptors = {}
-            # An actor without slots has nothing to clean up yet.
-            if not self.slots:
-                self.popen.terminate()
-        self._asked += 1
-        self._patient_until = time.monotonic() + _PATIENCE_S
-
-    def close(self) -> None:
-        """Ends the process and releases everything; a second call does nothing.
-
-        It waits for a second after `leave`, calls it once more, and after another second kills. Call from the
-        pool's thread only.
-        """
-        if self.output < 0:
-            return
-        if not self._asked:
-            self.leave()
-        while not self.gone():
-            if self._asked < 2:
-                self.leave()
-            else:
-                self.popen.kill()
-                self.popen.wait()
-        self.release()
-
-    def gone(self) -> bool:
-        """Waits for a second from the last `leave` on; returns whether the process has ended.
-
-        Call from the pool's thread only.
-        """
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(max(0.0, self._patient_until - time.monotonic()))
-        return self.popen.returncode is not None
-
-    def release(self) -> None:
-        """Closes every descriptor. The shared memory is freed when no view of it is left.
-
-        Call from the pool's thread only.
-        """
-        self._final_cpu_seconds = self.cpu_seconds()
-        self.connection.close()
-        for fd in [self.output, *(fd for pair in self.bells for fd in pair)]:
-            if fd >= 0:
-                os.close(fd)
-        self.output, self.descriptors, self.bells, self.slots = -1, {}, [], []
-
-
-def _path() -> list[str]:
-    return [str(Path(entry).absolute()) for entry in sys.path]
-
-
-def _exit_text(status: int) -> str:
-    """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+        self.fault = (
+            f"actor {self._number} has another environment spec, {self.spec}, than the first, "
+            f"{layout.spec}"
+        )

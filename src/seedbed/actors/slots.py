@@ -135,6 +135,16 @@ class Slot:
         words = self._integers
         return words[_ANSWERED_STEP] == words[_STEP] and words[_ANSWERED_LIFE] == words[_LIFE]
 
+    @property
+    def life_due(self) -> int | None:
+        """Returns the later life that is to begin instead of an answer, or None.
+
+        Call from the actor's main thread only.
+        """
+        words = self._integers
+        due = words[_ANSWERED_STEP] == 0 and words[_ANSWERED_LIFE] > words[_LIFE]
+        return words[_ANSWERED_LIFE] if due else None
+
     def open(self, life: int) -> None:
         """Begins a life: the timestep that is published next is its first.
 
@@ -171,7 +181,8 @@ class Slot:
     def answer(self, life: int, step: int) -> None:
         """Marks the action as the answer to the timestep `step` of the life `life`.
 
-        Call from the thread that uses the pool only, and ring the actor after it.
+        Step 0 of a later life asks for the environments to be reset and to begin it. Call from the thread
+        that uses the pool only, and ring the actor after it.
         """
         self._integers[_ANSWERED_LIFE] = life
         self._integers[_ANSWERED_STEP] = step

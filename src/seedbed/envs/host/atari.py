@@ -136,10 +136,11 @@ class _AtariHost:
         self._ended = np.zeros(num_envs, bool)
 
     def reset(self) -> Timestep:
-        """Opens an episode in every emulator."""
+        """Opens an episode in every emulator; only the first call uses the seeds."""
         # If it gets a seed, ALE loads each game again, which takes as long as making the emulator did.
         # Without a seed, ALE goes on from the entropy with which it was made.
         frames, _ = self._vector.reset(seed=self._seeds)
+        self._seeds = None
         zeros = np.zeros_like(self._ended)
         self._ended = zeros.copy()
         return Timestep(frames[:, 0], zeros.astype(np.float32), zeros, zeros, ~zeros)

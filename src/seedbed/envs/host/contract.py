@@ -41,7 +41,10 @@ class HostEnv(Protocol):
     spec: EnvSpec  # of single frames
 
     def reset(self) -> Timestep:
-        """Opens the first episodes. Their seeds were given at construction."""
+        """Opens an episode in every environment, also if others have not ended.
+
+        The first call uses the seeds that were given at construction, and no later one does.
+        """
         ...
 
     def step(self, action: Array) -> Timestep:

@@ -174,14 +174,17 @@ class _GymHost:
         observation = trees.map(lambda leaf: leaf.spec, self._leaves)
         action, self._decode = actions_of(self._envs[0].action_space, name)
         self.spec = EnvSpec(observation, action)
-        self._seeds = np.random.SeedSequence(seed).generate_state(num_envs).tolist()
+        self._seeds: list[int | None] = (
+            np.random.SeedSequence(seed).generate_state(num_envs).tolist()
+        )
         # If set, the next step opens an episode.
         self._ended = [False] * num_envs
 
     def reset(self) -> Timestep:
-        """Opens an episode in every environment, with the seeds that were drawn at construction."""
+        """Opens an episode in every environment; only the first call uses the seeds."""
         self._steps = 0
         rows = [self._guard(i, self._open, i, seed) for i, seed in enumerate(self._seeds)]
+        self._seeds = [None] * len(self._envs)
         return self._timestep(rows)
 
     def step(self, action: Array) -> Timestep:

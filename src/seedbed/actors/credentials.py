@@ -1,0 +1,138 @@
+"""The secrets of a run that listens: its certificate, and what proves that an actor may enter.
+
+The learner keeps them in its run's folder, so that actors find it again after a restart. `cryptography` is
+needed only where they are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import ssl
+from pathlib import Path
+from typing import Any
+
+from seedbed.types import SeedbedError
+
+NAME = "seedbed"
+"""The name in every run's certificate. Actors trust this certificate only, so no name has to be looked up."""
+FOLDER = "listen"
+"""The folder, in a run's, of what actors need; `KEY` is the file to take to another machine."""
+KEY, PRIVATE, ADDRESS = "actor.key", "private.pem", "address.json"
+_YEARS = 20
+_SECRET_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorKey:
+    """What an actor needs to trust the learner and to be let in."""
+
+    certificate: str  # PEM
+    secret: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> ActorKey:
+        """Reads the file `actor.key` of a run; raises SeedbedError if it is not one."""
+        try:
+            data = json.loads(path.read_text())
+            return cls(certificate=str(data["certificate"]), secret=bytes.fromhex(data["secret"]))
+        except OSError as error:
+            raise SeedbedError(f"the key {path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise SeedbedError(
+                f"{path} is not the key of a run: copy the file {FOLDER}/{KEY} of the run's folder"
+            ) from error
+
+    def proof(self, nonce: bytes, term: int, hello: dict[str, Any]) -> str:
+        """Returns the proof, in hexadecimal, that a `HELLO` with these fields answers this nonce and term."""
+        said = json.dumps([term, hello], sort_keys=True).encode()
+        return hmac.new(self.secret, b"seedbed actor\0" + nonce + said, hashlib.sha256).hexdigest()
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a TLS context for actors, which trusts the run's certificate and no other."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            context.load_verify_locations(cadata=self.certificate)
+        except (ssl.SSLError, ValueError) as error:
+            raise SeedbedError(f"the key's certificate cannot be used: {error}") from error
+        return context
+
+
+def learner_context(folder: Path) -> ssl.SSLContext:
+    """Returns the TLS context of the learner whose credentials are in a folder."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # No stream is long enough to repay a ticket.
+    context.num_tickets = 0
+    context.load_cert_chain(folder / PRIVATE)
+    return context
+
+
+def ensure_credentials(folder: Path) -> ActorKey:
+    """Returns the key of the run with this folder `listen`; makes it, and the certificate, if there is none.
+
+    Only the user can read the files. Call with the run's folder locked. Raises SeedbedError if the disk
+    refuses, or if a file is damaged.
+    """
+    key = folder / KEY
+    try:
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
+        if not (key.exists() and (folder / PRIVATE).exists()):
+            certificate, private = _make_certificate()
+            _write_private(folder / PRIVATE, private + certificate)
+            content = {"certificate": certificate, "secret": secrets.token_hex(_SECRET_BYTES)}
+            _write_private(key, json.dumps(content))
+    except OSError as error:
+        raise SeedbedError(
+            f"the run's key cannot be written to {folder} ({error.strerror}): name another folder with --run"
+        ) from error
+    return ActorKey.read(key)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file that only its user can read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _make_certificate() -> tuple[str, str]:
+    """Makes a certificate for the name `NAME`, valid from yesterday on, and its private key; both are PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * _YEARS))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    return pem, private.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()

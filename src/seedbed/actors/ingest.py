@@ -1,0 +1,248 @@
+"""The ingest process: streams of other machines end here, and what arrives goes into the learner's slots.
+
+The learner starts it with one end of a socket pair, and it dies when that hangs up. It imports no JAX. It
+trusts nobody: a client gets memory and time only as far as it has proved what it is (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from seedbed.actors.actor import MESSAGE_BYTES, receive_fds
+from seedbed.actors.connection import Connection
+from seedbed.actors.credentials import ActorKey, learner_context
+from seedbed.actors.reception import Reception
+from seedbed.actors.seats import Seats
+from seedbed.actors.slots import Slot, slot_layout, spec_from_json
+from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
+from seedbed.types import SeedbedError
+
+# Clients that have not proved themselves yet, and how many new ones are taken a second.
+_MOST_STRANGERS, _NEW_A_SECOND = 64, 50.0
+_BEAT_S = 1.0
+_BACKLOG = 1024
+
+
+def main() -> None:
+    """Serves the learner at the other end of the socket `--fd`, until it hangs up.
+
+    Call from the main thread only: it sets signal handlers.
+    """
+    parser = argparse.ArgumentParser(description="An ingest process; started by the learner.")
+    parser.add_argument("--fd", type=int, required=True, help="an inherited Unix socket")
+    learner = socket.socket(fileno=parser.parse_args().fd)
+    os.set_inheritable(learner.fileno(), False)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    job = json.loads(learner.recv(MESSAGE_BYTES))
+    try:
+        ingest = Ingest(learner, job)
+    except SeedbedError as error:
+        _tell(learner, {"error": str(error)})
+        return
+    with contextlib.suppress(ConnectionError):
+        ingest.run()
+
+
+def _tell(learner: socket.socket, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    assert len(data) <= MESSAGE_BYTES, "messages to the learner are short"
+    learner.send(data)
+
+
+class Ingest:
+    """The loop over the learner's socket, its doorbells and the streams. Only the main thread uses it."""
+
+    def __init__(self, learner: socket.socket, job: dict[str, Any]) -> None:
+        """Listens at the address of the job; raises SeedbedError if it cannot."""
+        self._learner, self._job = learner, job
+        folder = Path(job["credentials"])
+        key = ActorKey.read(folder)
+        self._context = None if job["insecure"] else learner_context(folder.parent)
+        self._seats = Seats(job["lives"])
+        self._reception = Reception(job, key, self._seats)
+        self._codec: StepCodec | None = None
+        self._answered: dict[int, int] = {}  # seats by the descriptor of the doorbell of answers
+        self._epoll = select.epoll()
+        self._epoll.register(learner, select.EPOLLIN)
+        self._listener = _listen(job["host"], job["port"])
+        self._listening = False
+        self._streams: dict[int, Connection] = {}  # by descriptor
+        self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
+        self._next_beat_s = 0.0
+        self._present: list[int] = []
+        _tell(learner, {"port": self._listener.getsockname()[1]})
+
+    def run(self) -> None:
+        """Serves until the learner hangs up; raises ConnectionError then."""
+        while True:
+            now_s = time.monotonic()
+            self._open_or_close_the_door(now_s)
+            if now_s >= self._next_beat_s:
+                self._beat(now_s)
+            timeout_s = min(0.05 if not self._listening else 1.0, self._next_beat_s - now_s)
+            for fd, events in self._epoll.poll(max(0.0, timeout_s)):
+                if fd in self._answered:
+                    self._reply(self._answered[fd])
+                elif fd in self._streams:
+                    self._serve(self._streams[fd], events)
+                elif fd == self._learner.fileno():
+                    self._obey()
+                elif fd == self._listener.fileno():
+                    self._accept()
+            if self._seats.present is not self._present:
+                self._present = self._seats.present
+                _tell(self._learner, {"present": self._present})
+
+    def _open_or_close_the_door(self, now_s: float) -> None:
+        """Lets new clients in as fast as their handshakes leave time for the streams."""
+        earned = (now_s - self._allowed_s) * _NEW_A_SECOND
+        self._allowance = min(_NEW_A_SECOND, self._allowance + earned)
+        self._allowed_s = now_s
+        room = self._reception.strangers < _MOST_STRANGERS and self._allowance >= 1
+        if room and not self._listening:
+            self._epoll.register(self._listener, select.EPOLLIN)
+        elif self._listening and not room:
+            self._epoll.unregister(self._listener)
+        self._listening = room
+
+    def _accept(self) -> None:
+        try:
+            stream, address = self._listener.accept()
+        except OSError:  # the client has gone, or there are too many descriptors
+            return
+        self._allowance -= 1
+        try:
+            connection = Connection(stream, self._context, server=True)
+            self._streams[connection.fileno()] = connection
+            self._epoll.register(connection.fileno(), connection.events)
+            self._reception.meet(connection, address[0])
+            self._watch(connection)
+        except (ConnectionError, OSError):
+            stream.close()
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
+        try:
+            if events & select.EPOLLOUT:
+                connection.flush()
+            for kind, body in connection.receive():
+                if kind is Kind.STEP and self._codec is not None:
+                    self._reception.seat_of(connection).arrive(self._codec, body)
+                else:
+                    self._reception.take(connection, kind, body)
+            self._after_spec()
+            self._watch(connection)
+        except ProtocolError as error:
+            self._reception.refuse(connection, error)
+            self._watch(connection)
+        except ConnectionError:
+            self._end(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        if connection.fileno() in self._streams:
+            self._epoll.modify(connection.fileno(), connection.events)
+        for other in self._reception.take_ended():
+            self._end(other)
+
+    def _end(self, connection: Connection) -> None:
+        fd = connection.fileno()
+        if self._streams.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        self._reception.leave(connection)
+        connection.close()
+
+    def _reply(self, number: int) -> None:
+        seat = self._seats.all[number]
+        assert self._codec is not None
+        connection = seat.connection
+        try:
+            seat.answered(self._codec, self._seats.latencies)
+            if connection is not None:
+                self._watch(connection)
+        except ConnectionError:
+            if connection is not None:
+                self._end(connection)
+
+    def _after_spec(self) -> None:
+        """Tells the learner of the first spec."""
+        spec = self._reception.take_first_spec()
+        if spec is not None:
+            _tell(self._learner, {"spec": spec})
+
+    def _obey(self) -> None:
+        """Takes a message of the learner: the slots, or the end of the run."""
+        data = self._learner.recv(MESSAGE_BYTES)
+        if not data:
+            raise ConnectionResetError("the learner has hung up")
+        message = json.loads(data)
+        if "finish" in message:
+            for connection in list(self._streams.values()):
+                with contextlib.suppress(ConnectionError):
+                    connection.send(json_frame(Kind.FINISH, text=message["finish"]))
+        if "spec" in message:
+            self._attach(message["spec"])
+
+    def _attach(self, spec: dict[str, Any]) -> None:
+        """Maps the slots and doorbells that follow the message, and begins the streams that wait for them."""
+        count = len(self._seats.all)
+        fds = receive_fds(self._learner, 1 + 2 * count)
+        memory_fd, arrived, answered = fds[0], fds[1::2], fds[2::2]
+        layout = slot_layout(spec_from_json(spec), self._job["num_envs"])
+        memory = mmap.mmap(memory_fd, layout.size * count)
+        os.close(memory_fd)
+        self._codec = StepCodec(layout)
+        for seat, bell in zip(self._seats.all, arrived, strict=True):
+            seat.attach(Slot(layout, memory, seat.number * layout.size), bell)
+        for number, fd in enumerate(answered):
+            self._answered[fd] = number
+            # Edge-triggered, so that the counters need not be read.
+            self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+        for connection in self._reception.begin_all(self._codec, spec):
+            self._watch(connection)
+
+    def _beat(self, now_s: float) -> None:
+        """Ends silent streams, frees seats, and tells both sides that this process lives."""
+        self._next_beat_s = now_s + _BEAT_S
+        for connection in self._reception.silent(now_s):
+            self._end(connection)
+        self._seats.expire(now_s)
+        for connection in self._reception.beat():
+            self._watch(connection)
+        message: dict[str, Any] = {"beat": self._reception.report(self._streams.values())}
+        if notes := self._reception.take_notes():
+            message["notes"] = notes
+        with contextlib.suppress(BlockingIOError):
+            _tell(self._learner, message)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, number)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        return listener
+    except OSError as error:
+        where = f"{host or '*'}:{port}"
+        raise SeedbedError(
+            f"cannot listen at {where} ({error.strerror or error}): give another address with --listen"
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

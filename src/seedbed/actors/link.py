@@ -1,0 +1,176 @@
+"""The actor's end of one group's stream: connecting, the handshake, and the timesteps (docs/protocol.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from seedbed.actors.connection import Connection
+from seedbed.actors.credentials import ActorKey
+from seedbed.actors.lives import ActorEnd, Begin
+from seedbed.actors.wire import (
+    CONTROL_BYTES,
+    Kind,
+    ProtocolError,
+    StepCodec,
+    json_frame,
+    read_begin,
+    read_json,
+)
+
+SILENCE_S = 5.0
+"""Seconds without a byte after which a stream is given up."""
+RETRY_S = 2.0
+"""The most seconds between two tries to connect."""
+_FIRST_RETRY_S = 0.1
+
+
+class Stage(enum.Enum):
+    """What a stream waits for."""
+
+    RETRY = enum.auto()  # the time for another try
+    CHALLENGE = enum.auto()
+    WELCOME = enum.auto()
+    SPEC = enum.auto()  # its own environments, which are being made
+    BEGIN = enum.auto()
+    STEPS = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What all streams of a host have in common."""
+
+    key: ActorKey
+    context: ssl.SSLContext | None  # None is plaintext
+    version: str  # of this package
+    instance: str  # 32 hexadecimal digits, drawn when the host starts
+
+
+class Refusal(Exception):
+    """Raised if the learner refuses a stream and another try cannot help; the text is the learner's."""
+
+
+class RunFinished(Exception):
+    """Raised if the run has ended; the text is the learner's."""
+
+
+class Link:
+    """One group's stream through all its connections. For one thread.
+
+    `welcomed` is called with the content of each WELCOME, and `acts` with what the group is to do.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        number: int,
+        addresses: Callable[[], Sequence[tuple[str, int]]],
+    ) -> None:
+        """`addresses` returns where the learner may be, the likeliest first; `number` is the group's."""
+        self.number, self.end = number, ActorEnd()
+        self.connection: Connection | None = None
+        self.stage = Stage.RETRY
+        self.codec: StepCodec | None = None
+        self.retry_at_s = 0.0
+        self.last_error = ""  # why the last try failed; "" after a BEGIN
+        self.begins = 0  # streams that came as far as BEGIN
+        self.welcome: dict[str, Any] | None = None  # what the learner wants
+        self.term = 0  # the latest that was seen
+        self._identity, self._addresses, self._tries = identity, addresses, 0
+
+    def connect(self) -> None:
+        """Begins to connect to the next address."""
+        addresses = self._addresses()
+        self._tries += 1
+        # They do not all come back at the same moment.
+        delay_s = min(RETRY_S, _FIRST_RETRY_S * 2 ** min(self._tries, 8))
+        self.retry_at_s = time.monotonic() + delay_s * random.uniform(0.5, 1.0)
+        if not addresses:
+            self.last_error = "no address of the learner is known"
+            return
+        host, port = addresses[(self._tries - 1) % len(addresses)]
+        try:
+            family, kind, number, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM
+            )[0]
+            stream = socket.socket(family, kind, number)
+            stream.setblocking(False)
+            stream.connect_ex(address)
+            self.connection = Connection(stream, self._identity.context, server=False)
+            self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
+        except (OSError, ConnectionError) as error:
+            self.last_error = f"{host}:{port}: {error}"
+
+    def take(self, kind: Kind, body: memoryview) -> Begin | None:
+        """Takes a message of the handshake; returns a BEGIN.
+
+        Raises ProtocolError and ConnectionError, for which the stream is to be dropped, Refusal if the
+        learner will not have this actor, and RunFinished.
+        """
+        assert self.connection is not None
+        if kind is Kind.REFUSE:
+            said = read_json(body, code=str, text=str)
+            if said["code"] == "full":
+                raise ProtocolError(said["text"])
+            raise Refusal(said["text"])
+        if kind is Kind.FINISH:
+            raise RunFinished(read_json(body, text=str)["text"])
+        if kind is Kind.BEAT:
+            return None
+        if kind is Kind.CHALLENGE and self.stage is Stage.CHALLENGE:
+            self._prove(read_json(body, version=str, term=int, nonce=str))
+        elif kind is Kind.WELCOME and self.stage is Stage.WELCOME:
+            self.welcome = read_json(body, env=dict, num_envs=int, seed=int, timeout_s=float)
+            self.stage = Stage.SPEC
+        elif kind is Kind.BEGIN and self.stage in (Stage.BEGIN, Stage.STEPS):
+            self.stage, self._tries, self.last_error = Stage.STEPS, 0, ""
+            self.begins += 1
+            return Begin(*read_begin(body))
+        else:
+            raise ProtocolError(f"{kind.name} came out of turn")
+        return None
+
+    def _prove(self, said: dict[str, Any]) -> None:
+        assert self.connection is not None
+        if said["term"] < self.term:
+            raise ProtocolError(
+                f"the learner is of term {said['term']}, and there is one of term {self.term}"
+            )
+        self.term = said["term"]
+        try:
+            nonce = bytes.fromhex(said["nonce"])
+        except ValueError:
+            raise ProtocolError("the learner's nonce is no number") from None
+        hello = {
+            "version": self._identity.version,
+            "instance": self._identity.instance,
+            "index": self.number,
+            "life": self.end.life,
+            "step": self.end.step,
+        }
+        proof = self._identity.key.proof(nonce, self.term, hello)
+        self.connection.send(json_frame(Kind.HELLO, **hello, proof=proof))
+        self.stage = Stage.WELCOME
+
+    def ready(self, codec: StepCodec, spec: dict[str, Any], versions: dict[str, str]) -> None:
+        """Tells the learner that the environments are there; raises ConnectionError."""
+        assert self.connection is not None and self.stage is Stage.SPEC
+        self.codec, self.connection.limit = codec, codec.limit
+        self.connection.send(json_frame(Kind.READY, spec=spec, versions=versions))
+        self.stage = Stage.BEGIN
+
+    def drop(self, why: str) -> None:
+        """Ends the stream; `retry_at_s` is when to connect again."""
+        if self.connection is not None:
+            self.connection.close()
+            if self.stage in (Stage.BEGIN, Stage.STEPS):
+                self.retry_at_s = time.monotonic() + random.uniform(0.0, _FIRST_RETRY_S)
+        self.connection, self.stage = None, Stage.RETRY
+        self.last_error = why
+        self.end.leave()

@@ -1,0 +1,175 @@
+"""Actors of other machines, as the learner sees them: the ingest process, and its faults that end a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from seedbed.actors.child import ChildProcess
+from seedbed.actors.credentials import KEY
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.slots import SlotLayout, spec_from_json, spec_to_json
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.types import SeedbedError
+
+_MODULE = "seedbed.actors.ingest"
+# Seconds of silence after which an ingest process is replaced; it says that it lives every second.
+_HUNG_S = 10.0
+# Early ends in a row, within so many seconds of the start, after which the run fails.
+_MAX_ENDS, _EARLY_S = 5, 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Listening:
+    """How a learner listens for actors of other machines."""
+
+    host: str
+    port: int  # 0 is one that the kernel chooses
+    folder: Path  # of the run's credentials
+    insecure: bool  # whether streams are plaintext
+    term: int
+    env: HostEnvConfig
+    group_size: int
+    groups: range  # of the pool
+    seed: int
+    timeout_s: float  # after which hosts replace an actor that owes a step
+
+    def job(self, port: int, lives: Sequence[int]) -> dict[str, Any]:
+        """Returns what an ingest process has to know, in JSON types."""
+        return {
+            "host": self.host,
+            "port": port,
+            "credentials": str(self.folder / KEY),
+            "insecure": self.insecure,
+            "term": self.term,
+            "env": registry.to_json(self.env),
+            "num_envs": self.group_size,
+            "lives": list(lives),
+            "seed": self.seed,
+            "timeout_s": self.timeout_s,
+        }
+
+
+class IngestProcess(ChildProcess):
+    """A running ingest process. Only the pool's thread uses it, but for `pid`, `cpu_seconds` and `report`."""
+
+    def __init__(
+        self,
+        listening: Listening,
+        port: int,
+        lives: Sequence[int],
+        announce: Callable[[int], None],
+    ) -> None:
+        """`announce` is called with the port once the process listens, from the pool's thread."""
+        super().__init__(_MODULE, listening.job(port, lives), listening.groups, lives)
+        self.port, self._announce = 0, announce  # 0 until it listens
+        self.report: dict[str, float] = {}  # its newest figures about streams
+        self.notes: list[str] = []  # messages for the user, the pool's thread takes them
+        self._present: Sequence[int] = ()
+
+    @property
+    def present(self) -> Sequence[int]:
+        """The groups that a host has now, or had until a moment ago."""
+        return self._present
+
+    def _take(self, message: dict[str, Any]) -> None:
+        self.beats += 1
+        if "port" in message:
+            self.port = message["port"]
+            self._announce(self.port)
+        self.report = message.get("beat", self.report)
+        self.notes += message.get("notes", [])
+        if "present" in message:
+            self._present = [self.groups.start + number for number in message["present"]]
+        if "spec" in message:
+            self.spec = spec_from_json(message["spec"])
+
+    def share(self, layout: SlotLayout) -> None:
+        """Sends the run's spec, and the shared memory and doorbells of all groups.
+
+        Call from the pool's thread only.
+        """
+        self.tell(spec=spec_to_json(layout.spec))
+        super().share(layout)
+
+    def tell(self, **message: Any) -> None:
+        """Sends a message; a process that does not take it is killed. Call from the pool's thread only."""
+        try:
+            self.connection.send(json.dumps(message).encode())
+        except OSError:
+            self.kill()
+
+
+class RemoteActors:
+    """The ingest process through all its starts: the `peers.Policy` of each of them.
+
+    The constructor starts the first process. The pool calls the rest, from its thread only, but for `report`.
+    """
+
+    def __init__(
+        self, pool: ActorPool, listening: Listening, announce: Callable[[int], None]
+    ) -> None:
+        """`announce` is called with the port whenever a process listens, from the pool's thread."""
+        self._pool, self._listening, self._announce = pool, listening, announce
+        self._port, self._ends = listening.port, 0
+        self._past: dict[str, float] = {}  # figures of processes that have ended
+        self._start()
+
+    def _start(self) -> None:
+        lives = self._pool.assign_lives(self._listening.groups)
+        self._process = IngestProcess(self._listening, self._port, lives, self._listens)
+        self._started_s, self._killed = time.monotonic(), False
+        self._pool.attach(self._process, self)
+
+    def _listens(self, port: int) -> None:
+        # A process that takes its place listens at the same port.
+        self._port = port
+        self._announce(port)
+
+    def silent(self, silent_s: float) -> None:
+        """Passes on what the process tells, and replaces a process that tells nothing any more."""
+        process = self._process
+        for note in process.notes:
+            self._pool.note(note)
+        process.notes = []
+        if silent_s >= _HUNG_S and process.port:
+            self._killed = True
+            process.kill()
+
+    def ended(self, how: str) -> None:
+        """Starts the process again, with new lives; raises SeedbedError if that would not help."""
+        process = self._process
+        if process.fault is not None:
+            raise SeedbedError(process.fault)
+        early = time.monotonic() < self._started_s + _EARLY_S
+        self._ends = self._ends + 1 if early else 0
+        words = process.last_words()
+        self._past = self.report()
+        process.close()
+        if self._ends >= _MAX_ENDS:
+            raise SeedbedError(
+                f"the ingest process {how} {_MAX_ENDS} times in a row within {_EARLY_S:.0f} s of its start"
+                + (f"; its last words: {words.splitlines()[-1]}\n{words}" if words else "")
+            )
+        if self._killed:
+            how = f"was killed, as it gave no sign for {_HUNG_S:.0f} s,"
+        self._pool.note(f"the ingest process {how} and is started again; actors will come back")
+        self._start()
+
+    def report(self) -> dict[str, float]:
+        """Returns figures about hosts and streams; counts are since the start. Any thread may call this."""
+        now = self._process.report
+        summed = ("reconnects", "refused", "steps", "received_bytes", "sent_bytes", "cpu_seconds")
+        return {
+            name: value + (self._past.get(name, 0.0) if name in summed else 0.0)
+            for name, value in now.items()
+        }
+
+    def finish(self, text: str) -> None:
+        """Tells all hosts that the run has ended. Call from the pool's thread only, before it is closed."""
+        self._process.tell(finish=text)

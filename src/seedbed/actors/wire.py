@@ -1,0 +1,251 @@
+"""The messages of a stream between a host and the learner: frames, and what their bodies hold.
+
+docs/protocol.md says what the messages mean. Nothing here is trusted: a reader gives the largest body that it
+will take, and every function that decodes raises `ProtocolError` for anything that it does not expect.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import lz4.block
+import numpy as np
+
+from seedbed.actors.slots import SlotLayout
+
+VERSION = 1
+"""The version of the protocol. Ends with different versions refuse each other."""
+CONTROL_BYTES = 1 << 17
+"""The largest body of a JSON message."""
+HELLO_BYTES = 4096
+"""The largest body from a client that has not proved the secret."""
+_MAGIC = b"Sb"
+_HEADER = struct.Struct("<2sBBII")
+HEADER_BYTES = _HEADER.size
+# life, step, whether the arrays are compressed
+_STEP = struct.Struct("<qq?")
+_LIFE_STEP = struct.Struct("<qq")
+_BEAT = struct.Struct("<qddd")
+# A timestep is compressed from this size on, if that makes it at most this share.
+_LEAST_BYTES, _WORTH = 4096, 0.9
+# Timesteps that go as they are after one that was not worth compressing.
+_PAUSE = 64
+
+
+class Kind(enum.IntEnum):
+    """The kinds of messages."""
+
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    READY = 4
+    BEGIN = 5
+    STEP = 6
+    ANSWER = 7
+    ANEW = 8
+    BEAT = 9
+    FAULT = 10
+    REFUSE = 11
+    FINISH = 12
+
+
+class ProtocolError(Exception):
+    """Raised for what ends a stream: a message that breaks the protocol, or an actor that cannot be let in.
+
+    `code` is that of the `REFUSE` message: "protocol", "key", "version", "spec" or "full".
+    """
+
+    def __init__(self, text: str, code: str = "protocol") -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Beat(NamedTuple):
+    """What a host tells about a group, besides that it lives."""
+
+    steps: int = 0  # timesteps of the group that were answered since the host started
+    cpu_seconds: float = 0.0  # of the group's share of the host's processes
+    p50_s: float = 0.0  # latency since the last beat, from a timestep to its answer
+    p99_s: float = 0.0
+
+
+def frame(kind: Kind, *parts: bytes | memoryview) -> bytes:
+    """Returns the frame of a message whose body is the concatenation of `parts`."""
+    checksum, length = 0, 0
+    for part in parts:
+        checksum, length = zlib.crc32(part, checksum), length + len(part)
+    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, length, checksum), *parts))
+
+
+class Header(NamedTuple):
+    """The header of a frame."""
+
+    kind: Kind
+    length: int  # bytes of the body
+    checksum: int
+
+
+def read_header(data: bytes | bytearray | memoryview, limit: int) -> Header:
+    """Reads the header at the start of `data`; raises ProtocolError if its body is longer than `limit`."""
+    magic, version, kind, length, checksum = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise ProtocolError("these are not Seedbed's messages")
+    if version != VERSION:
+        raise ProtocolError(
+            f"the other end speaks version {version} of the protocol, not {VERSION}"
+        )
+    if length > limit:
+        raise ProtocolError(f"a message has {length} bytes where at most {limit} are taken")
+    try:
+        return Header(Kind(kind), length, checksum)
+    except ValueError:
+        raise ProtocolError(f"there is no message of kind {kind}") from None
+
+
+def require_checksum(header: Header, body: memoryview) -> None:
+    """Raises ProtocolError if a body is not the one that was sent."""
+    if zlib.crc32(body) != header.checksum:
+        raise ProtocolError("a message was damaged on its way")
+
+
+def json_frame(kind: Kind, **fields: Any) -> bytes:
+    """Returns the frame of a control message."""
+    return frame(kind, json.dumps(fields).encode())
+
+
+def read_json(body: bytes | memoryview, **types: type) -> dict[str, Any]:
+    """Reads a control message, which must have fields of these types; others are left out.
+
+    Raises ProtocolError if it is not JSON, or if a field is missing or has another type.
+    """
+    try:
+        data = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise ProtocolError("a control message is not JSON") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("a control message is not an object")
+    for name, kind in types.items():
+        value: Any = data.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ProtocolError(f"a control message lacks {name} ({kind.__name__})")
+        if kind is int and not 0 <= value < 1 << 62:
+            raise ProtocolError(f"{name} is {value}: it is no count")
+    return {name: data[name] for name in types}
+
+
+def begin_frame(life: int, step: int) -> bytes:
+    """Returns the frame of `BEGIN`."""
+    return frame(Kind.BEGIN, _LIFE_STEP.pack(life, step))
+
+
+def read_begin(body: memoryview) -> tuple[int, int]:
+    """Returns life and step of a `BEGIN`."""
+    return _unpack(_LIFE_STEP, body)
+
+
+def beat_frame(beat: Beat = Beat()) -> bytes:  # noqa: B008
+    """Returns the frame of `BEAT`."""
+    return frame(Kind.BEAT, _BEAT.pack(*beat))
+
+
+def read_beat(body: memoryview) -> Beat:
+    """Reads a `BEAT`; raises ProtocolError if its numbers cannot be."""
+    beat = Beat(*_unpack(_BEAT, body))
+    if not all(math.isfinite(value) and value >= 0 for value in beat):
+        raise ProtocolError(f"a heartbeat tells what cannot be: {beat}")
+    return beat
+
+
+def _unpack(form: struct.Struct, body: memoryview) -> Any:
+    if len(body) != form.size:
+        raise ProtocolError(f"a message has {len(body)} bytes instead of {form.size}")
+    return form.unpack(body)
+
+
+class StepCodec:
+    """Packs the timesteps and actions of a layout into frames, and reads them. For one thread.
+
+    `limit` is the largest body of a message of the layout.
+    """
+
+    def __init__(self, layout: SlotLayout) -> None:
+        self._layout = layout
+        *leaves, action = layout.arrays
+        self._dtypes = [np.dtype(leaf.dtype) for leaf in layout.arrays]
+        self._bytes = [_num_bytes(leaf.shape, leaf.dtype) for leaf in leaves]
+        self._action_bytes = _num_bytes(action.shape, action.dtype)
+        self.raw_bytes = sum(self._bytes)  # of a timestep
+        self.limit = max(CONTROL_BYTES, _STEP.size + self.raw_bytes, self._action_bytes + 64)
+        self._pause = 0
+
+    def step(self, life: int, step: int, leaves: list[np.ndarray]) -> bytes:
+        """Returns the frame of a timestep, whose leaves are those of the layout."""
+        raw = b"".join([np.ascontiguousarray(leaf).data for leaf in leaves])
+        assert len(raw) == self.raw_bytes, "the leaves are those of the layout"
+        if len(raw) >= _LEAST_BYTES and not self._pause:
+            packed = lz4.block.compress(raw, store_size=False)
+            if len(packed) <= _WORTH * len(raw):
+                return frame(Kind.STEP, _STEP.pack(life, step, True), packed)
+            self._pause = _PAUSE
+        self._pause = max(0, self._pause - 1)
+        return frame(Kind.STEP, _STEP.pack(life, step, False), raw)
+
+    def read_step(self, body: memoryview) -> tuple[int, int, memoryview]:
+        """Returns (life, step, arrays) of a `STEP`; `leaves` takes the arrays apart.
+
+        Not more memory is taken than the layout's timestep has. Raises ProtocolError.
+        """
+        if len(body) < _STEP.size:
+            raise ProtocolError("a timestep is cut short")
+        life, step, packed = _STEP.unpack_from(body)
+        arrays = body[_STEP.size :]
+        if packed:
+            try:
+                arrays = memoryview(lz4.block.decompress(arrays, uncompressed_size=self.raw_bytes))
+            except (lz4.block.LZ4BlockError, ValueError, OverflowError):
+                raise ProtocolError("a timestep cannot be decompressed") from None
+        if len(arrays) != self.raw_bytes:
+            raise ProtocolError(
+                f"a timestep has {len(arrays)} bytes where its spec has {self.raw_bytes}"
+            )
+        if life < 1 or step < 1:
+            raise ProtocolError(f"there is no timestep {step} of a life {life}")
+        return life, step, arrays
+
+    def leaves(self, arrays: memoryview) -> list[np.ndarray]:
+        """Returns the leaves of a timestep as views of its arrays.
+
+        Raises ProtocolError for a float that is not finite, or a bool that is neither 0 nor 1.
+        """
+        leaves, start = [], 0
+        for spec, dtype, size in zip(self._layout.arrays, self._dtypes, self._bytes, strict=False):
+            part = arrays[start : start + size]
+            if dtype.kind == "b" and size and np.frombuffer(part, np.uint8).max() > 1:
+                raise ProtocolError("a flag of a timestep is neither 0 nor 1")
+            leaf = np.frombuffer(part, dtype).reshape(spec.shape)
+            if dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise ProtocolError("a number of a timestep is not finite")
+            leaves.append(leaf)
+            start += size
+        return leaves
+
+    def answer(self, life: int, step: int, action: np.ndarray) -> bytes:
+        """Returns the frame of the actions that answer a timestep."""
+        return frame(Kind.ANSWER, _LIFE_STEP.pack(life, step), action.tobytes())
+
+    def read_answer(self, body: memoryview) -> tuple[int, int, np.ndarray]:
+        """Returns (life, step, actions) of an `ANSWER`; raises ProtocolError if it is not the layout's."""
+        if len(body) != _LIFE_STEP.size + self._action_bytes:
+            raise ProtocolError(f"an answer has {len(body)} bytes")
+        life, step = _LIFE_STEP.unpack_from(body)
+        flat = np.frombuffer(body[_LIFE_STEP.size :], self._dtypes[-1])
+        return life, step, flat.reshape(self._layout.arrays[-1].shape)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
