@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "llvm"},
+    {"types", "trees", "files", "llvm", "machine"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},

@@ -138,7 +138,7 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     acting, queue = Acting(), queue_of(2, 1)
     learning = types.SimpleNamespace(updates=0, metrics={}, waiting=waiting, busy=Stopwatch())
     env, config = types.SimpleNamespace(frame_skip=4), CentralConfig(actors=1)
-    setup = Setup(None, env, config, pool, acting, learning, queue)  # type: ignore[arg-type]
+    setup = Setup(None, env, config, pool, acting, learning, queue, None)  # type: ignore[arg-type]
     meter = CentralMeter(setup, lambda: 0.0)
     found = []
     for calls, rows in ((10, 80), (20, 100), (20, 100)):

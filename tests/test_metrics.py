@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
+from seedbed.machine import usable_cores
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.metrics import (
     Counters,
     MachineShares,
     MetricsLog,
     processes_rss,
-    usable_cores,
 )
 from seedbed.types import SeedbedError, Timestep
 from small_disk import on_small_disk

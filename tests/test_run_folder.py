@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import datetime
 import errno
+import json
 import os
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
 
 from seedbed.run import folder as run_folder_module
-from seedbed.run.checkpoint import restore
+from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder, default_path
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, StorageError
 from test_checkpoint import TEMPLATE, stopped, write
 
 
@@ -109,6 +111,30 @@ def test_the_lock_ends_with_its_process(run_folder):
     RunFolder.resume(run_folder).close()
 
 
+def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(run_folder):
+    first = RunFolder.create(run_folder)
+    first.write_config({})
+    with CheckpointWriter(first.checkpoints, lock=first.lock, term=first.term) as writer:
+        writer.save(1, np.zeros(3), {})
+        writer.wait()
+        # As if the first one were cut off from the folder, whose locks do not reach it.
+        first.close()
+        second = RunFolder.resume(run_folder)
+        assert (first.term, second.term) == (1, 2)
+        writer.save(2, np.zeros(3), {})
+        with pytest.raises(StorageError, match="another learner has taken over the run .term 2"):
+            writer.wait()
+    with CheckpointWriter(second.checkpoints, lock=second.lock, term=second.term) as writer:
+        writer.save(3, np.zeros(3), {})
+        writer.wait()
+    assert list_steps(second.checkpoints) == [1, 3]
+    assert (
+        json.loads((second.checkpoints / "000000000003" / "manifest.json").read_text())["term"] == 2
+    )
+    second.close()
+    assert RunFolder.read(run_folder).term == 0
+
+
 TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -118,7 +144,7 @@ from seedbed.run.folder import RunFolder
 
 run = RunFolder.create(Path(sys.argv[1]))
 run.write_config({})
-writer = CheckpointWriter(run.checkpoints, lock=run.lock)
+writer = CheckpointWriter(run.checkpoints, lock=run.lock, term=run.term)
 writer.save(1, np.zeros(3), {})
 writer.wait()
 os.kill(writer.helper_pid, signal.SIGSTOP)

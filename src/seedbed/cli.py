@@ -1,4 +1,7 @@
-"""The command line: `seedbed train | evaluate | list | bench`. JAX is loaded only if a command needs it."""
+"""The command line: `seedbed train | actor | evaluate | list | bench`.
+
+JAX is loaded only if a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ Trains reinforcement-learning agents as fast as the hardware allows.
 commands:
   train PRESET_OR_ENV [--agent A] [--steps N] [--run DIR] [--resume] ...
                   train an agent; `seedbed train pong --help` lists every option
+  actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
+                  step environments of this machine for a run that listens (train --listen)
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   list [--json]   list presets, agents and environments
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
+        "actor": _actor,
         "evaluate": _evaluate,
         "list": _list,
         "bench": _bench,
@@ -143,6 +149,19 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
             "name what to train first, such as: seedbed train pong (see `seedbed list`)"
         )
     return resolve.train_config(given.target, given.agent)
+
+
+def _actor(arguments: list[str]) -> int:
+    from seedbed.actors import command
+
+    parser = _Parser(prog="seedbed actor", description=command.DESCRIPTION)
+    command.declare(parser)
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:  # help was printed
+        return 0
+    _print(f"actors ended: {command.serve(given, _print)}")
+    return 0
 
 
 def _evaluate_parser() -> _Parser:

@@ -298,7 +298,7 @@ class ActorPool:
         self._look_for_absence()
 
     def _look_for_absence(self) -> None:
-        if len(self._seats) > len(self._leaving):
+        if any(seat.peer.present for seat in self._seats if seat not in self._leaving):
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = self._attended_s

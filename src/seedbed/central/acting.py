@@ -46,6 +46,8 @@ class Shard:
         self.in_flight = 0
         # The device may still read a buffer while the next call is staged, so two buffers alternate.
         self.depth = 1 if inference.device.platform == "cpu" else 2
+        # How many groups have environments.
+        self.present = len(self.groups)
         # Groups that have a timestep and wait for newer parameters.
         self._resting: list[int] = []
 
@@ -70,8 +72,11 @@ class Shard:
 
     @property
     def acting_groups(self) -> int:
-        """The number of groups that do not rest. Read it from the inference thread only."""
-        return len(self.groups) - len(self._resting)
+        """The number of groups that act: they have environments and do not rest.
+
+        Read it from the inference thread only.
+        """
+        return self.present - len(self._resting)
 
     def arrive(self, group: int, may_act: bool) -> None:
         """Makes a group with a new timestep ready, or lets it rest until newer parameters are published.
@@ -183,7 +188,7 @@ class InferenceLoop:
             if shard.renew():
                 self._sink.renew(shard.groups)
         idle = not self._calls and not any(shard.ready for shard in self._shards)
-        if idle and not any(shard.acting_groups for shard in self._shards):
+        if idle and self._members and not any(shard.acting_groups for shard in self._shards):
             # The last device is also the last one to get newer parameters.
             self._shards[-1].inference.wait_for_newer(0.1)
             idle = False
@@ -211,8 +216,10 @@ class InferenceLoop:
             self._shard_of[group].arrive(group, may_act)
 
     def _seat(self, members: Sequence[int]) -> None:
-        """Gives the groups that have a peer their places, from 0 on."""
+        """Gives the groups that have environments their places, from 0 on."""
         self._members = members
+        for shard in self._shards:
+            shard.present = sum(group in shard.groups for group in members)
         # Nobody acts until somebody comes, and then there are members again.
         if not members:
             return

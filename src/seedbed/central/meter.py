@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from seedbed.actors.pool import ActorPool
+from seedbed.actors.remote import RemoteActors
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Source
 from seedbed.central.learning import LearnerLoop
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.run.metrics import Counters, MachineShares, usable_cores
+from seedbed.machine import usable_cores
+from seedbed.run.metrics import Counters, MachineShares
 from seedbed.run.options import CentralConfig
 from seedbed.types import Agent
 
@@ -26,6 +28,7 @@ class Setup(NamedTuple):
     acting: InferenceLoop
     learning: LearnerLoop
     source: Source
+    remote: RemoteActors | None  # of a run that listens
 
 
 class Totals(NamedTuple):
@@ -42,7 +45,8 @@ class CentralMeter:
     def __init__(self, setup: Setup, evaluations_cpu: Callable[[], float]) -> None:
         """Starts the first interval. `evaluations_cpu` returns the CPU seconds of evaluations' actors."""
         self._setup, self._evaluations_cpu = setup, evaluations_cpu
-        self._shares = MachineShares(usable_cores(), setup.config.actors)
+        # A run whose actors are all elsewhere has an ingest process here.
+        self._shares = MachineShares(usable_cores(), max(1, setup.config.actors))
         self._shares.start(self._counters())
         self._last = self._totals()
 
@@ -65,7 +69,14 @@ class CentralMeter:
                 for name, seconds in now.seconds.items()
             },
             "actor_restarts": self._setup.pool.restarts,
+            **self._streams(),
         }
+
+    def _streams(self) -> dict[str, float]:
+        """Returns figures about actors of other machines, whose CPU time is not this machine's."""
+        if self._setup.remote is None:
+            return {}
+        return {f"streams/{name}": value for name, value in self._setup.remote.report().items()}
 
     def _totals(self) -> Totals:
         acting, learning, source = self._setup.acting, self._setup.learning, self._setup.source

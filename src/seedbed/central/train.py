@@ -15,6 +15,7 @@ from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Sink, Source
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
+from seedbed.central.listening import listen
 from seedbed.central.meter import Setup
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.run import CentralRun
@@ -64,15 +65,23 @@ def train(
         seed=derived_seed(config.seed, sum(past)),
         niceness=_MODEST if learns_from_replay(agent) else 0,
     )
+    others = config.groups - config.actors * GROUPS
+    patience_s = config.actor_timeout_s
     with (
         Session(run, view) as session,
-        local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s) as pool,
+        local_pool(launcher, actors=config.actors, timeout_s=patience_s, others=others) as pool,
     ):
-        view.message(
-            f"starting {config.actors} actors with {config.envs_per_actor} environments each"
-        )
+        if config.actors:
+            view.message(
+                f"starting {config.actors} actors with {config.envs_per_actor} environments each"
+            )
+        remote = listen(pool, env, config, run, view.message) if config.listen else None
         _await_spec(pool, session)
-        return session.train(CentralRun(_set_up(env, agent, config, pool, session)))
+        setup = _set_up(env, agent, config, pool, session)._replace(remote=remote)
+        summary = session.train(CentralRun(setup))
+        if remote is not None and not summary["interrupted"]:
+            remote.finish(f"the run has ended after {summary['env_steps']:,} steps")
+        return summary
 
 
 def _await_spec(pool: ActorPool, session: Session) -> None:
@@ -131,7 +140,7 @@ def _set_up(
         inference.compile(spec)
     deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
     acting = InferenceLoop(pool, inferences, sink, episodes, deadline)
-    return Setup(agent, env, config, pool, acting, learning, source)
+    return Setup(agent, env, config, pool, acting, learning, source, remote=None)
 
 
 def _experience(

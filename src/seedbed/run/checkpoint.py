@@ -7,7 +7,6 @@ the size and checksum of every file. `best.json` names the checkpoint with the b
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import os
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedbed.run.checkpoint_helper import (
@@ -34,6 +32,7 @@ from seedbed.run.checkpoint_helper import (
     name_of,
     read_best,
 )
+from seedbed.run.leaves import array_of, like, named_leaves, shape_and_dtype
 from seedbed.types import SeedbedError, StorageError, Tree
 
 Warn = Callable[[str], None]
@@ -55,13 +54,20 @@ class CheckpointWriter:
 
     The helper takes about 250 MB of memory, so it ends after `idle_s` seconds without work; starting it
     costs a second of CPU time. It inherits `lock`, a descriptor that locks the run's folder: if this process
-    is killed, the folder stays locked until the helper has ended.
+    is killed, the folder stays locked until the helper has ended. It writes nothing any more once a learner
+    of a later `term` has the run.
     """
 
     def __init__(
-        self, folder: Path, keep: int = 3, idle_s: float = 5.0, lock: int | None = None
+        self,
+        folder: Path,
+        keep: int = 3,
+        idle_s: float = 5.0,
+        lock: int | None = None,
+        term: int = 0,
     ) -> None:
         self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
+        self._term = term
         self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._helper: _Helper | None = None
@@ -100,12 +106,13 @@ class CheckpointWriter:
         from the owning thread.
         """
         failed, self._error = self._error, None
-        named = [(name, np.array(_data(leaf))) for name, leaf in _named_leaves(tree)]
+        named = [(name, np.array(array_of(leaf))) for name, leaf in named_leaves(tree)]
         leaves = [
             {"name": name, "dtype": str(array.dtype), "shape": array.shape, "bytes": array.nbytes}
             for name, array in named
         ]
         header = {"step": int(step), "metadata": metadata, "keep": self._keep, "leaves": leaves}
+        header["term"] = self._term
         header["score"] = None if score is None or not math.isfinite(score) else float(score)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
@@ -329,7 +336,7 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
     manifest = json.loads((path / MANIFEST).read_text())
     every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""
     stored = {name: every[name] for name in every if f"{name}.".startswith(within)}
-    named = _named_leaves(template, part)
+    named = named_leaves(template, part)
     wanted = dict(named)
     if wanted.keys() != stored.keys():
         names = sorted(wanted.keys() ^ stored.keys())
@@ -339,7 +346,7 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
         )
     for name, leaf in named:
         have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
-        want = _shape_and_dtype(leaf)
+        want = shape_and_dtype(leaf)
         if have != want:
             raise SeedbedError(
                 f"checkpoint {path} is of another agent: {name} is {have[1]}{list(have[0])} there and "
@@ -349,9 +356,9 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
     arrays = _read_arrays(path, everything)  # orbax reads whole trees only
     leaves = []
     for name, leaf in named:
-        shape, dtype = _shape_and_dtype(leaf)
+        shape, dtype = shape_and_dtype(leaf)
         array = arrays.get(name, np.zeros(shape, np.dtype(dtype)))
-        leaves.append(_like(np.asarray(array).astype(dtype, copy=False).reshape(shape), leaf))
+        leaves.append(like(np.asarray(array).astype(dtype, copy=False).reshape(shape), leaf))
     tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(template), leaves)
     return manifest["step"], tree, manifest["metadata"]
 
@@ -364,36 +371,6 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, Any]:
         return {}
     as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
     return ocp.PyTreeCheckpointer().restore((path / ARRAYS).absolute(), restore_args=as_numpy)
-
-
-def _named_leaves(tree: Tree, part: str = "") -> list[tuple[str, Any]]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return [(".".join(filter(None, (part, keystr(path)))) or "value", leaf) for path, leaf in flat]
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _data(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _like(array: np.ndarray, leaf: Any) -> Any:
-    if not _is_key(leaf):
-        return array
-    # Found by tracing, because key_impl does not accept the leaf of an abstract template.
-    impl: list[Any] = []
-    jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), leaf)
-    return jax.random.wrap_key_data(jnp.asarray(array), impl=impl[0])
-
-
-def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
-    if _is_key(leaf):
-        leaf = jax.eval_shape(jax.random.key_data, leaf)
-    array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    return tuple(array.shape), str(array.dtype)
 
 
 def _short(reason: str) -> str:

@@ -24,6 +24,8 @@ LENGTH = struct.Struct("<Q")
 MANIFEST = "manifest.json"
 ARRAYS = "arrays"
 BEST = "best.json"
+TERMS = "terms"
+"""The folder, in a run's, whose files are the numbers of the starts of its learners."""
 
 
 def name_of(step: int) -> str:
@@ -36,6 +38,23 @@ def list_steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def newest_term(run: Path) -> int:
+    """Returns the number of the latest start of a learner of the run in a folder; 0 if there was none."""
+    terms = run / TERMS
+    if not terms.is_dir():
+        return 0
+    return max((int(path.name) for path in terms.iterdir() if path.name.isdigit()), default=0)
+
+
+def _require_newest_term(run: Path, term: int) -> None:
+    """Raises RuntimeError if a learner of a later term has the run, for which this one is not to write."""
+    if (newest := newest_term(run)) > term:
+        raise RuntimeError(
+            f"another learner has taken over the run (term {newest}; this one is of term {term}): end "
+            "this one"
+        )
 
 
 def file_table(folder: Path) -> dict[str, list[int]]:
@@ -80,7 +99,8 @@ def defect(path: Path) -> str | None:
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Writes the arrays, by name, as the checkpoint of `header["step"]`, and removes old checkpoints.
 
-    `header` also holds `leaves`, `metadata`, `keep` and `score`. The last `keep` checkpoints stay, and the
+    `header` also holds `leaves`, `metadata`, `keep`, `score` and `term`, the learner's. Raises RuntimeError
+    if there is a later one. The last `keep` checkpoints stay, and the
     best: the one with the highest score. A new score of the best checkpoint replaces its old one. No other
     process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
     """
@@ -88,7 +108,13 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     step, score = header["step"], header["score"]
     final = folder / name_of(step)
     leaves = [{**leaf, "crc": _checksum(arrays[leaf["name"]])} for leaf in header["leaves"]]
-    manifest = {"step": step, "metadata": header["metadata"], "leaves": leaves}
+    manifest = {
+        "step": step,
+        "metadata": header["metadata"],
+        "leaves": leaves,
+        "term": header["term"],
+    }
+    _require_newest_term(folder.parent, header["term"])
     held = _held(final)
     # The arrays may be on the disk already, if their score or more metadata comes later.
     if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
@@ -127,6 +153,8 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
             ocp.PyTreeCheckpointer().save((temporary / ARRAYS).absolute(), full)
         write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
         _sync_tree(temporary)
+        # Again, because all this may have taken long.
+        _require_newest_term(final.parent.parent, manifest["term"])
         former = _rename_away(final)
         temporary.rename(final)
         sync(final.parent)

@@ -1,4 +1,4 @@
-"""A run's folder: `config.json`, `metrics.jsonl`, TensorBoard events, `checkpoints/` and `replay/`."""
+"""A run's folder: `config.json`, metrics, `checkpoints/`, `replay/`, `listen/` and `terms/`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.files import write_json
-from seedbed.run.checkpoint_helper import list_steps, remove_leftovers
+from seedbed.run.checkpoint_helper import TERMS, list_steps, newest_term, remove_leftovers
 from seedbed.types import SeedbedError
 
 CONFIG = "config.json"
@@ -45,6 +45,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The number of this start of a learner, the latest; 0 if the folder was opened with `read`.
+        self.term = 0
         self._locks: dict[str, int] = {}  # descriptors
 
     @classmethod
@@ -56,7 +58,9 @@ class RunFolder:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            content = [each.name for each in path.iterdir() if each.name not in (LOCK, SAVING)]
+            content = [
+                each.name for each in path.iterdir() if each.name not in (LOCK, SAVING, TERMS)
+            ]
         except OSError as error:
             raise _unusable(path, error) from error
         if content:
@@ -83,7 +87,10 @@ class RunFolder:
         return run
 
     def _take(self, tell: Callable[[str], None]) -> None:
-        """Takes both locks and removes half-written checkpoints; keeps no lock if it raises."""
+        """Takes both locks and the next term, and removes half-written checkpoints.
+
+        Keeps no lock if it raises.
+        """
         try:
             if not self._lock(LOCK):
                 raise SeedbedError(
@@ -91,6 +98,7 @@ class RunFolder:
                     "folder"
                 )
             self._wait_for_helper(tell)
+            self.term = self._next_term()
             remove_leftovers(self.checkpoints)
         except OSError as error:
             self.close()
@@ -115,6 +123,23 @@ class RunFolder:
                     "wait until it ends, or end it (its program is seedbed.run.checkpoint_helper)"
                 )
             time.sleep(0.05)
+
+    def _next_term(self) -> int:
+        """Takes the next term, by making a file that nobody else can make."""
+        terms = self.path / TERMS
+        terms.mkdir(exist_ok=True)
+        while True:
+            term = newest_term(self.path) + 1
+            try:
+                os.close(
+                    os.open(terms / f"{term:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                )
+            except FileExistsError:
+                continue
+            for former in terms.iterdir():
+                if former.name.isdigit() and int(former.name) < term:
+                    former.unlink(missing_ok=True)
+            return term
 
     def _lock(self, name: str) -> bool:
         """Locks a file of the folder; returns False if another process holds it."""
@@ -153,6 +178,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """The path of the checkpoints' folder, which may be missing."""
         return self.path / "checkpoints"
+
+    @property
+    def listen(self) -> Path:
+        """The path of the folder with what actors of other machines need, which may be missing."""
+        return self.path / "listen"
 
     @property
     def replay(self) -> Path:
@@ -223,14 +253,16 @@ class RunFolder:
             metrics = self.path / "metrics.jsonl"
             trained = metrics.exists() and metrics.stat().st_size > 0
             entries = list(self.path.iterdir())
-            own = (CONFIG, LOCK, SAVING, metrics.name, self.checkpoints.name, self.replay.name)
+            folders = [folder.name for folder in (self.checkpoints, self.replay, self.listen)]
+            own = (CONFIG, LOCK, SAVING, TERMS, metrics.name, *folders)
             if trained or any(
                 entry.name not in own and ".tfevents." not in entry.name for entry in entries
             ):
                 return
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
-            shutil.rmtree(self.replay, ignore_errors=True)
+            for folder in (self.replay, self.listen, self.path / TERMS):
+                shutil.rmtree(folder, ignore_errors=True)
             for entry in self.path.iterdir():
                 entry.unlink()
             self.path.rmdir()

@@ -243,19 +243,6 @@ def processes_rss(pids: Iterable[int]) -> float:
     return total / 1e6
 
 
-def usable_cores() -> float:
-    """Returns the number of CPU cores that this process may use, by affinity and its container's quota.
-
-    A quota need not be a whole number. Only version 2 of cgroups is known.
-    """
-    cores = float(len(os.sched_getaffinity(0)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else min(cores, int(quota) / int(period))
-
-
 @dataclasses.dataclass(frozen=True)
 class Counters:
     """Cumulative seconds. Each may start anywhere, as only differences between two `Counters` are used."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from seedbed.run.metrics import usable_cores
+from seedbed.machine import usable_cores
 from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, on_policy
 
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
 # The default for agents that learn while acting goes on.
 _ENVS_PER_ACTOR = 32
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Addresses that other machines cannot reach."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,14 @@ class CentralConfig:
     """Actor processes; 0 is one for each usable CPU core, or with PPO as many as divide its batch."""
     envs_per_actor: int = 0
     """Environments of an actor, an even number (two groups); 0 is 32, or with PPO what its batch needs."""
+    listen: str = ""
+    """HOST:PORT at which actors of other machines may join (port 0: any); then only --actors N are local."""
+    advertise: tuple[str, ...] = ()
+    """Addresses (HOST or HOST:PORT) at which these actors shall look for the learner; by default its own."""
+    stream_groups: int = 64
+    """With --listen, the most groups of environments of other machines; a group is half an actor's."""
+    insecure: bool = False
+    """With --listen on a loopback address, whether streams are plaintext; for debugging."""
     actor_timeout_s: float = 120.0
     """Seconds after which a silent actor is replaced, or the run fails if no actor has started at all."""
     inference_devices: tuple[int, ...] = (0,)
@@ -46,7 +56,7 @@ class CentralConfig:
 
     def __post_init__(self) -> None:
         """Checks the ranges of all options; raises SeedbedError."""
-        for field in ("steps", "evaluate_episodes", "keep_checkpoints"):
+        for field in ("steps", "evaluate_episodes", "keep_checkpoints", "stream_groups"):
             _at_least(field, getattr(self, field), 1)
         for field in ("seed", "actors", "envs_per_actor", "evaluate_every"):
             _at_least(field, getattr(self, field), 0)
@@ -55,6 +65,18 @@ class CentralConfig:
         _at_least("actor_timeout_s", self.actor_timeout_s, 1)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
+        address = listening_address(self.listen) if self.listen else None
+        if self.insecure and (address is None or address[0] not in LOOPBACK):
+            raise SeedbedError(
+                f"insecure is for --listen at a loopback address, such as 127.0.0.1:0, not {self.listen!r}"
+            )
+        for address in self.advertise:
+            split_address(address)
+
+    @property
+    def groups(self) -> int:
+        """The groups of environments that a resolved run may have, those of other machines among them."""
+        return self.actors * GROUPS + (self.stream_groups if self.listen else 0)
 
     def resolved(self, agent: Agent) -> CentralConfig:
         """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
@@ -63,10 +85,18 @@ class CentralConfig:
         """
         require_sizes(agent)
         experience = on_policy(agent)
-        if experience is not None and experience.synchronous:
+        synchronous = experience is not None and experience.synchronous
+        if synchronous and self.listen:
+            raise SeedbedError(
+                f"{type(agent).__name__} acts, stops and learns with a fixed set of environments: --listen "
+                "is for agents that learn while others act, such as impala, r2d2 and dqn"
+            )
+        if synchronous:
+            assert experience is not None
             actors, envs = _fitting(experience.batch, self.actors, self.envs_per_actor)
         else:
-            actors, envs = self.actors or _cores(), self.envs_per_actor or _ENVS_PER_ACTOR
+            actors = self.actors or (0 if self.listen else _cores())
+            envs = self.envs_per_actor or _ENVS_PER_ACTOR
         if envs % GROUPS:
             raise SeedbedError(
                 f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an "
@@ -90,9 +120,9 @@ class CentralConfig:
                 "group, half of those of an actor; change --agent.batch or --envs-per-actor"
             )
         many = unrolls is not None and not unrolls.synchronous
-        if many and batch > 2 * self.actors * self.envs_per_actor:
+        if many and batch > 2 * self.groups * group:
             raise SeedbedError(
-                f"agent.batch is {batch} unrolls, but there are only {self.actors * self.envs_per_actor} "
+                f"agent.batch is {batch} unrolls, but there are only {self.groups * group} "
                 "environments: lower --agent.batch, or raise --actors or --envs-per-actor"
             )
         if batch % (learners * agent.minibatches):
@@ -100,9 +130,9 @@ class CentralConfig:
                 f"agent.batch is {batch}: it must divide by {learners} learner devices x "
                 f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
             )
-        if self.actors * GROUPS < len(self.inference_devices):
+        if self.groups < len(self.inference_devices):
             raise SeedbedError(
-                f"{len(self.inference_devices)} inference devices for the {self.actors * GROUPS} groups of "
+                f"{len(self.inference_devices)} inference devices for the {self.groups} groups of "
                 f"{self.actors} actors: name fewer with --inference-devices, or raise --actors"
             )
 
@@ -208,6 +238,27 @@ def require_sizes(agent: Agent) -> None:
             raise SeedbedError(f"{name}: {size} is {value}; give at least 1")
     if isinstance(experience, Replay) and not experience.ratio > 0:
         raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
+
+
+def listening_address(text: str) -> tuple[str, int]:
+    """Splits HOST:PORT of `--listen`; the host is "" for every address. Raises SeedbedError."""
+    host, port = split_address(text)
+    if port is None:
+        raise SeedbedError(
+            f"listen is {text!r}: give HOST:PORT, such as 0.0.0.0:4711, or :0 for any port"
+        )
+    return host, port
+
+
+def split_address(text: str) -> tuple[str, int | None]:
+    """Splits HOST or HOST:PORT, where the host may be [an IPv6 address]; raises SeedbedError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, ""
+    host = host.removeprefix("[").removesuffix("]")
+    if (colon and port and not (port.isdigit() and int(port) < 1 << 16)) or " " in text:
+        raise SeedbedError(f"{text!r} is no address: give HOST:PORT, with a port from 0 to 65535")
+    return host, int(port) if port else None
 
 
 def _cores() -> int:

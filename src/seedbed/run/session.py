@@ -95,7 +95,10 @@ class Session:
         self._log = log
         self._writer = self._stack.enter_context(
             CheckpointWriter(
-                self.run.checkpoints, self._options.keep_checkpoints, lock=self.run.lock
+                self.run.checkpoints,
+                self._options.keep_checkpoints,
+                lock=self.run.lock,
+                term=self.run.term,
             )
         )
         failure: BaseException | None = None

@@ -1,0 +1,137 @@
+"""The command `seedbed actor`: its options, and how it finds the learner. It imports no JAX."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from seedbed.actors.credentials import ADDRESS, FOLDER, KEY, ActorKey
+from seedbed.actors.host import Host, HostOptions
+from seedbed.machine import usable_cores
+from seedbed.types import SeedbedError
+
+DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
+Ends when the run ends; until then it looks for the learner again whenever it loses it. Needs no JAX."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to a parser."""
+    parser.add_argument(
+        "where", metavar="RUN_OR_ADDRESS", help="the folder of the run, or HOST:PORT with --key"
+    )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help=f"the file {FOLDER}/{KEY} of the run's folder"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes (default: one a usable core)",
+    )
+    parser.add_argument(
+        "--envs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="environments of each process (default: two groups of the run's size)",
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module whose environments the learner may ask for, as module:factory; may be repeated",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plaintext, for a run with --insecure on this machine",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
+    """Serves the learner until its run ends or a signal comes; returns how it ended.
+
+    Call from the main thread. Raises SeedbedError if the options cannot be, if the learner refuses this
+    actor, or if its environments cannot work.
+    """
+    for name in ("processes", "envs"):
+        if getattr(given, name) < 0:
+            raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")
+    key, addresses = _find(given)
+    options = HostOptions(
+        processes=given.processes or max(1, int(usable_cores())),
+        envs=given.envs,
+        allow=tuple(given.allow),
+    )
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopped:
+            raise KeyboardInterrupt("interrupted twice")
+        stopped.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    host = Host(key, addresses, options, given.insecure, tell)
+    tell(f"looking for the learner of {given.where}")
+    return host.run(lambda: bool(stopped))
+
+
+def _find(
+    given: argparse.Namespace,
+) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]]:
+    """Returns the key, and a function that returns where the learner may be."""
+    folder = Path(given.where)
+    if folder.is_dir():
+        listening = folder / FOLDER
+        if not listening.is_dir():
+            raise SeedbedError(
+                f"the run {folder} does not listen: start it with seedbed train ... --listen HOST:PORT"
+            )
+        key = ActorKey.read(given.key or listening / KEY)
+        return key, lambda: _published(listening / ADDRESS, given.insecure)
+    host, colon, port = given.where.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise SeedbedError(
+            f"{given.where!r} is neither the folder of a run nor HOST:PORT: check the path or the address"
+        )
+    if given.key is None:
+        raise SeedbedError(
+            f"an address needs the run's key: copy {FOLDER}/{KEY} of the run's folder, and name it with --key"
+        )
+    address = (host.removeprefix("[").removesuffix("]"), int(port))
+    _require_loopback(address[0], given.insecure)
+    return ActorKey.read(given.key), lambda: [address]
+
+
+def _published(path: Path, insecure: bool) -> list[tuple[str, int]]:
+    """Returns the addresses that the run's newest learner has written; none if there is no such file."""
+    try:
+        content = json.loads(path.read_text())
+        pairs = [text.rpartition(":") for text in content["addresses"]]
+        found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
+        plaintext = bool(content["insecure"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    if plaintext != insecure:
+        raise SeedbedError(
+            "the run's streams are plaintext: add --insecure"
+            if plaintext
+            else "the run's streams are encrypted: leave out --insecure"
+        )
+    for host, _ in found:
+        _require_loopback(host, insecure)
+    return found
+
+
+def _require_loopback(host: str, insecure: bool) -> None:
+    if insecure and host not in _LOOPBACK:
+        raise SeedbedError(f"--insecure is for a learner on this machine, not at {host}")

@@ -1,0 +1,93 @@
+"""How a central run listens for actors of other machines, and how they find it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import psutil
+
+from seedbed.actors.credentials import ADDRESS, KEY, ensure_credentials
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.remote import Listening, RemoteActors
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.files import write_json
+from seedbed.run.folder import RunFolder
+from seedbed.run.options import (
+    GROUPS,
+    LOOPBACK,
+    CentralConfig,
+    listening_address,
+    split_address,
+)
+
+
+def listen(
+    pool: ActorPool,
+    env: HostEnvConfig,
+    config: CentralConfig,
+    run: RunFolder,
+    tell: Callable[[str], None],
+) -> RemoteActors:
+    """Starts the ingest process, which serves the pool's last groups, and writes the run's address file.
+
+    Call from the pool's thread. Raises SeedbedError if the run's folder cannot be written; if the address
+    cannot be taken, the pool raises it.
+    """
+    host, port = listening_address(config.listen)
+    ensure_credentials(run.listen)
+
+    def announce(port: int) -> None:
+        addresses = advertised(host, port, config.advertise)
+        content = {"term": run.term, "addresses": addresses, "insecure": config.insecure}
+        try:
+            write_json(run.listen / ADDRESS, content)
+        except OSError as error:
+            tell(
+                f"{run.listen / ADDRESS} cannot be written ({error.strerror}): actors do not find us"
+            )
+        tell(f"listening at {', '.join(addresses)}")
+        if config.insecure:
+            tell("streams are NOT encrypted (--insecure)")
+        else:
+            tell(f"to join: seedbed actor {run.path}")
+            tell(f"or, elsewhere: seedbed actor {addresses[0]} --key {KEY} ({run.listen / KEY})")
+
+    first = config.actors * GROUPS
+    listening = Listening(
+        host=host,
+        port=port,
+        folder=run.listen,
+        insecure=config.insecure,
+        term=run.term,
+        env=env,
+        group_size=config.envs_per_actor // GROUPS,
+        groups=range(first, first + config.stream_groups),
+        seed=config.seed,
+        timeout_s=config.actor_timeout_s,
+    )
+    return RemoteActors(pool, listening, announce)
+
+
+def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:
+    """Returns the addresses HOST:PORT that actors shall try, the likeliest first.
+
+    They are those that the user wants, or the one that is listened at; if that is every address, all of this
+    machine's, its name, and last the loopback address.
+    """
+    if wanted:
+        return [_joined(name, other or port) for name, other in map(split_address, wanted)]
+    if host not in ("", "0.0.0.0", "::"):
+        return [_joined(host, port)]
+    found = []
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            known = each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
+            if known and not each.address.startswith("127.") and each.address not in LOOPBACK:
+                found.append(each.address)
+    names = [*sorted(found, key=lambda address: ":" in address), socket.gethostname(), "127.0.0.1"]
+    return [_joined(name, port) for name in names]
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
