@@ -65,6 +65,7 @@ class Net:
             Listening(
                 host="127.0.0.1",
                 port=port,
+                former_port=0,
                 folder=self.folder,
                 insecure=insecure,
                 term=term,

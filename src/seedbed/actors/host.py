@@ -285,7 +285,7 @@ class Host:
         streaming = sum(group.link.stage is Stage.STEPS for group in self._groups)
         if streaming and not self._connected:
             self._connected = True
-            self._tell(f"connected to the learner, term {self._groups[0].link.term}")
+            self._tell(f"connected to the learner, term {self._identity.term}")
         elif not streaming and self._connected:
             self._connected, self._told_s = False, now_s
             errors = collections.Counter(group.link.last_error for group in self._groups)

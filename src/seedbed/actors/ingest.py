@@ -75,7 +75,7 @@ class Ingest:
         self._answered: dict[int, int] = {}  # seats by the descriptor of the doorbell of answers
         self._epoll = select.epoll()
         self._epoll.register(learner, select.EPOLLIN)
-        self._listener = _listen(job["host"], job["port"])
+        self._listener = _listen(job["host"], job["port"], job["former_port"])
         self._listening = False
         self._streams: dict[int, Connection] = {}  # by descriptor
         self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
@@ -226,21 +226,27 @@ class Ingest:
             _tell(self._learner, message)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, former_port: int) -> socket.socket:
+    """Listens at a port, or at any if it is 0: at the one of the learner before, if that is free."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, number)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind((address[0], port or former_port, *address[2:]))
+        except OSError:
+            if port:
+                raise
+            listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         return listener
     except OSError as error:
-        where = f"{host or '*'}:{port}"
         raise SeedbedError(
-            f"cannot listen at {where} ({error.strerror or error}): give another address with --listen"
+            f"cannot listen at {host or '*'}:{port} ({error.strerror or error}): give another address with "
+            "--listen"
         ) from error
 
 

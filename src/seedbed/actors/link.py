@@ -42,7 +42,7 @@ class Stage(enum.Enum):
     STEPS = enum.auto()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Identity:
     """What all streams of a host have in common."""
 
@@ -50,6 +50,7 @@ class Identity:
     context: ssl.SSLContext | None  # None is plaintext
     version: str  # of this package
     instance: str  # 32 hexadecimal digits, drawn when the host starts
+    term: int = 0  # the latest of a learner that a stream has met
 
 
 class Refusal(Exception):
@@ -81,7 +82,6 @@ class Link:
         self.last_error = ""  # why the last try failed; "" after a BEGIN
         self.begins = 0  # streams that came as far as BEGIN
         self.welcome: dict[str, Any] | None = None  # what the learner wants
-        self.term = 0  # the latest that was seen
         self._identity, self._addresses, self._tries = identity, addresses, 0
 
     def connect(self) -> None:
@@ -138,23 +138,24 @@ class Link:
 
     def _prove(self, said: dict[str, Any]) -> None:
         assert self.connection is not None
-        if said["term"] < self.term:
+        identity = self._identity
+        if said["term"] < identity.term:
             raise ProtocolError(
-                f"the learner is of term {said['term']}, and there is one of term {self.term}"
+                f"the learner is of term {said['term']}, and there is one of term {identity.term}"
             )
-        self.term = said["term"]
+        identity.term = said["term"]
         try:
             nonce = bytes.fromhex(said["nonce"])
         except ValueError:
             raise ProtocolError("the learner's nonce is no number") from None
         hello = {
-            "version": self._identity.version,
-            "instance": self._identity.instance,
+            "version": identity.version,
+            "instance": identity.instance,
             "index": self.number,
             "life": self.end.life,
             "step": self.end.step,
         }
-        proof = self._identity.key.proof(nonce, self.term, hello)
+        proof = identity.key.proof(nonce, identity.term, hello)
         self.connection.send(json_frame(Kind.HELLO, **hello, proof=proof))
         self.stage = Stage.WELCOME
 

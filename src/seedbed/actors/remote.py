@@ -29,7 +29,8 @@ class Listening:
     """How a learner listens for actors of other machines."""
 
     host: str
-    port: int  # 0 is one that the kernel chooses
+    port: int  # 0 is one that the kernel chooses, if that of the learner before is taken
+    former_port: int  # 0 if there was none
     folder: Path  # of the run's credentials
     insecure: bool  # whether streams are plaintext
     term: int
@@ -39,11 +40,12 @@ class Listening:
     seed: int
     timeout_s: float  # after which hosts replace an actor that owes a step
 
-    def job(self, port: int, lives: Sequence[int]) -> dict[str, Any]:
+    def job(self, former_port: int, lives: Sequence[int]) -> dict[str, Any]:
         """Returns what an ingest process has to know, in JSON types."""
         return {
             "host": self.host,
-            "port": port,
+            "port": self.port,
+            "former_port": former_port,
             "credentials": str(self.folder / KEY),
             "insecure": self.insecure,
             "term": self.term,
@@ -61,12 +63,12 @@ class IngestProcess(ChildProcess):
     def __init__(
         self,
         listening: Listening,
-        port: int,
+        former_port: int,
         lives: Sequence[int],
         announce: Callable[[int], None],
     ) -> None:
         """`announce` is called with the port once the process listens, from the pool's thread."""
-        super().__init__(_MODULE, listening.job(port, lives), listening.groups, lives)
+        super().__init__(_MODULE, listening.job(former_port, lives), listening.groups, lives)
         self.port, self._announce = 0, announce  # 0 until it listens
         self.report: dict[str, float] = {}  # its newest figures about streams
         self.notes: list[str] = []  # messages for the user, the pool's thread takes them
@@ -116,7 +118,7 @@ class RemoteActors:
     ) -> None:
         """`announce` is called with the port whenever a process listens, from the pool's thread."""
         self._pool, self._listening, self._announce = pool, listening, announce
-        self._port, self._ends = listening.port, 0
+        self._port, self._ends = listening.former_port, 0
         self._past: dict[str, float] = {}  # figures of processes that have ended
         self._start()
 

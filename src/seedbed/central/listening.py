@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from seedbed.run.options import (
     listening_address,
     split_address,
 )
+from seedbed.types import SeedbedError
 
 
 def listen(
@@ -57,6 +59,7 @@ def listen(
     listening = Listening(
         host=host,
         port=port,
+        former_port=_former_port(run),
         folder=run.listen,
         insecure=config.insecure,
         term=run.term,
@@ -67,6 +70,15 @@ def listen(
         timeout_s=config.actor_timeout_s,
     )
     return RemoteActors(pool, listening, announce)
+
+
+def _former_port(run: RunFolder) -> int:
+    """Returns the port of the run's learner before this one, 0 if there was none."""
+    try:
+        addresses = json.loads((run.listen / ADDRESS).read_text())["addresses"]
+        return split_address(addresses[-1])[1] or 0
+    except (OSError, ValueError, KeyError, IndexError, TypeError, SeedbedError):
+        return 0
 
 
 def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,201 @@
+"""Runs that listen, and the command that joins them, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seedbed.actors import credentials
+from seedbed.actors.host import _require_allowed
+from seedbed.central.listening import advertised
+from seedbed.cli import main
+from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.run.options import CentralConfig
+from seedbed.types import SeedbedError
+from test_central import checkpoints, gone, lines, wait_for
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def run_seedbed(output: Path, arguments: str) -> subprocess.Popen[bytes]:
+    """Starts a command, whose output is appended to a file."""
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "seedbed", *shlex.split(arguments)],
+            stdout=file,
+            stderr=file,
+            env=ENVIRONMENT,
+        )
+
+
+def listening(run: Path, steps: int, how: str) -> str:
+    """The command line of a learner that listens."""
+    return (
+        f"train {how} --run {run} --steps {steps} --listen 127.0.0.1:0 --envs-per-actor 4 "
+        "--stream-groups 4 --checkpoint-every-s 0.5 --log-every-s 0.2 --evaluate-every 0 "
+        "--evaluate-episodes 1 --agent.actions 1000"
+    )
+
+
+NEW = "counting_environment:make_slow --agent counting_agent:CountingAgent"
+
+
+@pytest.fixture
+def started():
+    """Processes that are ended after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
+    run_folder, tmp_path, started
+):
+    learner_log, actor_log = tmp_path / "learner.log", tmp_path / "actor.log"
+    learner = run_seedbed(learner_log, listening(run_folder, 10**9, NEW))
+    started.append(learner)
+    wait_for(lambda: (run_folder / "listen" / "address.json").exists(), learner)
+    first = json.loads((run_folder / "listen" / "address.json").read_text())
+    assert first["term"] == 1 and not first["insecure"]
+    actor = run_seedbed(actor_log, f"actor {run_folder} --processes 1 --allow counting_environment")
+    started.append(actor)
+    wait_for(lambda: len(checkpoints(run_folder)) >= 2, learner)
+    (secret,) = [(run_folder / "listen" / name).stat() for name in ["private.pem"]]
+    assert secret.st_mode & 0o777 == 0o600
+    line = lines(run_folder)[-1]
+    assert line["streams/streams"] == 2 and line["streams/hosts"] == 1 and line["episodes"] > 0
+    children = psutil.Process(learner.pid).children(recursive=True)
+    learner.kill()
+    learner.wait()
+    wait_for(lambda: gone([child.pid for child in children if "ingest" in str(child)]), actor)
+    newest = max(int(path.name) for path in checkpoints(run_folder))
+    again = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps {newest + 1000}")
+    started.append(again)
+    assert again.wait(90) == 0, learner_log.read_text()
+    assert actor.wait(30) == 0, actor_log.read_text()
+    said = actor_log.read_text()
+    assert "connected to the learner, term 1" in said and "connected to the learner, term 2" in said
+    assert "lost the learner" in said and "the run has ended after" in said
+    assert newest + 1000 <= lines(run_folder)[-1]["env_steps"] <= newest + 1100
+    second = json.loads((run_folder / "listen" / "address.json").read_text())
+    assert second == {**first, "term": 2}, "the port is the old one"
+
+
+def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, started):
+    learner = run_seedbed(tmp_path / "learner.log", listening(run_folder, 10**9, NEW))
+    started.append(learner)
+    wait_for(lambda: (run_folder / "listen" / "address.json").exists(), learner)
+    key = tmp_path / "key"
+    shutil.copy(run_folder / "listen" / "actor.key", key)
+    (address,) = json.loads((run_folder / "listen" / "address.json").read_text())["addresses"]
+    log = tmp_path / "actor.log"
+    refused = run_seedbed(log, f"actor {address} --key {key} --processes 1")
+    assert refused.wait(30) == 1
+    assert "allow it with --allow counting_environment" in log.read_text()
+    odd = run_seedbed(
+        log, f"actor {address} --key {key} --envs 3 --allow counting_environment --processes 1"
+    )
+    assert odd.wait(30) == 1
+    assert "groups of 2: give a multiple with --envs" in log.read_text()
+    actor = run_seedbed(
+        log, f"actor {address} --key {key} --processes 1 --allow counting_environment"
+    )
+    started.append(actor)
+    wait_for(lambda: "connected to the learner" in log.read_text(), actor)
+    actors = [child.pid for child in psutil.Process(actor.pid).children(recursive=True)]
+    actor.send_signal(signal.SIGTERM)
+    assert actor.wait(20) == 0
+    assert gone(actors) and learner.poll() is None
+    assert "have left: give a multiple" not in (tmp_path / "learner.log").read_text()
+    assert "actors of 127.0.0.1 are here" in (tmp_path / "learner.log").read_text()
+    learner.send_signal(signal.SIGTERM)
+    assert learner.wait(20) == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("nowhere", "neither the folder of a run nor HOST:PORT"),
+        ("host:99999", "neither the folder of a run nor HOST:PORT"),
+        ("host:4711", "an address needs the run's key"),
+        ("host:4711 --key {tmp}/missing", "cannot be read: No such file"),
+        ("host:4711 --key {tmp}/junk", "is not the key of a run"),
+        ("host:4711 --insecure --key {tmp}/junk", "--insecure is for a learner on this machine"),
+        ("{tmp}", "does not listen: start it with seedbed train"),
+        ("{tmp} --processes -1", "--processes is -1"),
+        ("", "required"),
+    ],
+)
+def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, arguments, text):
+    (tmp_path / "junk").write_text("{}")
+    assert main(["actor", *shlex.split(arguments.format(tmp=tmp_path))]) in (1, 2)
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"listen": "here"}, "give HOST:PORT"),
+        ({"listen": "a b:1"}, "is no address"),
+        ({"listen": "h:70000"}, "is no address"),
+        ({"listen": ":0", "insecure": True}, "insecure is for --listen at a loopback address"),
+        ({"insecure": True}, "insecure is for --listen at a loopback address"),
+        ({"listen": ":0", "advertise": ("x:y",)}, "is no address"),
+        ({"listen": ":0", "stream_groups": 0}, "stream_groups is 0"),
+    ],
+)
+def test_wrong_options_of_learners_are_named(options, text):
+    with pytest.raises(SeedbedError, match=text):
+        CentralConfig(**options)
+
+
+def test_what_a_run_listens_with():
+    from seedbed.agents.impala import Impala
+    from seedbed.agents.ppo import Ppo
+
+    config = CentralConfig(listen=":0").resolved(Impala(batch=32))
+    assert (config.actors, config.groups) == (0, 64)
+    assert CentralConfig(listen=":0", actors=1).resolved(Impala(batch=32)).groups == 66
+    with pytest.raises(SeedbedError, match="--listen is for agents that learn while others act"):
+        CentralConfig(listen=":0").resolved(Ppo())
+    assert advertised("10.1.2.3", 7, ()) == ["10.1.2.3:7"]
+    assert advertised("", 7, ("a", "b:8", "[::2]")) == ["a:7", "b:8", "[::2]:7"]
+    every = advertised("", 7, ())
+    assert every[-1] == "127.0.0.1:7" and len(every) >= 2
+
+
+def test_only_allowed_modules_are_imported():
+    _require_allowed(GymEnv("CartPole-v1"), ())
+    for env in (FactoryEnv("os.path:join"), GymEnv("os:Evil-v0")):
+        with pytest.raises(SeedbedError, match="--allow os"):
+            _require_allowed(env, ("other",))
+    _require_allowed(FactoryEnv("os.path:join"), ("os.path",))
+
+
+def test_credentials_are_kept_and_only_the_user_reads_them(tmp_path):
+    folder = tmp_path / "listen"
+    first = credentials.ensure_credentials(folder)
+    assert credentials.ensure_credentials(folder) == first
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / credentials.KEY).stat().st_mode & 0o777 == 0o600
+    assert "PRIVATE" not in (folder / credentials.KEY).read_text()
+    (folder / credentials.KEY).write_text("{")
+    with pytest.raises(SeedbedError, match="is not the key of a run"):
+        credentials.ensure_credentials(folder)
