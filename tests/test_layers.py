@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "llvm", "machine"},
+    {"types", "trees", "files", "llvm", "machine", "compression"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},
@@ -23,6 +23,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {
     ("trees", "types"),
+    ("compression", "types"),
     ("nets", "simd"),
     ("ops", "simd"),
     ("replay", "ops"),

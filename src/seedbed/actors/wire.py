@@ -13,9 +13,9 @@ import struct
 import zlib
 from typing import Any, NamedTuple
 
-import lz4.block
 import numpy as np
 
+from seedbed import compression
 from seedbed.actors.slots import SlotLayout
 
 VERSION = 1
@@ -181,34 +181,40 @@ class StepCodec:
         self._action_bytes = _num_bytes(action.shape, action.dtype)
         self.raw_bytes = sum(self._bytes)  # of a timestep
         self.limit = max(CONTROL_BYTES, _STEP.size + self.raw_bytes, self._action_bytes + 64)
+        self._raw = np.empty(self.raw_bytes, np.uint8)
+        # What does not fit is not worth compressing.
+        self._packed = np.empty(int(_WORTH * self.raw_bytes), np.uint8)
         self._pause = 0
 
     def step(self, life: int, step: int, leaves: list[np.ndarray]) -> bytes:
         """Returns the frame of a timestep, whose leaves are those of the layout."""
-        raw = b"".join([np.ascontiguousarray(leaf).data for leaf in leaves])
-        assert len(raw) == self.raw_bytes, "the leaves are those of the layout"
-        if len(raw) >= _LEAST_BYTES and not self._pause:
-            packed = lz4.block.compress(raw, store_size=False)
-            if len(packed) <= _WORTH * len(raw):
-                return frame(Kind.STEP, _STEP.pack(life, step, True), packed)
+        start = 0
+        for leaf, size in zip(leaves, self._bytes, strict=True):
+            assert leaf.nbytes == size, "the leaves are those of the layout"
+            self._raw[start : start + size] = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+            start += size
+        if self.raw_bytes >= _LEAST_BYTES and not self._pause:
+            size = compression.compress(self._raw, self._packed)
+            if size:
+                return frame(Kind.STEP, _STEP.pack(life, step, True), self._packed[:size].data)
             self._pause = _PAUSE
         self._pause = max(0, self._pause - 1)
-        return frame(Kind.STEP, _STEP.pack(life, step, False), raw)
+        return frame(Kind.STEP, _STEP.pack(life, step, False), self._raw.data)
 
     def read_step(self, body: memoryview) -> tuple[int, int, memoryview]:
         """Returns (life, step, arrays) of a `STEP`; `leaves` takes the arrays apart.
 
-        Not more memory is taken than the layout's timestep has. Raises ProtocolError.
+        The arrays are valid until the next call. No memory is taken. Raises ProtocolError.
         """
         if len(body) < _STEP.size:
             raise ProtocolError("a timestep is cut short")
         life, step, packed = _STEP.unpack_from(body)
         arrays = body[_STEP.size :]
         if packed:
-            try:
-                arrays = memoryview(lz4.block.decompress(arrays, uncompressed_size=self.raw_bytes))
-            except (lz4.block.LZ4BlockError, ValueError, OverflowError):
-                raise ProtocolError("a timestep cannot be decompressed") from None
+            size = compression.decompress(np.frombuffer(arrays, np.uint8), self._raw)
+            if size < 0:
+                raise ProtocolError("a timestep cannot be decompressed")
+            arrays = self._raw[:size].data
         if len(arrays) != self.raw_bytes:
             raise ProtocolError(
                 f"a timestep has {len(arrays)} bytes where its spec has {self.raw_bytes}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from seedbed.compression import ACCELERATION
 from seedbed.llvm import Function
 
 CHUNK = 8
@@ -19,8 +20,6 @@ LEAST_BYTES = 1024
 _LINE = 64
 # Cache lines that are copied in a turn of the loop.
 _LINES = 4
-# The acceleration argument of lz4. 1 compresses best, and on images it is hardly slower than larger values.
-_ACCELERATION = 1
 _DECLARATIONS = """
 declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
@@ -193,7 +192,7 @@ def _compress() -> str:
     with f.between("0", "%n") as index:
         begun = f.op(f"load i64, ptr {end}, align 8")
         d, s = f.at("%d", begun, "i8"), f.op(f"inttoptr i64 {_load(f, '%s', index)} to ptr")
-        room = f"i32 {size}, i32 {most}, i32 {_ACCELERATION}"
+        room = f"i32 {size}, i32 {most}, i32 {ACCELERATION}"
         found = f.op(f"call i32 %lz4(ptr {s}, ptr {d}, {room})")
         failed = f.op(f"icmp sle i32 {found}, 0")
         copied = f.op(f"select i1 {failed}, i64 %size, i64 0")

@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import lz4.block
 import numpy as np
 
+from seedbed.compression import lz4_address
 from seedbed.llvm import compile_object, host_vector_unit, load_object
 from seedbed.replay.host import kernel_ir
 from seedbed.types import SeedbedError
@@ -113,7 +113,7 @@ def compress(sets: Sequence[np.ndarray], most: int, result: np.ndarray) -> np.nd
         _address(result),
         most,
         _address(sizes),
-        _lz4("LZ4_compress_fast"),
+        lz4_address("LZ4_compress_fast"),
     )
     return sizes
 
@@ -138,7 +138,7 @@ def decompress(memory: np.ndarray, pieces: Pieces, whole: int, result: np.ndarra
         result.strides[0],
         _address(scratch),
         whole,
-        _lz4("LZ4_decompress_safe"),
+        lz4_address("LZ4_decompress_safe"),
     )
     if failed:
         raise SeedbedError(
@@ -181,23 +181,6 @@ def _address(array: np.ndarray) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return array.ctypes.data
-
-
-@functools.cache
-def _lz4(name: str) -> int:
-    """Returns the address of a C function of the lz4 library, which the package lz4 contains or links to.
-
-    Raises SeedbedError if the package does not export the function.
-    """
-    library = ctypes.CDLL(lz4.block._block.__file__)  # type: ignore[attr-defined]
-    try:
-        function = getattr(library, name)
-    except AttributeError:
-        raise SeedbedError(
-            f"the package lz4 {lz4.__version__} does not show its function {name}: "
-            "install it from PyPI (pip install --force-reinstall lz4)"
-        ) from None
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache

@@ -1,0 +1,222 @@
+"""Environment steps a second from streams into the learner's slots, and what TLS and compression cost.
+
+    python benchmarks/streams.py                    # each way of sending in turns, then 256 small streams
+    python benchmarks/streams.py --quick            # every part for a moment; nothing is saved
+
+Clients send recorded Pong, 64 different games of random play at once, over loopback, as fast as answers come;
+they share the cores with the ingest process and with a learner that answers at once. There is no network. Run
+it with `taskset -c 0,1` for the figures of two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from central import cpu_name
+from seedbed.actors import credentials
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.remote import Listening, RemoteActors
+from seedbed.actors.slots import spec_to_json
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.machine import usable_cores
+
+HERE = Path(__file__).parent
+RESULT = HERE / "results" / "streams.json"
+GAMES = 64  # different, recorded at once
+TARGET = 90_000.0  # steps/s with TLS, lz4 and checksums, 64 environments in a message, on two cores
+SMALL_TARGET = 20_000.0  # steps/s of 256 streams of 8 environments together
+
+
+def record(path: Path, games: int, steps: int, noise: bool) -> None:
+    """Writes timesteps of Pong under random actions, or frames of noise, which cannot be compressed."""
+    env, rng = AtariEnv("pong").make(games, 0), np.random.default_rng(0)
+    timestep, rows = env.reset(), []
+    for _ in range(steps):
+        rows.append(timestep)
+        timestep = env.step(rng.integers(0, 6, games, dtype=np.int32))
+    env.close()
+    fields = {name: np.stack([getattr(row, name) for row in rows]) for name in rows[0]._fields}
+    if noise:
+        shape = fields["observation"].shape
+        fields["observation"] = rng.integers(0, 256, shape, dtype=np.uint8)
+    np.savez(path, **fields, spec=json.dumps(spec_to_json(env.spec)))
+
+
+@contextlib.contextmanager
+def clients(
+    listening: Listening, port: int, recording: Path, streams: int, processes: int
+) -> Iterator[list[psutil.Process]]:
+    """Starts client processes, which share the streams."""
+    each, started = streams // processes, []
+    try:
+        for number in range(processes):
+            command = [
+                *(sys.executable, str(HERE / "_stream_client.py")),
+                *(str(listening.folder / credentials.KEY), str(port), str(recording)),
+                *(str(each), str(number * each), str(int(not listening.insecure))),
+            ]
+            started.append(subprocess.Popen(command))
+        yield [psutil.Process(process.pid) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def serve(pool: ActorPool, until_s: float) -> None:
+    """Answers every timestep at once with random actions."""
+    rng = np.random.default_rng(0)
+    while time.monotonic() < until_s:
+        for group in pool.poll(0.05):
+            pool.slots[group].action[...] = rng.integers(0, 6, pool.group_size, dtype=np.int32)
+            pool.reply(group)
+
+
+def cpu(processes: list[psutil.Process]) -> float:
+    """CPU seconds of processes so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def measure(
+    recording: Path, *, tls: bool, size: int, streams: int, processes: int, seconds: float
+) -> dict[str, Any]:
+    """Lets clients send for a while; returns rates, latencies, CPU time and bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "listen"
+        credentials.ensure_credentials(path)
+        pool, ports = ActorPool(num_groups=streams, group_size=size, timeout_s=60.0), []
+        listening = Listening(
+            host="127.0.0.1",
+            port=0,
+            former_port=0,
+            folder=path,
+            insecure=not tls,
+            term=1,
+            env=AtariEnv("pong"),
+            group_size=size,
+            groups=range(streams),
+            seed=0,
+            timeout_s=60.0,
+        )
+        with pool:
+            remote = RemoteActors(pool, listening, ports.append)
+            while not ports:
+                pool.poll(0.05)
+            with clients(listening, ports[0], recording, streams, processes) as sending:
+                while remote.report().get("streams", 0) < streams:
+                    serve(pool, time.monotonic() + 0.1)
+                serve(pool, time.monotonic() + min(2.0, seconds))
+                ingest = [psutil.Process(pool.pids()[0])]
+                me, before, steps = [psutil.Process()], {}, 0
+                parties = {"ingest": ingest, "clients": sending, "learner": me}
+                before = {name: cpu(of) for name, of in parties.items()}
+                first, memory = remote.report(), ingest[0].memory_info().rss
+                begun = time.monotonic()
+                serve(pool, begun + seconds)
+                # The newest report is up to a second old, as the first was.
+                last, wall = remote.report(), time.monotonic() - begun
+                grown = ingest[0].memory_info().rss - memory
+                spent = {name: cpu(of) - before[name] for name, of in parties.items()}
+    steps = last["steps"] - first["steps"]
+    frames = steps * size
+    return {
+        "steps_per_s": frames / wall,
+        "messages_per_s": steps / wall,
+        "bytes_per_step": (last["received_bytes"] - first["received_bytes"]) / max(1, frames),
+        "cpu_us_per_message": {name: 1e6 * s / max(1, steps) for name, s in spent.items()},
+        "p50_ms": 1e3 * last["action_p50_s"],
+        "p99_ms": 1e3 * last["action_p99_s"],
+        "reconnects": last["reconnects"],
+        "ingest_grew_mb": grown / 1e6,
+        "window_s": wall,
+    }
+
+
+WAYS = {  # recording, TLS
+    "TLS, lz4": ("pong", True),
+    "plaintext, lz4": ("pong", False),
+    "TLS, frames of noise, which go raw": ("noise", True),
+}
+
+
+def tell(name: str, row: dict[str, Any]) -> None:
+    """Prints a measurement."""
+    spent = ", ".join(f"{who} {us:.0f}" for who, us in row["cpu_us_per_message"].items())
+    print(
+        f"{name}: {row['steps_per_s']:,.0f} steps/s, {row['bytes_per_step']:,.0f} bytes a step, action "
+        f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms; CPU us a message: {spent}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measures, prints and saves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of 256 small streams")
+    args = parser.parse_args()
+    rounds, seconds = (1, 2.0) if args.quick else (5, 10.0)
+    with tempfile.TemporaryDirectory() as folder:
+        recordings = {kind: Path(folder) / f"{kind}.npz" for kind in ("pong", "noise", "small")}
+        record(recordings["pong"], GAMES, 100 if args.quick else 500, noise=False)
+        record(recordings["noise"], GAMES, 50, noise=True)
+        record(recordings["small"], 8, 100 if args.quick else 2000, noise=False)
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
+        for _ in range(rounds):
+            for name, (kind, tls) in WAYS.items():
+                found = measure(
+                    recordings[kind], tls=tls, size=GAMES, streams=4, processes=1, seconds=seconds
+                )
+                rows[name].append(found)
+                tell(name, found)
+        small_s = 3.0 if args.quick else 60 * args.minutes
+        small = measure(
+            recordings["small"], tls=True, size=8, streams=256, processes=1, seconds=small_s
+        )
+        tell("256 streams of 8 environments", small)
+    medians = {
+        name: statistics.median(row["steps_per_s"] for row in found) for name, found in rows.items()
+    }
+    ratios = [
+        ours["steps_per_s"] / plain["steps_per_s"]
+        for ours, plain in zip(rows["TLS, lz4"], rows["plaintext, lz4"], strict=True)
+    ]
+    first = medians["TLS, lz4"]
+    print(f"median with TLS and lz4: {first:,.0f} steps/s, target {TARGET:,.0f}: {first >= TARGET}")
+    print(
+        f"TLS to plaintext: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+    print(
+        f"256 streams: {small['steps_per_s']:,.0f} steps/s, target {SMALL_TARGET:,.0f}: "
+        f"{small['steps_per_s'] >= SMALL_TARGET}; in {small['window_s']:.0f} s the ingest process grew by "
+        f"{small['ingest_grew_mb']:.1f} MB, {small['reconnects']:.0f} reconnects"
+    )
+    if not args.quick:
+        result = {
+            "date": datetime.date.today().isoformat(),
+            "cpu": cpu_name(),
+            "cores": usable_cores(),
+            "medians_steps_per_s": medians,
+            "tls_to_plaintext": ratios,
+            "rounds": rows,
+            "small": small,
+        }
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
