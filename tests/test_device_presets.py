@@ -24,11 +24,10 @@ from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.options import UsageError
 from seedbed.presets import on_device_ppo
 from seedbed.resolve import TrainConfig, from_json, to_json, train_config
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep
+from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shlex
@@ -26,14 +27,16 @@ from test_central import checkpoints, gone, lines, wait_for
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def run_seedbed(output: Path, arguments: str) -> subprocess.Popen[bytes]:
-    """Starts a command, whose output is appended to a file."""
+def run_seedbed(
+    output: Path, arguments: str, path: str = "", python: str = sys.executable
+) -> subprocess.Popen[bytes]:
+    """Starts a command, whose output is appended to a file; `path` is searched for modules first."""
     with output.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "seedbed", *shlex.split(arguments)],
+            [python, "-m", "seedbed", *shlex.split(arguments)],
             stdout=file,
             stderr=file,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"},
         )
 
 
@@ -95,6 +98,60 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     assert newest + 1000 <= lines(run_folder)[-1]["env_steps"] <= newest + 1100
     second = json.loads((run_folder / "listen" / "address.json").read_text())
     assert second == {**first, "term": 2}, "the port is the old one"
+
+
+BARE = """
+import sys
+from pathlib import Path
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {refused}:
+            raise ImportError(f"an actor needs no {{name}}")
+
+sys.meta_path.insert(0, Refuse())
+"""
+# Of the packages of requirements.lock; actors may have these only.
+ALLOWED = {
+    *("ale-py", "gymnasium", "lz4", "numpy"),
+    *("cloudpickle", "Farama-Notifications", "typing_extensions"),  # of gymnasium
+}
+
+
+def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, started):
+    root = Path(__file__).parent.parent
+    needed = {
+        line.split(">=")[0]
+        for line in (root / "requirements-actor.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    assert needed <= ALLOWED
+    names = {line.split("==")[0] for line in (root / "requirements.lock").read_text().splitlines()}
+    packages = importlib.metadata.packages_distributions()
+    refused = {
+        module
+        for module, distributions in packages.items()
+        if set(distributions) & names and not set(distributions) & ALLOWED
+    }
+    assert {"jax", "flax", "tyro", "rich", "psutil", "mujoco", "cryptography"} <= refused
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "sitecustomize.py").write_text(BARE.format(refused=sorted(refused)))
+    learner = run_seedbed(
+        tmp_path / "learner.log",
+        f"train pong --agent counting_agent:CountingAgent --run {run_folder} --listen 127.0.0.1:0 "
+        "--envs-per-actor 2 --stream-groups 2 --steps 1_000_000 --log-every-s 0.2 --agent.actions 6",
+    )
+    started.append(learner)
+    wait_for(lambda: (run_folder / "listen" / "address.json").exists(), learner)
+    log = tmp_path / "actor.log"
+    actor = run_seedbed(log, f"actor {run_folder} --processes 1", path=str(tmp_path / "bare"))
+    started.append(actor)
+    wait_for(lambda: "connected" in log.read_text(), actor)
+    (stepper,) = psutil.Process(actor.pid).children()
+    for process in (psutil.Process(actor.pid), stepper):
+        assert process.memory_info().rss < 70e6
+    wait_for((run_folder / "metrics.jsonl").exists, learner)
+    wait_for(lambda: any(line["env_steps"] for line in lines(run_folder)), learner)
 
 
 def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, started):

@@ -1,6 +1,6 @@
 """The command line: `seedbed train | actor | evaluate | list | bench`.
 
-JAX is loaded only if a command needs it.
+JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import seedbed
-from seedbed import defaults, options, resolve
-from seedbed.options import TrainArguments, UsageError
-from seedbed.resolve import TrainConfig
-from seedbed.run.folder import RunFolder
-from seedbed.run.memory import set_up_malloc
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer.background import tell
+
+if TYPE_CHECKING:
+    from seedbed.options import TrainArguments
+    from seedbed.resolve import TrainConfig
 
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
@@ -44,6 +44,8 @@ commands:
 def program() -> int:
     """Runs the `seedbed` program and returns its exit status. For `train`, it sets up malloc first."""
     if sys.argv[1:2] == ["train"]:
+        from seedbed.run.memory import set_up_malloc
+
         set_up_malloc()
     return main()
 
@@ -106,6 +108,8 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
 
 
 def _train(arguments: list[str]) -> int:
+    from seedbed import options
+
     given = options.split_train_arguments(arguments)
     config = _configuration(given)
     if config is None:
@@ -138,6 +142,8 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
 
     Raises UsageError if the target, or the folder of a run to resume, is missing.
     """
+    from seedbed import resolve
+
     if given.resume and given.run is None and not given.help:
         raise UsageError("--resume needs the folder of the run: add --run DIR")
     if given.resume and given.run is not None:
@@ -194,6 +200,8 @@ def _evaluate(arguments: list[str]) -> int:
         given = _evaluate_parser().parse_args(arguments)
     except SystemExit:  # help was printed
         return 0
+    from seedbed.run.folder import RunFolder
+
     # Check the path now: the user sees an error before JAX takes time to load.
     RunFolder.read(given.run)
     from seedbed import api
@@ -243,6 +251,7 @@ def _list(arguments: list[str]) -> int:
         given = parser.parse_args(arguments)
     except SystemExit:
         return 0
+    from seedbed import defaults, resolve
     from seedbed.envs.host import registry
 
     described = {name: resolve.description(name) for name in resolve.PRESETS}

@@ -17,16 +17,12 @@ from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.resolve import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import Environment
+from seedbed.types import Environment, UsageError
 
 _FIXED = ("id", "factory", "game", "kwargs")
 """Fields that identify a host environment. They are not options: the target already names the environment,
 and the default settings depend on it."""
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
-
-
-class UsageError(Exception):
-    """Raised when a command line cannot be understood. The text has one line."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -382,3 +382,7 @@ class SeedbedError(Exception):
 
 class StorageError(SeedbedError):
     """Raised when the disk refuses to store something. Nothing else is wrong: training can go on."""
+
+
+class UsageError(Exception):
+    """Raised when a command line cannot be understood. The text has one line."""
