@@ -3,9 +3,9 @@
     python benchmarks/streams.py                    # each way of sending in turns, then 256 small streams
     python benchmarks/streams.py --quick            # every part for a moment; nothing is saved
 
-Clients send recorded Pong, 64 different games of random play at once, over loopback, as fast as answers come;
-they share the cores with the ingest process and with a learner that answers at once. There is no network. Run
-it with `taskset -c 0,1` for the figures of two cores.
+Echoes of messages are compared with gRPC's. Then clients send recorded Pong, 64 different games of random play
+at once, over loopback, as fast as answers come; they share the cores with the ingest process and with a learner
+that answers at once. There is no network. Run it with `taskset -c 0,1` for the figures of two cores.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from _training import output
 from central import cpu_name
 from seedbed.actors import credentials
 from seedbed.actors.pool import ActorPool
@@ -153,6 +154,42 @@ WAYS = {  # recording, TLS
 }
 
 
+ECHO_BYTES = (7_000, 110_000)  # what 64 frames of Pong take compressed, and 16 as they are
+
+
+def echo(folder: Path, rounds: int, seconds: float) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Echoes messages over our connections and over gRPC in turns; prints and returns the figures."""
+    credentials.ensure_credentials(folder)
+    script, found = str(HERE / "peers" / "stream_echo.py"), {}
+    for size in ECHO_BYTES:
+        rows: dict[str, list[dict[str, float]]] = {"seedbed": [], "grpc": []}
+        for _ in range(rounds):
+            for side, measured in rows.items():
+                options = ["--bytes", str(size), "--seconds", str(seconds)]
+                measured.append(output([sys.executable, script, side, str(folder), *options]))
+        middle = {
+            side: {name: statistics.median(row[name] for row in measured) for name in measured[0]}
+            for side, measured in rows.items()
+        }
+        ratios = [
+            (b["server_us"] + b["client_us"]) / (a["server_us"] + a["client_us"])
+            for a, b in zip(rows["seedbed"], rows["grpc"], strict=True)
+        ]
+        for side, row in middle.items():
+            print(
+                f"echo of {size:,} bytes, {side}: {row['messages_per_s']:,.0f} messages/s, CPU us a message: "
+                f"server {row['server_us']:.0f}, client {row['client_us']:.0f}; p50 {row['p50_ms']:.2f} ms, "
+                f"p99 {row['p99_ms']:.2f} ms"
+            )
+        print(
+            f"  gRPC takes {statistics.median(ratios):.1f} x our CPU time "
+            f"({min(ratios):.1f} to {max(ratios):.1f})",
+            flush=True,
+        )
+        found[str(size)] = rows
+    return found
+
+
 def tell(name: str, row: dict[str, Any]) -> None:
     """Prints a measurement."""
     spent = ", ".join(f"{who} {us:.0f}" for who, us in row["cpu_us_per_message"].items())
@@ -175,6 +212,7 @@ def main() -> None:
         record(recordings["pong"], GAMES, 100 if args.quick else 500, noise=False)
         record(recordings["noise"], GAMES, 50, noise=True)
         record(recordings["small"], 8, 100 if args.quick else 2000, noise=False)
+        echoes = echo(Path(folder) / "echo", rounds, seconds / 3)
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
         for _ in range(rounds):
             for name, (kind, tls) in WAYS.items():
@@ -212,6 +250,7 @@ def main() -> None:
             "cores": usable_cores(),
             "medians_steps_per_s": medians,
             "tls_to_plaintext": ratios,
+            "echo": echoes,
             "rounds": rows,
             "small": small,
         }

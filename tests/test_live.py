@@ -48,6 +48,33 @@ def rendered(view, width=80):
     return out.file.getvalue()
 
 
+STREAMS = {
+    "streams/hosts": 3,
+    "streams/streams": 24,
+    "streams/reconnects": 17,
+    "streams/refused": 5,
+    "streams/action_p50_s": 0.0254,
+    "streams/action_p99_s": 0.0531,
+    "streams/steps": 1234,
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_views_tell_of_actors_elsewhere(width):
+    view = LiveView(10_000_000, "pong/impala", "runs/pong", console(width))
+    with view:
+        view.update({**METRICS, **STREAMS})
+    text = rendered(view, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for part in ("3, 24 streams", "25, 53 ms", "17", "refused"):
+        assert part in text
+    assert "1234" not in text and "1,234" not in text
+    out = console(width, terminal=False)
+    log = PlainLog(10_000_000, "pong/impala", "runs/pong", out)
+    log.update({**METRICS, **STREAMS})
+    assert "| hosts 3, 24 streams |" in out.file.getvalue()
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_live_view_fits_and_tells_all(width):
     view = LiveView(10_000_000, "pong/impala", "runs/pong-impala-20250131-142500", console(width))

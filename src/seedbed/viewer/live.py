@@ -86,6 +86,7 @@ class PlainLog:
             f"{_count(metrics.get('env_steps_per_s'))} steps/s",
             f"{_count(metrics.get('frames_per_s'))} frames/s",
             *(" ".join(part) for part in _experience(metrics)),
+            *(" ".join(row[:2]) for row in _streams(metrics)[:1]),
             " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
             f"{_number(metrics.get('rss_mb'), 0)} MB",
@@ -169,7 +170,8 @@ class LiveView:
         if learner is not None:
             parts += [Text(), learner]
         # The panel must not be taller than the console.
-        shown = list(self._messages)[-max(1, self._console.height - 20) :]
+        rows = 20 + len(_streams(self._metrics))
+        shown = list(self._messages)[-max(1, self._console.height - rows) :]
         if shown:
             parts.append(Text())
             parts += [
@@ -216,6 +218,7 @@ class LiveView:
             ),
             ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
             (label, experience, "memory", f"{_number(value('rss_mb'), 0)} MB"),
+            *_streams(self._metrics),
         )
         for row in rows:
             table.add_row(*row)
@@ -236,7 +239,7 @@ class LiveView:
             name
             for name, value in self._metrics.items()
             if name not in _RUNTIME
-            and not name.startswith(("time/", "evaluation/", "replay/"))
+            and not name.startswith(("time/", "evaluation/", "replay/", "streams/"))
             and isinstance(value, int | float)
         ]
         if not names:
@@ -300,6 +303,27 @@ def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
         oldest = _number(metrics.get("lag_max"))
         return [("lag", f"{_number(metrics['lag_mean'])} (max {oldest})")]
     return []
+
+
+def _streams(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Returns rows of figures about actors of other machines; none for a run that does not listen."""
+    if "streams/hosts" not in metrics:
+        return []
+    p50_ms, p99_ms = (1e3 * metrics[f"streams/action_{name}_s"] for name in ("p50", "p99"))
+    return [
+        (
+            "hosts",
+            f"{_count(metrics['streams/hosts'])}, {_count(metrics['streams/streams'])} streams",
+            "action p50, p99",
+            f"{p50_ms:.0f}, {p99_ms:.0f} ms",
+        ),
+        (
+            "reconnects",
+            _count(metrics["streams/reconnects"]),
+            "refused",
+            _count(metrics["streams/refused"]),
+        ),
+    ]
 
 
 def _percent(value: Any) -> str:
