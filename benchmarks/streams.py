@@ -3,9 +3,9 @@
     python benchmarks/streams.py                    # each way of sending in turns, then 256 small streams
     python benchmarks/streams.py --quick            # every part for a moment; nothing is saved
 
-Echoes of messages are compared with gRPC's. Then clients send recorded Pong, 64 different games of random play
-at once, over loopback, as fast as answers come; they share the cores with the ingest process and with a learner
-that answers at once. There is no network. Run it with `taskset -c 0,1` for the figures of two cores.
+Echoes of messages are compared with gRPC's. Then clients send recorded Pong, 64 different games of random
+play at once, over loopback, as fast as answers come; they share the cores with the ingest process and with a
+learner that answers at once. There is no network. For two cores, run it with `taskset -c 0,1`.
 """
 
 from __future__ import annotations

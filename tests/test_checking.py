@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from counting_agent import CountingAgent
@@ -14,11 +17,22 @@ from seedbed import presets
 from seedbed.envs.device import wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
+from seedbed.envs.specs import spec_of
 from seedbed.resolve import train_config
 from seedbed.run.checking import check_agent, checked
 from seedbed.run.options import require_sizes
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, EnvState, Replay, SeedbedError, bind
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    EnvState,
+    Replay,
+    SeedbedError,
+    bind,
+)
 
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 
@@ -45,12 +59,16 @@ class Wrong(CountingAgent):
 
     def init(self, key):
         state = super().init(key)
+        if self.fault == "none":
+            state = state._replace(auxiliary=())
         return {"params": state.params} if self.fault == "init" else state
 
     def actor_state(self, env_ids, num_envs):
         if self.fault == "traced number":
             env_ids = env_ids // max(num_envs - 1, 1)
         state = super().actor_state(env_ids, num_envs)
+        if self.fault == "batch only":
+            return ActorState(jnp.zeros(self.batch, jnp.int32), env_ids.astype(jnp.int32))
         return state._replace(core=jnp.zeros(9)) if self.fault == "actor_state" else state
 
     def act(self, params, actor_state, timestep, keys, evaluate):
@@ -63,6 +81,7 @@ class Wrong(CountingAgent):
             "two": (action, after),
             "float": (action.astype(jnp.float32), extras, after),
             "wide": (action[:, None], extras, after),
+            "no state": (action, extras, tuple(after)),
             "extras": (action, {"size": jnp.float32(2)}, after),
             "memory": (action, extras, after._replace(core=after.core.astype(jnp.float32))),
         }.get(self.fault, (action, extras, after))
@@ -78,10 +97,16 @@ class Wrong(CountingAgent):
     def gradients(self, state, minibatch, key):
         grads, output = super().gradients(state, minibatch, key)
         wide = output._replace(metrics={"loss/total": jnp.zeros(3)})
+        nested = output._replace(metrics={"loss": {"total": jnp.zeros(())}})
+        absent = output._replace(metrics=None)
         whole = output._replace(weight=jnp.int32(1))
-        return {"gradients": grads, "metric": (grads, wide), "weight": (grads, whole)}.get(
-            self.fault, (grads, output)
-        )
+        return {
+            "gradients": grads,
+            "metric": (grads, wide),
+            "weight": (grads, whole),
+            "nested": (grads, nested),
+            "absent": (grads, absent),
+        }.get(self.fault, (grads, output))
 
     def clip_gradient(self, grads):
         return grads["mean"] if self.fault == "clip" else grads
@@ -89,7 +114,8 @@ class Wrong(CountingAgent):
     def apply(self, state, grads, output):
         after = super().apply(state, grads, output)
         half = after._replace(params=jax.tree.map(jnp.float16, after.params))
-        return {"apply": after.params, "half": half}.get(self.fault, after)
+        none = after._replace(auxiliary=None)
+        return {"apply": after.params, "half": half, "none": none}.get(self.fault, after)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +129,7 @@ class Wrong(CountingAgent):
         ),
         ("branch", r"Wrong.act failed at test_checking.py:\d+: TracerBool.*use jnp.where"),
         ("only evaluate", r"Wrong.act failed at test_checking.py:\d+: KeyError: 'greedy'"),
-        ("two", r"act returned \(int32\[4\], a ActorState\); needed is a tuple of action, extras"),
+        ("two", r"act returned \(int32\[4\], an ActorState\); needed is a tuple of action, extras"),
         ("float", r"act returned float32\[4\] as action; needed is int32\[4\]"),
         ("wide", r"act returned int32\[4,1\] as action; needed is int32\[4\]"),
         ("extras", r"act returned float32\[\] as extras\['size'\]; needed is a shape \[4, ...\]"),
@@ -118,6 +144,11 @@ class Wrong(CountingAgent):
         ("weight", r"gradients returned int32\[\] as Output.weight; needed is float32\[\]"),
         ("clip", r"clip_gradient returned nothing as gradients\['mean'\]; needed is float32\[\]"),
         ("apply", r"apply returned a dict; needed is a LearnerState"),
+        ("no state", r"act returned nothing as actor state.core; needed is int32"),
+        ("batch only", r"actor_state returned int32\[4\] as leaves.core; needed is .*\[5, ...\]"),
+        ("nested", r"gradients returned a dict as metric 'loss'; needed is a scalar"),
+        ("absent", r"gradients returned None as metrics; needed is a dict of scalars"),
+        ("none", r"apply returned learner state of the structure .*None.*; needed is"),
         (
             "half",
             r"apply returned float16\[\] as learner state.params\['mean'\]; needed is float32",
@@ -128,6 +159,47 @@ def test_what_an_agent_gets_wrong_is_named(fault, text):
     checked(Wrong(), SPEC)
     with pytest.raises(SeedbedError, match=text):
         checked(Wrong(fault=fault), SPEC)
+
+
+@functools.lru_cache
+def grid():
+    return jnp.linspace(0.0, 1.0, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping(CountingAgent):
+    """Right, but it keeps arrays, and has keys in its batch."""
+
+    @functools.cached_property
+    def weights(self):
+        return jnp.ones(4)
+
+    def init(self, key):
+        state = super().init(key)
+        return state._replace(auxiliary=self.weights + grid())
+
+    def prepare(self, state, trajectory, key):
+        batch = super().prepare(state, trajectory, key)
+        batch["key"] = jax.random.split(key, batch["reward"].shape)
+        batch["reward"] = batch["reward"] + 0 * (self.weights + grid())[None]
+        return batch
+
+
+def test_what_an_agent_keeps_is_not_of_tracing():
+    grid.cache_clear()
+    agent = checked(Keeping(), SPEC)
+    assert agent.weights.tolist() == [1.0] * 4 and grid().shape == (4,)
+    assert jax.jit(agent.init)(jax.random.key(0)).auxiliary.shape == (4,)
+
+
+def test_where_a_library_fails_the_users_line_is_named():
+    class Library(CountingAgent):
+        def apply(self, state, grads, output):
+            optax.adam(1e-3).update({"other": jnp.zeros(2)}, optax.adam(1e-3).init(grads))
+            return state
+
+    with pytest.raises(SeedbedError, match=r"Library.apply failed at test_checking.py:\d+"):
+        check_agent(bind(Library(), SPEC))
 
 
 class Drawn(CountingAgent):
@@ -205,6 +277,12 @@ class Task:
             return state.inner, 1.0, False
         if self.fault == "raises":
             return state.inner @ jnp.zeros((3, 3))
+        if self.fault in ("text", "metrics"):
+            inner = {"x": state.inner, "mode": "a"} if self.fault == "text" else state.inner
+            return EnvState.after(inner, state.inner, 1.0, False, {"a": None})
+        if self.fault == "carried":
+            arrived = state.timestep._replace(first=np.bool_(False))
+            return state._replace(timestep=arrived, metrics={**state.metrics})
         # Numbers and flags of Python are converted.
         return EnvState.after(state.inner, state.inner, 1.0, False)
 
@@ -216,6 +294,8 @@ class Task:
         ("reset", r"Task.reset: the observation is float32\[3\], not float32\[2\]"),
         ("plain", r"Task.step returned a tuple; return EnvState.opening"),
         ("raises", r"Task.step failed at test_checking.py:\d+: TypeError"),
+        ("text", r"Task.step: `inner` holds 'a', a str; keep arrays there"),
+        ("metrics", r"Task.step: the metric 'a' is a NoneType; return a float32 scalar"),
     ],
 )
 def test_what_a_task_gets_wrong_is_named(fault, text):
@@ -224,8 +304,95 @@ def test_what_a_task_gets_wrong_is_named(fault, text):
         return jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(1)), jax.random.key(0))
 
     assert episode(Task()).timestep.reward.dtype == np.float32
+    # A task may also change its state in parts; it finds no metrics but its own there.
+    assert episode(Task(fault="carried")).timestep.reward.dtype == np.float32
     with pytest.raises(SeedbedError, match=text):
         episode(Task(fault=fault))
+
+
+class Pair(NamedTuple):
+    x: jax.Array
+    t: jax.Array
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept(Task):
+    def reset(self, key):
+        x = jnp.zeros(2)
+        return EnvState.opening(Node(x) if self.fault == "" else Pair(x, x), x)
+
+    def step(self, state, action):
+        inner = state.inner if self.fault == "" else tuple(state.inner)
+        return EnvState.after(inner, jnp.zeros(2), 1.0, False)
+
+
+def test_any_tree_may_be_a_tasks_state_if_it_stays_one():
+    def episode(task):
+        env = wrappers.training(task)
+        return jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(1)), jax.random.key(0))
+
+    episode(Kept())
+    with pytest.raises(SeedbedError, match="Kept: `inner` after reset is .*Pair.*, after step"):
+        episode(Kept(fault="tuple"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (lambda: EnvSpec(ArraySpec([3], "float32"), Discrete(2)), r"give the shape as a tuple"),
+        (lambda: EnvSpec(ArraySpec((3), "float32"), Discrete(2)), r"give the shape as a tuple"),
+        (lambda: EnvSpec(ArraySpec((3,), jnp.float32), Discrete(2)), r"on the device give float32"),
+        (lambda: EnvSpec(ArraySpec((3,), "float32"), Discrete(0)), r"give at least 1 choice"),
+        (lambda: EnvSpec(ArraySpec((3,), "float32"), 3), r"the action is 3, not a Discrete"),
+        (lambda: (1, 2), r"Given.spec is a tuple: give an EnvSpec"),
+        (lambda: 1 / 0, r"Given.spec failed: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_in_a_spec_is_named(spec, text):
+    class Given:
+        spec = property(lambda self: made())
+
+    made = spec
+    with pytest.raises(SeedbedError, match=text):
+        spec_of(Given())
+
+
+def test_a_spec_that_is_no_property_is_named():
+    class Method:
+        def spec(self):
+            return SPEC
+
+    with pytest.raises(SeedbedError, match="Method.spec is a method; write @property"):
+        spec_of(Method())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"epochs": 2}, "learns from replay: epochs is 2 and minibatches 1; give 1 and 1"),
+        ({"minibatches": 2}, "epochs is 1 and minibatches 2"),
+        ({"epochs": 1.0}, "epochs is 1.0; give at least 1, a whole number"),
+    ],
+)
+def test_sizes_of_replay_that_cannot_be_are_refused(changes, text):
+    class Replayed(CountingAgent):
+        experience = Replay(4, 1, 1, 100, 10, 1.0)
+
+    with pytest.raises(SeedbedError, match=text):
+        require_sizes(Replayed(**changes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,3 +430,11 @@ def test_a_box_has_bounds_for_each_element(bounds):
         SeedbedError, match=r"Box of shape \(2,\): low is .*; give a tuple of 2 numbers"
     ):
         Box((2,), bounds, (1.0, 1.0))
+
+
+@pytest.mark.parametrize("bounds", [((1.0,), (-1.0,)), ((float("nan"),), (1.0,)), (("a",), (1.0,))])
+def test_a_box_is_a_range(bounds):
+    with pytest.raises(SeedbedError, match="is no range of numbers"):
+        Box((1,), *bounds)
+    with pytest.raises(SeedbedError, match=r"shape is 1; give a tuple"):
+        Box(1, (-1.0,), (1.0,))

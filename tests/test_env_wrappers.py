@@ -254,7 +254,7 @@ class Broken(Walk):
         ("observation", r"the observation is float32\[3\], not float32\[2\]; let spec, reset"),
         ("metric", "the metric 'cost' is"),
         ("metrics", r"metrics after reset are \['cost'\], after step \[\]"),
-        ("inner", r"`inner` after reset is .*\[2\].*, after step .*\[3\]"),
+        ("inner", r"`inner` after reset has .*\[2\].*; after step .*\[3\]"),
     ],
 )
 def test_what_a_task_gets_wrong_is_named(part, text):

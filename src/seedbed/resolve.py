@@ -149,6 +149,10 @@ def load_agent_class(name: str) -> type:
         raise SeedbedError(
             f"agent {name!r}: no module {error.name!r}; install it or start in its folder"
         ) from error
+    except Exception as error:
+        raise SeedbedError(
+            f"agent {name!r}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     found = getattr(module, class_name, None)
     if found is None:
         near = difflib.get_close_matches(class_name, dir(module), n=3, cutoff=0.5)
@@ -160,6 +164,10 @@ def load_agent_class(name: str) -> type:
     missing = [part for part in _PARTS if part not in fields and not hasattr(found, part)]
     if missing:
         raise SeedbedError(f"agent {name!r} has no {missing[0]!r}: see seedbed.types.Agent")
+    if "spec" not in fields:
+        raise SeedbedError(
+            f"agent {name!r}: its `spec` is no field; declare it as `spec: EnvSpec | None = None`"
+        )
     return found
 
 

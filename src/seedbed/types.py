@@ -109,12 +109,22 @@ class Box:
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises SeedbedError unless `low` and `high` are tuples with a bound for each element."""
+        """Raises SeedbedError unless `low` and `high` are tuples with a bound for each element.
+
+        A low bound must not be above its high one.
+        """
+        if not isinstance(self.shape, tuple):
+            raise SeedbedError(f"Box: shape is {self.shape!r}; give a tuple, such as (1,)")
         size = math.prod(self.shape)
         for name, bounds in (("low", self.low), ("high", self.high)):
             if not isinstance(bounds, tuple) or len(bounds) != size:
                 raise SeedbedError(
                     f"Box of shape {self.shape}: {name} is {bounds!r}; give a tuple of {size} numbers"
+                )
+        for low, high in zip(self.low, self.high, strict=True):
+            if isinstance(low, str) or isinstance(high, str) or not low <= high:
+                raise SeedbedError(
+                    f"Box of shape {self.shape}: from {low!r} to {high!r} is no range of numbers"
                 )
 
 

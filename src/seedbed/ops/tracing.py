@@ -18,6 +18,7 @@ _TRACED = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 _OURS = (f"{Path(__file__).parents[1]}/", f"{Path(jax.__file__).parent}/")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", f"{Path(traceback.__file__).parent}/")
 
 
 @contextlib.contextmanager
@@ -37,6 +38,11 @@ def naming(method: str, guide: str) -> Iterator[None]:
             hint = (
                 "; arrays have no values while JAX traces: use jnp.where, not `if`, and jnp, not np"
             )
+        elif isinstance(error, jax.errors.UnexpectedTracerError):
+            hint = (
+                "; an array that was made while JAX traced was kept, by functools.cache or "
+                "cached_property perhaps: keep numpy arrays"
+            )
         raise SeedbedError(
             f"{method} failed{_place(error)}: {type(error).__name__}: {text}{hint} (see {guide}; --debug "
             "shows the traceback)"
@@ -44,9 +50,11 @@ def naming(method: str, guide: str) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str:
-    """Returns, as text, the last line of a traceback that is neither ours nor JAX's, or ''."""
+    """Returns, as text, the last line of a traceback that is the user's, else of a library, or ''."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(_OURS)]
     if not outside:
         return ""
+    mine = [frame for frame in outside if not any(part in frame.filename for part in _LIBRARIES)]
+    outside = mine or outside
     return f" at {Path(outside[-1].filename).name}:{outside[-1].lineno}"

@@ -42,10 +42,10 @@ def checked(agent: AgentT, spec: EnvSpec) -> AgentT:
     The agents of this package are not traced for it, which would take half a second of each run; a test
     checks them. An error that the agent raises itself as SeedbedError passes as it is.
     """
-    bound = bind(agent, spec)
     if not type(agent).__module__.startswith("seedbed."):
-        check_agent(bound)
-    return bound
+        # A copy, because an agent may keep arrays, and those of tracing are of no use afterwards.
+        check_agent(bind(agent, spec))
+    return bind(agent, spec)
 
 
 def check_agent(agent: Agent) -> None:
@@ -66,11 +66,14 @@ class _Check:
 
     def run(self) -> None:
         """Raises SeedbedError where the agent breaks the contract."""
+        # First with values: what functions of the agent keep for later must not be of tracing.
+        with naming(f"{self._name}.init", _GUIDE):
+            self._agent.init(jax.random.key(0))
         key = jax.eval_shape(lambda: jax.random.key(0))
         state = self._call("init", self._agent.init, key)
         self._expect("init", state, LearnerState)
-        actor_state = self._actor_state()
-        action, extras = self._act(state.params, actor_state)
+        actor_state = self._actor_state(self._batch)
+        action, extras = self._act(state.params, actor_state, self._batch)
         agent, replayed = self._agent, False
         if learns_from_replay(agent):
             replayed = True
@@ -80,14 +83,16 @@ class _Check:
             self._timesteps(self._rows + 1),
             _repeated(action, self._rows),
             _repeated(extras, self._rows),
-            actor_state,
+            actor_state._replace(per_env=()) if replayed else actor_state,
             () if replayed else version,
             _struct((self._batch,), "float32") if replayed else (),
         )
         self._learn(state, trajectory, key)
+        # Acting goes on in other numbers of environments than a batch has.
+        self._act(state.params, self._actor_state(self._batch + 1), self._batch + 1)
 
-    def _actor_state(self) -> ActorState:
-        agent, size = self._agent, self._batch
+    def _actor_state(self, size: int) -> ActorState:
+        agent = self._agent
         ids = _struct((size,), "uint32")
         found = self._call("actor_state", lambda ids: agent.actor_state(ids, size), ids)
         self._expect("actor_state", found, ActorState)
@@ -97,12 +102,12 @@ class _Check:
         self._same("actor_state", "leaves for a traced number", traced, found)
         return found
 
-    def _act(self, params: Tree, actor_state: ActorState) -> tuple[Tree, Tree]:
-        """Traces `act` both ways; returns the structure of action and extras in training."""
-        agent, size, action, extras = self._agent, self._batch, (), ()
+    def _act(self, params: Tree, actor_state: ActorState, size: int) -> tuple[Tree, Tree]:
+        """Traces `act` both ways, for `size` environments; returns action and extras of training."""
+        agent, action, extras = self._agent, (), ()
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), size))
         timestep = jax.tree.map(
-            lambda leaf: _struct(leaf.shape[1:], leaf.dtype), self._timesteps(1)
+            lambda leaf: _struct((size, *leaf.shape[2:]), leaf.dtype), self._timesteps(1)
         )
         wanted = action_array(self._action)
         for evaluate in (True, False):
@@ -139,8 +144,10 @@ class _Check:
             self._refuse("gradients", _shown(found), "a tuple of gradients and Output")
         grads, output = found
         self._same("gradients", "Output.weight", output.weight, _struct((), "float32"))
+        if not isinstance(output.metrics, dict):
+            self._refuse("gradients", f"{_shown(output.metrics)} as metrics", "a dict of scalars")
         for name, metric in output.metrics.items():
-            if metric.shape:
+            if not isinstance(metric, jax.ShapeDtypeStruct) or metric.shape:
                 self._refuse("gradients", f"{_shown(metric)} as metric {name!r}", "a scalar")
         if isinstance(agent.experience, Replay) and agent.experience.priority_exponent:
             wanted = _struct((size,), "float32")
@@ -176,6 +183,11 @@ class _Check:
             given, needed = (leaves.get(path, "nothing") for leaves in (ours, theirs))
             if given != needed:
                 self._refuse(method, f"{given} as {part}{path}", needed)
+        structures = [
+            str(jax.tree.structure(tree)).removeprefix("PyTreeDef") for tree in (found, wanted)
+        ]
+        if structures[0] != structures[1]:
+            self._refuse(method, f"{part} of the structure {structures[0]}", structures[1])
 
     def _leading(self, method: str, part: str, tree: Tree, axes: tuple[int | None, ...]) -> None:
         """Raises SeedbedError unless the leaves' shapes begin with these axes; None is any size."""
@@ -186,7 +198,8 @@ class _Check:
             ):
                 sizes = ", ".join("..." if axis is None else str(axis) for axis in axes)
                 name = f"{part}{jax.tree_util.keystr(path)}"
-                needed = f"a shape [{sizes}, ...], in which {self._batch} is the batch"
+                what = "the number of environments" if len(axes) == 1 else "the batch"
+                needed = f"a shape [{sizes}, ...], in which {axes[-1]} is {what}"
                 self._refuse(method, f"{_shown(leaf)} as {name}", needed)
 
     def _refuse(self, method: str, found: str, wanted: str) -> NoReturn:
@@ -196,7 +209,8 @@ class _Check:
 
 
 def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    # A key's dtype is none of numpy's.
+    return jax.ShapeDtypeStruct(shape, np.dtype(dtype) if isinstance(dtype, str) else dtype)
 
 
 def _repeated(tree: Tree, rows: int) -> Tree:
@@ -215,4 +229,7 @@ def _shown(value: Any) -> str:
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if type(value) is tuple:
         return f"({', '.join(map(_shown, value))})"
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

@@ -13,23 +13,20 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from seedbed import trees
+from seedbed.envs.specs import shown, spec_of
 from seedbed.ops.tracing import naming
 from seedbed.types import (
     Array,
     ArraySpec,
-    Box,
-    Discrete,
     Environment,
     EnvSpec,
     EnvState,
-    MultiDiscrete,
     SeedbedError,
     Tree,
 )
 
 _GUIDE = "docs/write-a-task.md"
-_DTYPES = ("float32", "int32", "uint32", "bool")
+_STATISTICS = ("episode_return", "episode_length")
 
 
 def time_limit(env: Environment, steps: int) -> Environment:
@@ -49,7 +46,7 @@ def auto_reset(env: Environment) -> Environment:
     state, so that episodes start differently. Raises SeedbedError if the environment's spec has what
     cannot be on the device, and while it is traced, if a reset or step does not return what the spec says.
     """
-    _require_spec(_task_name(env), env.spec)
+    spec_of(_task(env))
     return _AutoReset(env)
 
 
@@ -214,15 +211,26 @@ class _AutoReset(Wrapper):
         return jax.tree.map(lambda new, old: jnp.where(ended, new, old), opened, stepped)
 
 
-def _task_name(env: Environment) -> str:
+def _task(env: Environment) -> Environment:
     while isinstance(env, Wrapper):
         env = env.env
-    return type(env).__name__
+    return env
+
+
+def _task_name(env: Environment) -> str:
+    return type(_task(env)).__name__
 
 
 @dataclasses.dataclass(frozen=True)
 class _EpisodeStatistics(Wrapper):
     """The wrapper of `episode_statistics`; it keeps its sums in the metrics and has no other state."""
+
+    def step(self, state: EnvState, action: Array) -> EnvState:
+        child, own = unwrapped(state)
+        # A task that carries its metrics over must not find these among them.
+        mine = {name: x for name, x in state.metrics.items() if name not in _STATISTICS}
+        after = step_child(self.env, child._replace(metrics=mine), action)
+        return self._stepped(after, own, state.metrics)
 
     def _opened(self, child: EnvState, own: Tree) -> EnvState:
         return wrapped(_with_statistics(child, jnp.float32(0), jnp.float32(0)), ())
@@ -235,28 +243,8 @@ class _EpisodeStatistics(Wrapper):
 
 
 def _with_statistics(child: EnvState, total: Array, length: Array) -> EnvState:
-    return child._replace(
-        metrics={**child.metrics, "episode_return": total, "episode_length": length}
-    )
-
-
-def _require_spec(name: str, spec: EnvSpec) -> None:
-    """Raises SeedbedError unless the task called `name` has a spec that can be on the device."""
-    for leaf in trees.leaves(spec.observation):
-        if not isinstance(leaf, ArraySpec):
-            raise SeedbedError(
-                f"{name}.spec: {leaf!r} in the observation is no ArraySpec (see {_GUIDE})"
-            )
-        if leaf.dtype not in _DTYPES:
-            raise SeedbedError(
-                f"{name}.spec: the observation has {_shown(leaf)}; on the device give {', '.join(_DTYPES)} "
-                f"(images as float32 from 0 to 1; see {_GUIDE})"
-            )
-    if not isinstance(spec.action, Box | Discrete | MultiDiscrete):
-        raise SeedbedError(
-            f"{name}.spec: the action is {spec.action!r}, not a Discrete, MultiDiscrete or Box of "
-            f"seedbed.types (see {_GUIDE})"
-        )
+    sums = dict(zip(_STATISTICS, (total, length), strict=True))
+    return child._replace(metrics={**child.metrics, **sums})
 
 
 def _returned(method: str, call: Callable[[], EnvState]) -> EnvState:
@@ -274,11 +262,22 @@ def _returned(method: str, call: Callable[[], EnvState]) -> EnvState:
 def _require_state(method: str, spec: EnvSpec, state: EnvState) -> None:
     """Raises SeedbedError unless the state that a reset or step returned is what the spec says."""
 
+    for leaf in jax.tree.leaves(state.inner):
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)):
+            raise SeedbedError(
+                f"{method}: `inner` holds {leaf!r}, a {type(leaf).__name__}; keep arrays there, and "
+                "what never changes in fields of the task"
+            )
+    if not isinstance(state.metrics, dict):
+        raise SeedbedError(
+            f"{method}: metrics are a {type(state.metrics).__name__}; give a dict of float32 scalars"
+        )
+
     def expect(part: str, given: Tree, expected: Tree, remedy: str) -> None:
         found = jax.tree.map(lambda leaf: ArraySpec(jnp.shape(leaf), str(leaf.dtype)), given)
         if found != expected:
             raise SeedbedError(
-                f"{method}: {part} is {_shown(found)}, not {_shown(expected)}; {remedy}"
+                f"{method}: {part} is {shown(found)}, not {shown(expected)}; {remedy}"
             )
 
     arrived = jax.tree.map(jnp.asarray, state.timestep)
@@ -288,6 +287,10 @@ def _require_state(method: str, spec: EnvSpec, state: EnvState) -> None:
     for flag in ("terminated", "truncated", "first"):
         expect(flag, getattr(arrived, flag), ArraySpec((), "bool"), "return a bool scalar")
     for metric, value in state.metrics.items():
+        if not (hasattr(value, "dtype") or isinstance(value, int | float)):
+            raise SeedbedError(
+                f"{method}: the metric {metric!r} is a {type(value).__name__}; return a float32 scalar"
+            )
         scalar = ArraySpec((), "float32")
         expect(f"the metric {metric!r}", jnp.asarray(value), scalar, "return a float32 scalar")
 
@@ -299,20 +302,15 @@ def _require_same(name: str, opened: EnvState, stepped: EnvState) -> None:
             f"{name}: metrics after reset are {sorted(opened.metrics)}, after step "
             f"{sorted(stepped.metrics)}; give the same"
         )
-    shapes = [
-        jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), part.inner)
-        for part in (opened, stepped)
-    ]
-    if shapes[0] != shapes[1]:
+    inners = opened.inner, stepped.inner
+    kinds = [[jax.typeof(leaf).str_short() for leaf in jax.tree.leaves(inner)] for inner in inners]
+    if kinds[0] != kinds[1]:
         raise SeedbedError(
-            f"{name}: `inner` after reset is {shapes[0]}, after step {shapes[1]}; give the same arrays"
+            f"{name}: `inner` after reset has the arrays {', '.join(kinds[0])}; after step "
+            f"{', '.join(kinds[1])}; give the same"
         )
-
-
-def _shown(tree: Tree) -> str:
-    """Returns a text for people: an array as `float32[2,3]`, and trees of them."""
-    if isinstance(tree, dict):
-        return "{" + ", ".join(f"{key}: {_shown(child)}" for key, child in tree.items()) + "}"
-    if isinstance(tree, tuple | list):
-        return f"({', '.join(map(_shown, tree))})"
-    return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    trees = [jax.tree.structure(inner) for inner in inners]
+    if trees[0] != trees[1]:
+        raise SeedbedError(
+            f"{name}: `inner` after reset is {trees[0]}, after step {trees[1]}; give the same"
+        )

@@ -17,6 +17,7 @@ import gymnasium
 from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
+from seedbed.envs.specs import spec_of
 from seedbed.types import Environment, SeedbedError
 
 _LOCOMOTION_NAMES = [
@@ -123,9 +124,13 @@ def _on_device(path: str) -> Environment | None:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
+    except ModuleNotFoundError:
         # The caller then makes a host environment of the path, which reports the error.
         return None
+    except Exception as error:
+        raise SeedbedError(
+            f"the module {module} of {path} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step")):
         return None
     fields = dataclasses.fields(found)
@@ -138,10 +143,13 @@ def _on_device(path: str) -> Environment | None:
                 f"the task {path}: its field {field.name!r} has no default; give it one"
             )
     try:
-        return found()  # type: ignore[return-value]
+        made: Any = found()
     except TypeError as error:
         # An abstract method is missing.
         raise SeedbedError(f"the task {path}: {error} (see docs/write-a-task.md)") from error
+    if not module.startswith("seedbed."):
+        spec_of(made)
+    return made
 
 
 def _plain(name: str) -> str:
