@@ -1,0 +1,100 @@
+"""Noise and broken copies of real messages, sent to a learner that listens: no crash, no growth."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import ssl
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from seedbed import trees
+from seedbed.actors import wire
+from seedbed.actors.wire import Kind
+from test_strangers import Client
+from test_streams import Net, progress
+from test_transport import counting
+
+
+def broken(frame: bytes, chance: random.Random) -> bytes:
+    """A copy of a frame with one thing wrong, and sometimes with a checksum that is right."""
+    data = bytearray(frame)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(data))
+        kind = chance.randrange(4)
+        if kind == 0:
+            data[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del data[at : at + chance.randint(1, 40)]
+        elif kind == 2:
+            data[at:at] = chance.randbytes(chance.randint(1, 40))
+        else:
+            data[at : at + 4] = chance.randbytes(4)
+        if not data:
+            return b"x"
+    if chance.random() < 0.5 and len(data) > wire.HEADER_BYTES:
+        return wire.frame(chance.choice(list(Kind)), bytes(data[wire.HEADER_BYTES :]))
+    return bytes(data)
+
+
+def attack(one: Net, chance: random.Random) -> None:
+    """Opens a stream, goes as far as a chance decides, and then sends what is broken."""
+    client = Client(one)
+    with contextlib.suppress(ConnectionError, ssl.SSLError, OSError, AssertionError):
+        depth = chance.randrange(3)
+        if depth == 2:
+            life, codec = client.enter()
+            leaves = [np.zeros_like(leaf) for leaf in trees.leaves(one.pool.slots[0].timestep)]
+            good = [codec.step(life, 1, leaves), wire.beat_frame(), wire.frame(Kind.ANEW)]
+        elif depth == 1:
+            client.hello()
+            good = [wire.json_frame(Kind.READY, spec={"shape": [2]}, versions={"a": "1"})]
+        else:
+            fields = {"version": "1", "instance": "a" * 32, "index": 0, "life": 0, "step": 0}
+            good = [wire.json_frame(Kind.HELLO, **fields, proof="ab")]
+        for _ in range(chance.randint(1, 5)):
+            client.send(broken(chance.choice(good), chance))
+            one.learner.turn(0.0)
+    client.socket.close()
+
+
+def fuzz(one: Net, seconds: float, seed: int) -> int:
+    """Attacks for a while; the honest host goes on, and the ingest process does not grow."""
+    chance, attacks = random.Random(seed), 0
+    ingest = psutil.Process(one.pool.pids()[0])
+    until, size = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        attack(one, chance)
+        attacks += 1
+        if attacks == 20:
+            size = ingest.memory_info().rss
+    assert one.pool.pids() == [ingest.pid], "the ingest process lives"
+    steps = list(one.learner.steps)
+    progress(one, range(2), max(steps[:2]) + 20)
+    assert ingest.memory_info().rss < size + 10e6, "it does not grow"
+    assert ingest.num_fds() < 400
+    return attacks
+
+
+@pytest.fixture
+def target(tmp_path):
+    one = Net(tmp_path, counting(), groups=64)
+    try:
+        one.start_host()
+        progress(one, range(2))
+        yield one
+    finally:
+        one.close()
+
+
+def test_broken_messages_do_no_harm(target):
+    assert fuzz(target, 3.0, seed=1) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_broken_messages_do_no_harm_for_ten_minutes(target):
+    assert fuzz(target, 600.0, seed=random.randrange(1 << 30)) > 1000
