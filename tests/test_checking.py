@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from typing import NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ from seedbed.envs.device import wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.specs import spec_of
-from seedbed.resolve import train_config
+from seedbed.resolve import from_json, to_json, train_config
 from seedbed.run.checking import check_agent, checked
 from seedbed.run.options import require_sizes
 from seedbed.run.stacking import stacked_spec
@@ -136,7 +137,7 @@ class Wrong(CountingAgent):
         ("memory", r"act returned float32\[4\] as actor state.core; needed is int32\[4\]"),
         (
             "prepare",
-            r"prepare returned float32\[4\] as batch\['mean'\]; needed is .*\[..., 4, ...\]",
+            r"prepare returned float32\[4\] as batch\['mean'\]; needed is axis 1 of a size that 2",
         ),
         ("numpy", r"Wrong.prepare failed at test_checking.py:\d+: TracerArray.*jnp, not np"),
         ("gradients", r"gradients returned a dict; needed is a tuple of gradients and Output"),
@@ -190,6 +191,42 @@ def test_what_an_agent_keeps_is_not_of_tracing():
     agent = checked(Keeping(), SPEC)
     assert agent.weights.tolist() == [1.0] * 4 and grid().shape == (4,)
     assert jax.jit(agent.init)(jax.random.key(0)).auxiliary.shape == (4,)
+
+
+class Sharing(CountingAgent):
+    """Right: rates of whole numbers, and a batch of its own width."""
+
+    def actor_state(self, env_ids, num_envs):
+        state = super().actor_state(env_ids, num_envs)
+        return state._replace(
+            per_env=(env_ids * 4 // jnp.maximum(num_envs, 1)) + env_ids % num_envs
+        )
+
+    def prepare(self, state, trajectory, key):
+        batch = super().prepare(state, trajectory, key)
+        return jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
+
+
+def test_what_the_contract_leaves_open_is_taken():
+    checked(Sharing(), SPEC)
+
+
+class Started(CountingAgent):
+    """Begins with a wrong part."""
+
+    part = ""
+
+    def init(self, key):
+        state = super().init(key)
+        wrong = {"updates": jnp.zeros(1, jnp.int32), "progress": jnp.int32(0)}
+        return state._replace(**{self.part: wrong[self.part]})
+
+
+@pytest.mark.parametrize("part", ["updates", "progress"])
+def test_counters_of_a_wrong_kind_are_named(part, monkeypatch):
+    monkeypatch.setattr(Started, "part", part)
+    with pytest.raises(SeedbedError, match=f"Started.init returned int32.* as {part}; needed is"):
+        checked(Started(), SPEC)
 
 
 def test_where_a_library_fails_the_users_line_is_named():
@@ -422,14 +459,36 @@ class Massive(Task):
 def test_tasks_that_cannot_be_made_are_named(task, text):
     with pytest.raises(SeedbedError, match=text):
         registry.resolve(f"test_checking:{task}")
+    with pytest.raises(SeedbedError, match=text):
+        train_config(f"test_checking:{task}/ppo")
 
 
-@pytest.mark.parametrize("bounds", [-1.0, (-1.0,), [-1.0, -1.0]])
+@dataclasses.dataclass(frozen=True)
+class Computed(Task):
+    """Right: what depends on the options is made after them, and is no option."""
+
+    size: int = 2
+    half: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "half", self.size // 2)
+
+
+def test_fields_that_are_no_options_are_not_saved():
+    config = train_config("test_checking:Computed")
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize("bounds", [-1.0, (-1.0,), [-1.0]])
 def test_a_box_has_bounds_for_each_element(bounds):
     with pytest.raises(
         SeedbedError, match=r"Box of shape \(2,\): low is .*; give a tuple of 2 numbers"
     ):
         Box((2,), bounds, (1.0, 1.0))
+
+
+def test_a_box_takes_lists_of_bounds():
+    assert Box((2,), [-1.0, -2.0], [1.0, 2.0]) == Box((2,), (-1.0, -2.0), (1.0, 2.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bounds", [((1.0,), (-1.0,)), ((float("nan"),), (1.0,)), (("a",), (1.0,))])

@@ -40,6 +40,7 @@ class Fake:
 
     def __init__(self, pool: ActorPool, groups: range, strict: bool = False) -> None:
         self.groups, self.spec, self.pid = groups, SPEC, os.getpid()
+        self.present, self.beats = groups, 0
         self.slots: list[Slot] = []
         self.bells: list[tuple[int, int]] = []
         self.wire = os.eventfd(0, os.EFD_NONBLOCK)
@@ -270,3 +271,30 @@ def test_a_pool_without_peers_says_so_once_per_absence(
     fake.end("left")
     assert wait(4) == [] and fake.judge.ends == ["left"]
     assert len(wait(10)) == 1
+
+
+def test_members_are_the_groups_that_are_there_and_beats_are_signs_of_life(pool_clock) -> None:
+    with ActorPool(num_groups=4, group_size=1, timeout_s=80.0) as pool:
+        peer = Fake(pool, range(1, 4))
+        peer.present = range(0)
+        pool.poll(0.0)
+        os.eventfd_write(peer.wire, 1)
+        pool.poll(0.0)
+        assert pool.members == ()
+        pool_clock(6.0)
+        pool.poll(0.0)
+        pool_clock(6.0)
+        pool.poll(0.0)
+        assert any("no actor has been here" in note for note in pool.take_notices())
+        peer.present = range(2, 4)
+        os.eventfd_write(peer.wire, 1)
+        pool.poll(0.0)
+        assert pool.members == (2, 3)
+        before = peer.judge.silences[-1]
+        pool_clock(5.0)
+        pool.poll(0.0)
+        assert peer.judge.silences[-1] > before
+        peer.beats += 1
+        pool_clock(2.0)
+        pool.poll(0.0)
+        assert peer.judge.silences[-1] < before

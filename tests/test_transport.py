@@ -57,7 +57,8 @@ class Learner:
     def __init__(self, pool: ActorPool) -> None:
         self.pool = pool
         self.lives: dict[int, int] = {}  # by group
-        self.steps = [0] * pool.num_groups
+        self.steps = [0] * pool.num_groups  # of the present lives
+        self.totals = [0] * pool.num_groups  # of all lives
         self.checkers: list[list[Checker]] = [[] for _ in range(pool.num_groups)]
 
     def turn(self, timeout_s: float = 0.2) -> list[int]:
@@ -82,6 +83,7 @@ class Learner:
             self.lives[group], self.steps[group] = slot.life, 0
             self.checkers[group] = [Checker() for _ in range(size)]
         self.steps[group] += 1
+        self.totals[group] += 1
         assert slot.step == self.steps[group]  # each once and in order
         t = slot.timestep
         for i, checker in enumerate(self.checkers[group]):

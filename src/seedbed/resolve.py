@@ -103,6 +103,8 @@ def resolve_env(target: str) -> HostEnvConfig | Environment:
     """
     try:
         return registry.resolve(target)
+    except registry.TaskError:
+        raise
     except SeedbedError as error:
         head, _, tail = target.rpartition("/")
         near = difflib.get_close_matches(target, PRESETS, n=3, cutoff=0.7)
@@ -119,6 +121,9 @@ def _is_environment(name: str) -> bool:
         return True
     try:
         registry.resolve(name)
+    except registry.TaskError:
+        # It is there; whoever makes it says what is wrong.
+        return True
     except SeedbedError:
         return False
     return True
@@ -232,7 +237,7 @@ def _encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
         fields = {
             field.name: _encode(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if field.name not in left_out
+            if field.name not in left_out and field.init
         }
         return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
     if isinstance(value, tuple | list):

@@ -109,10 +109,10 @@ class Box:
     high: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises SeedbedError unless `low` and `high` are tuples with a bound for each element.
-
-        A low bound must not be above its high one.
-        """
+        """Raises SeedbedError unless there is a range for each element; lists become tuples."""
+        for name in ("low", "high"):
+            if isinstance(bounds := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(bounds))
         if not isinstance(self.shape, tuple):
             raise SeedbedError(f"Box: shape is {self.shape!r}; give a tuple, such as (1,)")
         size = math.prod(self.shape)

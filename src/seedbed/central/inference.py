@@ -190,7 +190,7 @@ class Inference:
         """
         size = self.group_size
         env_ids = (places[:, None] * size + np.arange(size)).astype(np.uint32)
-        self._memory = self._seat(self._memory, env_ids, np.int32(groups * size))
+        self._memory = self._seat(self._memory, env_ids, np.uint32(groups * size))
 
     def renew(self) -> bool:
         """Returns whether parameters were published since it last did so, also of the same version.

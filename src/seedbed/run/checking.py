@@ -72,6 +72,8 @@ class _Check:
         key = jax.eval_shape(lambda: jax.random.key(0))
         state = self._call("init", self._agent.init, key)
         self._expect("init", state, LearnerState)
+        self._same("init", "updates", state.updates, _struct((), "int32"))
+        self._same("init", "progress", state.progress, _struct((), "float32"))
         actor_state = self._actor_state(self._batch)
         action, extras = self._act(state.params, actor_state, self._batch)
         agent, replayed = self._agent, False
@@ -98,8 +100,8 @@ class _Check:
         self._expect("actor_state", found, ActorState)
         self._leading("actor_state", "leaves", found, (size,))
         # As while a run goes on, when peers come and go.
-        traced = self._call("actor_state", agent.actor_state, ids, _struct((), "int32"))
-        self._same("actor_state", "leaves for a traced number", traced, found)
+        traced = self._call("actor_state", agent.actor_state, ids, _struct((), "uint32"))
+        self._same("actor_state", "the state for a traced num_envs, ", traced, found)
         return found
 
     def _act(self, params: Tree, actor_state: ActorState, size: int) -> tuple[Tree, Tree]:
@@ -134,11 +136,7 @@ class _Check:
     def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> None:
         agent, read = self._agent, state._replace(optimizer_state=())
         batch = self._call("prepare", agent.prepare, read, trajectory, key)
-        self._leading("prepare", "batch", batch, (None, self._batch))
-        size = self._batch // agent.minibatches
-        part = jax.tree.map(
-            lambda leaf: _struct((leaf.shape[0], size, *leaf.shape[2:]), leaf.dtype), batch
-        )
+        part = self._part(batch)
         found = self._call("gradients", agent.gradients, read, part, key)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Output)):
             self._refuse("gradients", _shown(found), "a tuple of gradients and Output")
@@ -150,7 +148,7 @@ class _Check:
             if not isinstance(metric, jax.ShapeDtypeStruct) or metric.shape:
                 self._refuse("gradients", f"{_shown(metric)} as metric {name!r}", "a scalar")
         if isinstance(agent.experience, Replay) and agent.experience.priority_exponent:
-            wanted = _struct((size,), "float32")
+            wanted = _struct((self._batch,), "float32")
             self._same("gradients", "Output.priorities", output.priorities, wanted)
         clipped = self._call("clip_gradient", agent.clip_gradient, grads)
         self._same("clip_gradient", "gradients", clipped, grads)
@@ -158,6 +156,23 @@ class _Check:
         after = self._call("apply", agent.apply, *given)
         self._expect("apply", after, LearnerState)
         self._same("apply", "learner state", after, state)
+
+    def _part(self, batch: Tree) -> Tree:
+        """Returns a minibatch of what `prepare` returned, whose leaves divide along axis 1."""
+        parts = self._agent.minibatches
+        if not jax.tree.leaves(batch):
+            self._refuse("prepare", _shown(batch), "a tree of arrays")
+        for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+            if len(leaf.shape) < 2 or leaf.shape[1] % parts:
+                name = f"batch{jax.tree_util.keystr(path)}"
+                needed = f"axis 1 of a size that {parts} minibatches share evenly"
+                self._refuse("prepare", f"{_shown(leaf)} as {name}", needed)
+        return jax.tree.map(
+            lambda leaf: _struct(
+                (leaf.shape[0], leaf.shape[1] // parts, *leaf.shape[2:]), leaf.dtype
+            ),
+            batch,
+        )
 
     def _timesteps(self, rows: int) -> Timestep:
         begin = rows, self._batch

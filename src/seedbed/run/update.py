@@ -106,6 +106,7 @@ def averaged(grads: Tree, output: Output, axis: str | None) -> tuple[Tree, Outpu
     share = output.weight / jnp.maximum(total, 1.0)
 
     def mean(leaf: Array) -> Array:
+        leaf = jnp.asarray(leaf)  # an agent's metric may be a number of Python
         return jax.lax.psum(leaf * share.astype(leaf.dtype), axis)
 
     metrics = jax.tree.map(mean, output.metrics)

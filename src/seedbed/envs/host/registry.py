@@ -119,8 +119,15 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
     return _KINDS[kind](**fields)
 
 
+class TaskError(SeedbedError):
+    """Raised for a task on the device that is there and cannot be used."""
+
+
 def _on_device(path: str) -> Environment | None:
-    """Makes the on-device environment `module:Class`; returns None if the path names none."""
+    """Makes the on-device environment `module:Class`; returns None if the path names none.
+
+    Raises TaskError if it cannot be made, or cannot be on the device.
+    """
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -128,27 +135,28 @@ def _on_device(path: str) -> Environment | None:
         # The caller then makes a host environment of the path, which reports the error.
         return None
     except Exception as error:
-        raise SeedbedError(
+        raise TaskError(
             f"the module {module} of {path} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "step")):
         return None
-    fields = dataclasses.fields(found)
-    for part in ("spec", "reset", "episode_steps", "frame_skip"):
-        if part not in [field.name for field in fields] and not hasattr(found, part):
-            raise SeedbedError(f"the task {path} has no {part!r}: see docs/write-a-task.md")
-    for field in fields:
+    for field in dataclasses.fields(found):
         if field.init and field.default is field.default_factory is dataclasses.MISSING:
-            raise SeedbedError(
+            raise TaskError(
                 f"the task {path}: its field {field.name!r} has no default; give it one"
             )
     try:
         made: Any = found()
-    except TypeError as error:
-        # An abstract method is missing.
-        raise SeedbedError(f"the task {path}: {error} (see docs/write-a-task.md)") from error
+    except Exception as error:
+        raise TaskError(f"the task {path}: {error} (see docs/write-a-task.md)") from error
+    for part in ("spec", "reset", "episode_steps", "frame_skip"):
+        if not hasattr(found, part) and part not in vars(made):
+            raise TaskError(f"the task {path} has no {part!r}: see docs/write-a-task.md")
     if not module.startswith("seedbed."):
-        spec_of(made)
+        try:
+            spec_of(made)
+        except SeedbedError as error:
+            raise TaskError(str(error)) from error
     return made
 
 
