@@ -89,7 +89,14 @@ class Connection:
             if message is None:
                 return
             yield message
+            # What the socket has still makes it readable again; what TLS has taken out of it does not.
+            if not self._decrypted():
+                return
         raise ProtocolError(f"more than {_MOST_FRAMES} messages came at once")
+
+    def _decrypted(self) -> int:
+        """Returns how many bytes TLS has that nobody has read."""
+        return self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
 
     def _shake_hands(self) -> bool:
         """Goes on with the handshake of TLS; returns whether it is done."""

@@ -48,6 +48,7 @@ class _Group:
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.events = 0  # that epoll waits for
         self.steps = 0  # timesteps that were answered
         self.sent_s = 0.0  # when the timestep that waits for its answer was sent
         self.latencies: list[float] = []  # since the last beat
@@ -133,12 +134,13 @@ class Host:
         connection = group.link.connection
         if connection is None:
             return
-        fd = connection.fileno()
-        if self._watched.get(fd) is group:
-            self._epoll.modify(fd, connection.events)
-        else:
-            self._epoll.register(fd, connection.events)
-            self._watched[fd] = group
+        fd, events = connection.fileno(), connection.events
+        if self._watched.get(fd) is not group:
+            self._epoll.register(fd, events)
+            self._watched[fd], group.events = group, events
+        elif group.events != events:
+            group.events = events
+            self._epoll.modify(fd, events)
 
     def _drop(self, group: _Group, why: str) -> None:
         connection = group.link.connection

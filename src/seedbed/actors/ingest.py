@@ -78,6 +78,7 @@ class Ingest:
         self._listener = _listen(job["host"], job["port"], job["former_port"])
         self._listening = False
         self._streams: dict[int, Connection] = {}  # by descriptor
+        self._events: dict[int, int] = {}  # that epoll waits for, by descriptor
         self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
         self._next_beat_s = 0.0
         self._present: list[int] = []
@@ -124,8 +125,9 @@ class Ingest:
         self._allowance -= 1
         try:
             connection = Connection(stream, self._context, server=True)
-            self._streams[connection.fileno()] = connection
-            self._epoll.register(connection.fileno(), connection.events)
+            fd = connection.fileno()
+            self._streams[fd], self._events[fd] = connection, connection.events
+            self._epoll.register(fd, connection.events)
             self._reception.meet(connection, address[0])
             self._watch(connection)
         except (ConnectionError, OSError):
@@ -150,8 +152,10 @@ class Ingest:
             self._end(connection)
 
     def _watch(self, connection: Connection) -> None:
-        if connection.fileno() in self._streams:
-            self._epoll.modify(connection.fileno(), connection.events)
+        fd, events = connection.fileno(), connection.events
+        if fd in self._streams and self._events[fd] != events:
+            self._events[fd] = events
+            self._epoll.modify(fd, events)
         for other in self._reception.take_ended():
             self._end(other)
 
