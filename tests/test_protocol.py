@@ -351,12 +351,19 @@ def test_control_messages_have_their_fields(data: str) -> None:
 def test_the_document_tells_the_times_and_bounds_of_the_code() -> None:
     rows = re.findall(r"^\| [^|]+ \| (?:at most )?(\d+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert reception.SILENCE_S == link.SILENCE_S and ingest._BEAT_S == host._BEAT_S
-    times = (reception.HELLO_S, ingest._BEAT_S, link.SILENCE_S, link.RETRY_S, KEPT_S)
+    times = (
+        reception.HELLO_S,
+        link.PATIENCE_S,
+        ingest._BEAT_S,
+        link.SILENCE_S,
+        link.RETRY_S,
+        KEPT_S,
+    )
     assert [float(row) for row in rows] == list(times)
     text = " ".join(DOCUMENT.read_text().split())
     assert f"{wire.HELLO_BYTES // 1024} KiB of memory" in text
     assert f"At most {ingest._MOST_STRANGERS} such clients" in text
-    assert f"and {ingest._NEW_A_SECOND:.0f} a second" in text
+    assert f"and {ingest._NEW_A_SECOND:.0f} a second are let in" in text
 
 
 def test_the_document_names_every_message() -> None:

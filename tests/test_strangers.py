@@ -249,6 +249,11 @@ def test_a_stranger_gets_no_memory(busy: Net, length: int) -> None:
         {"observation": {"shape": [-2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
         {"observation": {"shape": [2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
         {"observation": {"shape": ["a"], "dtype": 3}, "action": {"kind": "Box"}},
+        {"observation": {"dict": [1]}, "action": {"kind": "Discrete", "n": 2}},
+        {
+            "observation": {"shape": [1 << 32, 1 << 32], "dtype": "uint8"},
+            "action": {"kind": "Discrete", "n": 2},
+        },
     ],
 )
 def test_another_spec_is_refused(busy: Net, spec: dict) -> None:
@@ -257,6 +262,44 @@ def test_another_spec_is_refused(busy: Net, spec: dict) -> None:
     assert client.read()[0] is Kind.WELCOME
     client.send(wire.json_frame(Kind.READY, spec=spec, versions={}))
     assert client.refused()[0] == "spec"
+
+
+@pytest.mark.parametrize("proof", ["\ud800", "é" * 64, "", "0" * 64])
+def test_a_proof_that_is_none_is_refused(busy: Net, proof: str) -> None:
+    client = Client(busy)
+    assert client.read()[0] is Kind.CHALLENGE
+    fields = {"version": "1", "instance": "a" * 32, "index": 0, "life": 0, "step": 0}
+    client.send(wire.json_frame(Kind.HELLO, **fields, proof=proof))
+    assert client.refused()[0] == "key"
+
+
+def test_what_a_host_says_does_not_command_the_terminal(busy: Net) -> None:
+    busy.pool.take_notices()
+    client = Client(busy)
+    client.enter()
+    client.send(wire.json_frame(Kind.LEAVE, text="\x1b[2J\nforged line " + "é" * 20_000))
+    assert client.ended()
+    found: list[str] = []
+
+    def told() -> bool:
+        found.extend(busy.pool.take_notices())
+        return any("have left" in each for each in found)
+
+    busy.learner.run(told)
+    (note,) = [each for each in found if "have left" in each]
+    assert note.isprintable() and "forged line" in note and len(note) <= 300
+
+
+def test_a_host_that_leaves_frees_its_places(busy: Net) -> None:
+    before, instance = len(busy.pool.members), secrets.token_hex(16)
+    clients = [Client(busy) for _ in range(20)]
+    for index, client in enumerate(clients):
+        client.enter(instance=instance, index=index)
+    busy.learner.run(lambda: len(busy.pool.members) > before + 10)
+    clients[0].send(wire.json_frame(Kind.LEAVE, text=""))
+    assert all(client.ended() for client in clients)
+    # At once, and not when the seats of lost streams are given up; other tests' seats are, meanwhile.
+    busy.learner.run(lambda: len(busy.pool.members) <= before)
 
 
 def test_other_versions_are_refused_by_name(busy: Net) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -18,10 +19,16 @@ import numpy as np
 import pytest
 
 from seedbed.actors import credentials
+from seedbed.actors.connection import Connection
+from seedbed.actors.link import Identity, Link
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.actors.remote import Listening, RemoteActors
+from seedbed.actors.seats import Seat
+from seedbed.actors.slots import Slot, slot_layout
+from seedbed.actors.wire import HEADER_BYTES, Kind, StepCodec, json_frame
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.types import ArraySpec, Discrete, EnvSpec
 from test_transport import Learner, counting
 
 TESTS = Path(__file__).parent
@@ -251,6 +258,63 @@ def test_local_actors_and_hosts_serve_one_pool(net) -> None:
     one.start_host()
     progress(one, range(4))
     assert one.pool.members == (0, 1, 2, 3)
+
+
+def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
+    """As over any real network; on loopback only a full backlog makes one wait."""
+    key = credentials.ensure_credentials(tmp_path / "listen")
+    context = credentials.learner_context(tmp_path / "listen")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        filling = [socket.create_connection(address)]
+        identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+        link = Link(identity, 0, lambda: [address])
+        link.connect()
+        assert link.connection is not None, link.last_error
+        assert list(link.connection.receive()) == []
+        listener.accept()[0].close()
+        deadline = time.monotonic() + 10
+        listener.settimeout(10)
+        server = Connection(listener.accept()[0], context, server=True)
+        server.send(json_frame(Kind.CHALLENGE, version="0", term=1, nonce="ab"))
+        found: list[Kind] = []
+        while not found and time.monotonic() < deadline:
+            list(server.receive())
+            found += [kind for kind, _ in link.connection.receive()]
+        assert found == [Kind.CHALLENGE]
+        link.connection.close()
+        server.close()
+        for each in filling:
+            each.close()
+
+
+def test_a_timestep_that_waits_for_the_slot_outlives_its_stream() -> None:
+    layout = slot_layout(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), 1)
+    codec, seat = StepCodec(layout), Seat(0, 0)
+    memory, bell = bytearray(layout.size), os.eventfd(0)
+    slot = Slot(layout, memory)
+    seat.attach(slot, bell)
+
+    def send(life: int, step: int, value: float) -> None:
+        leaves = [np.full(array.shape, value, array.dtype) for array in layout.arrays[:-1]]
+        seat.arrive(codec, memoryview(codec.step(life, step, leaves))[HEADER_BYTES:])
+
+    seat.begin(seat.end.begin_anew())
+    send(1, 1, 0.0)
+    seat.begin(seat.end.begin_anew())
+    send(2, 1, 1.0)
+    seat.leave(0.0)
+    begin = seat.end.enter(2, 1, 1.0)
+    assert begin == (2, 1)
+    seat.begin(begin)
+    send(2, 1, 1.0)
+    assert (slot.life, slot.step) == (1, 1)
+    slot.answer(1, 1)
+    seat.answered(codec, collections.deque())
+    assert (slot.life, slot.step) == (2, 1) and slot.timestep.observation[0, 0] == 1.0
+    os.close(bell)
 
 
 class Proxy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 
@@ -17,3 +18,11 @@ def usable_cores() -> float:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else min(cores, int(quota) / int(period))
+
+
+def raise_descriptor_limit() -> int:
+    """Lets this process have as many descriptors as the system allows; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

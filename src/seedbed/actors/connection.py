@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import select
 import socket
 import ssl
@@ -38,14 +39,8 @@ class Connection:
         """Takes over a socket, which may still be connecting; `context` None means plaintext."""
         stream.setblocking(False)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._shaken = stream, context is None
-        if context is not None:
-            self._socket = context.wrap_socket(
-                stream,
-                server_side=server,
-                server_hostname=None if server else NAME,
-                do_handshake_on_connect=False,
-            )
+        self._socket, self._context, self._server = stream, context, server
+        self._connected = self._shaken = False
         self.limit = HELLO_BYTES
         self.since_s = self.heard_s = time.monotonic()  # it began, and bytes arrived last
         self.received_bytes = self.sent_bytes = 0
@@ -53,9 +48,8 @@ class Connection:
         self._buffer = bytearray(HEADER_BYTES)
         self._filled = 0
         self._unsent: collections.deque[memoryview] = collections.deque()
-        self._handshake_writes = (
-            not server
-        )  # a socket that connects is ready when it can be written
+        # A socket that connects is ready when it can be written.
+        self._handshake_writes = not server or context is None
 
     def fileno(self) -> int:
         """Returns the descriptor, -1 when closed."""
@@ -99,8 +93,14 @@ class Connection:
         return self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
 
     def _shake_hands(self) -> bool:
-        """Goes on with the handshake of TLS; returns whether it is done."""
+        """Goes on with connecting and the handshake of TLS; returns whether both are done."""
         if self._shaken:
+            return True
+        if not self._connected and not self._connect():
+            return False
+        if self._context is None:
+            self._shaken = True
+            self.flush()
             return True
         assert isinstance(self._socket, ssl.SSLSocket)
         try:
@@ -113,12 +113,36 @@ class Connection:
             return False
         except ssl.SSLCertVerificationError as error:
             raise ProtocolError(
-                f"the learner has another certificate than the key ({error.verify_message})"
+                "the learner has another certificate than the key, which is that of another run perhaps "
+                f"({error.verify_message})"
             ) from None
         except (ssl.SSLError, OSError, ValueError) as error:
             raise ConnectionError(f"no TLS: {error}") from None
         self._shaken = True
         self.flush()
+        return True
+
+    def _connect(self) -> bool:
+        """Returns whether the socket is connected, and then begins TLS; raises ConnectionError."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise ConnectionError(os.strerror(error))
+        try:
+            self._socket.getpeername()
+        except OSError:
+            return False
+        self._connected = True
+        if self._context is not None:
+            # Not before: wrapping asks the socket for data, which one that still connects refuses.
+            try:
+                self._socket = self._context.wrap_socket(
+                    self._socket,
+                    server_side=self._server,
+                    server_hostname=None if self._server else NAME,
+                    do_handshake_on_connect=False,
+                )
+            except (ssl.SSLError, OSError, ValueError) as failure:
+                raise ConnectionError(f"no TLS: {failure}") from None
         return True
 
     def _next(self) -> tuple[Kind, memoryview] | None:

@@ -7,6 +7,7 @@ they publish, a stream for each group. It imports no JAX.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import secrets
 import select
@@ -16,7 +17,7 @@ from typing import Any
 
 from seedbed import trees
 from seedbed.actors.credentials import ActorKey
-from seedbed.actors.link import SILENCE_S, Identity, Link, Refusal, RunFinished, Stage
+from seedbed.actors.link import PATIENCE_S, SILENCE_S, Identity, Link, Refusal, RunFinished, Stage
 from seedbed.actors.lives import Act
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
@@ -81,7 +82,7 @@ class Host:
         self._env: HostEnvConfig | None = None
         self._codec: StepCodec | None = None
         self._next_beat_s, self._told_s = 0.0, time.monotonic()
-        self._connected = False
+        self._connected, self._waiting = False, 0
 
     def run(self, stop: Callable[[], bool]) -> str:
         """Serves the learner until its run ends or `stop` returns True; returns how it ended.
@@ -91,13 +92,14 @@ class Host:
         try:
             while not stop():
                 self._turn()
+            self._say_goodbye("")
             return "stopped"
         except RunFinished as finish:
             return str(finish)
         except Refusal as refusal:
             raise SeedbedError(f"the learner refuses this actor: {refusal}") from None
         except SeedbedError as error:
-            self._tell_fault(str(error).splitlines()[0])
+            self._say_goodbye(str(error).splitlines()[0])
             raise
         finally:
             self.close()
@@ -142,13 +144,13 @@ class Host:
             group.events = events
             self._epoll.modify(fd, events)
 
-    def _drop(self, group: _Group, why: str) -> None:
+    def _drop(self, group: _Group, why: str, full: bool = False) -> None:
         connection = group.link.connection
         if connection is not None:
             fd = connection.fileno()
             if self._watched.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
-        group.link.drop(why)
+        group.link.drop(why, full)
 
     def _serve(self, group: _Group, events: int) -> None:
         link = group.link
@@ -165,7 +167,8 @@ class Host:
                     self._welcomed(group)
             self._watch(group)
         except (ProtocolError, ConnectionError) as error:
-            self._drop(group, str(error))
+            full = isinstance(error, ProtocolError) and error.code == "full"
+            self._drop(group, str(error), full)
 
     def _welcomed(self, group: _Group) -> None:
         """Makes the environments that the learner wants, if they are not there; says READY if they are."""
@@ -198,7 +201,7 @@ class Host:
         for number in range(1, self._pool.num_groups):
             self._groups.append(_Group(Link(self._identity, number, self._addresses)))
         self._tell(
-            f"{self._options.processes} actor processes with {groups} groups of {size} environments each"
+            f"actor processes: {self._options.processes}, each with {groups} x {size} environments"
         )
 
     def _say_ready(self, group: _Group) -> None:
@@ -265,8 +268,9 @@ class Host:
             link, connection = group.link, group.link.connection
             if connection is None:
                 continue
-            if now_s > connection.heard_s + SILENCE_S:
-                self._drop(group, f"the learner gave no sign for {SILENCE_S:.0f} s")
+            patience_s = PATIENCE_S if link.stage is Stage.CHALLENGE else SILENCE_S
+            if now_s > connection.heard_s + patience_s:
+                self._drop(group, f"the learner gave no sign for {patience_s:.0f} s")
             elif link.stage not in (Stage.CHALLENGE, Stage.RETRY) and connection.idle:
                 waits, group.latencies = sorted(group.latencies), []
                 beat = Beat(
@@ -292,18 +296,22 @@ class Host:
             self._connected, self._told_s = False, now_s
             errors = collections.Counter(group.link.last_error for group in self._groups)
             self._tell(f"lost the learner ({errors.most_common(1)[0][0]}); looking for it")
-        elif not streaming and now_s > self._told_s + _TELL_S:
+        waiting = sum(group.link.waits_for_place for group in self._groups)
+        if waiting > self._waiting:
+            self._tell(f"the run is full: {waiting} of {len(self._groups)} groups wait for a place")
+        self._waiting = waiting
+        if not streaming and now_s > self._told_s + _TELL_S:
             self._told_s = now_s
             self._tell(f"no learner yet: {self._groups[0].link.last_error or 'connecting'}")
 
-    def _tell_fault(self, text: str) -> None:
-        for group in self._groups[:1]:
-            connection = group.link.connection
-            if connection is not None and group.link.stage is not Stage.CHALLENGE:
-                try:
-                    connection.send(json_frame(Kind.FAULT, text=text[-2000:]))
-                except ConnectionError:
-                    return
+    def _say_goodbye(self, text: str) -> None:
+        """Tells the learner that this host leaves, and why if there is a reason; its places are free then."""
+        for group in self._groups:
+            link = group.link
+            if link.connection is not None and link.stage in (Stage.SPEC, Stage.BEGIN, Stage.STEPS):
+                with contextlib.suppress(ConnectionError):
+                    link.connection.send(json_frame(Kind.LEAVE, text=text[:500]))
+                return
 
 
 def _require_allowed(env: HostEnvConfig, allow: tuple[str, ...]) -> None:

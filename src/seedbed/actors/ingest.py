@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from seedbed.actors.reception import Reception
 from seedbed.actors.seats import Seats
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json
 from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
+from seedbed.machine import raise_descriptor_limit
 from seedbed.types import SeedbedError
 
 # Clients that have not proved themselves yet, and how many new ones are taken a second.
-_MOST_STRANGERS, _NEW_A_SECOND = 64, 50.0
+_MOST_STRANGERS, _NEW_A_SECOND = 64, 200.0
 _BEAT_S = 1.0
 _BACKLOG = 1024
 
@@ -42,7 +44,8 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="an inherited Unix socket")
     learner = socket.socket(fileno=parser.parse_args().fd)
     os.set_inheritable(learner.fileno(), False)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    raise_descriptor_limit()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     job = json.loads(learner.recv(MESSAGE_BYTES))
     try:
@@ -110,7 +113,7 @@ class Ingest:
         earned = (now_s - self._allowed_s) * _NEW_A_SECOND
         self._allowance = min(_NEW_A_SECOND, self._allowance + earned)
         self._allowed_s = now_s
-        room = self._reception.strangers < _MOST_STRANGERS and self._allowance >= 1
+        room = self._allowance >= 1
         if room and not self._listening:
             self._epoll.register(self._listener, select.EPOLLIN)
         elif self._listening and not room:
@@ -118,20 +121,24 @@ class Ingest:
         self._listening = room
 
     def _accept(self) -> None:
+        self._allowance -= 1
+        if self._reception.strangers >= _MOST_STRANGERS:
+            oldest = self._reception.oldest_stranger()
+            assert oldest is not None
+            self._end(oldest)
         try:
             stream, address = self._listener.accept()
         except OSError:  # the client has gone, or there are too many descriptors
             return
-        self._allowance -= 1
+        connection = Connection(stream, self._context, server=True)
         try:
-            connection = Connection(stream, self._context, server=True)
             fd = connection.fileno()
             self._streams[fd], self._events[fd] = connection, connection.events
             self._epoll.register(fd, connection.events)
             self._reception.meet(connection, address[0])
             self._watch(connection)
         except (ConnectionError, OSError):
-            stream.close()
+            self._end(connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
         """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
@@ -150,6 +157,12 @@ class Ingest:
             self._watch(connection)
         except ConnectionError:
             self._end(connection)
+        except Exception as error:
+            # Whatever a client has found must end no stream but its own.
+            traceback.print_exc()
+            self._reception.note(f"a message of a stream could not be handled: {error!r}")
+            self._reception.refuse(connection, ProtocolError("the learner could not handle this"))
+            self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
         fd, events = connection.fileno(), connection.events

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
+import os
 import random
 import socket
 import ssl
@@ -28,6 +30,8 @@ SILENCE_S = 5.0
 """Seconds without a byte after which a stream is given up."""
 RETRY_S = 2.0
 """The most seconds between two tries to connect."""
+PATIENCE_S = 15.0
+"""Seconds for which a connection may wait for its `CHALLENGE`."""
 _FIRST_RETRY_S = 0.1
 
 
@@ -80,6 +84,7 @@ class Link:
         self.codec: StepCodec | None = None
         self.retry_at_s = 0.0
         self.last_error = ""  # why the last try failed; "" after a BEGIN
+        self.waits_for_place = False  # the run has no place for the group
         self.begins = 0  # streams that came as far as BEGIN
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
@@ -92,16 +97,20 @@ class Link:
         delay_s = min(RETRY_S, _FIRST_RETRY_S * 2 ** min(self._tries, 8))
         self.retry_at_s = time.monotonic() + delay_s * random.uniform(0.5, 1.0)
         if not addresses:
-            self.last_error = "no address of the learner is known"
+            self.last_error = "no learner has written its address to the run's folder"
             return
         host, port = addresses[(self._tries - 1) % len(addresses)]
         try:
-            family, kind, number, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )[0]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # A name may have several addresses; each has its turn.
+            turn = (self._tries - 1) // len(addresses) % len(found)
+            family, kind, number, _, address = found[turn]
             stream = socket.socket(family, kind, number)
             stream.setblocking(False)
-            stream.connect_ex(address)
+            code = stream.connect_ex(address)
+            if code not in (0, errno.EINPROGRESS):
+                stream.close()
+                raise OSError(code, os.strerror(code))
             self.connection = Connection(stream, self._identity.context, server=False)
             self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
         except (OSError, ConnectionError) as error:
@@ -117,7 +126,7 @@ class Link:
         if kind is Kind.REFUSE:
             said = read_json(body, code=str, text=str)
             if said["code"] == "full":
-                raise ProtocolError(said["text"])
+                raise ProtocolError(said["text"], "full")
             raise Refusal(said["text"])
         if kind is Kind.FINISH:
             raise RunFinished(read_json(body, text=str)["text"])
@@ -130,6 +139,7 @@ class Link:
             self.stage = Stage.SPEC
         elif kind is Kind.BEGIN and self.stage in (Stage.BEGIN, Stage.STEPS):
             self.stage, self._tries, self.last_error = Stage.STEPS, 0, ""
+            self.waits_for_place = False
             self.begins += 1
             return Begin(*read_begin(body))
         else:
@@ -166,12 +176,15 @@ class Link:
         self.connection.send(json_frame(Kind.READY, spec=spec, versions=versions))
         self.stage = Stage.BEGIN
 
-    def drop(self, why: str) -> None:
-        """Ends the stream; `retry_at_s` is when to connect again."""
+    def drop(self, why: str, full: bool = False) -> None:
+        """Ends the stream; `retry_at_s` is when to connect again: not at once if the run is `full`."""
         if self.connection is not None:
             self.connection.close()
-            if self.stage in (Stage.BEGIN, Stage.STEPS):
+            if self.stage is Stage.STEPS:
                 self.retry_at_s = time.monotonic() + random.uniform(0.0, _FIRST_RETRY_S)
+            elif full:
+                self.retry_at_s = time.monotonic() + RETRY_S
+        self.waits_for_place = full
         self.connection, self.stage = None, Stage.RETRY
         self.last_error = why
         self.end.leave()

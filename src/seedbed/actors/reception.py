@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import hmac
+import re
 import secrets
 import statistics
 import time
@@ -31,7 +32,7 @@ from seedbed.actors.wire import (
     read_json,
 )
 from seedbed.envs.host import registry, versions
-from seedbed.types import EnvSpec, SeedbedError
+from seedbed.types import EnvSpec
 
 HELLO_S = 10.0
 """Seconds that a client has for its `HELLO`."""
@@ -44,6 +45,8 @@ SEEDBED = versions.package_version("seedbed") or "unknown"
 _MOST_MESSAGES = 50  # besides timesteps, of a stream in a second
 _MOST_INDEX = 1 << 12
 _TELL_S = 10.0
+_NOTE_CHARACTERS = 300
+_INSTANCE = re.compile(r"[0-9a-f]{32}")
 _NONCE_BYTES = 32
 _DTYPES = {"bool", "float16", "float32", "float64"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
@@ -90,7 +93,7 @@ class Reception:
         self._notes: collections.deque[str] = collections.deque(maxlen=16)
         self.strangers = 0  # streams that have not proved themselves
         self.refused = self._reconnects = 0
-        self._told_s = -_TELL_S  # when the user was told of a refused stranger
+        self._told_s: dict[str, float] = {}  # when the user was told of a refusal, by its code
         self._cpu_seconds = 0.0  # of all hosts
         self._past_bytes = [0, 0]  # received and sent, by streams that have ended
 
@@ -129,10 +132,11 @@ class Reception:
             self._ready(visitor, body)
         elif kind is Kind.BEAT:
             self._heard(visitor, read_beat(body))
-        elif kind is Kind.FAULT:
+        elif kind is Kind.LEAVE:
             text = read_json(body, text=str)["text"]
-            self.note(f"actors of {visitor.address} have left: {text}")
-            self._ended.append(connection)
+            self.note(f"actors of {visitor.address} have left" + (f": {text}" if text else ""))
+            self._hosts.pop(visitor.owner.instance, None)
+            self._ended += [connection, *self._seats.free(visitor.owner.instance)]
         elif kind is Kind.ANEW and visitor.seat is not None and not body:
             connection.send(visitor.seat.begin(visitor.seat.end.begin_anew()))
         else:
@@ -142,9 +146,9 @@ class Reception:
         said = read_json(body, version=str, instance=str, index=int, life=int, step=int, proof=str)
         proof = said.pop("proof")
         right = self._key.proof(visitor.nonce, self._job["term"], said)
-        if not hmac.compare_digest(proof.encode(), right.encode()):
+        if not (proof.isascii() and hmac.compare_digest(proof, right)):
             raise ProtocolError("the key is not this run's", "key")
-        if said["index"] >= _MOST_INDEX or len(said["instance"]) != 32:
+        if said["index"] >= _MOST_INDEX or not _INSTANCE.fullmatch(said["instance"]):
             raise ProtocolError("there is no such host or group")
         with _versions_agree():
             versions.require_same_release("seedbed", SEEDBED, said["version"])
@@ -156,7 +160,7 @@ class Reception:
             self._hosts[visitor.owner.instance] = visitor.address
             self.note(f"actors of {visitor.address} are here")
         job = self._job
-        seeds = np.random.SeedSequence([job["seed"], job["term"], len(self._hosts)])
+        seeds = np.random.SeedSequence([job["seed"], job["term"], int(said["instance"], 16)])
         visitor.connection.send(
             json_frame(
                 Kind.WELCOME,
@@ -232,8 +236,9 @@ class Reception:
         visitor, now_s = self._visitors[connection], time.monotonic()
         # A flood of strangers is counted, and told of from time to time.
         known = visitor.stage is not Stage.HELLO
-        if error.code != "full" and (known or now_s > self._told_s + _TELL_S):
-            self._told_s = now_s
+        told_s = self._told_s.get(error.code, -_TELL_S)
+        if (known and error.code != "full") or now_s > told_s + _TELL_S:
+            self._told_s[error.code] = now_s
             self.note(f"refused a stream from {visitor.address}: {error}")
         with contextlib.suppress(ConnectionError):
             connection.send(json_frame(Kind.REFUSE, code=error.code, text=str(error)))
@@ -254,6 +259,13 @@ class Reception:
         """Returns the streams that have to end now, each once."""
         ended, self._ended = self._ended, []
         return ended
+
+    def oldest_stranger(self) -> Connection | None:
+        """Returns the client that has been here for longest without a HELLO; None if there is none."""
+        for connection, visitor in self._visitors.items():
+            if visitor.stage is Stage.HELLO:
+                return connection
+        return None
 
     def silent(self, now_s: float) -> list[Connection]:
         """Returns the streams that were silent for too long, or took too long to say who they are."""
@@ -285,8 +297,9 @@ class Reception:
         return beating
 
     def note(self, text: str) -> None:
-        """Keeps a message for the learner's user."""
-        self._notes.append(text)
+        """Keeps a message for the learner's user, whose terminal must not be at a stranger's command."""
+        plain = "".join(c if c.isprintable() else " " for c in text)
+        self._notes.append(plain[:_NOTE_CHARACTERS])
 
     def take_notes(self) -> list[str]:
         """Returns the messages for the learner's user, each once."""
@@ -328,7 +341,7 @@ def _checked_spec(data: dict[str, Any], num_envs: int) -> EnvSpec:
     try:
         spec = spec_from_json(data)
         layout = slot_layout(spec, num_envs)
-    except (SeedbedError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except Exception as error:
         raise ProtocolError(f"the spec cannot be read: {error}", "spec") from None
     names = {array.dtype for array in layout.arrays}
     if not names <= _DTYPES or any(d < 0 for array in layout.arrays for d in array.shape):

@@ -125,7 +125,7 @@ class RemoteActors:
     def _start(self) -> None:
         lives = self._pool.assign_lives(self._listening.groups)
         self._process = IngestProcess(self._listening, self._port, lives, self._listens)
-        self._started_s, self._killed = time.monotonic(), False
+        self._started_s, self._killed, self._looks = time.monotonic(), False, 0
         self._pool.attach(self._process, self)
 
     def _listens(self, port: int) -> None:
@@ -139,7 +139,9 @@ class RemoteActors:
         for note in process.notes:
             self._pool.note(note)
         process.notes = []
-        if silent_s >= _HUNG_S and process.port:
+        # Twice in a row: what it said while this process was stopped may not have been read yet.
+        self._looks = self._looks + 1 if silent_s >= _HUNG_S else 0
+        if self._looks > 1:
             self._killed = True
             process.kill()
 
@@ -160,7 +162,10 @@ class RemoteActors:
             )
         if self._killed:
             how = f"was killed, as it gave no sign for {_HUNG_S:.0f} s,"
-        self._pool.note(f"the ingest process {how} and is started again; actors will come back")
+        said = f" ({words.splitlines()[-1]})" if words else ""
+        self._pool.note(
+            f"the ingest process {how}{said} and is started again; actors will come back"
+        )
         self._start()
 
     def report(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from seedbed.actors.connection import Connection
 from seedbed.actors.lives import Arrival, Begin, LearnerEnd
 from seedbed.actors.slots import Slot
-from seedbed.actors.wire import Beat, StepCodec, begin_frame
+from seedbed.actors.wire import Beat, ProtocolError, StepCodec, begin_frame
 
 # Latencies of the learner that are kept for a report.
 _LATENCIES = 4096
@@ -45,7 +45,8 @@ class Seat:
 
     def begin(self, begin: Begin) -> bytes:
         """Returns the frame that tells the stream of its life."""
-        self._held = []
+        if not begin.step:
+            self._held = []
         return begin_frame(begin.life, begin.step)
 
     def arrive(self, codec: StepCodec, body: memoryview) -> None:
@@ -60,6 +61,8 @@ class Seat:
             # The body's memory is used again.
             self._held = [leaf.copy() for leaf in leaves]
         elif arrival is Arrival.ANSWER:
+            if self.connection is not None and not self.connection.idle:
+                raise ProtocolError("answers are asked for again and not read")
             self._answer(codec)
 
     def _publish(self, leaves: list[np.ndarray]) -> None:
@@ -131,6 +134,17 @@ class Seats:
                 del self._of[seat.owner]
                 seat.owner, seat.beat = None, Beat()
                 self._count()
+
+    def free(self, instance: str) -> list[Connection]:
+        """Frees the seats of a host that leaves; returns its streams."""
+        streams = []
+        for owner in [owner for owner in self._of if owner.instance == instance]:
+            seat = self._of.pop(owner)
+            seat.owner, seat.beat = None, Beat()
+            if seat.connection is not None:
+                streams.append(seat.connection)
+        self._count()
+        return streams
 
     def _count(self) -> None:
         self.present = [seat.number for seat in self.all if seat.owner is not None]

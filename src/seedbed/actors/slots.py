@@ -12,6 +12,7 @@ timestep's (life, step) beside the action.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -81,7 +82,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _num_bytes(array: ArraySpec) -> int:
-    return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
+    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
 class Slot:

@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     ANSWER = 7
     ANEW = 8
     BEAT = 9
-    FAULT = 10
+    LEAVE = 10
     REFUSE = 11
     FINISH = 12
 

@@ -13,6 +13,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import write_json
+from seedbed.machine import raise_descriptor_limit
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import (
     GROUPS,
@@ -22,6 +23,8 @@ from seedbed.run.options import (
     split_address,
 )
 from seedbed.types import SeedbedError
+
+_OTHER_DESCRIPTORS = 200  # of a run, besides two for each group
 
 
 def listen(
@@ -37,6 +40,12 @@ def listen(
     cannot be taken, the pool raises it.
     """
     host, port = listening_address(config.listen)
+    wanted, allowed = 2 * config.stream_groups + _OTHER_DESCRIPTORS, raise_descriptor_limit()
+    if wanted > allowed:
+        raise SeedbedError(
+            f"{config.stream_groups} groups need {wanted} descriptors, and this process may have {allowed}: "
+            "raise the limit (ulimit -Hn), or lower --stream-groups"
+        )
     ensure_credentials(run.listen)
 
     def announce(port: int) -> None:

@@ -123,7 +123,8 @@ class CentralConfig:
         if many and batch > 2 * self.groups * group:
             raise SeedbedError(
                 f"agent.batch is {batch} unrolls, but there are only {self.groups * group} "
-                "environments: lower --agent.batch, or raise --actors or --envs-per-actor"
+                "environments: lower --agent.batch, or raise --actors, --envs-per-actor or, with --listen, "
+                "--stream-groups"
             )
         if batch % (learners * agent.minibatches):
             raise SeedbedError(

@@ -59,6 +59,7 @@ def require_same_release(name: str, ours: str, theirs: str) -> None:
         )
 
 
+@functools.cache
 def package_version(package: str) -> str | None:
     """Returns the version of an installed package, or None if it is not there."""
     try:
@@ -78,6 +79,7 @@ def _rom_digest(game: str) -> str | None:
     return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
+@functools.cache
 def _module_version(module: str) -> dict[str, str]:
     """Returns the version of the distribution that has a module, or the digest of the module's file."""
     for distribution in importlib.metadata.packages_distributions().get(module, []):
