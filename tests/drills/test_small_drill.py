@@ -107,8 +107,11 @@ class Drill:
             proxy.__exit__()
 
 
-def suffer(drill: Drill, fault: Fault, victim: int) -> float:
-    """Makes a fault, checks who notices, and returns the seconds until everybody steps again."""
+def suffer(drill: Drill, fault: Fault, victim: int, timed: bool) -> float:
+    """Makes a fault, checks who notices, and returns the seconds until everybody steps again.
+
+    `timed` also checks that time, and that the others kept their pace: not on a machine that others use.
+    """
     learner, active = drill.learner, HOSTS * GROUPS_OF_HOST
     lives = dict(learner.lives)
     drill.turn_for(1.0)
@@ -132,22 +135,22 @@ def suffer(drill: Drill, fault: Fault, victim: int) -> float:
         assert not changed and not new, f"{fault.name}: lives ended"
     elif fault.new_lives and fault.others_go_on:
         assert len(changed | new) == GROUPS_OF_HOST, f"{fault.name}: {changed} {new}"
-    if fault.others_go_on:
+    if timed and fault.others_go_on:
         # The groups that are not the victim's kept on; those of the victim are the slowest.
         rates = np.sort(during / np.maximum(usual, 1))[-(active - GROUPS_OF_HOST) :]
         assert rates.min() > 0.3, f"{fault.name}: the others slowed to {rates}"
-    assert recovery_s < fault.recovery_s, f"{fault.name}: {recovery_s:.1f} s"
+    assert not timed or recovery_s < fault.recovery_s, f"{fault.name}: {recovery_s:.1f} s"
     return recovery_s
 
 
-def drill(tmp_path, faults: tuple[Fault, ...], seed: int) -> dict[str, float]:
+def drill(tmp_path, faults: tuple[Fault, ...], seed: int, timed: bool) -> dict[str, float]:
     chance, found = random.Random(seed), {}
     net = Net(tmp_path, counting(sleep_s=0.002), groups=16)
     parts = None
     try:
         parts = Drill(net)
         for fault in chance.sample(faults, len(faults)):
-            found[fault.name] = suffer(parts, fault, chance.randrange(HOSTS))
+            found[fault.name] = suffer(parts, fault, chance.randrange(HOSTS), timed)
         checkers = [checker for group in net.learner.checkers for checker in group]
         assert sum(checker.opened for checker in checkers) > 20
         return found
@@ -160,12 +163,12 @@ def drill(tmp_path, faults: tuple[Fault, ...], seed: int) -> dict[str, float]:
 def test_one_fault_after_another(tmp_path):
     """The quick ones, in an order of chance."""
     quick = tuple(f for f in FAULTS if "7 s" not in f.name)
-    drill(tmp_path, quick, seed=random.randrange(1 << 30))
+    drill(tmp_path, quick, seed=random.randrange(1 << 30), timed=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(20))
 def test_every_fault_with_many_seeds(tmp_path, seed):
-    found = drill(tmp_path, FAULTS, seed)
+    found = drill(tmp_path, FAULTS, seed, timed=True)
     print({name: round(seconds, 1) for name, seconds in found.items()})
