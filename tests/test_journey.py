@@ -48,6 +48,7 @@ LEFT_OUT = (
     "llvm.py",
     "actors/local.py",
     "actors/process.py",
+    "actors/child.py",
 )
 """The mathematics and the leaves, and those who look after actors once a second; llvm.py makes the machine
 code of simd and nets."""
