@@ -97,9 +97,10 @@ class Link:
 
 def make_tap(name: str, pid: str) -> int:
     """Makes a TAP device in the network of a process, and returns its descriptor."""
+    here = f"to{pid}"
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH", name.encode(), _TAP | _NO_HEADER))
-    subprocess.run(["ip", "link", "set", name, "netns", pid], check=True)
+    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH", here.encode(), _TAP | _NO_HEADER))
+    subprocess.run(["ip", "link", "set", here, "netns", pid, "name", name], check=True)
     return tap
 
 

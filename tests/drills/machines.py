@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -85,6 +85,15 @@ class Process:
         """Returns its exit status, None while it runs."""
         return self._popen.poll()
 
+    def suspend(self) -> None:
+        """Stops it."""
+        self.child.suspend()
+
+    def resume(self) -> None:
+        """Lets it go on. The process that waits for it has stopped, too."""
+        self.child.resume()
+        psutil.Process(self._popen.pid).resume()
+
     def kill(self) -> None:
         """Kills it, and waits until it has ended; what it has started lives on."""
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -106,7 +115,7 @@ class Machine:
         command = f"hostname {name} && {_PRIVATE} && {_FOREVER}"
         unshare = ["unshare", "-nmpu", "--fork", "--kill-child", "--mount-proc"]
         self._outer = world.begin([*world.enter, *unshare, "sh", "-c", command])
-        self._init = psutil.Process(self._outer.pid).children()[0].pid
+        self._init = psutil.Process(self._outer.pid).children(recursive=True)[-1].pid
         self.enter = [*_ENTER, "-n", "-m", "-p", "-u", "-t", str(self._init)]
 
     @property
@@ -132,6 +141,7 @@ class Machine:
                 start_new_session=True,
                 env={**os.environ, **_programs(), **environment},
             )
+        self._world.keep(popen)
         return Process(popen, log)
 
     def seedbed(self, name: str, *arguments: str, **environment: str) -> Process:
@@ -160,7 +170,7 @@ class World:
     """Some machines, the disks that they share, and their links. A context manager; for one thread."""
 
     def __init__(self, logs: Path) -> None:
-        self.logs, self._processes = logs, list[subprocess.Popen[str]]()
+        self.logs, self._processes = logs, list[subprocess.Popen[Any]]()
         command = f"{_DISKS} && {_FOREVER}"
         unshare = ["unshare", "-Urnmp", "--fork", "--kill-child", "--mount-proc"]
         outer = self.begin([*unshare, "sh", "-c", command])
@@ -180,18 +190,24 @@ class World:
             start_new_session=True,
             env={**os.environ, **_programs()},
         )
-        self._processes.append(process)
+        self.keep(process)
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError(f"{command} has failed with {process.wait()}")
         return process
 
+    def keep(self, process: subprocess.Popen[Any]) -> None:
+        """Sees to it that a process ends with the world."""
+        self._processes.append(process)
+
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for process in reversed(self._processes):
+        # The first one takes all that is in the world with it.
+        for process in self._processes:
             process.kill()
+        for process in self._processes:
             process.wait()
 
 
@@ -215,6 +231,11 @@ class Link:
         assert commands is not None
         commands.write(json.dumps(conditions) + "\n")
         commands.flush()
+
+    def close(self) -> None:
+        """Takes the link away."""
+        self._process.kill()
+        self._process.wait()
 
     def limit(self, rate: str) -> None:
         """Limits both directions to a rate of tc's, such as "1mbit"; "" lifts the limit."""

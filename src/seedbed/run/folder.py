@@ -15,7 +15,7 @@ from typing import Any
 
 from seedbed.files import write_json
 from seedbed.run.checkpoint_helper import TERMS, list_steps, newest_term, remove_leftovers
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, TakenOver
 
 CONFIG = "config.json"
 LOCK = ".lock"
@@ -141,6 +141,14 @@ class RunFolder:
                     former.unlink(missing_ok=True)
             return term
 
+    def require_newest_term(self) -> None:
+        """Raises TakenOver if a learner of a later term has the run; call it before anything is written."""
+        if (newest := newest_term(self.path)) > self.term:
+            raise TakenOver(
+                f"another learner has taken over the run {self.path} (term {newest}; this one is of term "
+                f"{self.term}): this one ends, and saves nothing"
+            )
+
     def _lock(self, name: str) -> bool:
         """Locks a file of the folder; returns False if another process holds it."""
         # A flock ends when all processes with the descriptor have ended: a killed run leaves nothing behind.
@@ -225,6 +233,8 @@ class RunFolder:
             try:
                 self.write_config(config)
                 yield
+            except TakenOver:
+                raise  # the folder is another's
             except BaseException:
                 if former is None:
                     self.discard_untrained()

@@ -21,7 +21,7 @@ from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
-from seedbed.types import SeedbedError, StorageError, Tree
+from seedbed.types import SeedbedError, StorageError, TakenOver, Tree
 
 
 class Session:
@@ -86,8 +86,8 @@ class Session:
 
         The summary holds the last metrics and `interrupted` (bool). At the end, the learner state is saved
         and evaluated; after a signal it is only saved. Raises the first failure of the run, after saving
-        what was learned before it. Raises StorageError if the last checkpoint cannot be written, and
-        SeedbedError if the last evaluation fails.
+        what was learned before it. Raises StorageError if the last checkpoint cannot be written, TakenOver if
+        another learner has the run, and SeedbedError if the last evaluation fails.
         """
         self._runtime, self._options = runtime, runtime.options
         log = MetricsLog(self.run.path, self.start.env_steps, self.view.message)
@@ -116,8 +116,9 @@ class Session:
         failure = failure or ended
         self._tell_notices()
         if failure is not None:
-            with _after(failure, self.view):
-                self._save_last()
+            if not isinstance(failure, TakenOver):
+                with _after(failure, self.view):
+                    self._save_last()
             self._end_evaluation(lambda: True)
             raise failure
         return self._finish()
@@ -139,12 +140,15 @@ class Session:
         while runtime.advance():
             if self.interrupted():
                 break
-            if log.due():
+            log_due, show_due, save_due = (clock.due() for clock in (log, show, save))
+            if log_due or show_due or save_due:
+                self.run.require_newest_term()
+            if log_due:
                 self._log.write(self._line(self._log_line))
-            if show.due():
+            if show_due:
                 self.view.update(self._line(self._view_line))
             self._tell_notices()
-            if save.due():
+            if save_due:
                 self._want("save")
             # At the end of the run, `_finish` evaluates in any case.
             env_steps = runtime.progress().env_steps
@@ -158,6 +162,7 @@ class Session:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
         # The line of a run that is stopped comes before its checkpoint, so that the wall time of the resumed
         # run's lines goes on behind it.
+        self.run.require_newest_term()
         metrics = self._line(self._log_line) if self.interrupted() else {}
         last = self._save_last()
         self._end_evaluation(self.interrupted)
