@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.actors import credentials
+from seedbed.actors import child, credentials
 from seedbed.actors.connection import Connection
 from seedbed.actors.link import Identity, Link
 from seedbed.actors.local import local_pool
@@ -251,6 +251,32 @@ def test_a_stopped_ingest_process_is_replaced(net, pool_clock) -> None:
         one.learner.turn(0.05)
     one.learner.run(lambda: len(one.ports) == 2)
     progress(one, range(2))
+
+
+def test_a_learner_that_reads_nothing_keeps_no_stream_waiting(net, monkeypatch) -> None:
+    """As one that is stopped; with a small buffer, a few messages are too many."""
+    pair = socket.socketpair
+
+    def narrow(*kind: int) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = pair(*kind)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ours, theirs
+
+    monkeypatch.setattr(child.socket, "socketpair", narrow)
+    one = net(groups=2)
+    one.start_host()
+    progress(one, range(2))
+    lives, before = dict(one.learner.lives), one.remote.report()["received_bytes"]
+    process = one.remote._process
+    listen, fd = process.descriptors, process.connection.fileno()
+    process.descriptors = {**listen, fd: lambda: None}
+    deadline = time.monotonic() + 8
+    while time.monotonic() < deadline:
+        one.learner.turn()
+    progress(one, range(2), max(one.learner.steps) + 20)
+    process.descriptors = listen
+    assert one.learner.lives == lives
+    one.learner.run(lambda: one.remote.report()["received_bytes"] > before + 1000)
 
 
 def test_local_actors_and_hosts_serve_one_pool(net) -> None:

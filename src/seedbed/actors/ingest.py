@@ -19,10 +19,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from seedbed.actors.actor import MESSAGE_BYTES, receive_fds
+from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import ActorKey, learner_context
-from seedbed.actors.reception import Reception
+from seedbed.actors.reception import MOST_NOTES, Reception
 from seedbed.actors.seats import Seats
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json
 from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
@@ -48,16 +48,19 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     job = json.loads(learner.recv(MESSAGE_BYTES))
+    # A learner that is stopped, or evaluates for long, must not keep the streams waiting.
+    learner.setblocking(False)
     try:
         ingest = Ingest(learner, job)
     except SeedbedError as error:
-        _tell(learner, {"error": str(error)})
+        _send(learner, error=str(error))
         return
     with contextlib.suppress(ConnectionError):
         ingest.run()
 
 
-def _tell(learner: socket.socket, message: dict[str, Any]) -> None:
+def _send(learner: socket.socket, **message: Any) -> None:
+    """Sends a message; raises BlockingIOError if the learner has not read enough of those before."""
     data = json.dumps(message).encode()
     assert len(data) <= MESSAGE_BYTES, "messages to the learner are short"
     learner.send(data)
@@ -75,6 +78,7 @@ class Ingest:
         self._seats = Seats(job["lives"])
         self._reception = Reception(job, key, self._seats)
         self._codec: StepCodec | None = None
+        self._spec: dict[str, Any] = {}  # of the learner, once it has told it
         self._answered: dict[int, int] = {}  # seats by the descriptor of the doorbell of answers
         self._epoll = select.epoll()
         self._epoll.register(learner, select.EPOLLIN)
@@ -85,7 +89,11 @@ class Ingest:
         self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
         self._next_beat_s = 0.0
         self._present: list[int] = []
-        _tell(learner, {"port": self._listener.getsockname()[1]})
+        self._untold: dict[
+            str, Any
+        ] = {}  # what the learner has not taken yet: the newest of each kind
+        self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
+        self._tell(port=self._listener.getsockname()[1])
 
     def run(self) -> None:
         """Serves until the learner hangs up; raises ConnectionError then."""
@@ -106,7 +114,15 @@ class Ingest:
                     self._accept()
             if self._seats.present is not self._present:
                 self._present = self._seats.present
-                _tell(self._learner, {"present": self._present})
+                self._tell(present=self._present)
+
+    def _tell(self, **news: Any) -> None:
+        """Tells the learner, as far as it takes messages now; the rest is told with the next news."""
+        self._untold |= news
+        with contextlib.suppress(BlockingIOError):
+            for kind in list(self._untold):
+                _send(self._learner, **{kind: self._untold[kind]})
+                del self._untold[kind]
 
     def _open_or_close_the_door(self, now_s: float) -> None:
         """Lets new clients in as fast as their handshakes leave time for the streams."""
@@ -195,28 +211,30 @@ class Ingest:
         """Tells the learner of the first spec."""
         spec = self._reception.take_first_spec()
         if spec is not None:
-            _tell(self._learner, {"spec": spec})
+            self._tell(spec=spec)
 
     def _obey(self) -> None:
-        """Takes a message of the learner: the slots, or the end of the run."""
-        data = self._learner.recv(MESSAGE_BYTES)
+        """Takes a message of the learner: the spec, slots and doorbells, or the end of the run."""
+        data, fds, _, _ = socket.recv_fds(self._learner, MESSAGE_BYTES, FDS)
         if not data:
             raise ConnectionResetError("the learner has hung up")
+        if fds:
+            self._fds += fds
+            if len(self._fds) == 1 + 2 * len(self._seats.all):
+                self._attach()
+            return
         message = json.loads(data)
         if "finish" in message:
             for connection in list(self._streams.values()):
                 with contextlib.suppress(ConnectionError):
                     connection.send(json_frame(Kind.FINISH, text=message["finish"]))
-        if "spec" in message:
-            self._attach(message["spec"])
+        self._spec = message.get("spec", self._spec)
 
-    def _attach(self, spec: dict[str, Any]) -> None:
-        """Maps the slots and doorbells that follow the message, and begins the streams that wait for them."""
-        count = len(self._seats.all)
-        fds = receive_fds(self._learner, 1 + 2 * count)
-        memory_fd, arrived, answered = fds[0], fds[1::2], fds[2::2]
-        layout = slot_layout(spec_from_json(spec), self._job["num_envs"])
-        memory = mmap.mmap(memory_fd, layout.size * count)
+    def _attach(self) -> None:
+        """Maps the slots and doorbells, and begins the streams that wait for them."""
+        memory_fd, arrived, answered = self._fds[0], self._fds[1::2], self._fds[2::2]
+        layout = slot_layout(spec_from_json(self._spec), self._job["num_envs"])
+        memory = mmap.mmap(memory_fd, layout.size * len(self._seats.all))
         os.close(memory_fd)
         self._codec = StepCodec(layout)
         for seat, bell in zip(self._seats.all, arrived, strict=True):
@@ -225,7 +243,7 @@ class Ingest:
             self._answered[fd] = number
             # Edge-triggered, so that the counters need not be read.
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
-        for connection in self._reception.begin_all(self._codec, spec):
+        for connection in self._reception.begin_all(self._codec, self._spec):
             self._watch(connection)
 
     def _beat(self, now_s: float) -> None:
@@ -236,11 +254,9 @@ class Ingest:
         self._seats.expire(now_s)
         for connection in self._reception.beat():
             self._watch(connection)
-        message: dict[str, Any] = {"beat": self._reception.report(self._streams.values())}
+        self._tell(beat=self._reception.report(self._streams.values()))
         if notes := self._reception.take_notes():
-            message["notes"] = notes
-        with contextlib.suppress(BlockingIOError):
-            _tell(self._learner, message)
+            self._tell(notes=[*self._untold.get("notes", []), *notes][-MOST_NOTES:])
 
 
 def _listen(host: str, port: int, former_port: int) -> socket.socket:

@@ -40,6 +40,8 @@ SILENCE_S = 5.0
 """Seconds without a byte after which a stream is given up."""
 MOST_BYTES = 1 << 28
 """The largest timestep of a group that is taken."""
+MOST_NOTES = 16
+"""Messages for the learner's user that are kept."""
 SEEDBED = versions.package_version("seedbed") or "unknown"
 """The version of this package, which both ends tell."""
 _MOST_MESSAGES = 50  # besides timesteps, of a stream in a second
@@ -90,7 +92,7 @@ class Reception:
         self._first_spec: dict[str, Any] | None = None
         self._hosts: dict[str, str] = {}  # addresses by instance
         self._ended: list[Connection] = []
-        self._notes: collections.deque[str] = collections.deque(maxlen=16)
+        self._notes: collections.deque[str] = collections.deque(maxlen=MOST_NOTES)
         self.strangers = 0  # streams that have not proved themselves
         self.refused = self._reconnects = 0
         self._told_s: dict[str, float] = {}  # when the user was told of a refusal, by its code
