@@ -279,6 +279,20 @@ def test_a_learner_that_reads_nothing_keeps_no_stream_waiting(net, monkeypatch) 
     one.learner.run(lambda: one.remote.report()["received_bytes"] > before + 1000)
 
 
+def test_hosts_hear_of_the_end_from_a_learner_that_has_read_nothing_for_long(net) -> None:
+    """As while it evaluates at the end of the run."""
+    one = net(groups=2)
+    one.start_host()
+    progress(one, range(2))
+    time.sleep(3)
+    os.kill(one.pool.pids()[0], signal.SIGSTOP)
+    one.remote.finish("the run has ended")
+    threading.Timer(0.5, os.kill, (one.pool.pids()[0], signal.SIGCONT)).start()
+    one.pool.close()
+    assert one.hosts[0].wait(10) == 0
+    assert "ended: the run has ended" in one.said()
+
+
 def test_local_actors_and_hosts_serve_one_pool(net) -> None:
     one = net(actors=1, groups=2)
     one.start_host()

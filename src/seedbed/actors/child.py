@@ -199,7 +199,8 @@ class ChildProcess:
             # A stopped process receives SIGTERM only when it continues.
             self.popen.send_signal(signal.SIGCONT)
         else:
-            self.connection.close()
+            # Not closed: what was sent would be lost with what this process has not read.
+            self.connection.shutdown(socket.SHUT_WR)
             self.descriptors = {}
             # A process without slots has nothing to clean up yet.
             if not self.slots:

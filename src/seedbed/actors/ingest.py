@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import mmap
 import os
 import select
@@ -33,6 +34,8 @@ from seedbed.types import SeedbedError
 _MOST_STRANGERS, _NEW_A_SECOND = 64, 200.0
 _BEAT_S = 1.0
 _BACKLOG = 1024
+# Seconds for which streams may end by themselves when the run has ended, so that FINISH arrives.
+_GRACE_S = 0.5
 
 
 def main() -> None:
@@ -88,21 +91,23 @@ class Ingest:
         self._events: dict[int, int] = {}  # that epoll waits for, by descriptor
         self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
         self._next_beat_s = 0.0
+        self._finished, self._until_s = False, math.inf  # the run has ended; when this process ends
         self._present: list[int] = []
-        self._untold: dict[
-            str, Any
-        ] = {}  # what the learner has not taken yet: the newest of each kind
+        # What the learner has not taken yet: the newest of each kind.
+        self._untold: dict[str, Any] = {}
         self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
         self._tell(port=self._listener.getsockname()[1])
 
     def run(self) -> None:
-        """Serves until the learner hangs up; raises ConnectionError then."""
-        while True:
-            now_s = time.monotonic()
+        """Serves until the learner hangs up, and hosts have heard of the end; may raise ConnectionError."""
+        while (now_s := time.monotonic()) < self._until_s:
+            if self._until_s < math.inf and not self._streams:
+                return
             self._open_or_close_the_door(now_s)
             if now_s >= self._next_beat_s:
                 self._beat(now_s)
             timeout_s = min(0.05 if not self._listening else 1.0, self._next_beat_s - now_s)
+            timeout_s = min(timeout_s, self._until_s - now_s)
             for fd, events in self._epoll.poll(max(0.0, timeout_s)):
                 if fd in self._answered:
                     self._reply(self._answered[fd])
@@ -216,8 +221,12 @@ class Ingest:
     def _obey(self) -> None:
         """Takes a message of the learner: the spec, slots and doorbells, or the end of the run."""
         data, fds, _, _ = socket.recv_fds(self._learner, MESSAGE_BYTES, FDS)
-        if not data:
+        if not data and not self._finished:
             raise ConnectionResetError("the learner has hung up")
+        if not data:
+            self._epoll.unregister(self._learner)
+            self._until_s = time.monotonic() + _GRACE_S
+            return
         if fds:
             self._fds += fds
             if len(self._fds) == 1 + 2 * len(self._seats.all):
@@ -225,6 +234,7 @@ class Ingest:
             return
         message = json.loads(data)
         if "finish" in message:
+            self._finished = True
             for connection in list(self._streams.values()):
                 with contextlib.suppress(ConnectionError):
                     connection.send(json_frame(Kind.FINISH, text=message["finish"]))
