@@ -28,7 +28,7 @@ from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import HEADER_BYTES, Kind, StepCodec, json_frame
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.types import ArraySpec, Discrete, EnvSpec
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 from test_transport import Learner, counting
 
 TESTS = Path(__file__).parent
@@ -251,6 +251,17 @@ def test_a_stopped_ingest_process_is_replaced(net, pool_clock) -> None:
         one.learner.turn(0.05)
     one.learner.run(lambda: len(one.ports) == 2)
     progress(one, range(2))
+
+
+def test_an_ingest_process_that_never_listens_ends_the_run(net, pool_clock) -> None:
+    """Each is killed after its silence; no other one would do better."""
+    one = net(groups=2)
+    with pytest.raises(SeedbedError, match="gave no sign for 10 s, 5 times in a row"):
+        for _ in range(200):
+            os.kill(one.pool.pids()[0], signal.SIGSTOP)
+            pool_clock(1.0)
+            one.learner.turn(0.01)
+    assert len([note for note in one.pool.take_notices() if "started again" in note]) == 4
 
 
 def test_a_learner_that_reads_nothing_keeps_no_stream_waiting(net, monkeypatch) -> None:

@@ -20,7 +20,7 @@ from seedbed.types import SeedbedError
 _MODULE = "seedbed.actors.ingest"
 # Seconds of silence after which an ingest process is replaced; it says that it lives every second.
 _HUNG_S = 10.0
-# Early ends in a row, within so many seconds of the start, after which the run fails.
+# Early ends in a row, within so many seconds of the start or before it listens, after which the run fails.
 _MAX_ENDS, _EARLY_S = 5, 10.0
 
 
@@ -150,18 +150,18 @@ class RemoteActors:
         process = self._process
         if process.fault is not None:
             raise SeedbedError(process.fault)
-        early = time.monotonic() < self._started_s + _EARLY_S
+        early = not process.port or time.monotonic() < self._started_s + _EARLY_S
         self._ends = self._ends + 1 if early else 0
         words = process.last_words()
         self._past = self.report()
         process.close()
-        if self._ends >= _MAX_ENDS:
-            raise SeedbedError(
-                f"the ingest process {how} {_MAX_ENDS} times in a row within {_EARLY_S:.0f} s of its start"
-                + (f"; its last words: {words.splitlines()[-1]}\n{words}" if words else "")
-            )
         if self._killed:
             how = f"was killed, as it gave no sign for {_HUNG_S:.0f} s,"
+        if self._ends >= _MAX_ENDS:
+            raise SeedbedError(
+                f"the ingest process {how} {_MAX_ENDS} times in a row soon after its start"
+                + (f"; its last words: {words.splitlines()[-1]}\n{words}" if words else "")
+            )
         said = f" ({words.splitlines()[-1]})" if words else ""
         self._pool.note(
             f"the ingest process {how}{said} and is started again; actors will come back"
