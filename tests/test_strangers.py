@@ -302,6 +302,17 @@ def test_a_host_that_leaves_frees_its_places(busy: Net) -> None:
     busy.learner.run(lambda: len(busy.pool.members) <= before)
 
 
+def test_seconds_of_before_a_seat_are_not_counted_again(busy: Net) -> None:
+    """As those of a host that comes back to another ingest process, or after its seat was given up."""
+    before = busy.remote.report()["cpu_seconds"]
+    client = Client(busy)
+    client.enter()
+    for seconds in (1000.0, 1300.0):
+        client.send(wire.beat_frame(wire.Beat(cpu_seconds=seconds)))
+    busy.learner.run(lambda: busy.remote.report()["cpu_seconds"] >= before + 300)
+    assert busy.remote.report()["cpu_seconds"] < before + 400
+
+
 def test_other_versions_are_refused_by_name(busy: Net) -> None:
     client = Client(busy)
     client.hello(version="9.9.9")

@@ -96,7 +96,7 @@ class Reception:
         self.strangers = 0  # streams that have not proved themselves
         self.refused = self._reconnects = 0
         self._told_s: dict[str, float] = {}  # when the user was told of a refusal, by its code
-        self._cpu_seconds = 0.0  # of all hosts
+        self._cpu_seconds = 0.0  # of all hosts, while they had seats
         self._past_bytes = [0, 0]  # received and sent, by streams that have ended
 
     def meet(self, connection: Connection, address: str) -> None:
@@ -228,9 +228,12 @@ class Reception:
         visitor.connection.send(seat.begin(begin))
 
     def _heard(self, visitor: _Visitor, beat: Beat) -> None:
-        if visitor.seat is not None:
-            self._cpu_seconds += max(0.0, beat.cpu_seconds - visitor.seat.beat.cpu_seconds)
-            visitor.seat.beat = beat
+        if (seat := visitor.seat) is None:
+            return
+        # The first beat of an owner tells of seconds that another process or seat may have counted.
+        if seat.beat is not None:
+            self._cpu_seconds += max(0.0, beat.cpu_seconds - seat.beat.cpu_seconds)
+        seat.beat = beat
 
     def refuse(self, connection: Connection, error: ProtocolError) -> None:
         """Tells a stream why it has to end, counts it, and ends it."""
@@ -311,6 +314,7 @@ class Reception:
     def report(self, streams: Collection[Connection]) -> dict[str, float]:
         """Returns figures about hosts and streams; counts are since the start of the process."""
         seated = [seat for seat in self._seats.all if seat.connection is not None]
+        beats = [seat.beat or Beat() for seat in seated]
         waits = sorted(self._seats.latencies)
         self._seats.latencies.clear()
         return {
@@ -324,8 +328,8 @@ class Reception:
             "cpu_seconds": self._cpu_seconds,
             "answer_p50_s": waits[len(waits) // 2] if waits else 0.0,
             "answer_p99_s": waits[int(0.99 * len(waits))] if waits else 0.0,
-            "action_p50_s": statistics.median([s.beat.p50_s for s in seated] or [0.0]),
-            "action_p99_s": max([s.beat.p99_s for s in seated] or [0.0]),
+            "action_p50_s": statistics.median([beat.p50_s for beat in beats] or [0.0]),
+            "action_p99_s": max([beat.p99_s for beat in beats], default=0.0),
         }
 
 

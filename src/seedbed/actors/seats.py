@@ -33,7 +33,7 @@ class Seat:
         self.end = LearnerEnd(life)
         self.owner: Owner | None = None
         self.connection: Connection | None = None
-        self.beat = Beat()  # the last one
+        self.beat: Beat | None = None  # the last one of the owner; None before its first
         self.published = 0  # timesteps
         self._slot: Slot | None = None
         self._bell = -1  # of observations
@@ -132,7 +132,7 @@ class Seats:
         for seat in self.all:
             if seat.owner is not None and seat.connection is None and seat.end.expired(now_s):
                 del self._of[seat.owner]
-                seat.owner, seat.beat = None, Beat()
+                seat.owner, seat.beat = None, None
                 self._count()
 
     def free(self, instance: str) -> list[Connection]:
@@ -140,7 +140,7 @@ class Seats:
         streams = []
         for owner in [owner for owner in self._of if owner.instance == instance]:
             seat = self._of.pop(owner)
-            seat.owner, seat.beat = None, Beat()
+            seat.owner, seat.beat = None, None
             if seat.connection is not None:
                 streams.append(seat.connection)
         self._count()
