@@ -156,10 +156,10 @@ def test_steps_of_hosts_arrive_once_in_order_and_in_their_groups(net) -> None:
     assert one.pool.members == (0, 1, 2, 3)
     checkers = [checker for group in one.learner.checkers for checker in group]
     assert len({checker._env for checker in checkers}) == one.pool.num_envs
-    one.learner.run(lambda: one.remote.report().get("streams") == 4)
+    one.learner.run(lambda: one.remote.report().get("steps", 0) >= 400)
     report = one.remote.report()
-    assert (report["hosts"], report["refused"], report["reconnects"]) == (2, 0, 0)
-    assert report["steps"] >= 400
+    assert (report["hosts"], report["streams"]) == (2, 4)
+    assert (report["refused"], report["reconnects"]) == (0, 0)
     one.learner.run(lambda: one.remote.report()["cpu_seconds"] > 0)
     one.remote.finish("the run has ended")
     one.learner.run(lambda: all(host.poll() == 0 for host in one.hosts))
