@@ -363,6 +363,7 @@ def test_the_document_tells_the_times_and_bounds_of_the_code() -> None:
     text = " ".join(DOCUMENT.read_text().split())
     assert f"{wire.HELLO_BYTES // 1024} KiB of memory" in text
     assert f"At most {ingest._MOST_STRANGERS} such clients" in text
+    assert f"at most {reception.MOST_WAITING} are kept besides two for each group" in text
     assert f"and {ingest._NEW_A_SECOND:.0f} a second are let in" in text
 
 

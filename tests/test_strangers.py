@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from seedbed import trees
-from seedbed.actors import credentials, wire
+from seedbed.actors import credentials, reception, wire
 from seedbed.actors.credentials import ActorKey
 from seedbed.actors.slots import slot_layout, spec_to_json
 from seedbed.actors.wire import Kind, StepCodec
@@ -311,6 +311,29 @@ def test_seconds_of_before_a_seat_are_not_counted_again(busy: Net) -> None:
         client.send(wire.beat_frame(wire.Beat(cpu_seconds=seconds)))
     busy.learner.run(lambda: busy.remote.report()["cpu_seconds"] >= before + 300)
     assert busy.remote.report()["cpu_seconds"] < before + 400
+
+
+def test_no_more_streams_are_kept_than_have_a_use(tmp_path: Path) -> None:
+    one = Net(tmp_path, counting(), groups=2)
+    most, clients = 2 * 2 + reception.MOST_WAITING, []
+    try:
+        one.start_host()
+        progress(one, range(2))
+        # Two are the host's.
+        for _ in range(most - 2):
+            clients.append(Client(one))
+            clients[-1].hello()
+            assert clients[-1].read()[0] is Kind.WELCOME
+        late = Client(one)
+        late.hello()
+        assert late.refused() == ("full", f"the run has {most} streams, and takes no more")
+        clients.pop().socket.close()
+        progress(one, range(2), max(one.learner.steps) + 20)
+        late = Client(one)
+        late.hello()
+        assert late.read()[0] is Kind.WELCOME
+    finally:
+        one.close()
 
 
 def test_other_versions_are_refused_by_name(busy: Net) -> None:

@@ -44,6 +44,8 @@ MOST_NOTES = 16
 """Messages for the learner's user that are kept."""
 SEEDBED = versions.package_version("seedbed") or "unknown"
 """The version of this package, which both ends tell."""
+MOST_WAITING = 64
+"""Proved streams that are kept besides two for each seat: that of its owner, and one that replaces it."""
 _MOST_MESSAGES = 50  # besides timesteps, of a stream in a second
 _MOST_INDEX = 1 << 12
 _TELL_S = 10.0
@@ -154,6 +156,9 @@ class Reception:
             raise ProtocolError("there is no such host or group")
         with _versions_agree():
             versions.require_same_release("seedbed", SEEDBED, said["version"])
+        most = 2 * len(self._seats.all) + MOST_WAITING
+        if len(self._visitors) - self.strangers >= most:
+            raise ProtocolError(f"the run has {most} streams, and takes no more", "full")
         self.strangers -= 1
         visitor.owner = Owner(said["instance"], said["index"])
         visitor.life, visitor.step = said["life"], said["step"]
