@@ -155,7 +155,8 @@ def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, star
 
 
 def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, started):
-    learner = run_seedbed(tmp_path / "learner.log", listening(run_folder, 10**9, NEW))
+    learner_log = tmp_path / "learner.log"
+    learner = run_seedbed(learner_log, listening(run_folder, 10**9, NEW))
     started.append(learner)
     wait_for(lambda: (run_folder / "listen" / "address.json").exists(), learner)
     key = tmp_path / "key"
@@ -175,12 +176,15 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
     )
     started.append(actor)
     wait_for(lambda: "connected to the learner" in log.read_text(), actor)
+    here = "actors of 127.0.0.1 are here (2 groups, 4 environments)"
+    wait_for(lambda: here in learner_log.read_text(), learner)
     actors = [child.pid for child in psutil.Process(actor.pid).children(recursive=True)]
     actor.send_signal(signal.SIGTERM)
     assert actor.wait(20) == 0
     assert gone(actors) and learner.poll() is None
-    assert "have left: give a multiple" not in (tmp_path / "learner.log").read_text()
-    assert "actors of 127.0.0.1 are here" in (tmp_path / "learner.log").read_text()
+    assert "have left: give a multiple" not in learner_log.read_text()
+    left = "actors of 127.0.0.1 have left (2 groups, 4 environments)"
+    wait_for(lambda: left in learner_log.read_text(), learner)
     learner.send_signal(signal.SIGTERM)
     assert learner.wait(20) == 130
 

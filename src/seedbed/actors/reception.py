@@ -82,6 +82,15 @@ class _Visitor:
     messages: int = 0  # besides timesteps, since the last beat
 
 
+@dataclasses.dataclass
+class _Host:
+    """A host, and how many groups it has."""
+
+    address: str
+    groups: int = 0  # that had seats at the last beat
+    told: int = 0  # of which the user knows
+
+
 class Reception:
     """All streams by connection, from the first byte on. For one thread."""
 
@@ -92,7 +101,7 @@ class Reception:
         self._codec: StepCodec | None = None
         self._spec: EnvSpec | None = None  # of the learner; None until it is known
         self._first_spec: dict[str, Any] | None = None
-        self._hosts: dict[str, str] = {}  # addresses by instance
+        self._hosts: dict[str, _Host] = {}  # by instance
         self._ended: list[Connection] = []
         self._notes: collections.deque[str] = collections.deque(maxlen=MOST_NOTES)
         self.strangers = 0  # streams that have not proved themselves
@@ -138,7 +147,10 @@ class Reception:
             self._heard(visitor, read_beat(body))
         elif kind is Kind.LEAVE:
             text = read_json(body, text=str)["text"]
-            self.note(f"actors of {visitor.address} have left" + (f": {text}" if text else ""))
+            many = self._many(self._seats.by_host()[visitor.owner.instance])
+            self.note(
+                f"actors of {visitor.address} have left{many}" + (f": {text}" if text else "")
+            )
             self._hosts.pop(visitor.owner.instance, None)
             self._ended += [connection, *self._seats.free(visitor.owner.instance)]
         elif kind is Kind.ANEW and visitor.seat is not None and not body:
@@ -163,9 +175,7 @@ class Reception:
         visitor.owner = Owner(said["instance"], said["index"])
         visitor.life, visitor.step = said["life"], said["step"]
         visitor.stage, visitor.connection.limit = Stage.READY, CONTROL_BYTES
-        if visitor.owner.instance not in self._hosts:
-            self._hosts[visitor.owner.instance] = visitor.address
-            self.note(f"actors of {visitor.address} are here")
+        self._hosts.setdefault(visitor.owner.instance, _Host(visitor.address))
         job = self._job
         seeds = np.random.SeedSequence([job["seed"], job["term"], int(said["instance"], 16)])
         visitor.connection.send(
@@ -300,11 +310,28 @@ class Reception:
                 except ConnectionError:
                     self._ended.append(connection)
                 beating.append(connection)
-        present = {seat.owner.instance for seat in self._seats.all if seat.owner is not None}
-        present |= {visitor.owner.instance for visitor in self._visitors.values()}
-        for instance in [each for each in self._hosts if each not in present]:
-            self.note(f"actors of {self._hosts.pop(instance)} are gone")
+        self._follow_hosts()
         return beating
+
+    def _follow_hosts(self) -> None:
+        """Tells of hosts that have had their groups for two beats, and of those that are gone."""
+        counts = self._seats.by_host()
+        here = {visitor.owner.instance for visitor in self._visitors.values()}
+        for instance, host in list(self._hosts.items()):
+            settled, host.groups = counts[instance] == host.groups, counts[instance]
+            if settled and host.groups not in (0, host.told):
+                host.told = host.groups
+                self.note(f"actors of {host.address} are here{self._many(host.told)}")
+            if not host.groups and instance not in here:
+                del self._hosts[instance]
+                if host.told:
+                    self.note(f"actors of {host.address} are gone{self._many(host.told)}")
+
+    def _many(self, groups: int) -> str:
+        """Returns the numbers of groups and environments in brackets; nothing for no group."""
+        return (
+            f" ({groups} groups, {groups * self._job['num_envs']} environments)" if groups else ""
+        )
 
     def note(self, text: str) -> None:
         """Keeps a message for the learner's user, whose terminal must not be at a stranger's command."""

@@ -146,5 +146,9 @@ class Seats:
         self._count()
         return streams
 
+    def by_host(self) -> collections.Counter[str]:
+        """Returns how many seats each host has, by instance."""
+        return collections.Counter(owner.instance for owner in self._of)
+
     def _count(self) -> None:
         self.present = [seat.number for seat in self.all if seat.owner is not None]
