@@ -22,6 +22,7 @@ from seedbed.actors import child, credentials
 from seedbed.actors.connection import Connection
 from seedbed.actors.link import Identity, Link
 from seedbed.actors.local import local_pool
+from seedbed.actors.names import Names
 from seedbed.actors.process import Launcher
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.actors.seats import Seat
@@ -339,6 +340,38 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         server.close()
         for each in filling:
             each.close()
+
+
+def test_a_name_server_that_is_slow_keeps_no_stream_waiting(tmp_path, monkeypatch) -> None:
+    key, look_up, asked = credentials.ensure_credentials(tmp_path / "listen"), threading.Event(), []
+
+    def slowly(host: str, port: int, **options: object) -> list:
+        asked.append(host)
+        assert look_up.wait(20)
+        return getaddrinfo("127.0.0.1", port, **options)
+
+    getaddrinfo = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", slowly)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+        addresses = [("learner.example", listener.getsockname()[1])]
+        links = [Link(identity, number, lambda: addresses) for number in range(2)]
+        started = time.monotonic()
+        for link in links * 5:
+            link.connect()
+            assert link.connection is None and "is being looked up" in link.last_error
+        assert time.monotonic() - started < 5 and len(asked) == 1
+        look_up.set()
+        deadline = time.monotonic() + 10
+        for link in links:
+            while link.connection is None:
+                assert time.monotonic() < deadline
+                link.connect()
+            link.drop("")
+        assert len(asked) == 1
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="too long"):
+        Names().find("a" * 64 + ".example", 1)
 
 
 def test_a_timestep_that_waits_for_the_slot_outlives_its_stream() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import ActorKey
 from seedbed.actors.lives import ActorEnd, Begin
+from seedbed.actors.names import Names
 from seedbed.actors.wire import (
     CONTROL_BYTES,
     Kind,
@@ -55,6 +56,7 @@ class Identity:
     version: str  # of this package
     instance: str  # 32 hexadecimal digits, drawn when the host starts
     term: int = 0  # the latest of a learner that a stream has met
+    names: Names = dataclasses.field(default_factory=Names)
 
 
 class Refusal(Exception):
@@ -101,7 +103,7 @@ class Link:
             return
         host, port = addresses[(self._tries - 1) % len(addresses)]
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = self._identity.names.find(host, port)
             # A name may have several addresses; each has its turn.
             turn = (self._tries - 1) // len(addresses) % len(found)
             family, kind, number, _, address = found[turn]
