@@ -108,6 +108,7 @@ class Net:
             stdout=output,
             stderr=output,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            process_group=0,
         )
         self.hosts.append(host)
         return host
@@ -252,6 +253,20 @@ def test_a_stopped_ingest_process_is_replaced(net, pool_clock) -> None:
         one.learner.turn(0.05)
     one.learner.run(lambda: len(one.ports) == 2)
     progress(one, range(2))
+
+
+def test_a_signal_to_a_host_and_its_actors_ends_them_without_a_word(net) -> None:
+    """As from `timeout`, a service manager or a batch system."""
+    one = net(groups=8)
+    one.start_host(processes=4)
+    progress(one, range(8))
+    # The host is the last to see the signal.
+    os.kill(one.hosts[0].pid, signal.SIGSTOP)
+    os.killpg(one.hosts[0].pid, signal.SIGTERM)
+    time.sleep(0.5)
+    os.kill(one.hosts[0].pid, signal.SIGCONT)
+    one.learner.run(lambda: one.hosts[0].poll() == 0)
+    assert one.said().splitlines()[-1] == "ended: stopped" and "SIGTERM" not in one.said()
 
 
 def test_an_ingest_process_that_never_listens_ends_the_run(net, pool_clock) -> None:

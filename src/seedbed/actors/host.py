@@ -91,6 +91,8 @@ class Host:
         """
         try:
             while not stop():
+                # Not after `stop`: a signal to the whole process group ends the actor processes, too.
+                self._tell_notices()
                 self._turn()
             self._say_goodbye("")
             return "stopped"
@@ -112,6 +114,10 @@ class Host:
             self._pool.close()
             self._pool = None
         self._epoll.close()
+
+    def _tell_notices(self) -> None:
+        for notice in self._pool.take_notices() if self._pool is not None else ():
+            self._tell(notice)
 
     def _turn(self) -> None:
         """Handles one batch of events."""
@@ -224,8 +230,6 @@ class Host:
         for number in ready:
             group = self._groups[number]
             self._do(group, group.link.end.timestep(opening=pool.slots[number].step == 1))
-        for notice in pool.take_notices():
-            self._tell(notice)
 
     def _do(self, group: _Group, act: Act) -> None:
         """Does what a group's end says."""
