@@ -8,14 +8,16 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from seedbed.actors import credentials
+from seedbed.actors import command, credentials, host
 from seedbed.actors.host import _require_allowed
 from seedbed.central.listening import advertised
 from seedbed.cli import main
@@ -225,6 +227,39 @@ def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, arguments
 def test_wrong_options_of_learners_are_named(options, text):
     with pytest.raises(SeedbedError, match=text):
         CentralConfig(**options)
+
+
+def test_a_host_keeps_to_the_address_of_a_folder_that_is_gone(tmp_path):
+    folder, told = tmp_path / "run" / credentials.FOLDER, []
+    folder.mkdir(parents=True)
+    find = command._Published(folder / credentials.ADDRESS, False, told.append)
+    assert find() == [] and told == []
+    for name in ("one", "other"):
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"term": 1, "addresses": [f"{name}:7"], "insecure": False}
+        (folder / credentials.ADDRESS).write_text(json.dumps(content))
+        assert find() == [(name, 7)]
+        shutil.rmtree(folder.parent)
+        for _ in range(3):
+            assert find() == [(name, 7)]
+        (said,) = told
+        assert f"{folder} is gone" in said and f"still looking for its learner at {name}:7" in said
+        told.clear()
+
+
+def test_a_host_that_finds_no_learner_tells_every_minute_what_it_tries(tmp_path):
+    key, told = credentials.ensure_credentials(tmp_path / "listen"), []
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = nobody.getsockname()
+        waiting = host.Host(key, lambda: [address], host.HostOptions(1), False, told.append)
+        begun = time.monotonic()
+        while not waiting._groups[0].link.last_error:
+            waiting._turn()
+        for second in range(200):
+            waiting._tell_of_the_learner(begun + second)
+        waiting.close()
+    assert told == [f"no learner yet: 127.0.0.1:{address[1]}: Connection refused"] * 4
 
 
 def test_what_a_run_listens_with():

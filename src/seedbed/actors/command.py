@@ -65,7 +65,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     for name in ("processes", "envs"):
         if getattr(given, name) < 0:
             raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")
-    key, addresses = _find(given)
+    key, addresses = _find(given, tell)
     options = HostOptions(
         processes=given.processes or max(1, int(usable_cores())),
         envs=given.envs,
@@ -86,7 +86,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
 
 def _find(
-    given: argparse.Namespace,
+    given: argparse.Namespace, tell: Callable[[str], None]
 ) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]]:
     """Returns the key, and a function that returns where the learner may be."""
     folder = Path(given.where)
@@ -97,7 +97,7 @@ def _find(
                 f"the run {folder} does not listen: start it with seedbed train ... --listen HOST:PORT"
             )
         key = ActorKey.read(given.key or listening / KEY)
-        return key, lambda: _published(listening / ADDRESS, given.insecure)
+        return key, _Published(listening / ADDRESS, given.insecure, tell)
     host, colon, port = given.where.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
         raise SeedbedError(
@@ -112,24 +112,51 @@ def _find(
     return ActorKey.read(given.key), lambda: [address]
 
 
-def _published(path: Path, insecure: bool) -> list[tuple[str, int]]:
-    """Returns the addresses that the run's newest learner has written; none if there is no such file."""
-    try:
-        content = json.loads(path.read_text())
-        pairs = [text.rpartition(":") for text in content["addresses"]]
-        found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
-        plaintext = bool(content["insecure"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    if plaintext != insecure:
-        raise SeedbedError(
-            "the run's streams are plaintext: add --insecure"
-            if plaintext
-            else "the run's streams are encrypted: leave out --insecure"
+class _Published:
+    """The addresses that the run's newest learner has written to its folder. For one thread."""
+
+    def __init__(self, path: Path, insecure: bool, tell: Callable[[str], None]) -> None:
+        self._path, self._insecure, self._tell = path, insecure, tell
+        self._known: list[tuple[str, int]] = []
+        self._missed = False  # whether the user knows that the file cannot be read
+
+    def __call__(self) -> list[tuple[str, int]]:
+        """Returns them; without the file those that it had last, and none if there never was one.
+
+        Raises SeedbedError if the streams are not what the options say.
+        """
+        try:
+            content = json.loads(self._path.read_text())
+            pairs = [text.rpartition(":") for text in content["addresses"]]
+            found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
+            plaintext = bool(content["insecure"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._miss(error)
+            return self._known
+        if plaintext != self._insecure:
+            raise SeedbedError(
+                "the run's streams are plaintext: add --insecure"
+                if plaintext
+                else "the run's streams are encrypted: leave out --insecure"
+            )
+        for host, _ in found:
+            _require_loopback(host, self._insecure)
+        self._known, self._missed = found, False
+        return found
+
+    def _miss(self, error: Exception) -> None:
+        """Tells once that the folder is gone, or that the file was there and cannot be read any more."""
+        gone = not self._path.parent.is_dir()
+        if self._missed or not (gone or self._known):
+            return
+        self._missed = True
+        what = (
+            f"{self._path.parent} is gone: it was removed, or the run ended before it had saved anything"
+            if gone
+            else f"{self._path} cannot be read ({error})"
         )
-    for host, _ in found:
-        _require_loopback(host, insecure)
-    return found
+        where = ", ".join(f"{host}:{port}" for host, port in self._known)
+        self._tell(f"{what}; still looking for its learner" + (f" at {where}" if where else ""))
 
 
 def _require_loopback(host: str, insecure: bool) -> None:

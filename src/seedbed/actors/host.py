@@ -32,7 +32,8 @@ from seedbed.types import SeedbedError
 GROUPS = 2
 """Groups of environments in an actor process: one steps while the other waits for actions."""
 _BEAT_S = 1.0
-_TELL_S = 10.0  # between two messages about a learner that cannot be reached
+# Seconds until it is told that a learner cannot be reached, and until it is told again.
+_TELL_S, _TELL_AGAIN_S = 10.0, 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Host:
         self._welcome: dict[str, Any] = {}  # what the environments were made for
         self._env: HostEnvConfig | None = None
         self._codec: StepCodec | None = None
-        self._next_beat_s, self._told_s = 0.0, time.monotonic()
+        self._next_beat_s, self._next_tell_s = 0.0, time.monotonic() + _TELL_S
         self._connected, self._waiting = False, 0
 
     def run(self, stop: Callable[[], bool]) -> str:
@@ -297,16 +298,19 @@ class Host:
             self._connected = True
             self._tell(f"connected to the learner, term {self._identity.term}")
         elif not streaming and self._connected:
-            self._connected, self._told_s = False, now_s
+            self._connected, self._next_tell_s = False, now_s + _TELL_S
             errors = collections.Counter(group.link.last_error for group in self._groups)
             self._tell(f"lost the learner ({errors.most_common(1)[0][0]}); looking for it")
         waiting = sum(group.link.waits_for_place for group in self._groups)
         if waiting > self._waiting:
             self._tell(f"the run is full: {waiting} of {len(self._groups)} groups wait for a place")
         self._waiting = waiting
-        if not streaming and now_s > self._told_s + _TELL_S:
-            self._told_s = now_s
-            self._tell(f"no learner yet: {self._groups[0].link.last_error or 'connecting'}")
+        making = any(group.link.stage in (Stage.SPEC, Stage.BEGIN) for group in self._groups)
+        if not (streaming or waiting or making) and now_s > self._next_tell_s:
+            self._next_tell_s = now_s + _TELL_AGAIN_S
+            # Each group may have tried another address.
+            errors = sorted({group.link.last_error for group in self._groups} - {""})
+            self._tell(f"no learner yet: {'; '.join(errors) or 'connecting'}")
 
     def _say_goodbye(self, text: str) -> None:
         """Tells the learner that this host leaves, and why if there is a reason; its places are free then."""

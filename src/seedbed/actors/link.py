@@ -85,11 +85,12 @@ class Link:
         self.stage = Stage.RETRY
         self.codec: StepCodec | None = None
         self.retry_at_s = 0.0
-        self.last_error = ""  # why the last try failed; "" after a BEGIN
+        self.last_error = ""  # where the last try failed, and why; "" after a BEGIN
         self.waits_for_place = False  # the run has no place for the group
         self.begins = 0  # streams that came as far as BEGIN
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
+        self._address = ""  # the newest that was tried
 
     def connect(self) -> None:
         """Begins to connect to the next address."""
@@ -99,9 +100,10 @@ class Link:
         delay_s = min(RETRY_S, _FIRST_RETRY_S * 2 ** min(self._tries, 8))
         self.retry_at_s = time.monotonic() + delay_s * random.uniform(0.5, 1.0)
         if not addresses:
-            self.last_error = "no learner has written its address to the run's folder"
+            self.last_error = "the run's folder names no address"
             return
         host, port = addresses[(self._tries - 1) % len(addresses)]
+        self._address = f"{host}:{port}"
         try:
             found = self._identity.names.find(host, port)
             # A name may have several addresses; each has its turn.
@@ -116,7 +118,7 @@ class Link:
             self.connection = Connection(stream, self._identity.context, server=False)
             self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
         except (OSError, ConnectionError) as error:
-            self.last_error = f"{host}:{port}: {error}"
+            self.last_error = f"{self._address}: {error}"
 
     def take(self, kind: Kind, body: memoryview) -> Begin | None:
         """Takes a message of the handshake; returns a BEGIN.
@@ -188,5 +190,5 @@ class Link:
                 self.retry_at_s = time.monotonic() + RETRY_S
         self.waits_for_place = full
         self.connection, self.stage = None, Stage.RETRY
-        self.last_error = why
+        self.last_error = f"{self._address}: {why}"
         self.end.leave()
