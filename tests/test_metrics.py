@@ -178,11 +178,11 @@ def test_episode_statistics():
     assert again.summary() == summary
 
 
-def shares(cores=2.0, actors=2, start=None, **counters):
+def shares(cores=2.0, actors=2, start=None, away_share=0.0, **counters):
     machine = MachineShares(cores, actors)
     if start is not None:
         machine.start(start)
-    return machine.update(Counters(**counters))
+    return machine.update(Counters(**counters), away_share)
 
 
 def test_machine_shares_of_a_saturated_machine():
@@ -215,6 +215,24 @@ def test_bottleneck_of_a_machine_with_idle_cores(
     )
     assert found["bottleneck"] == bottleneck
     assert sum(value for name, value in found.items() if name != "bottleneck") == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("away_share", "bottleneck"), [(0.95, "environment"), (0.6, "inference"), (0.0, "inference")]
+)
+def test_bottleneck_where_environments_are_elsewhere(away_share, bottleneck):
+    found = shares(
+        cores=16,
+        actors=1,
+        away_share=away_share,
+        wall=10,
+        actors_cpu=1,  # of the ingest process
+        learner_cpu=9,
+        inference_busy=7,
+        learning_busy=5,
+    )
+    assert found["bottleneck"] == bottleneck
+    assert found["time/environment"] == pytest.approx(1 / 160)
 
 
 def test_shares_are_of_the_interval_and_never_exceed_one():

@@ -168,6 +168,21 @@ def test_steps_of_hosts_arrive_once_in_order_and_in_their_groups(net) -> None:
     assert "ended: the run has ended" in one.said()
 
 
+@pytest.mark.parametrize(
+    ("env_s", "learner_s", "least", "most"), [(0.02, 0, 0.8, 1), (0, 0.02, 0, 0.4)]
+)
+def test_what_limits_a_run_is_known(net, env_s, learner_s, least, most) -> None:
+    one = net(counting(sleep_s=env_s), groups=2)
+    one.start_host()
+    progress(one, range(2))
+    begun = time.monotonic()
+    # Beats of before that tell of the start.
+    while time.monotonic() < begun + 3.0:
+        one.learner.turn()
+        time.sleep(learner_s)
+    assert least <= one.remote.report()["away_share"] <= most
+
+
 def test_a_killed_host_loses_its_lives_and_nothing_else(net) -> None:
     one = net()
     one.start_host()

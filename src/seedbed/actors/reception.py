@@ -358,6 +358,7 @@ class Reception:
             "received_bytes": self._past_bytes[0] + sum(each.received_bytes for each in streams),
             "sent_bytes": self._past_bytes[1] + sum(each.sent_bytes for each in streams),
             "cpu_seconds": self._cpu_seconds,
+            "away_share": self._seats.away_share(time.monotonic()),
             "answer_p50_s": waits[len(waits) // 2] if waits else 0.0,
             "answer_p99_s": waits[int(0.99 * len(waits))] if waits else 0.0,
             "action_p50_s": statistics.median([beat.p50_s for beat in beats] or [0.0]),

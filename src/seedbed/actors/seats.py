@@ -35,6 +35,8 @@ class Seat:
         self.connection: Connection | None = None
         self.beat: Beat | None = None  # the last one of the owner; None before its first
         self.published = 0  # timesteps
+        self._waited_s = 0.0  # for answers that have come
+        self._asked_s: float | None = None  # when the timestep without an answer was published
         self._slot: Slot | None = None
         self._bell = -1  # of observations
         self._held: list[np.ndarray] = []
@@ -70,7 +72,7 @@ class Seat:
         if self._slot.life != self.end.life:
             self._slot.open(self.end.life)
         self._slot.publish(leaves)
-        self.published += 1
+        self.published, self._asked_s = self.published + 1, time.monotonic()
         os.eventfd_write(self._bell, 1)
 
     def answered(self, codec: StepCodec, latencies: collections.deque[float]) -> None:
@@ -82,13 +84,22 @@ class Seat:
         assert slot is not None
         if not slot.answered:
             return
-        latencies.append((time.monotonic_ns() - slot.published_ns) / 1e9)
+        before_s, self._waited_s, self._asked_s = (
+            self._waited_s,
+            self.waited_s(time.monotonic()),
+            None,
+        )
+        latencies.append(self._waited_s - before_s)
         what = self.end.answered(slot.life, slot.step)
         if what is Arrival.PUBLISH:
             held, self._held = self._held, []
             self._publish(held)
         elif what is Arrival.ANSWER:
             self._answer(codec)
+
+    def waited_s(self, now_s: float) -> float:
+        """Returns the seconds so far for which timesteps have waited for the learner."""
+        return self._waited_s + (now_s - self._asked_s if self._asked_s is not None else 0.0)
 
     def _answer(self, codec: StepCodec) -> None:
         if self.connection is not None and self._slot is not None:
@@ -111,6 +122,7 @@ class Seats:
         # The numbers of the seats that are somebody's; replaced when they change.
         self.present: list[int] = []
         self._of: dict[Owner, Seat] = {}
+        self._looked_s, self._waited_s = time.monotonic(), 0.0  # at the last `away_share`
 
     def take(self, owner: Owner, life: int, step: int, now_s: float) -> tuple[Seat, Begin] | None:
         """Seats a stream whose last timestep was `step` of `life`, and returns how it begins.
@@ -145,6 +157,17 @@ class Seats:
                 streams.append(seat.connection)
         self._count()
         return streams
+
+    def away_share(self, now_s: float) -> float:
+        """Returns the share of the time since the last call in which groups did not wait for the learner.
+
+        Then their environments step, or messages travel. It is 1 without any stream.
+        """
+        streams = sum(seat.connection is not None for seat in self.all)
+        waited_s = sum(seat.waited_s(now_s) for seat in self.all)
+        passed_s, more_s = streams * (now_s - self._looked_s), waited_s - self._waited_s
+        self._looked_s, self._waited_s = now_s, waited_s
+        return max(0.0, 1.0 - more_s / passed_s) if passed_s else 1.0
 
     def by_host(self) -> collections.Counter[str]:
         """Returns how many seats each host has, by instance."""

@@ -62,7 +62,7 @@ class CentralMeter:
             **acting.episodes.summary(),
             **self._setup.source.metrics(),
             **learning.metrics,
-            **self._shares.update(self._counters()),
+            **self._shares.update(self._counters(), self._away_share()),
             "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
             **{
                 f"{name}_share": max(0.0, seconds - last.seconds[name]) / passed_s
@@ -77,6 +77,14 @@ class CentralMeter:
         if self._setup.remote is None:
             return {}
         return {f"streams/{name}": value for name, value in self._setup.remote.report().items()}
+
+    def _away_share(self) -> float:
+        """Returns the share of the time in which environments of other machines do not wait for this one."""
+        streams = self._streams()
+        if not streams.get("streams/streams"):
+            # Whoever is missing keeps a run waiting that has no actors of its own.
+            return float(not self._setup.config.actors)
+        return streams["streams/away_share"]
 
     def _totals(self) -> Totals:
         acting, learning, source = self._setup.acting, self._setup.learning, self._setup.source

@@ -268,12 +268,13 @@ class MachineShares:
         """Sets the counters at which the first interval starts. Call from one thread at a time."""
         self._last = counters
 
-    def update(self, counters: Counters) -> dict[str, Any]:
+    def update(self, counters: Counters, away_share: float = 0.0) -> dict[str, Any]:
         """Returns `time/...`, as shares of cores x wall time since the last call, and `bottleneck`.
 
         The CPU time of the learner's process is divided in proportion to the busy times of its two threads.
         If the share of waiting is below `SATURATED`, the bottleneck is the stage with the largest share;
-        otherwise it is the stage that is busy for most of the time. Call from one thread at a time.
+        otherwise it is the stage that is busy for most of the time. Environments of other machines are busy
+        for `away_share` of the time. Call from one thread at a time.
         """
         passed = [
             max(0.0, now - before)
@@ -290,7 +291,8 @@ class MachineShares:
         shares = used / (self._cores * wall)
         shares /= max(1.0, float(shares.sum()))  # the clocks of processes differ a little
         waiting = 1.0 - float(shares.sum())
-        activity = (actors_cpu / self._actors, inference_busy, learning_busy)
+        environment_busy = max(actors_cpu / self._actors, away_share * wall)
+        activity = (environment_busy, inference_busy, learning_busy)
         decisive = shares if waiting < SATURATED else activity
         return {
             **{f"time/{stage}": float(share) for stage, share in zip(STAGES, shares, strict=True)},
