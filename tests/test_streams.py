@@ -404,6 +404,36 @@ def test_a_name_server_that_is_slow_keeps_no_stream_waiting(tmp_path, monkeypatc
         Names().find("a" * 64 + ".example", 1)
 
 
+def test_addresses_that_fail_at_once_take_no_turn_and_the_one_that_was_reached_has_more(
+    tmp_path,
+) -> None:
+    key = credentials.ensure_credentials(tmp_path / "listen")
+    identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        servers = [server.getsockname() for server in (one, two)]
+        nowhere = [("255.255.255.255", port) for port in (1, 2, 3)]
+
+        def tried(addresses: list[tuple[str, int]], times: int) -> list[tuple[str, int]]:
+            link, found = Link(identity, 0, lambda: addresses), []
+            for _ in range(times):
+                link.connect()
+                found.append(link._address)
+                assert (link.connection is None) == (link._address in nowhere)
+                link.drop("")
+            return found
+
+        assert tried(nowhere, 2) == nowhere[-1:] + nowhere[:1]
+        assert tried([*nowhere, servers[0]], 5) == servers[:1] * 5
+        assert tried([*servers], 4) == servers * 2
+        identity.reached = servers[1]
+        assert tried([*servers], 4) == [servers[1], servers[0], servers[1], servers[1]]
+        identity.reached = ("127.0.0.1", 1)
+        assert tried([*servers], 2) == servers
+
+
 def test_a_timestep_that_waits_for_the_slot_outlives_its_stream() -> None:
     layout = slot_layout(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), 1)
     codec, seat = StepCodec(layout), Seat(0, 0)

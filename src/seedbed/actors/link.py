@@ -56,6 +56,7 @@ class Identity:
     version: str  # of this package
     instance: str  # 32 hexadecimal digits, drawn when the host starts
     term: int = 0  # the latest of a learner that a stream has met
+    reached: tuple[str, int] = ("", 0)  # the address at which a stream has met the learner last
     names: Names = dataclasses.field(default_factory=Names)
 
 
@@ -90,35 +91,50 @@ class Link:
         self.begins = 0  # streams that came as far as BEGIN
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
-        self._address = ""  # the newest that was tried
+        self._address = ("", 0)  # the newest that was tried
 
     def connect(self) -> None:
-        """Begins to connect to the next address."""
-        addresses = self._addresses()
+        """Begins to connect to the next address, or to the first one after it that does not fail at once."""
+        addresses = self._in_turn()
+        # A name may have several addresses; each has its turn.
+        turn = self._tries // max(1, len(addresses))
         self._tries += 1
         # They do not all come back at the same moment.
         delay_s = min(RETRY_S, _FIRST_RETRY_S * 2 ** min(self._tries, 8))
         self.retry_at_s = time.monotonic() + delay_s * random.uniform(0.5, 1.0)
-        if not addresses:
-            self.last_error = "the run's folder names no address"
-            return
-        host, port = addresses[(self._tries - 1) % len(addresses)]
-        self._address = f"{host}:{port}"
-        try:
-            found = self._identity.names.find(host, port)
-            # A name may have several addresses; each has its turn.
-            turn = (self._tries - 1) // len(addresses) % len(found)
-            family, kind, number, _, address = found[turn]
-            stream = socket.socket(family, kind, number)
-            stream.setblocking(False)
-            code = stream.connect_ex(address)
-            if code not in (0, errno.EINPROGRESS):
-                stream.close()
-                raise OSError(code, os.strerror(code))
-            self.connection = Connection(stream, self._identity.context, server=False)
-            self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
-        except (OSError, ConnectionError) as error:
-            self.last_error = f"{self._address}: {error}"
+        errors = ["the run's folder names no address"] if not addresses else []
+        for self._address in addresses:
+            try:
+                stream = self._begin_to_connect(*self._address, turn)
+                self.connection = Connection(stream, self._identity.context, server=False)
+                self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
+                return
+            except (OSError, ConnectionError) as error:
+                errors.append(f"{_named(self._address)}: {error}")
+        self.last_error = errors[0]
+
+    def _in_turn(self) -> list[tuple[str, int]]:
+        """Returns the addresses from the next one on; every other time, the one that was reached is first."""
+        addresses, reached = list(self._addresses()), self._identity.reached
+        if reached not in addresses:
+            turn = self._tries % max(1, len(addresses))
+            return addresses[turn:] + addresses[:turn]
+        if self._tries % 2 == 0:
+            return [reached, *(address for address in addresses if address != reached)]
+        turn = self._tries // 2 % len(addresses)
+        return addresses[turn:] + addresses[:turn]
+
+    def _begin_to_connect(self, host: str, port: int, turn: int) -> socket.socket:
+        """Returns a socket that connects, or has done so; raises OSError."""
+        found = self._identity.names.find(host, port)
+        family, kind, number, _, address = found[turn % len(found)]
+        stream = socket.socket(family, kind, number)
+        stream.setblocking(False)
+        code = stream.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            stream.close()
+            raise OSError(code, os.strerror(code))
+        return stream
 
     def take(self, kind: Kind, body: memoryview) -> Begin | None:
         """Takes a message of the handshake; returns a BEGIN.
@@ -145,6 +161,7 @@ class Link:
             self.stage, self._tries, self.last_error = Stage.STEPS, 0, ""
             self.waits_for_place = False
             self.begins += 1
+            self._identity.reached = self._address
             return Begin(*read_begin(body))
         else:
             raise ProtocolError(f"{kind.name} came out of turn")
@@ -190,5 +207,9 @@ class Link:
                 self.retry_at_s = time.monotonic() + RETRY_S
         self.waits_for_place = full
         self.connection, self.stage = None, Stage.RETRY
-        self.last_error = f"{self._address}: {why}"
+        self.last_error = f"{_named(self._address)}: {why}"
         self.end.leave()
+
+
+def _named(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
