@@ -12,19 +12,33 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from seedbed.actors import command, credentials, host
 from seedbed.actors.host import _require_allowed
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, TakenOver
 from test_central import checkpoints, gone, lines, wait_for
+
+
+class Interface(NamedTuple):
+    """What psutil tells of an address."""
+
+    family: int
+    address: str
+
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -263,9 +277,6 @@ def test_a_host_that_finds_no_learner_tells_every_minute_what_it_tries(tmp_path)
 
 
 def test_what_a_run_listens_with():
-    from seedbed.agents.impala import Impala
-    from seedbed.agents.ppo import Ppo
-
     config = CentralConfig(listen=":0").resolved(Impala(batch=32))
     assert (config.actors, config.groups) == (0, 64)
     assert CentralConfig(listen=":0", actors=1).resolved(Impala(batch=32)).groups == 66
@@ -275,6 +286,39 @@ def test_what_a_run_listens_with():
     assert advertised("", 7, ("a", "b:8", "[::2]")) == ["a:7", "b:8", "[::2]:7"]
     every = advertised("", 7, ())
     assert every[-1] == "127.0.0.1:7" and len(every) >= 2
+
+
+def test_addresses_are_published_again_when_they_change_and_not_for_another_learner(
+    run_folder, monkeypatch
+):
+    announcers: list[Callable[[int], None]] = []
+    monkeypatch.setattr(
+        listening_module, "RemoteActors", lambda *given: announcers.append(given[2])
+    )
+    interfaces = {"eth0": [Interface(socket.AF_INET, "10.1.1.1")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    run, told = RunFolder.create(run_folder), []
+    config = CentralConfig(listen=":0").resolved(Impala(batch=32))
+    listening_module.listen(None, FactoryEnv("a:b"), config, run, told.append)
+    (announce,) = announcers
+
+    def published() -> list[str]:
+        return json.loads((run.listen / credentials.ADDRESS).read_text())["addresses"]
+
+    announce(7)
+    announce(7)
+    assert published()[:2] == ["10.1.1.1:7", f"{socket.gethostname()}:7"]
+    assert len([text for text in told if "listening at" in text]) == 1
+    interfaces["eth1"] = [Interface(socket.AF_INET, "10.1.1.2")]
+    announce(7)
+    assert published()[:2] == ["10.1.1.1:7", "10.1.1.2:7"]
+    (run.path / "terms" / "000002").touch()
+    announce(7)
+    interfaces["eth2"] = [Interface(socket.AF_INET, "10.1.1.3")]
+    with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
+        announce(7)
+    assert len(published()) == 4
+    run.close()
 
 
 def test_only_allowed_modules_are_imported():

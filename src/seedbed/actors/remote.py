@@ -20,6 +20,8 @@ from seedbed.types import SeedbedError
 _MODULE = "seedbed.actors.ingest"
 # Seconds of silence after which an ingest process is replaced; it says that it lives every second.
 _HUNG_S = 10.0
+# Seconds after which the port is announced again: this machine may have other addresses by then.
+_ANNOUNCE_S = 10.0
 # Early ends in a row, within so many seconds of the start or before it listens, after which the run fails.
 _MAX_ENDS, _EARLY_S = 5, 10.0
 
@@ -116,9 +118,10 @@ class RemoteActors:
     def __init__(
         self, pool: ActorPool, listening: Listening, announce: Callable[[int], None]
     ) -> None:
-        """`announce` is called with the port whenever a process listens, from the pool's thread."""
+        """The pool's thread calls `announce` with the port when a process listens, and then every 10 s."""
         self._pool, self._listening, self._announce = pool, listening, announce
         self._port, self._ends = listening.former_port, 0
+        self._announced_s = 0.0
         self._past: dict[str, float] = {}  # figures of processes that have ended
         self._start()
 
@@ -130,7 +133,7 @@ class RemoteActors:
 
     def _listens(self, port: int) -> None:
         # A process that takes its place listens at the same port.
-        self._port = port
+        self._port, self._announced_s = port, time.monotonic()
         self._announce(port)
 
     def silent(self, silent_s: float) -> None:
@@ -139,6 +142,8 @@ class RemoteActors:
         for note in process.notes:
             self._pool.note(note)
         process.notes = []
+        if process.port and time.monotonic() > self._announced_s + _ANNOUNCE_S:
+            self._listens(process.port)
         # Twice in a row: what it said while this process was stopped may not have been read yet.
         self._looks = self._looks + 1 if silent_s >= _HUNG_S else 0
         if self._looks > 1:

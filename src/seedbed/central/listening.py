@@ -36,8 +36,8 @@ def listen(
 ) -> RemoteActors:
     """Starts the ingest process, which serves the pool's last groups, and writes the run's address file.
 
-    Call from the pool's thread. Raises SeedbedError if the run's folder cannot be written; if the address
-    cannot be taken, the pool raises it.
+    The file is written again when this machine has other addresses. Call from the pool's thread. Raises
+    SeedbedError if the run's folder cannot be written; if the address cannot be taken, the pool raises it.
     """
     host, port = listening_address(config.listen)
     wanted, allowed = 2 * config.stream_groups + _OTHER_DESCRIPTORS, raise_descriptor_limit()
@@ -48,8 +48,13 @@ def listen(
         )
     ensure_credentials(run.listen)
 
+    known: list[str] = []
+
     def announce(port: int) -> None:
         addresses = advertised(host, port, config.advertise)
+        if addresses == known:
+            return
+        run.require_newest_term()
         content = {"term": run.term, "addresses": addresses, "insecure": config.insecure}
         try:
             write_json(run.listen / ADDRESS, content)
@@ -57,6 +62,8 @@ def listen(
             tell(
                 f"{run.listen / ADDRESS} cannot be written ({error.strerror}): actors do not find us"
             )
+            return
+        known[:] = addresses
         tell(f"listening at {', '.join(addresses)}")
         if config.insecure:
             tell("streams are NOT encrypted (--insecure)")
@@ -101,7 +108,7 @@ def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:
     if host not in ("", "0.0.0.0", "::"):
         return [_joined(host, port)]
     found = []
-    for addresses in psutil.net_if_addrs().values():
+    for _, addresses in sorted(psutil.net_if_addrs().items()):
         for each in addresses:
             known = each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
             if known and not each.address.startswith("127.") and each.address not in LOOPBACK:
