@@ -24,7 +24,7 @@ _LEARN = f"""
     --log-every-s 1 --steps 1_000_000_000 --checkpoint-every-s 5 --actor-timeout-s 6
 """.split()
 _JOIN = ("--processes", "1", "--allow", "recording")
-_USUAL_S = 3.0  # for which usual rates, and those during a fault, are measured at least
+_USUAL_S = 4.0  # for which usual rates, and those during a fault, are measured at least
 _LEAST = 0.8  # of its usual rate that a host keeps which a fault does not touch
 
 
@@ -71,7 +71,7 @@ class Host:
 
     def __init__(self, drill: Drill, number: int) -> None:
         self._drill, self.number, self.name = drill, number, f"host{number}"
-        self.records = Records(drill.world.records / self.name)
+        self.records, self._usual = Records(drill.world.records / self.name), list[float]()
         self.machine = Machine(drill.world, self.name)
         self.link = self._connect()
 
@@ -83,6 +83,11 @@ class Host:
 
     def _connect(self) -> Link:
         return Link(self._drill.world, self._drill.machine, self.machine, self.number + 1)
+
+    def usual(self, since: float, until: float) -> float:
+        """Returns the usual rate: the median of those without a fault, of which this is the newest."""
+        self._usual.append(self.records.rate(since, until))
+        return float(np.median(self._usual[-5:]))
 
     def start(self) -> None:
         """Starts the actors."""
@@ -178,7 +183,7 @@ def suffer(drill: Drill, fault: Fault, victim: Host) -> Found:
     """Makes a fault, and measures; raises AssertionError if it does what it may not, TimeoutError."""
     begun = time.monotonic()
     time.sleep(_USUAL_S)
-    usual = {host.name: host.records.rate(begun, begun + _USUAL_S) for host in drill.hosts}
+    usual = {host.name: host.usual(begun, begun + _USUAL_S) for host in drill.hosts}
     lives = {host.name: host.records.lives for host in drill.hosts}
     logs = sorted(drill.world.logs.iterdir())
     sizes = {log.name: log.stat().st_size for log in logs}
