@@ -239,7 +239,7 @@ FAULTS = (
     Fault("1 Mbit/s", limit_link, 6),
     Fault("frames repeated and reordered", condition(duplicate=0.2, jitter_s=0.05), 6),
     Fault("old connections' frames come after the new ones'", condition(keep=True), 9),
-    Fault("a host's clock jumps an hour ahead", set_clock("host", 3600), 3),
+    Fault("a host's clock jumps an hour back", set_clock("host", -3600), 3),
     Fault("a host's clock is 12 hours late, and its link is cut", cut_with_wrong_clock, 7),
     Fault(
         "the learner's clock jumps an hour back", set_clock("learner", -3600), 3, touches="nobody"

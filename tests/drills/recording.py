@@ -44,7 +44,7 @@ class RecordingEnvironment(gymnasium.Env[np.ndarray, np.int64]):
     The environment's number is drawn when it is made. Episodes have 20 to 26 steps.
     """
 
-    def __init__(self, sleep_s: float = 0.01) -> None:
+    def __init__(self, sleep_s: float = 0.02) -> None:
         folder = _RECORDS / socket.gethostname()
         folder.mkdir(exist_ok=True)
         width = folder / "width"
