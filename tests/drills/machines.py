@@ -27,7 +27,8 @@ RECORDS = Path("/srv")
 """Where machines see the disk for what a drill records."""
 _DISKS = f"mount -t tmpfs -o size=48m runs {RUNS} && mount -t tmpfs records {RECORDS}"
 _PRIVATE = "mount -t tmpfs tmp /tmp && mount -t tmpfs shm /dev/shm"
-_FOREVER = "ip link set lo up && echo ready && exec sleep 1000000"
+# Until its input ends: with whoever has started it.
+_WAIT = "ip link set lo up && echo ready && exec cat"
 
 
 def missing() -> str:
@@ -112,7 +113,7 @@ class Machine:
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name = world, name
-        command = f"hostname {name} && {_PRIVATE} && {_FOREVER}"
+        command = f"hostname {name} && {_PRIVATE} && {_WAIT}"
         unshare = ["unshare", "-nmpu", "--fork", "--kill-child", "--mount-proc"]
         self._outer = world.begin([*world.enter, *unshare, "sh", "-c", command])
         self._init = psutil.Process(self._outer.pid).children(recursive=True)[-1].pid
@@ -167,11 +168,14 @@ class Machine:
 
 
 class World:
-    """Some machines, the disks that they share, and their links. A context manager; for one thread."""
+    """Some machines, the disks that they share, and their links. A context manager; for one thread.
+
+    It ends with the process that has made it, however that ends.
+    """
 
     def __init__(self, logs: Path) -> None:
         self.logs, self._processes = logs, list[subprocess.Popen[Any]]()
-        command = f"{_DISKS} && {_FOREVER}"
+        command = f"{_DISKS} && {_WAIT}"
         unshare = ["unshare", "-Urnmp", "--fork", "--kill-child", "--mount-proc"]
         outer = self.begin([*unshare, "sh", "-c", command])
         init = psutil.Process(outer.pid).children()[0].pid
