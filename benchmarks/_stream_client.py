@@ -1,12 +1,14 @@
 """A host that costs nothing: it sends recorded timesteps as fast as their answers come.
 
-    python _stream_client.py KEY PORT RECORDING.npz STREAMS FIRST_STREAM TLS
+    python _stream_client.py KEY PORT RECORDING.npz STREAMS FIRST_STREAM TLS PACE_S
 
-Each stream begins elsewhere in the recording. Runs until it is killed.
+Each stream begins elsewhere in the recording, and sends PACE_S seconds after each answer. Runs until it is
+killed.
 """
 
 from __future__ import annotations
 
+import collections
 import json
 import secrets
 import select
@@ -34,7 +36,7 @@ class Stream:
 
 def main() -> None:
     """Connects, and serves until it is killed."""
-    key, port, recording, streams, first, tls = sys.argv[1:]
+    key, port, recording, streams, first, tls, pace = sys.argv[1:]
     with np.load(recording) as content:
         rows = {name: content[name] for name in content.files if name != "spec"}
         spec = spec_from_json(json.loads(str(content["spec"])))
@@ -66,9 +68,13 @@ def main() -> None:
             codec.step(link.end.life, link.end.step, [x[stream.at] for x in leaves])
         )
 
-    next_beat_s = time.monotonic() + 1
+    due: collections.deque[tuple[float, Stream]] = collections.deque()
+    next_beat_s, pace_s = time.monotonic() + 1, float(pace)
     while True:
-        for fd, events in epoll.poll(0.5):
+        while due and due[0][0] <= time.monotonic():
+            send(due.popleft()[1])
+        until_s = min(due[0][0] if due else next_beat_s, next_beat_s) - time.monotonic()
+        for fd, events in epoll.poll(max(0.0, until_s)):
             stream = watched[fd]
             link, connection = stream.link, stream.link.connection
             assert connection is not None
@@ -80,7 +86,10 @@ def main() -> None:
                     if link.end.answer(life, step) is Act.STEP:
                         stream.waits.append(time.perf_counter() - stream.sent_s)
                         link.end.timestep(opening=False)
-                        send(stream)
+                        if pace_s:
+                            due.append((time.monotonic() + pace_s, stream))
+                        else:
+                            send(stream)
                 elif (begin := link.take(kind, body)) is not None:
                     if link.end.begin(begin) is Act.SEND:
                         send(stream)

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -57,18 +57,28 @@ def record(path: Path, games: int, steps: int, noise: bool) -> None:
     np.savez(path, **fields, spec=json.dumps(spec_to_json(env.spec)))
 
 
+class Serving(NamedTuple):
+    """A learner that answers, and clients that send."""
+
+    pool: ActorPool
+    remote: RemoteActors
+    listening: Listening
+    port: int
+    clients: list[psutil.Process]
+
+
 @contextlib.contextmanager
 def clients(
-    listening: Listening, port: int, recording: Path, streams: int, processes: int
+    listening: Listening, port: int, recording: Path, streams: int, processes: int, pace_s: float
 ) -> Iterator[list[psutil.Process]]:
-    """Starts client processes, which share the streams."""
+    """Starts client processes, which share the streams; they wait `pace_s` seconds after each answer."""
     each, started = streams // processes, []
     try:
         for number in range(processes):
             command = [
                 *(sys.executable, str(HERE / "_stream_client.py")),
                 *(str(listening.folder / credentials.KEY), str(port), str(recording)),
-                *(str(each), str(number * each), str(int(not listening.insecure))),
+                *(str(each), str(number * each), str(int(not listening.insecure)), str(pace_s)),
             ]
             started.append(subprocess.Popen(command))
         yield [psutil.Process(process.pid) for process in started]
@@ -78,13 +88,15 @@ def clients(
             process.wait()
 
 
-def serve(pool: ActorPool, until_s: float) -> None:
-    """Answers every timestep at once with random actions."""
-    rng = np.random.default_rng(0)
+def serve(pool: ActorPool, until_s: float) -> int:
+    """Answers every timestep at once with random actions; returns their number."""
+    rng, answered = np.random.default_rng(0), 0
     while time.monotonic() < until_s:
         for group in pool.poll(0.05):
             pool.slots[group].action[...] = rng.integers(0, 6, pool.group_size, dtype=np.int32)
             pool.reply(group)
+            answered += 1
+    return answered
 
 
 def cpu(processes: list[psutil.Process]) -> float:
@@ -92,14 +104,22 @@ def cpu(processes: list[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def measure(
-    recording: Path, *, tls: bool, size: int, streams: int, processes: int, seconds: float
-) -> dict[str, Any]:
-    """Lets clients send for a while; returns rates, latencies, CPU time and bytes."""
+@contextlib.contextmanager
+def serving(
+    recording: Path,
+    *,
+    tls: bool = True,
+    size: int,
+    streams: int,
+    processes: int = 1,
+    free: int = 0,
+    pace_s: float = 0.0,
+) -> Iterator[Serving]:
+    """Starts a learner, with room for `free` more streams, and clients, and waits for their streams."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "listen"
+        path, groups = Path(folder) / "listen", streams + free
         credentials.ensure_credentials(path)
-        pool, ports = ActorPool(num_groups=streams, group_size=size, timeout_s=60.0), []
+        pool, ports = ActorPool(num_groups=groups, group_size=size, timeout_s=60.0), []
         listening = Listening(
             host="127.0.0.1",
             port=0,
@@ -109,7 +129,7 @@ def measure(
             term=1,
             env=AtariEnv("pong"),
             group_size=size,
-            groups=range(streams),
+            groups=range(groups),
             seed=0,
             timeout_s=60.0,
         )
@@ -117,21 +137,30 @@ def measure(
             remote = RemoteActors(pool, listening, ports.append)
             while not ports:
                 pool.poll(0.05)
-            with clients(listening, ports[0], recording, streams, processes) as sending:
+            with clients(listening, ports[0], recording, streams, processes, pace_s) as sending:
                 while remote.report().get("streams", 0) < streams:
                     serve(pool, time.monotonic() + 0.1)
-                serve(pool, time.monotonic() + min(2.0, seconds))
-                ingest = [psutil.Process(pool.pids()[0])]
-                me, before, steps = [psutil.Process()], {}, 0
-                parties = {"ingest": ingest, "clients": sending, "learner": me}
-                before = {name: cpu(of) for name, of in parties.items()}
-                first, memory = remote.report(), ingest[0].memory_info().rss
-                begun = time.monotonic()
-                serve(pool, begun + seconds)
-                # The newest report is up to a second old, as the first was.
-                last, wall = remote.report(), time.monotonic() - begun
-                grown = ingest[0].memory_info().rss - memory
-                spent = {name: cpu(of) - before[name] for name, of in parties.items()}
+                yield Serving(pool, remote, listening, ports[0], sending)
+
+
+def measure(
+    recording: Path, *, tls: bool, size: int, streams: int, processes: int, seconds: float
+) -> dict[str, Any]:
+    """Lets clients send for a while; returns rates, latencies, CPU time and bytes."""
+    shape = {"tls": tls, "size": size, "streams": streams, "processes": processes}
+    with serving(recording, **shape) as served:
+        pool, remote = served.pool, served.remote
+        serve(pool, time.monotonic() + min(2.0, seconds))
+        ingest = [psutil.Process(pool.pids()[0])]
+        parties = {"ingest": ingest, "clients": served.clients, "learner": [psutil.Process()]}
+        before = {name: cpu(of) for name, of in parties.items()}
+        first, memory = remote.report(), ingest[0].memory_info().rss
+        begun = time.monotonic()
+        serve(pool, begun + seconds)
+        # The newest report is up to a second old, as the first was.
+        last, wall = remote.report(), time.monotonic() - begun
+        grown = ingest[0].memory_info().rss - memory
+        spent = {name: cpu(of) - before[name] for name, of in parties.items()}
     steps = last["steps"] - first["steps"]
     frames = steps * size
     return {
