@@ -288,6 +288,24 @@ def test_what_a_run_listens_with():
     assert every[-1] == "127.0.0.1:7" and len(every) >= 2
 
 
+def test_a_learner_that_another_has_taken_over_ends_and_writes_nothing(
+    run_folder, tmp_path, started
+):
+    log = tmp_path / "learner.log"
+    learner = run_seedbed(log, f"{listening(run_folder, 10**9, NEW)} --actors 1")
+    started.append(learner)
+    wait_for(lambda: len(checkpoints(run_folder)) > 1 and lines(run_folder), learner)
+    # As a learner does that the first one's lock does not reach.
+    (run_folder / "terms" / "000002").touch()
+    assert learner.wait(30) == 1
+    assert "another learner has taken over the run" in log.read_text().splitlines()[-1]
+    taken_s = (run_folder / "terms" / "000002").stat().st_mtime
+    files = [path for path in run_folder.rglob("*") if path.is_file()]
+    assert run_folder / "config.json" in files
+    # What was being written then may have ended a moment later.
+    assert not [path for path in files if path.stat().st_mtime > taken_s + 0.5]
+
+
 def test_addresses_are_published_again_when_they_change_and_not_for_another_learner(
     run_folder, monkeypatch
 ):
@@ -313,7 +331,6 @@ def test_addresses_are_published_again_when_they_change_and_not_for_another_lear
     announce(7)
     assert published()[:2] == ["10.1.1.1:7", "10.1.1.2:7"]
     (run.path / "terms" / "000002").touch()
-    announce(7)
     interfaces["eth2"] = [Interface(socket.AF_INET, "10.1.1.3")]
     with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
         announce(7)

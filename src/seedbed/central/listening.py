@@ -51,10 +51,10 @@ def listen(
     known: list[str] = []
 
     def announce(port: int) -> None:
+        run.require_newest_term()
         addresses = advertised(host, port, config.advertise)
         if addresses == known:
             return
-        run.require_newest_term()
         content = {"term": run.term, "addresses": addresses, "insecure": config.insecure}
         try:
             write_json(run.listen / ADDRESS, content)
