@@ -16,7 +16,7 @@ from seedbed.run import folder as run_folder_module
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder, default_path
-from seedbed.types import SeedbedError, StorageError
+from seedbed.types import SeedbedError, StorageError, TakenOver
 from test_checkpoint import TEMPLATE, stopped, write
 
 
@@ -124,6 +124,12 @@ def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(ru
         writer.save(2, np.zeros(3), {})
         with pytest.raises(StorageError, match="another learner has taken over the run .term 2"):
             writer.wait()
+    second.require_newest_term()
+    with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
+        first.require_newest_term()
+    (run_folder / "terms").rename(run_folder / "gone")
+    first.require_newest_term()
+    (run_folder / "gone").rename(run_folder / "terms")
     with CheckpointWriter(second.checkpoints, lock=second.lock, term=second.term) as writer:
         writer.save(3, np.zeros(3), {})
         writer.wait()

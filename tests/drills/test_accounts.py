@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import accounts
+import faults
 import numpy as np
 import pytest
 import recording
@@ -107,3 +108,9 @@ def test_another_environments_numbers_are_found(tmp_path: Path, field: str) -> N
     rows = accounts.read_records(tmp_path)[7]
     with pytest.raises(AssertionError, match="another"):
         accounts.compare(unroll, 7, rows)
+
+
+def test_the_page_has_a_row_for_each_fault() -> None:
+    table = (Path(__file__).parents[2] / "docs" / "faults.md").read_text().splitlines()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table if line.startswith("| ")]
+    assert rows[1:] == [fault.name for fault in faults.FAULTS]

@@ -142,8 +142,15 @@ class RunFolder:
             return term
 
     def require_newest_term(self) -> None:
-        """Raises TakenOver if a learner of a later term has the run; call it before anything is written."""
-        if (newest := newest_term(self.path)) > self.term:
+        """Raises TakenOver if a learner of a later term has the run; call it before anything is written.
+
+        A folder that cannot be read now says nothing.
+        """
+        try:
+            newest = newest_term(self.path)
+        except OSError:
+            return
+        if newest > self.term:
             raise TakenOver(
                 f"another learner has taken over the run {self.path} (term {newest}; this one is of term "
                 f"{self.term}): this one ends, and saves nothing"
