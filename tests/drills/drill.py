@@ -24,6 +24,8 @@ _LEARN = f"""
     --log-every-s 1 --steps 1_000_000_000 --checkpoint-every-s 5 --actor-timeout-s 6
 """.split()
 _JOIN = ("--processes", "1", "--allow", "recording")
+# The visitor's machine would have cores of its own.
+_BESIDE = ("nice", "-n", "19")
 _USUAL_S = 4.0  # for which usual rates, and those during a fault, are measured at least
 _LEAST = 0.8  # of its usual rate that a host keeps which a fault does not touch
 
@@ -125,7 +127,12 @@ class Drill:
         """Starts actors on the visitor's machine, maybe by a changed program."""
         start = ["-c", program] if program else ["-m", "seedbed"]
         command = [sys.executable, *start, "actor", self.address, "--key", key, *_JOIN, *arguments]
-        return self.visitor.start(name, command)
+        return self.visitor.start(name, [*_BESIDE, *command])
+
+    def visit_run(self) -> Process:
+        """Starts a learner on the folder of the run, on the visitor's machine."""
+        command = [sys.executable, "-m", "seedbed", "train", "--resume", "--run", RUN]
+        return self.visitor.start("second-learner", [*_BESIDE, *command])
 
     def resume(self, program: str = "") -> Process:
         """Starts a learner on the folder of the run, on the learner's machine."""

@@ -176,8 +176,7 @@ def changed_spec(drill: Drill, host: Host) -> Callable[[], None]:
 
 def second_learner(drill: Drill, host: Host) -> Callable[[], None]:
     """Starts a learner on the folder of one that runs."""
-    second = drill.resume()
-    refused(second, "another process trains into")
+    refused(drill.visit_run(), "another process trains into")
     return nothing
 
 
