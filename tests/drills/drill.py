@@ -21,7 +21,7 @@ KEY = f"{RECORDS}/actor.key"
 _LEARN = f"""
     --agent recording_agent:RecordingAgent --agent.unroll {UNROLL} --agent.batch 2 --agent.actions 1000
     --listen 0.0.0.0:0 --run {RUN} --envs-per-actor {ENVS} --stream-groups {GROUPS} --evaluate-every 0
-    --log-every-s 1 --steps 1_000_000_000 --checkpoint-every-s 5 --actor-timeout-s 6
+    --log-every-s 1 --steps 1_000_000_000 --checkpoint-every-s 3 --actor-timeout-s 6
 """.split()
 _JOIN = ("--processes", "1", "--allow", "recording")
 # The visitor's machine would have cores of its own.
