@@ -46,7 +46,7 @@ def flood(recording: Path, connections: int, seconds: float) -> dict[str, Any]:
             told = json.loads(process.stdout.read())
         lost = before - remote.report()["streams"]
         begun = time.monotonic()
-        with clients(served.listening, served.port, recording, 1, 1, PACE_S):
+        with clients(served, recording, 1, 1, PACE_S):
             while remote.report()["streams"] <= STREAMS and time.monotonic() < begun + ENTRY_S:
                 serve(pool, time.monotonic() + 0.05)
             entered_s = time.monotonic() - begun

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from _training import output
+from _training import output, started
 from central import cpu_name
 from seedbed.actors import credentials
 from seedbed.actors.pool import ActorPool
@@ -40,6 +40,7 @@ RESULT = HERE / "results" / "streams.json"
 GAMES = 64  # different, recorded at once
 TARGET = 90_000.0  # steps/s with TLS, lz4 and checksums, 64 environments in a message, on two cores
 SMALL_TARGET = 20_000.0  # steps/s of 256 streams of 8 environments together
+START_S = 2.0  # from the start of an actor to its first timestep, at most
 
 
 def record(path: Path, games: int, steps: int, noise: bool) -> None:
@@ -58,7 +59,7 @@ def record(path: Path, games: int, steps: int, noise: bool) -> None:
 
 
 class Serving(NamedTuple):
-    """A learner that answers, and clients that send."""
+    """A learner that listens, and the clients that send to it."""
 
     pool: ActorPool
     remote: RemoteActors
@@ -69,15 +70,15 @@ class Serving(NamedTuple):
 
 @contextlib.contextmanager
 def clients(
-    listening: Listening, port: int, recording: Path, streams: int, processes: int, pace_s: float
+    served: Serving, recording: Path, streams: int, processes: int, pace_s: float
 ) -> Iterator[list[psutil.Process]]:
     """Starts client processes, which share the streams; they wait `pace_s` seconds after each answer."""
-    each, started = streams // processes, []
+    each, started, listening = streams // processes, [], served.listening
     try:
         for number in range(processes):
             command = [
                 *(sys.executable, str(HERE / "_stream_client.py")),
-                *(str(listening.folder / credentials.KEY), str(port), str(recording)),
+                *(str(listening.folder / credentials.KEY), str(served.port), str(recording)),
                 *(str(each), str(number * each), str(int(not listening.insecure)), str(pace_s)),
             ]
             started.append(subprocess.Popen(command))
@@ -105,19 +106,10 @@ def cpu(processes: list[psutil.Process]) -> float:
 
 
 @contextlib.contextmanager
-def serving(
-    recording: Path,
-    *,
-    tls: bool = True,
-    size: int,
-    streams: int,
-    processes: int = 1,
-    free: int = 0,
-    pace_s: float = 0.0,
-) -> Iterator[Serving]:
-    """Starts a learner, with room for `free` more streams, and clients, and waits for their streams."""
+def learner(*, tls: bool = True, size: int, groups: int) -> Iterator[Serving]:
+    """Starts a learner that listens, without clients."""
     with tempfile.TemporaryDirectory() as folder:
-        path, groups = Path(folder) / "listen", streams + free
+        path = Path(folder) / "listen"
         credentials.ensure_credentials(path)
         pool, ports = ActorPool(num_groups=groups, group_size=size, timeout_s=60.0), []
         listening = Listening(
@@ -137,10 +129,42 @@ def serving(
             remote = RemoteActors(pool, listening, ports.append)
             while not ports:
                 pool.poll(0.05)
-            with clients(listening, ports[0], recording, streams, processes, pace_s) as sending:
-                while remote.report().get("streams", 0) < streams:
-                    serve(pool, time.monotonic() + 0.1)
-                yield Serving(pool, remote, listening, ports[0], sending)
+            yield Serving(pool, remote, listening, ports[0], [])
+
+
+@contextlib.contextmanager
+def serving(
+    recording: Path,
+    *,
+    tls: bool = True,
+    size: int,
+    streams: int,
+    processes: int = 1,
+    free: int = 0,
+    pace_s: float = 0.0,
+) -> Iterator[Serving]:
+    """Starts a learner, with room for `free` more streams, and clients, and waits for their streams."""
+    with (
+        learner(tls=tls, size=size, groups=streams + free) as served,
+        clients(served, recording, streams, processes, pace_s) as sending,
+    ):
+        while served.remote.report().get("streams", 0) < streams:
+            serve(served.pool, time.monotonic() + 0.1)
+        yield served._replace(clients=sending)
+
+
+def start_of_actor() -> float:
+    """Returns the seconds from the start of `seedbed actor` until its first timestep is in a slot."""
+    with learner(size=4, groups=2) as served:
+        key = str(served.listening.folder / credentials.KEY)
+        where = f"127.0.0.1:{served.port}"
+        command = [sys.executable, "-m", "seedbed", "actor", where, "--key", key]
+        begun = time.monotonic()
+        with started([*command, "--processes", "1"], stdout=subprocess.DEVNULL):
+            while not served.pool.poll(0.05):
+                if time.monotonic() > begun + 60:
+                    raise TimeoutError("the actor does not step")
+            return time.monotonic() - begun
 
 
 def measure(
@@ -229,6 +253,35 @@ def tell(name: str, row: dict[str, Any]) -> None:
     )
 
 
+def conclude(
+    rows: dict[str, list[dict[str, Any]]], small: dict[str, Any], starts: list[float]
+) -> tuple[dict[str, float], list[float]]:
+    """Prints targets and what was reached; returns median steps/s by way, and ratios of TLS to plaintext."""
+    medians = {
+        name: statistics.median(row["steps_per_s"] for row in found) for name, found in rows.items()
+    }
+    ratios = [
+        ours["steps_per_s"] / plain["steps_per_s"]
+        for ours, plain in zip(rows["TLS, lz4"], rows["plaintext, lz4"], strict=True)
+    ]
+    first = medians["TLS, lz4"]
+    print(f"median with TLS and lz4: {first:,.0f} steps/s, target {TARGET:,.0f}: {first >= TARGET}")
+    print(
+        f"TLS to plaintext: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+    print(
+        f"256 streams: {small['steps_per_s']:,.0f} steps/s, target {SMALL_TARGET:,.0f}: "
+        f"{small['steps_per_s'] >= SMALL_TARGET}; in {small['window_s']:.0f} s the ingest process grew by "
+        f"{small['ingest_grew_mb']:.1f} MB, {small['reconnects']:.0f} reconnects"
+    )
+    first_s = statistics.median(starts)
+    print(
+        f"an actor's first timestep: {first_s:.2f} s after its start ({min(starts):.2f} to "
+        f"{max(starts):.2f}), target {START_S}: {first_s < START_S}"
+    )
+    return medians, ratios
+
+
 def main() -> None:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -255,23 +308,8 @@ def main() -> None:
             recordings["small"], tls=True, size=8, streams=256, processes=1, seconds=small_s
         )
         tell("256 streams of 8 environments", small)
-    medians = {
-        name: statistics.median(row["steps_per_s"] for row in found) for name, found in rows.items()
-    }
-    ratios = [
-        ours["steps_per_s"] / plain["steps_per_s"]
-        for ours, plain in zip(rows["TLS, lz4"], rows["plaintext, lz4"], strict=True)
-    ]
-    first = medians["TLS, lz4"]
-    print(f"median with TLS and lz4: {first:,.0f} steps/s, target {TARGET:,.0f}: {first >= TARGET}")
-    print(
-        f"TLS to plaintext: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-    )
-    print(
-        f"256 streams: {small['steps_per_s']:,.0f} steps/s, target {SMALL_TARGET:,.0f}: "
-        f"{small['steps_per_s'] >= SMALL_TARGET}; in {small['window_s']:.0f} s the ingest process grew by "
-        f"{small['ingest_grew_mb']:.1f} MB, {small['reconnects']:.0f} reconnects"
-    )
+    starts = [start_of_actor() for _ in range(rounds)]
+    medians, ratios = conclude(rows, small, starts)
     if not args.quick:
         result = {
             "date": datetime.date.today().isoformat(),
@@ -282,6 +320,7 @@ def main() -> None:
             "echo": echoes,
             "rounds": rows,
             "small": small,
+            "actor_starts_s": starts,
         }
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
