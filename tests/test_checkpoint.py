@@ -58,7 +58,7 @@ def write(folder, step, value=0.0, **options):
     array = np.full((4,), value, np.float32)
     leaf = {"name": "w", "dtype": "float32", "shape": [4], "bytes": 16}
     header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": [leaf]}
-    header["term"] = 1000
+    header["claim"] = (1000, "")
     write_checkpoint(folder, {**header, **options}, {"w": array})
 
 

@@ -27,9 +27,9 @@ from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.run.folder import RunFolder
+from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
-from seedbed.types import SeedbedError, TakenOver
+from seedbed.types import SeedbedError
 from test_central import checkpoints, gone, lines, wait_for
 
 
@@ -253,6 +253,14 @@ def test_a_host_keeps_to_the_address_of_a_folder_that_is_gone(tmp_path):
         content = {"term": 1, "addresses": [f"{name}:7"], "insecure": False}
         (folder / credentials.ADDRESS).write_text(json.dumps(content))
         assert find() == [(name, 7)]
+        for broken in ([1], [":5"], ["h:99999999999"], ["h:0"], "h:7", None):
+            content["addresses"] = broken
+            (folder / credentials.ADDRESS).write_text(json.dumps(content))
+            assert find() == [(name, 7)]
+        (said,) = told
+        assert "cannot be read" in said
+        told.clear()
+        find._missed = False
         shutil.rmtree(folder.parent)
         for _ in range(3):
             assert find() == [(name, 7)]
@@ -330,7 +338,7 @@ def test_addresses_are_published_again_when_they_change_and_not_for_another_lear
     interfaces["eth1"] = [Interface(socket.AF_INET, "10.1.1.2")]
     announce(7)
     assert published()[:2] == ["10.1.1.1:7", "10.1.1.2:7"]
-    (run.path / "terms" / "000002").touch()
+    (run.path / "terms" / "000002").write_text("another")
     interfaces["eth2"] = [Interface(socket.AF_INET, "10.1.1.3")]
     with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
         announce(7)

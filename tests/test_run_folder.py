@@ -14,9 +14,9 @@ import pytest
 
 from seedbed.run import folder as run_folder_module
 from seedbed.run.checkpoint import CheckpointWriter, restore
-from seedbed.run.checkpoint_helper import list_steps, name_of
-from seedbed.run.folder import RunFolder, default_path
-from seedbed.types import SeedbedError, StorageError, TakenOver
+from seedbed.run.checkpoint_helper import Claim, list_steps, name_of
+from seedbed.run.folder import RunFolder, TakenOver, default_path
+from seedbed.types import SeedbedError, StorageError
 from test_checkpoint import TEMPLATE, stopped, write
 
 
@@ -114,7 +114,7 @@ def test_the_lock_ends_with_its_process(run_folder):
 def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(run_folder):
     first = RunFolder.create(run_folder)
     first.write_config({})
-    with CheckpointWriter(first.checkpoints, lock=first.lock, term=first.term) as writer:
+    with CheckpointWriter(first.checkpoints, lock=first.lock, claim=first.claim) as writer:
         writer.save(1, np.zeros(3), {})
         writer.wait()
         # As if the first one were cut off from the folder, whose locks do not reach it.
@@ -124,13 +124,15 @@ def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(ru
         writer.save(2, np.zeros(3), {})
         with pytest.raises(StorageError, match="another learner has taken over the run .term 2"):
             writer.wait()
-    second.require_newest_term()
+    second.require_claim()
     with pytest.raises(TakenOver, match="term 2; this one is of term 1"):
-        first.require_newest_term()
+        first.require_claim()
     (run_folder / "terms").rename(run_folder / "gone")
-    first.require_newest_term()
+    first.require_claim()
     (run_folder / "gone").rename(run_folder / "terms")
-    with CheckpointWriter(second.checkpoints, lock=second.lock, term=second.term) as writer:
+    (run_folder / "terms" / "²").touch()
+    second.require_claim()
+    with CheckpointWriter(second.checkpoints, lock=second.lock, claim=second.claim) as writer:
         writer.save(3, np.zeros(3), {})
         writer.wait()
     assert list_steps(second.checkpoints) == [1, 3]
@@ -139,6 +141,40 @@ def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(ru
     )
     second.close()
     assert RunFolder.read(run_folder).term == 0
+
+
+def test_a_learner_whose_run_is_anothers_removes_and_changes_nothing(run_folder):
+    """Whatever ends it: here Ctrl-C, before and after the first checkpoint."""
+    first = RunFolder.create(run_folder)
+    with pytest.raises(KeyboardInterrupt), first.training({"by": "first"}):
+        for name in (".lock", ".saving.lock"):  # they do not reach the other machine
+            (run_folder / name).unlink()
+        second = RunFolder.resume(run_folder)
+        second.write_config({"by": "second"})
+        (run_folder / "listen").mkdir()
+        raise KeyboardInterrupt
+    assert second.read_config() == {"by": "second"} and (run_folder / "listen").is_dir()
+    first.claim = Claim(1, "first")
+    first.discard_untrained()
+    assert run_folder.is_dir()
+    second.close()
+
+
+def test_a_folder_that_was_made_anew_is_anothers(run_folder):
+    first = RunFolder.create(run_folder)
+    shutil.rmtree(run_folder)
+    first.require_claim()
+    second = RunFolder.create(run_folder)
+    assert (first.term, second.term) == (1, 1)
+    with pytest.raises(TakenOver):
+        first.require_claim()
+    second.write_config({})
+    with CheckpointWriter(run_folder / "checkpoints", claim=first.claim) as writer:
+        writer.save(1, np.zeros(3), {})
+        with pytest.raises(StorageError, match="another learner has taken over"):
+            writer.wait()
+    first.close()
+    second.close()
 
 
 TRAINER = """
@@ -150,7 +186,7 @@ from seedbed.run.folder import RunFolder
 
 run = RunFolder.create(Path(sys.argv[1]))
 run.write_config({})
-writer = CheckpointWriter(run.checkpoints, lock=run.lock, term=run.term)
+writer = CheckpointWriter(run.checkpoints, lock=run.lock, claim=run.claim)
 writer.save(1, np.zeros(3), {})
 writer.wait()
 os.kill(writer.helper_pid, signal.SIGSTOP)

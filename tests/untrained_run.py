@@ -36,6 +36,6 @@ def write_run(
     ]
     for step, score in ({640: 1.0} if scores is None else scores).items():
         header = {"step": step, "metadata": {}, "score": score, "keep": 3, "leaves": leaves}
-        header["term"] = run.term
+        header["claim"] = run.claim
         write_checkpoint(run.checkpoints, header, arrays)
     return path

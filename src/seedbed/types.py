@@ -394,9 +394,5 @@ class StorageError(SeedbedError):
     """Raised when the disk refuses to store something. Nothing else is wrong: training can go on."""
 
 
-class TakenOver(SeedbedError):
-    """Raised when another learner has the run now: this one writes nothing any more."""
-
-
 class UsageError(Exception):
     """Raised when a command line cannot be understood. The text has one line."""

@@ -1,14 +1,15 @@
-"""Compares what environments have recorded with what a learner has learned from (`recording.py`).
+"""Compares what environments have recorded with what learners have learned from (`recording.py`).
 
 Transition i leads from timestep i of an environment to the next one. A life of the environment is a stretch
-of timesteps that belong together; the learner gets it in whole unrolls.
+of timesteps that belong together; a learner gets it in whole unrolls.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from recording import END, OPENING, RECORD, RESET, UNROLLS, Unroll, read_unrolls, reward_of
@@ -21,17 +22,16 @@ class Terms:
     unroll: int  # its length T
     groups: int  # that the learner makes room for
     size: int  # environments of a group
-    # Times, monotonic, within which a learner was killed or taken over, with what it had not learned yet.
+    # Times, monotonic, within which a learner has died, with what it had not learned yet.
     deaths: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     queued: int = 4  # complete unrolls of an environment that a learner may lose when it dies
 
-    def offsets(self) -> Counter[int]:
-        """Returns how many environments of a new learner may drop so many transitions at first.
+    def dropped(self, place: int) -> int:
+        """Returns how many transitions a new learner drops at first of an environment in this place.
 
         The groups of a new learner complete their first unrolls one after the other (`UnrollSink`).
         """
-        before = Counter(g * self.unroll // self.groups for g in range(self.groups))
-        return Counter({steps: self.size * groups for steps, groups in before.items()})
+        return place // self.size * self.unroll // self.groups
 
 
 @dataclasses.dataclass
@@ -42,6 +42,25 @@ class Account:
     made: int = 0  # transitions that the environments have made
     learned: int = 0
     lives: int = 0
+    unlearned_lives: int = 0  # longer than an unroll
+    openings: int = 0  # lives that begin with an episode, where the one before has ended
+
+
+class Life(NamedTuple):
+    """Timesteps `first` to `last` of an environment, of whose transitions [begun, ended) were learned."""
+
+    first: int
+    begun: int
+    ended: int
+    last: int
+    place: tuple[
+        int, int
+    ]  # the number of its learner, and the place that this one gave it; -1 if unlearned
+
+    @property
+    def dropped(self) -> int:
+        """The transitions before the first that was learned."""
+        return self.begun - self.first
 
 
 def read_records(folder: Path) -> dict[int, np.ndarray]:
@@ -57,34 +76,50 @@ def read_records(folder: Path) -> dict[int, np.ndarray]:
 
 def settle(folder: Path, terms: Terms) -> Account:
     """Compares all records; raises AssertionError for a transition that is lost, repeated or another's."""
-    records, account = read_records(folder), Account()
-    learned_by = {
-        number: np.full(len(rows) + 1, -1)  # the learner that has learned a transition
-        for number, rows in records.items()
-    }
-    for term, path in enumerate(sorted((folder / UNROLLS).iterdir())):
+    records = read_records(folder)
+    learned = {number: np.full((len(rows) + 1, 2), -1) for number, rows in records.items()}
+    for learner, path in enumerate(sorted((folder / UNROLLS).iterdir())):
         for unroll in read_unrolls(path):
-            environment = int(unroll.observation[0, 0])
-            if not environment:
-                continue  # zeros, with which the program was compiled
-            assert environment in records, f"{environment:06x} was learned from and never stepped"
-            compare(unroll, environment, records[environment])
-            numbers = unroll.observation[:-1, 1].astype(int)
-            repeated = numbers[learned_by[environment][numbers] >= 0]
-            assert not repeated.size, f"{environment:06x}: {repeated} were learned from twice"
-            learned_by[environment][numbers] = term
-    dropped: Counter[tuple[int, int]] = Counter()  # environments by learner and first dropped
+            take(learner, unroll, records, learned)
+    account, firsts = Account(), dict[tuple[int, int], tuple[float, str, Life]]()
     for environment, rows in records.items():
-        if len(rows):
-            learned = learned_by[environment]
-            account.environments += 1
-            account.made += len(rows) - 1
-            account.learned += int((learned >= 0).sum())
-            account.lives += check_lives(f"{environment:06x}", rows, learned, terms, dropped)
-    allowed = terms.offsets()
-    for (term, steps), environments in dropped.items():
-        assert environments <= allowed[steps], f"learner {term} dropped {steps} of {environments}"
+        name = f"{environment:06x}"
+        assert rows["number"].tolist() == list(range(1, len(rows) + 1)), f"{name}: its own records"
+        account.environments += len(rows) > 0
+        account.made += max(0, len(rows) - 1)
+        account.learned += int((learned[environment][:, 0] >= 0).sum())
+        for life in lives(rows, learned[environment]):
+            check_end(f"{name}, {life}", life, rows, terms)
+            account.lives += 1
+            account.openings += bool(life.first > 1 and rows["kind"][life.first - 1] == OPENING)
+            account.unlearned_lives += (
+                life.begun == life.ended and life.last - life.first > terms.unroll
+            )
+            if life.begun < life.ended:
+                entry = (float(rows["time"][life.first - 1]), f"{name}, {life}", life)
+                earlier = firsts.get(life.place, entry)
+                firsts[life.place] = min(earlier, entry)
+                later = max(earlier, entry)
+                assert later is entry is earlier or not later[2].dropped, f"{later[1]}: drops"
+    for (_, place), (_, name, life) in firsts.items():
+        assert life.dropped in (0, terms.dropped(place)), f"{name}: dropped {life.dropped} at first"
     return account
+
+
+def take(
+    learner: int, unroll: Unroll, records: dict[int, np.ndarray], learned: dict[int, np.ndarray]
+) -> None:
+    """Compares an unroll, and notes that a learner has learned from it; raises AssertionError."""
+    if not unroll.observation.any():
+        return  # zeros, with which the program was compiled
+    environment = int(unroll.observation[0, 0])
+    assert environment in records, f"{environment:06x} was learned from and never stepped"
+    compare(unroll, environment, records[environment])
+    numbers = unroll.observation[:-1, 1].astype(int)
+    notes = learned[environment]
+    repeated = numbers[notes[numbers, 0] >= 0]
+    assert not repeated.size, f"{environment:06x}: {repeated} were learned from twice"
+    notes[numbers, 0], notes[numbers, 1] = learner, unroll.place
 
 
 def compare(unroll: Unroll, environment: int, rows: np.ndarray) -> None:
@@ -107,68 +142,54 @@ def compare(unroll: Unroll, environment: int, rows: np.ndarray) -> None:
     steps = ~opening[1:]
     assert (unroll.action[steps] == made["action"][1:][steps]).all(), f"{where}: another action"
     assert (unroll.count == made["age"][:-1]).all(), f"{where}: another memory {unroll.count}"
+    assert len(set(unroll.place)) == 1, f"{where}: other places {unroll.place}"
 
 
-def check_lives(
-    name: str,
-    rows: np.ndarray,
-    learned: np.ndarray,
-    terms: Terms,
-    dropped: Counter[tuple[int, int]],
-) -> int:
-    """Checks that every life was learned up to its last whole unroll; returns the number of lives.
+def lives(rows: np.ndarray, learned: np.ndarray) -> Iterator[Life]:
+    """Yields the lives of an environment in order.
 
-    Counts in `dropped` the transitions at the beginning that a new learner leaves out.
+    `learned` holds the learner and the place of each transition, or -1. A reset in the middle of an episode
+    begins another life. An opening timestep may: it does if something before it was not learned from, and
+    something after it was.
     """
-    assert rows["number"].tolist() == list(range(1, len(rows) + 1)), f"{name}: its own records"
-    first, lives = 1, 0
+    first = 1
     while first <= len(rows):
-        begun, ended, last = bounds(rows, learned, first)
-        check_life(f"{name}, {first} to {last}", (first, begun, ended, last), rows, terms)
-        if begun > first and begun < ended:
-            dropped[int(learned[begun]), begun - first] += 1
-        first, lives = last + 1, lives + 1
-    return lives
+        resets = np.flatnonzero(rows["kind"][first:] == RESET)
+        last = first + int(resets[0]) if resets.size else len(rows)
+        stretch = learned[first:last, 0] >= 0  # transitions from `first` on
+        if not stretch.any():
+            yield Life(first, first, first, last, (-1, -1))
+            first = last + 1
+            continue
+        begun = first + int(stretch.argmax())
+        gaps = np.flatnonzero(learned[begun:last, 0] < 0)
+        ended = begun + int(gaps[0]) if gaps.size else last
+        later = np.flatnonzero(learned[ended:last, 0] >= 0)
+        if later.size:
+            # The next life begins with an opening timestep, maybe with some that a new learner has dropped.
+            again = ended + int(later[0])
+            openings = np.flatnonzero(rows["kind"][ended:again] == OPENING)
+            last = ended + int(openings[-1]) if openings.size else again - 1
+        yield Life(first, begun, ended, last, (int(learned[begun, 0]), int(learned[begun, 1])))
+        first = last + 1
 
 
-def bounds(rows: np.ndarray, learned: np.ndarray, first: int) -> tuple[int, int, int]:
-    """Finds a life from timestep `first`: [begun, ended), the transitions that were learned, and its end.
-
-    A reset in the middle of an episode begins another life. An opening timestep may; it does if it is learned
-    from, and the transition that led to it is not.
-    """
-    resets = np.flatnonzero(rows["kind"][first:] == RESET)
-    last = first + int(resets[0]) if resets.size else len(rows)
-    stretch = learned[first:last] >= 0  # transitions from `first` on
-    if not stretch.any():
-        return first, first, last
-    begun = first + int(stretch.argmax())
-    rest = ~(learned[begun:last] >= 0)
-    ended = begun + int(rest.argmax()) if rest.any() else last
-    later = np.flatnonzero(learned[ended:last] >= 0)
-    if not later.size:
-        return begun, ended, last
-    # The next life begins with an opening timestep, maybe with some that a new learner has dropped.
-    again = ended + int(later[0])
-    openings = np.flatnonzero(rows["kind"][ended:again] == OPENING)
-    return begun, ended, ended + int(openings[-1]) if openings.size else again - 1
-
-
-def check_life(name: str, life: tuple[int, int, int, int], rows: np.ndarray, terms: Terms) -> None:
-    """Raises AssertionError if more of a life is lost than its last part of an unroll."""
-    first, begun, ended, last = life
-    if last < len(rows):
-        assert rows["kind"][last] in (OPENING, RESET), f"{name}: a gap within an episode"
-    assert begun - first < terms.unroll, f"{name}: {begun - first} were dropped at first"
-    time = float(rows["time"][last - 1])
+def check_end(name: str, life: Life, rows: np.ndarray, terms: Terms) -> None:
+    """Raises AssertionError if more is lost of a life than its last part of an unroll."""
+    if life.last < len(rows):
+        assert rows["kind"][life.last] in (OPENING, RESET), f"{name}: a gap within an episode"
+    time = float(rows["time"][life.last - 1])
     dead = any(since <= time <= until for since, until in terms.deaths)
-    if begun == ended:
-        # The first unroll of a new learner may be dropped, too.
-        most = (2 + dead * terms.queued) * terms.unroll
-        assert last - first <= most, f"{name}: nothing was learned of {last - first}"
+    lost = range(1, 1 + terms.queued if dead else 1)
+    if life.begun == life.ended:
+        # A new learner drops nearly an unroll at first; `Account.unlearned_lives` counts these lives.
+        most = (2 + len(lost)) * terms.unroll
+        assert life.last - life.first <= most, f"{name}: nothing was learned"
         return
-    whole = {(made - begun) // terms.unroll * terms.unroll for made in (last, last - 1)}
-    if dead:
-        most = max(whole)
-        whole |= {most - n * terms.unroll for n in range(1, 1 + terms.queued)}
-    assert ended - begun in whole, f"{name}: {ended - begun} were learned of {last - begun}"
+    # The last timestep may not have arrived.
+    whole = {
+        (made - life.begun) // terms.unroll * terms.unroll for made in (life.last, life.last - 1)
+    }
+    whole |= {max(whole) - number * terms.unroll for number in lost}
+    got, made = life.ended - life.begun, life.last - life.begun
+    assert got in whole, f"{name}: {got} were learned of {made}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -115,6 +116,7 @@ class Drill:
             host.start()
         # The first batches are compiled for.
         self.all_step(self.all_step(time.monotonic()) + 5.0)
+        self.later: list[Callable[[], None]] = []  # what is to be done when all step again
 
     @property
     def address(self) -> str:
@@ -162,7 +164,9 @@ class Drill:
         time.sleep(2.0)
         code = self.learner.terminate()
         assert code == 130, self.learner.said()[-2000:]
-        return settle(self.world.records, self.terms)
+        records = self.world.logs / "records"
+        shutil.copytree(self.world.records, records)
+        return settle(records, self.terms)
 
 
 class Fault(NamedTuple):
@@ -201,6 +205,8 @@ def suffer(drill: Drill, fault: Fault, victim: Host) -> Found:
     end()
     ended = time.monotonic() if fault.lasts_s else caused
     stepped = drill.all_step(ended, 90.0)
+    while drill.later:
+        drill.later.pop()()
     until = max(until, stepped, caused + _USUAL_S)
     time.sleep(max(0.0, until - time.monotonic()) + 0.2)
     parts = {
@@ -214,7 +220,7 @@ def suffer(drill: Drill, fault: Fault, victim: Host) -> Found:
         "nobody": set[str](),
     }[fault.touches]
     said = {}
-    for log in sorted(drill.world.logs.iterdir()):
+    for log in sorted(drill.world.logs.glob("*.log")):
         new = log.read_bytes()[sizes.get(log.name, 0) :].decode(errors="replace")
         said[log.stem] = [line for line in new.splitlines() if line and " | " not in line]
     found = Found(

@@ -110,7 +110,10 @@ def set_clock(who: str, ahead_s: float) -> Callable[[Drill, Host], Callable[[], 
     """Sets a machine's clock, and sets it right again."""
 
     def cause(drill: Drill, host: Host) -> Callable[[], None]:
-        machine = drill.machine if who == "learner" else host.machine
+        machine, process = (
+            (drill.machine, drill.learner) if who == "learner" else (host.machine, host.process)
+        )
+        assert "libfaketime" in process.child.environ()["LD_PRELOAD"]
         machine.set_clock(ahead_s)
         return lambda: machine.set_clock(0.0)
 
@@ -122,10 +125,8 @@ def cut_with_wrong_clock(drill: Drill, host: Host) -> Callable[[], None]:
     host.machine.set_clock(-43_200.0)
     host.link.set(cut=True)
 
-    def end() -> None:
-        host.link.set()
-
-    return end
+    drill.later.append(lambda: host.machine.set_clock(0.0))
+    return host.link.set
 
 
 def fill_disk(drill: Drill, host: Host) -> Callable[[], None]:
@@ -210,7 +211,7 @@ def kill_learner(drill: Drill, host: Host) -> Callable[[], None]:
     killed = time.monotonic()
     drill.learner.kill()
     drill.learner = drill.resume()
-    drill.terms.deaths.append((killed - 1.0, killed + 30.0))
+    drill.terms.deaths.append((killed - 1.0, killed + 1.0))
     return nothing
 
 
@@ -226,7 +227,7 @@ def partition_learner(drill: Drill, host: Host) -> Callable[[], None]:
         process.resume()
     former.resume()
     refused(former, "another learner has taken over the run")
-    drill.terms.deaths.append((stopped - 1.0, time.monotonic()))
+    drill.terms.deaths.append((stopped - 1.0, stopped + 1.0))
     return nothing
 
 

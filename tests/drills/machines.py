@@ -113,6 +113,7 @@ class Machine:
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name = world, name
+        self.set_clock(0)
         command = f"hostname {name} && {_PRIVATE} && {_WAIT}"
         unshare = ["unshare", "-nmpu", "--fork", "--kill-child", "--mount-proc"]
         self._outer = world.begin([*world.enter, *unshare, "sh", "-c", command])
@@ -130,7 +131,17 @@ class Machine:
             subprocess.run([*self.enter, *command.split()], check=True, capture_output=True)
 
     def start(self, name: str, command: Sequence[str], **environment: str) -> Process:
-        """Starts a command, whose output goes to a log of this name; raises TimeoutError."""
+        """Starts a command, whose output goes to a log of this name; raises TimeoutError.
+
+        If the library for that is there, the command has the time of the machine's clock.
+        """
+        if (library := find_faketime()) is not None:
+            environment |= {
+                "LD_PRELOAD": str(library),
+                "FAKETIME_TIMESTAMP_FILE": str(RECORDS / f"clock-{self.name}"),
+                "FAKETIME_CACHE_DURATION": "1",
+                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }
         log = self._world.logs / f"{name}.log"
         with log.open("ab") as file:
             popen = subprocess.Popen(
@@ -146,15 +157,7 @@ class Machine:
         return Process(popen, log)
 
     def seedbed(self, name: str, *arguments: str, **environment: str) -> Process:
-        """Starts our command; if the library for that is there, with the time of the machine's clock."""
-        if (library := find_faketime()) is not None:
-            self.set_clock(0)
-            environment |= {
-                "LD_PRELOAD": str(library),
-                "FAKETIME_TIMESTAMP_FILE": str(RECORDS / f"clock-{self.name}"),
-                "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }
+        """Starts our command; raises TimeoutError."""
         return self.start(name, [sys.executable, "-m", "seedbed", *arguments], **environment)
 
     def set_clock(self, ahead_s: float) -> None:

@@ -38,6 +38,7 @@ class RecordingAgent(CountingAgent):
             steps.terminated | steps.truncated,
             trajectory.action,
             trajectory.extras["count"],
+            trajectory.extras["env"],
             ordered=True,
         )
         return super().prepare(state, trajectory, key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -49,7 +48,7 @@ def told(found: list[dict[str, Any]], victims: list[str], names: tuple[str, ...]
         for log, lines in each["said"].items():
             if log in names or ("victim" in names and log == victim):
                 shapes |= {shape_of(line): line for line in lines if not line.startswith(_ALWAYS)}
-        counts.update(shapes)
+        counts.update(shapes.keys())
         examples = shapes | examples
     often = [shape for shape in examples if counts[shape] >= len(found) / 2]
     return [examples[shape][:_CHARACTERS] for shape in often[:_LINES]]
@@ -88,13 +87,14 @@ def main() -> None:
     """Reads what the drill has found, and writes the page."""
     paths = sorted(Path(sys.argv[1]).glob("**/found.json"))
     runs = [json.loads(path.read_text()) for path in paths]
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    if not runs:
+        sys.exit(f"there is no found.json below {sys.argv[1]}: name the drill's --basetemp")
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     seconds = [run["seconds"] for run in runs]
     how = (
         "`pytest -m slow tests/drills/test_drill.py` makes each of these faults, in an order of chance, on "
         f"five machines made of namespaces: {len(runs)} seeds of {min(seconds):.0f} to {max(seconds):.0f} s, "
-        f"on {runs[0]['cores']} cores of {cpu[1] if cpu else 'a CPU'}, commit {head.stdout.strip()}. "
+        f"on {runs[0]['cores']} cores of {cpu[1] if cpu else 'a CPU'}, commit {', '.join(sorted({run['commit'] for run in runs}))}. "
         "`tests/drills/report.py` has written this page."
     )
     rows = [row(fault, runs) for fault in FAULTS]

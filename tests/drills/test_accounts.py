@@ -14,7 +14,9 @@ from recording import END, OPENING, RECORD, RESET, STEP, UNROLLS, Unroll
 T = 4
 
 
-def write(folder: Path, kinds: list[int], unrolls: list[int], environment: int = 7) -> None:
+def write(
+    folder: Path, kinds: list[int], unrolls: list[int], environment: int = 7, place: int = 0
+) -> None:
     """Writes the records of an environment, and unrolls from these numbers on."""
     ages, rows = [], []
     for number, kind in enumerate(kinds, 1):
@@ -43,6 +45,7 @@ def write(folder: Path, kinds: list[int], unrolls: list[int], environment: int =
             part["kind"] == END,
             part["action"][1:],
             part["age"][:-1],
+            np.full(T, place),
         )
         batch = Unroll(*(np.asarray(leaf)[:, None] for leaf in vars(unroll).values()))
         recording.write_unrolls(folder / UNROLLS / "a", batch)
@@ -53,7 +56,9 @@ EPISODE = [OPENING, *[STEP] * 9, END]
 
 
 def settle(folder: Path, kinds: list[int], unrolls: list[int], **terms: object) -> accounts.Account:
-    write(folder, kinds, unrolls)
+    place = terms.pop("place", 0)
+    assert isinstance(place, int)
+    write(folder, kinds, unrolls, place=place)
     changed = {**vars(TERMS), **terms}
     return accounts.settle(folder, accounts.Terms(**changed))
 
@@ -67,15 +72,15 @@ def test_whole_accounts_are_found_whole(tmp_path: Path) -> None:
 def test_a_new_life_begins_with_an_unroll(tmp_path: Path, kind: int) -> None:
     # The first life has 11 timesteps, of which the last may not have arrived: two unrolls.
     found = settle(tmp_path, [*EPISODE, kind, *EPISODE[1:]], [1, 5, 12, 16])
-    assert (found.learned, found.lives) == (16, 2)
+    assert (found.learned, found.lives, found.openings) == (16, 2, kind == OPENING)
 
 
 @pytest.mark.parametrize(
     ("unrolls", "message"),
     [
         ([1, 5, 9, 13], "16 were learned of 21"),
-        ([1, 5, 13, 17], "learner 0 dropped 1 of 1"),
-        ([5, 9, 13, 17], "dropped at first"),
+        ([1, 5, 13, 17], "drops"),
+        ([5, 9, 13, 17], "dropped 4 at first"),
         ([1, 5, 5, 9, 13, 17], "learned from twice"),
     ],
 )
@@ -92,10 +97,31 @@ def test_a_dead_learner_may_lose_what_was_queued(tmp_path: Path) -> None:
         settle(tmp_path, EPISODE * 2, [1, 5], deaths=[(20.0, 30.0)], queued=2)
 
 
-def test_what_a_new_learner_drops_at_first_is_counted(tmp_path: Path) -> None:
-    settle(tmp_path, EPISODE, [3, 7], groups=2)
-    with pytest.raises(AssertionError, match="learner 0 dropped 3 of 1"):
-        settle(tmp_path, EPISODE, [4], groups=2)
+def test_only_the_first_life_in_a_place_of_a_new_learner_is_dropped_from(tmp_path: Path) -> None:
+    # Of two groups, the second one's first unroll begins after half of one.
+    settle(tmp_path, EPISODE, [3, 7], groups=2, place=1)
+    with pytest.raises(AssertionError, match="dropped 2 at first"):
+        settle(tmp_path, EPISODE, [3, 7], groups=2, place=0)
+    with pytest.raises(AssertionError, match="dropped 1 at first"):
+        settle(tmp_path, EPISODE, [2, 6], groups=2, place=1)
+    with pytest.raises(AssertionError, match="drops"):
+        settle(tmp_path, [*EPISODE, RESET, *EPISODE[1:]], [3, 7, 14, 18], groups=2, place=1)
+
+
+def test_lives_of_which_nothing_was_learned_are_counted(tmp_path: Path) -> None:
+    kinds = [OPENING, *[STEP] * 7] + [RESET, *[STEP] * 7] * 4
+    found = settle(tmp_path, kinds, [])
+    assert (found.lives, found.unlearned_lives) == (5, 5)
+
+
+def test_zeros_are_of_the_compiler_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, EPISODE, [1])
+    (unroll,) = recording.read_unrolls(tmp_path / UNROLLS / "a")
+    unroll.observation = unroll.observation * (np.arange(T + 1)[:, None] > 0)
+    batch = Unroll(*(np.asarray(leaf)[:, None] for leaf in vars(unroll).values()))
+    recording.write_unrolls(tmp_path / UNROLLS / "a", batch)
+    with pytest.raises(AssertionError, match="000000 was learned from and never stepped"):
+        accounts.settle(tmp_path, TERMS)
 
 
 @pytest.mark.parametrize("field", ["reward", "action", "first", "ended", "count"])

@@ -129,8 +129,10 @@ class _Published:
             content = json.loads(self._path.read_text())
             pairs = [text.rpartition(":") for text in content["addresses"]]
             found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
+            if not all(host and 0 < port < 1 << 16 for host, port in found):
+                raise ValueError(f"{content['addresses']} are no addresses")
             plaintext = bool(content["insecure"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._miss(error)
             return self._known
         if plaintext != self._insecure:

@@ -56,17 +56,16 @@ def main() -> None:
     try:
         ingest = Ingest(learner, job)
     except SeedbedError as error:
-        _send(learner, error=str(error))
+        learner.send(_packed(error=str(error)))
         return
     with contextlib.suppress(ConnectionError):
         ingest.run()
 
 
-def _send(learner: socket.socket, **message: Any) -> None:
-    """Sends a message; raises BlockingIOError if the learner has not read enough of those before."""
+def _packed(**message: Any) -> bytes:
     data = json.dumps(message).encode()
     assert len(data) <= MESSAGE_BYTES, "messages to the learner are short"
-    learner.send(data)
+    return data
 
 
 class Ingest:
@@ -94,7 +93,7 @@ class Ingest:
         self._finished, self._until_s = False, math.inf  # the run has ended; when this process ends
         self._present: list[int] = []
         # What the learner has not taken yet: the newest of each kind.
-        self._untold: dict[str, Any] = {}
+        self._untold: dict[str, bytes] = {}
         self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
         self._tell(port=self._listener.getsockname()[1])
 
@@ -123,10 +122,10 @@ class Ingest:
 
     def _tell(self, **news: Any) -> None:
         """Tells the learner, as far as it takes messages now; the rest is told with the next news."""
-        self._untold |= news
+        self._untold |= {kind: _packed(**{kind: value}) for kind, value in news.items()}
         with contextlib.suppress(BlockingIOError):
             for kind in list(self._untold):
-                _send(self._learner, **{kind: self._untold[kind]})
+                self._learner.send(self._untold[kind])
                 del self._untold[kind]
 
     def _open_or_close_the_door(self, now_s: float) -> None:

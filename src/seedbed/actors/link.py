@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import errno
@@ -92,12 +93,11 @@ class Link:
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
         self._address = ("", 0)  # the newest that was tried
+        self._turns: collections.Counter[tuple[str, int]] = collections.Counter()
 
     def connect(self) -> None:
         """Begins to connect to the next address, or to the first one after it that does not fail at once."""
         addresses = self._in_turn()
-        # A name may have several addresses; each has its turn.
-        turn = self._tries // max(1, len(addresses))
         self._tries += 1
         # They do not all come back at the same moment.
         delay_s = min(RETRY_S, _FIRST_RETRY_S * 2 ** min(self._tries, 8))
@@ -105,7 +105,7 @@ class Link:
         errors = ["the run's folder names no address"] if not addresses else []
         for self._address in addresses:
             try:
-                stream = self._begin_to_connect(*self._address, turn)
+                stream = self._begin_to_connect(*self._address)
                 self.connection = Connection(stream, self._identity.context, server=False)
                 self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
                 return
@@ -124,10 +124,12 @@ class Link:
         turn = self._tries // 2 % len(addresses)
         return addresses[turn:] + addresses[:turn]
 
-    def _begin_to_connect(self, host: str, port: int, turn: int) -> socket.socket:
+    def _begin_to_connect(self, host: str, port: int) -> socket.socket:
         """Returns a socket that connects, or has done so; raises OSError."""
         found = self._identity.names.find(host, port)
-        family, kind, number, _, address = found[turn % len(found)]
+        # A name may have several addresses; each has its turn.
+        family, kind, number, _, address = found[self._turns[host, port] % len(found)]
+        self._turns[host, port] += 1
         stream = socket.socket(family, kind, number)
         stream.setblocking(False)
         code = stream.connect_ex(address)
@@ -212,4 +214,5 @@ class Link:
 
 
 def _named(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -26,16 +26,19 @@ class Names:
         self._found: dict[tuple[str, int], Addresses | str] = {}
 
     def find(self, host: str, port: int) -> Addresses:
-        """Returns what the last look-up of a name has found, and begins another one if it is time.
+        """Returns what the last look-up of a name has found that did not fail; begins another if it is time.
 
-        Raises OSError if the look-up has failed, or if the first one has not ended.
+        Raises OSError if all have failed, or if the first one has not ended.
         """
         name, now_s = (host, port), time.monotonic()
         thread = self._threads.get(name)
         if thread is None or (not thread.is_alive() and now_s > self._begun_s[name] + AGAIN_S):
             thread = threading.Thread(target=self._look_up, args=name, daemon=True)
             self._threads[name], self._begun_s[name] = thread, now_s
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(f"its address cannot be looked up: {error}") from error
             thread.join(_AT_ONCE_S)
         found = self._found.get(name, "its address is being looked up")
         if isinstance(found, str):
@@ -47,4 +50,6 @@ class Names:
         try:
             self._found[host, port] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            self._found[host, port] = str(error)
+            # A name server that is away does not make forgotten what it has told.
+            if not isinstance(self._found.get((host, port)), list):
+                self._found[host, port] = str(error)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import enum
 import hmac
+import json
 import re
 import secrets
 import statistics
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from seedbed.actors.actor import MESSAGE_BYTES
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import ActorKey
 from seedbed.actors.seats import Owner, Seat, Seats
@@ -349,6 +351,7 @@ class Reception:
         beats = [seat.beat or Beat() for seat in seated]
         waits = sorted(self._seats.latencies)
         self._seats.latencies.clear()
+        stream_s, waited_s = self._seats.times(time.monotonic())
         return {
             "hosts": len(self._hosts),
             "streams": len(seated),
@@ -358,7 +361,8 @@ class Reception:
             "received_bytes": self._past_bytes[0] + sum(each.received_bytes for each in streams),
             "sent_bytes": self._past_bytes[1] + sum(each.sent_bytes for each in streams),
             "cpu_seconds": self._cpu_seconds,
-            "away_share": self._seats.away_share(time.monotonic()),
+            "stream_seconds": stream_s,
+            "waited_seconds": waited_s,
             "answer_p50_s": waits[len(waits) // 2] if waits else 0.0,
             "answer_p99_s": waits[int(0.99 * len(waits))] if waits else 0.0,
             "action_p50_s": statistics.median([beat.p50_s for beat in beats] or [0.0]),
@@ -385,6 +389,8 @@ def _checked_spec(data: dict[str, Any], num_envs: int) -> EnvSpec:
     names = {array.dtype for array in layout.arrays}
     if not names <= _DTYPES or any(d < 0 for array in layout.arrays for d in array.shape):
         raise ProtocolError(f"the spec has arrays that cannot be sent: {names - _DTYPES}", "spec")
+    if len(json.dumps({"spec": data})) > MESSAGE_BYTES:
+        raise ProtocolError("the spec is too long", "spec")
     if layout.size > MOST_BYTES:
         raise ProtocolError(f"a timestep would have {layout.size} bytes", "spec")
     return spec

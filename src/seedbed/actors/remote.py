@@ -18,6 +18,17 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.types import SeedbedError
 
 _MODULE = "seedbed.actors.ingest"
+# Figures that go on where a process takes the place of another.
+_SUMMED = (
+    "reconnects",
+    "refused",
+    "steps",
+    "received_bytes",
+    "sent_bytes",
+    "cpu_seconds",
+    "stream_seconds",
+    "waited_seconds",
+)
 # Seconds of silence after which an ingest process is replaced; it says that it lives every second.
 _HUNG_S = 10.0
 # Seconds after which the port is announced again: this machine may have other addresses by then.
@@ -176,9 +187,8 @@ class RemoteActors:
     def report(self) -> dict[str, float]:
         """Returns figures about hosts and streams; counts are since the start. Any thread may call this."""
         now = self._process.report
-        summed = ("reconnects", "refused", "steps", "received_bytes", "sent_bytes", "cpu_seconds")
         return {
-            name: value + (self._past.get(name, 0.0) if name in summed else 0.0)
+            name: value + (self._past.get(name, 0.0) if name in _SUMMED else 0.0)
             for name, value in now.items()
         }
 

@@ -35,8 +35,10 @@ class Seat:
         self.connection: Connection | None = None
         self.beat: Beat | None = None  # the last one of the owner; None before its first
         self.published = 0  # timesteps
-        self._waited_s = 0.0  # for answers that have come
-        self._asked_s: float | None = None  # when the timestep without an answer was published
+        self._waited_s = 0.0  # for answers, until `_asked_s` or the last look
+        # When the timestep without an answer was published, or the last look after that.
+        self._asked_s: float | None = None
+        self._published_s = 0.0
         self._slot: Slot | None = None
         self._bell = -1  # of observations
         self._held: list[np.ndarray] = []
@@ -72,7 +74,8 @@ class Seat:
         if self._slot.life != self.end.life:
             self._slot.open(self.end.life)
         self._slot.publish(leaves)
-        self.published, self._asked_s = self.published + 1, time.monotonic()
+        self.published += 1
+        self._asked_s = self._published_s = time.monotonic()
         os.eventfd_write(self._bell, 1)
 
     def answered(self, codec: StepCodec, latencies: collections.deque[float]) -> None:
@@ -84,12 +87,11 @@ class Seat:
         assert slot is not None
         if not slot.answered:
             return
-        before_s, self._waited_s, self._asked_s = (
-            self._waited_s,
-            self.waited_s(time.monotonic()),
-            None,
-        )
-        latencies.append(self._waited_s - before_s)
+        now_s = time.monotonic()
+        if self._asked_s is not None:
+            latencies.append(now_s - self._published_s)
+            self._waited_s += now_s - self._asked_s
+            self._asked_s = None
         what = self.end.answered(slot.life, slot.step)
         if what is Arrival.PUBLISH:
             held, self._held = self._held, []
@@ -97,9 +99,12 @@ class Seat:
         elif what is Arrival.ANSWER:
             self._answer(codec)
 
-    def waited_s(self, now_s: float) -> float:
-        """Returns the seconds so far for which timesteps have waited for the learner."""
-        return self._waited_s + (now_s - self._asked_s if self._asked_s is not None else 0.0)
+    def waited_since(self, now_s: float) -> float:
+        """Returns the seconds since the last call for which timesteps have waited for the learner."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        if self._asked_s is not None:
+            waited_s, self._asked_s = waited_s + now_s - self._asked_s, now_s
+        return waited_s
 
     def _answer(self, codec: StepCodec) -> None:
         if self.connection is not None and self._slot is not None:
@@ -122,7 +127,7 @@ class Seats:
         # The numbers of the seats that are somebody's; replaced when they change.
         self.present: list[int] = []
         self._of: dict[Owner, Seat] = {}
-        self._looked_s, self._waited_s = time.monotonic(), 0.0  # at the last `away_share`
+        self._looked_s, self._stream_s, self._waited_s = time.monotonic(), 0.0, 0.0
 
     def take(self, owner: Owner, life: int, step: int, now_s: float) -> tuple[Seat, Begin] | None:
         """Seats a stream whose last timestep was `step` of `life`, and returns how it begins.
@@ -158,16 +163,18 @@ class Seats:
         self._count()
         return streams
 
-    def away_share(self, now_s: float) -> float:
-        """Returns the share of the time since the last call in which groups did not wait for the learner.
+    def times(self, now_s: float) -> tuple[float, float]:
+        """Returns the seconds of all streams so far, and those in which they waited for the learner.
 
-        Then their environments step, or messages travel. It is 1 without any stream.
+        In the others their environments stepped, or messages travelled.
         """
-        streams = sum(seat.connection is not None for seat in self.all)
-        waited_s = sum(seat.waited_s(now_s) for seat in self.all)
-        passed_s, more_s = streams * (now_s - self._looked_s), waited_s - self._waited_s
-        self._looked_s, self._waited_s = now_s, waited_s
-        return max(0.0, 1.0 - more_s / passed_s) if passed_s else 1.0
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        for seat in self.all:
+            waited_s = seat.waited_since(now_s)
+            if seat.connection is not None:
+                self._stream_s += passed_s
+                self._waited_s += min(passed_s, waited_s)
+        return self._stream_s, self._waited_s
 
     def by_host(self) -> collections.Counter[str]:
         """Returns how many seats each host has, by instance."""

@@ -48,29 +48,6 @@ def listen(
         )
     ensure_credentials(run.listen)
 
-    known: list[str] = []
-
-    def announce(port: int) -> None:
-        run.require_newest_term()
-        addresses = advertised(host, port, config.advertise)
-        if addresses == known:
-            return
-        content = {"term": run.term, "addresses": addresses, "insecure": config.insecure}
-        try:
-            write_json(run.listen / ADDRESS, content)
-        except OSError as error:
-            tell(
-                f"{run.listen / ADDRESS} cannot be written ({error.strerror}): actors do not find us"
-            )
-            return
-        known[:] = addresses
-        tell(f"listening at {', '.join(addresses)}")
-        if config.insecure:
-            tell("streams are NOT encrypted (--insecure)")
-        else:
-            tell(f"to join: seedbed actor {run.path}")
-            tell(f"or, elsewhere: seedbed actor {addresses[0]} --key {KEY} ({run.listen / KEY})")
-
     first = config.actors * GROUPS
     listening = Listening(
         host=host,
@@ -85,7 +62,62 @@ def listen(
         seed=config.seed,
         timeout_s=config.actor_timeout_s,
     )
-    return RemoteActors(pool, listening, announce)
+    return RemoteActors(pool, listening, _Announcer(host, config, run, tell))
+
+
+class _Announcer:
+    """Tells the user and the run's folder at which addresses the learner listens. For the pool's thread."""
+
+    def __init__(
+        self, host: str, config: CentralConfig, run: RunFolder, tell: Callable[[str], None]
+    ) -> None:
+        self._host, self._config, self._run, self._tell = host, config, run, tell
+        self._told: list[str] = []
+        self._written: list[str] = []
+        self._missed = False  # whether the user knows that the file cannot be written
+
+    def __call__(self, port: int) -> None:
+        """Announces what is new.
+
+        Raises TakenOver if it would be written for another learner, SeedbedError if the machine does not tell
+        its addresses.
+        """
+        config, path = self._config, self._run.listen / ADDRESS
+        try:
+            addresses = advertised(self._host, port, config.advertise)
+        except OSError as error:
+            if self._told:
+                return
+            raise SeedbedError(
+                f"this machine does not tell its addresses ({error.strerror}): name one with --advertise"
+            ) from error
+        if addresses != self._told:
+            self._told = addresses
+            self._tell(f"listening at {', '.join(addresses)}")
+            if config.insecure:
+                self._tell("streams are NOT encrypted (--insecure)")
+            else:
+                key = self._run.listen / KEY
+                self._tell(f"to join: seedbed actor {self._run.path}")
+                self._tell(f"or, elsewhere: seedbed actor {addresses[0]} --key {KEY} ({key})")
+        if addresses == self._written:
+            return
+        self._run.require_claim()
+        try:
+            content = {
+                "term": self._run.term,
+                "addresses": addresses,
+                "insecure": config.insecure,
+            }
+            write_json(path, content)
+            self._written, self._missed = addresses, False
+        except OSError as error:
+            if not self._missed:
+                self._tell(
+                    f"{path} cannot be written ({error.strerror}): until it can, actors find this learner "
+                    "by its address only"
+                )
+            self._missed = True
 
 
 def _former_port(run: RunFolder) -> int:

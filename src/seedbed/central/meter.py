@@ -49,6 +49,8 @@ class CentralMeter:
         self._shares = MachineShares(usable_cores(), max(1, setup.config.actors))
         self._shares.start(self._counters())
         self._last = self._totals()
+        # Seconds of streams so far, and those in which they waited for this machine; the share of the others.
+        self._stream_times, self._away_share = (0.0, 0.0), 0.0
 
     def read(self, passed_s: float) -> dict[str, Any]:
         """Returns metrics of the run; shares and `inference_rows_mean` are of the last `passed_s` seconds.
@@ -58,33 +60,36 @@ class CentralMeter:
         acting, learning = self._setup.acting, self._setup.learning
         last, now = self._last, self._totals()
         self._last, calls = now, now.calls - last.calls
+        streams = self._streams()
         return {
             **acting.episodes.summary(),
             **self._setup.source.metrics(),
             **learning.metrics,
-            **self._shares.update(self._counters(), self._away_share()),
+            **self._shares.update(self._counters(), streams.get("streams/away_share", 0.0)),
             "inference_rows_mean": (now.rows - last.rows) / calls if calls else None,
             **{
                 f"{name}_share": max(0.0, seconds - last.seconds[name]) / passed_s
                 for name, seconds in now.seconds.items()
             },
             "actor_restarts": self._setup.pool.restarts,
-            **self._streams(),
+            **streams,
         }
 
     def _streams(self) -> dict[str, float]:
         """Returns figures about actors of other machines, whose CPU time is not this machine's."""
         if self._setup.remote is None:
             return {}
-        return {f"streams/{name}": value for name, value in self._setup.remote.report().items()}
-
-    def _away_share(self) -> float:
-        """Returns the share of the time in which environments of other machines do not wait for this one."""
-        streams = self._streams()
-        if not streams.get("streams/streams"):
+        report = self._setup.remote.report()
+        stream_s, waited_s = (report.pop(f"{name}_seconds", 0.0) for name in ("stream", "waited"))
+        before_s, waited_before_s = self._stream_times
+        self._stream_times = (stream_s, waited_s)
+        if stream_s > before_s:
+            self._away_share = 1.0 - (waited_s - waited_before_s) / (stream_s - before_s)
+        if not report.get("streams"):
             # Whoever is missing keeps a run waiting that has no actors of its own.
-            return float(not self._setup.config.actors)
-        return streams["streams/away_share"]
+            self._away_share = float(not self._setup.config.actors)
+        found = report | {"away_share": self._away_share}
+        return {f"streams/{name}": value for name, value in found.items()}
 
     def _totals(self) -> Totals:
         acting, learning, source = self._setup.acting, self._setup.learning, self._setup.source

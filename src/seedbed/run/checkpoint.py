@@ -27,6 +27,8 @@ from seedbed.run.checkpoint_helper import (
     ARRAYS,
     LENGTH,
     MANIFEST,
+    UNCLAIMED,
+    Claim,
     defect,
     list_steps,
     name_of,
@@ -54,8 +56,8 @@ class CheckpointWriter:
 
     The helper takes about 250 MB of memory, so it ends after `idle_s` seconds without work; starting it
     costs a second of CPU time. It inherits `lock`, a descriptor that locks the run's folder: if this process
-    is killed, the folder stays locked until the helper has ended. It writes nothing any more once a learner
-    of a later `term` has the run.
+    is killed, the folder stays locked until the helper has ended. It writes nothing any more once another
+    learner has the run of the `claim`.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class CheckpointWriter:
         keep: int = 3,
         idle_s: float = 5.0,
         lock: int | None = None,
-        term: int = 0,
+        claim: Claim = UNCLAIMED,
     ) -> None:
         self._folder, self._keep, self._idle_s, self._lock = folder, keep, idle_s, lock
-        self._term = term
+        self._claim = claim
         self._requests: queue.Queue[_Request | None] = queue.Queue(maxsize=1)
         self._thread: threading.Thread | None = None
         self._helper: _Helper | None = None
@@ -112,7 +114,7 @@ class CheckpointWriter:
             for name, array in named
         ]
         header = {"step": int(step), "metadata": metadata, "keep": self._keep, "leaves": leaves}
-        header["term"] = self._term
+        header["claim"] = self._claim
         header["score"] = None if score is None or not math.isfinite(score) else float(score)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)

@@ -15,7 +15,7 @@ import struct
 import sys
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from seedbed.files import sync, write_json
 
@@ -26,6 +26,17 @@ ARRAYS = "arrays"
 BEST = "best.json"
 TERMS = "terms"
 """The folder, in a run's, whose files are the numbers of the starts of its learners."""
+
+
+class Claim(NamedTuple):
+    """A start of a learner on a run's folder."""
+
+    term: int  # its number; 0 is no claim
+    token: str  # random, and the content of the term's file: a folder that is made anew has terms of its own
+
+
+UNCLAIMED = Claim(0, "")
+"""That of a process that is no learner, or of a folder that has had none."""
 
 
 def name_of(step: int) -> str:
@@ -40,19 +51,35 @@ def list_steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def newest_term(run: Path) -> int:
-    """Returns the number of the latest start of a learner of the run in a folder; 0 if there was none."""
+def newest_claim(run: Path) -> Claim:
+    """Returns the latest start of a learner on a run's folder. Raises OSError."""
     terms = run / TERMS
     if not terms.is_dir():
+        return UNCLAIMED
+    # Digits of other scripts are no numbers.
+    named = [path for path in terms.iterdir() if path.name.isascii() and path.name.isdigit()]
+    newest = max(named, key=lambda path: int(path.name), default=None)
+    return UNCLAIMED if newest is None else Claim(int(newest.name), newest.read_text())
+
+
+def successor(run: Path, claim: Claim) -> int:
+    """Returns the term of the learner that has taken over a run since a claim; 0 if nobody has.
+
+    It is 0, too, while the folder cannot be read, and if it is gone.
+    """
+    try:
+        newest = newest_claim(run)
+    except OSError:
         return 0
-    return max((int(path.name) for path in terms.iterdir() if path.name.isdigit()), default=0)
+    taken = newest.term > claim.term or (newest.term == claim.term and newest != claim)
+    return newest.term if taken else 0
 
 
-def _require_newest_term(run: Path, term: int) -> None:
-    """Raises RuntimeError if a learner of a later term has the run, for which this one is not to write."""
-    if (newest := newest_term(run)) > term:
+def _require_claim(run: Path, claim: Claim) -> None:
+    """Raises RuntimeError if another learner has the run, for which this one is not to write."""
+    if newer := successor(run, claim):
         raise RuntimeError(
-            f"another learner has taken over the run (term {newest}; this one is of term {term}): end "
+            f"another learner has taken over the run (term {newer}; this one is of term {claim.term}): end "
             "this one"
         )
 
@@ -99,8 +126,8 @@ def defect(path: Path) -> str | None:
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
     """Writes the arrays, by name, as the checkpoint of `header["step"]`, and removes old checkpoints.
 
-    `header` also holds `leaves`, `metadata`, `keep`, `score` and `term`, the learner's. Raises RuntimeError
-    if there is a later one. The last `keep` checkpoints stay, and the
+    `header` also holds `leaves`, `metadata`, `keep`, `score` and `claim`, the learner's. Raises RuntimeError
+    if another one has the run. The last `keep` checkpoints stay, and the
     best: the one with the highest score. A new score of the best checkpoint replaces its old one. No other
     process may write into the folder at the same time. If this raises, the earlier checkpoints stay whole.
     """
@@ -112,13 +139,14 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
         "step": step,
         "metadata": header["metadata"],
         "leaves": leaves,
-        "term": header["term"],
+        "term": header["claim"][0],
     }
-    _require_newest_term(folder.parent, header["term"])
+    claim = Claim(*header["claim"])
+    _require_claim(folder.parent, claim)
     held = _held(final)
     # The arrays may be on the disk already, if their score or more metadata comes later.
     if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
-        _write(final, manifest, arrays)
+        _write(final, manifest, arrays, claim)
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
         write_json(final / MANIFEST, {**held, "metadata": known})
     best = read_best(folder)
@@ -139,7 +167,7 @@ def _held(final: Path) -> dict[str, Any] | None:
     return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
 
 
-def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> None:
+def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any], claim: Claim) -> None:
     """Writes a checkpoint beside its place, syncs it, and renames it to `final`."""
     import orbax.checkpoint as ocp
 
@@ -154,7 +182,7 @@ def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any]) -> Non
         write_json(temporary / MANIFEST, {**manifest, "files": file_table(temporary)})
         _sync_tree(temporary)
         # Again, because all this may have taken long.
-        _require_newest_term(final.parent.parent, manifest["term"])
+        _require_claim(final.parent.parent, claim)
         former = _rename_away(final)
         temporary.rename(final)
         sync(final.parent)

@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.files import write_json
-from seedbed.run.checkpoint_helper import TERMS, list_steps, newest_term, remove_leftovers
-from seedbed.types import SeedbedError, TakenOver
+from seedbed.run.checkpoint_helper import (
+    TERMS,
+    UNCLAIMED,
+    Claim,
+    list_steps,
+    newest_claim,
+    remove_leftovers,
+    successor,
+)
+from seedbed.types import SeedbedError
 
 CONFIG = "config.json"
 LOCK = ".lock"
@@ -24,6 +33,10 @@ SAVING = ".saving.lock"
 """The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
 PATIENCE_S = 60.0
 """The most seconds to wait until the helper of a killed trainer has finished its write."""
+
+
+class TakenOver(SeedbedError):
+    """Raised when another learner has the run now: this one writes nothing any more."""
 
 
 def default_path(preset: str, now: Callable[[], datetime.datetime] | None = None) -> Path:
@@ -45,8 +58,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # The number of this start of a learner, the latest; 0 if the folder was opened with `read`.
-        self.term = 0
+        # This start of a learner; term 0 if the folder was opened with `read`.
+        self.claim = UNCLAIMED
         self._locks: dict[str, int] = {}  # descriptors
 
     @classmethod
@@ -98,7 +111,7 @@ class RunFolder:
                     "folder"
                 )
             self._wait_for_helper(tell)
-            self.term = self._next_term()
+            self.claim = self._next_claim()
             remove_leftovers(self.checkpoints)
         except OSError as error:
             self.close()
@@ -124,35 +137,32 @@ class RunFolder:
                 )
             time.sleep(0.05)
 
-    def _next_term(self) -> int:
+    def _next_claim(self) -> Claim:
         """Takes the next term, by making a file that nobody else can make."""
         terms = self.path / TERMS
         terms.mkdir(exist_ok=True)
         while True:
-            term = newest_term(self.path) + 1
+            claim = Claim(newest_claim(self.path).term + 1, secrets.token_hex(8))
             try:
-                os.close(
-                    os.open(terms / f"{term:06d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-                )
+                with (terms / f"{claim.term:06d}").open("x") as file:
+                    file.write(claim.token)
             except FileExistsError:
                 continue
             for former in terms.iterdir():
-                if former.name.isdigit() and int(former.name) < term:
+                if former.name.isdecimal() and int(former.name) < claim.term:
                     former.unlink(missing_ok=True)
-            return term
+            return claim
 
-    def require_newest_term(self) -> None:
-        """Raises TakenOver if a learner of a later term has the run; call it before anything is written.
+    @property
+    def term(self) -> int:
+        """The number of this start of a learner; 0 if the folder was opened with `read`."""
+        return self.claim.term
 
-        A folder that cannot be read now says nothing.
-        """
-        try:
-            newest = newest_term(self.path)
-        except OSError:
-            return
-        if newest > self.term:
+    def require_claim(self) -> None:
+        """Raises TakenOver if another learner has the run; call it before anything is written."""
+        if newer := successor(self.path, self.claim):
             raise TakenOver(
-                f"another learner has taken over the run {self.path} (term {newest}; this one is of term "
+                f"another learner has taken over the run {self.path} (term {newer}; this one is of term "
                 f"{self.term}): this one ends, and saves nothing"
             )
 
@@ -240,9 +250,9 @@ class RunFolder:
             try:
                 self.write_config(config)
                 yield
-            except TakenOver:
-                raise  # the folder is another's
             except BaseException:
+                if successor(self.path, self.claim):
+                    raise  # the folder is another's
                 if former is None:
                     self.discard_untrained()
                 elif set(list_steps(self.checkpoints)) <= set(before):
@@ -263,9 +273,13 @@ class RunFolder:
     def discard_untrained(self) -> None:
         """Removes the folder of a run that failed before it trained, and closes it.
 
-        Removes nothing if there are metrics, a checkpoint, or files that are not a run's own. Errors of the
+        Removes nothing if there are metrics, a checkpoint, or files that are not a run's own, nor if another
+        learner has the run. Errors of the
         disk are not raised. Call it only with the folder locked, from one thread at a time.
         """
+        if successor(self.path, self.claim):
+            self.close()
+            return
         with contextlib.suppress(OSError), contextlib.closing(self):
             metrics = self.path / "metrics.jsonl"
             trained = metrics.exists() and metrics.stat().st_size > 0

@@ -16,12 +16,12 @@ from typing import Any
 from seedbed.ops.keys import derived_seed
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import RunFolder
+from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
-from seedbed.types import SeedbedError, StorageError, TakenOver, Tree
+from seedbed.types import SeedbedError, StorageError, Tree
 
 
 class Session:
@@ -98,7 +98,7 @@ class Session:
                 self.run.checkpoints,
                 self._options.keep_checkpoints,
                 lock=self.run.lock,
-                term=self.run.term,
+                claim=self.run.claim,
             )
         )
         failure: BaseException | None = None
@@ -142,7 +142,7 @@ class Session:
                 break
             log_due, show_due, save_due = (clock.due() for clock in (log, show, save))
             if log_due or show_due or save_due:
-                self.run.require_newest_term()
+                self.run.require_claim()
             if log_due:
                 self._log.write(self._line(self._log_line))
             if show_due:
@@ -162,7 +162,7 @@ class Session:
         """Saves and evaluates at the end of a run that has not failed; returns the summary."""
         # The line of a run that is stopped comes before its checkpoint, so that the wall time of the resumed
         # run's lines goes on behind it.
-        self.run.require_newest_term()
+        self.run.require_claim()
         metrics = self._line(self._log_line) if self.interrupted() else {}
         last = self._save_last()
         self._end_evaluation(self.interrupted)
@@ -172,6 +172,7 @@ class Session:
             self._begin_evaluation(last)
             failure = self._end_evaluation(self.interrupted)
         metrics = metrics or self._line(self._log_line)
+        self.run.require_claim()
         self._log.write(metrics)
         self.view.update(metrics)
         self._writer.wait()
@@ -239,6 +240,7 @@ class Session:
 
     def _save(self, snapshot: Snapshot, score: Score | None = None) -> Snapshot:
         """Saves a checkpoint of a snapshot; returns the snapshot with the metadata of the checkpoint."""
+        self.run.require_claim()
         start = Start(snapshot.step, self._wall_s(), snapshot.updates)
         saved = snapshot._replace(metadata=snapshot.metadata | {"start": start._asdict()})
         if self._evaluating is snapshot:
