@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ _ALWAYS = ("listening at", "to join:", "or, elsewhere:", "looking for", "compili
 _INTRODUCTION = """# Faults
 
 What happens to a run with actors on other machines (`seedbed train --listen`) when something breaks: what
-the user sees, and how soon everybody steps again. {how}
+the user sees, and how soon everybody steps again.
+
+{how}
 
 Every timestep is accounted for: what the environments have recorded is compared with what the learner has
 learned from (`tests/drills/accounts.py`). No transition is learned from twice, or taken for another
@@ -90,12 +93,14 @@ def main() -> None:
     if not runs:
         sys.exit(f"there is no found.json below {sys.argv[1]}: name the drill's --basetemp")
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    commits = sorted({run["commit"] for run in runs})
     seconds = [run["seconds"] for run in runs]
-    how = (
+    how = textwrap.fill(
         "`pytest -m slow tests/drills/test_drill.py` makes each of these faults, in an order of chance, on "
         f"five machines made of namespaces: {len(runs)} seeds of {min(seconds):.0f} to {max(seconds):.0f} s, "
-        f"on {runs[0]['cores']} cores of {cpu[1] if cpu else 'a CPU'}, commit {', '.join(sorted({run['commit'] for run in runs}))}. "
-        "`tests/drills/report.py` has written this page."
+        f"on {runs[0]['cores']} cores of {cpu[1] if cpu else 'a CPU'}, commit {' and '.join(commits)}. "
+        "`tests/drills/report.py` has written this page.",
+        width=110,
     )
     rows = [row(fault, runs) for fault in FAULTS]
     table = [
