@@ -7,6 +7,7 @@ of timesteps that belong together; a learner gets it in whole unrolls.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,12 +27,13 @@ class Terms:
     deaths: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     queued: int = 4  # complete unrolls of an environment that a learner may lose when it dies
 
-    def dropped(self, place: int) -> int:
-        """Returns how many transitions a new learner drops at first of an environment in this place.
+    def offsets(self) -> Counter[int]:
+        """Returns of how many environments a new learner drops so many transitions at first.
 
-        The groups of a new learner complete their first unrolls one after the other (`UnrollSink`).
+        Its groups complete their first unrolls one after the other (`UnrollSink`).
         """
-        return place // self.size * self.unroll // self.groups
+        before = Counter(group * self.unroll // self.groups for group in range(self.groups))
+        return Counter({steps: self.size * groups for steps, groups in before.items()})
 
 
 @dataclasses.dataclass
@@ -53,9 +55,7 @@ class Life(NamedTuple):
     begun: int
     ended: int
     last: int
-    place: tuple[
-        int, int
-    ]  # the number of its learner, and the place that this one gave it; -1 if unlearned
+    learner: int  # the number of the learner that learned it; -1 if none did
 
     @property
     def dropped(self) -> int:
@@ -77,17 +77,19 @@ def read_records(folder: Path) -> dict[int, np.ndarray]:
 def settle(folder: Path, terms: Terms) -> Account:
     """Compares all records; raises AssertionError for a transition that is lost, repeated or another's."""
     records = read_records(folder)
-    learned = {number: np.full((len(rows) + 1, 2), -1) for number, rows in records.items()}
+    # The learner that has learned from a transition, by environment and transition.
+    learned = {number: np.full(len(rows) + 1, -1) for number, rows in records.items()}
     for learner, path in enumerate(sorted((folder / UNROLLS).iterdir())):
         for unroll in read_unrolls(path):
             take(learner, unroll, records, learned)
-    account, firsts = Account(), dict[tuple[int, int], tuple[float, str, Life]]()
+    account, dropped = Account(), Counter[tuple[int, int]]()
     for environment, rows in records.items():
         name = f"{environment:06x}"
         assert rows["number"].tolist() == list(range(1, len(rows) + 1)), f"{name}: its own records"
         account.environments += len(rows) > 0
         account.made += max(0, len(rows) - 1)
-        account.learned += int((learned[environment][:, 0] >= 0).sum())
+        account.learned += int((learned[environment] >= 0).sum())
+        learners = set[int]()  # of its lives so far
         for life in lives(rows, learned[environment]):
             check_end(f"{name}, {life}", life, rows, terms)
             account.lives += 1
@@ -95,14 +97,15 @@ def settle(folder: Path, terms: Terms) -> Account:
             account.unlearned_lives += (
                 life.begun == life.ended and life.last - life.first > terms.unroll
             )
-            if life.begun < life.ended:
-                entry = (float(rows["time"][life.first - 1]), f"{name}, {life}", life)
-                earlier = firsts.get(life.place, entry)
-                firsts[life.place] = min(earlier, entry)
-                later = max(earlier, entry)
-                assert later is entry is earlier or not later[2].dropped, f"{later[1]}: drops"
-    for (_, place), (_, name, life) in firsts.items():
-        assert life.dropped in (0, terms.dropped(place)), f"{name}: dropped {life.dropped} at first"
+            if life.dropped:
+                assert life.learner not in learners, f"{name}, {life}: dropped {life.dropped} later"
+                dropped[life.learner, life.dropped] += 1
+            learners.add(life.learner)
+    allowed = terms.offsets()
+    for (learner, steps), environments in dropped.items():
+        assert environments <= allowed[steps], (
+            f"learner {learner} dropped {steps} of {environments}"
+        )
     return account
 
 
@@ -117,9 +120,9 @@ def take(
     compare(unroll, environment, records[environment])
     numbers = unroll.observation[:-1, 1].astype(int)
     notes = learned[environment]
-    repeated = numbers[notes[numbers, 0] >= 0]
+    repeated = numbers[notes[numbers] >= 0]
     assert not repeated.size, f"{environment:06x}: {repeated} were learned from twice"
-    notes[numbers, 0], notes[numbers, 1] = learner, unroll.place
+    notes[numbers] = learner
 
 
 def compare(unroll: Unroll, environment: int, rows: np.ndarray) -> None:
@@ -142,13 +145,12 @@ def compare(unroll: Unroll, environment: int, rows: np.ndarray) -> None:
     steps = ~opening[1:]
     assert (unroll.action[steps] == made["action"][1:][steps]).all(), f"{where}: another action"
     assert (unroll.count == made["age"][:-1]).all(), f"{where}: another memory {unroll.count}"
-    assert len(set(unroll.place)) == 1, f"{where}: other places {unroll.place}"
 
 
 def lives(rows: np.ndarray, learned: np.ndarray) -> Iterator[Life]:
     """Yields the lives of an environment in order.
 
-    `learned` holds the learner and the place of each transition, or -1. A reset in the middle of an episode
+    `learned` holds the learner of each transition, or -1. A reset in the middle of an episode
     begins another life. An opening timestep may: it does if something before it was not learned from, and
     something after it was.
     """
@@ -156,21 +158,21 @@ def lives(rows: np.ndarray, learned: np.ndarray) -> Iterator[Life]:
     while first <= len(rows):
         resets = np.flatnonzero(rows["kind"][first:] == RESET)
         last = first + int(resets[0]) if resets.size else len(rows)
-        stretch = learned[first:last, 0] >= 0  # transitions from `first` on
+        stretch = learned[first:last] >= 0  # transitions from `first` on
         if not stretch.any():
-            yield Life(first, first, first, last, (-1, -1))
+            yield Life(first, first, first, last, -1)
             first = last + 1
             continue
         begun = first + int(stretch.argmax())
-        gaps = np.flatnonzero(learned[begun:last, 0] < 0)
+        gaps = np.flatnonzero(learned[begun:last] < 0)
         ended = begun + int(gaps[0]) if gaps.size else last
-        later = np.flatnonzero(learned[ended:last, 0] >= 0)
+        later = np.flatnonzero(learned[ended:last] >= 0)
         if later.size:
             # The next life begins with an opening timestep, maybe with some that a new learner has dropped.
             again = ended + int(later[0])
             openings = np.flatnonzero(rows["kind"][ended:again] == OPENING)
             last = ended + int(openings[-1]) if openings.size else again - 1
-        yield Life(first, begun, ended, last, (int(learned[begun, 0]), int(learned[begun, 1])))
+        yield Life(first, begun, ended, last, int(learned[begun]))
         first = last + 1
 
 

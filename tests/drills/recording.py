@@ -94,7 +94,6 @@ class Unroll:
     ended: np.ndarray
     action: np.ndarray
     count: np.ndarray  # the agent's memory, which counts steps since an opening timestep
-    place: np.ndarray  # the number that the learner has given to the environment
 
 
 def write_unrolls(path: Path, batch: Unroll) -> None:
@@ -112,7 +111,7 @@ def read_unrolls(path: Path) -> list[Unroll]:
     data, at, found = np.frombuffer(path.read_bytes()[: path.stat().st_size // 8 * 8]), 0, []
     while at + 3 <= data.size:
         steps, size, width = data[at : at + 3].astype(int)
-        shapes = [(steps + 1, size, width), *[(steps + 1, size)] * 3, *[(steps, size)] * 3]
+        shapes = [(steps + 1, size, width), *[(steps + 1, size)] * 3, *[(steps, size)] * 2]
         counts = [int(np.prod(shape)) for shape in shapes]
         if at + 3 + sum(counts) > data.size:
             break

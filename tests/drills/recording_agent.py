@@ -38,7 +38,6 @@ class RecordingAgent(CountingAgent):
             steps.terminated | steps.truncated,
             trajectory.action,
             trajectory.extras["count"],
-            trajectory.extras["env"],
             ordered=True,
         )
         return super().prepare(state, trajectory, key)

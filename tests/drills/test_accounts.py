@@ -14,9 +14,7 @@ from recording import END, OPENING, RECORD, RESET, STEP, UNROLLS, Unroll
 T = 4
 
 
-def write(
-    folder: Path, kinds: list[int], unrolls: list[int], environment: int = 7, place: int = 0
-) -> None:
+def write(folder: Path, kinds: list[int], unrolls: list[int], environment: int = 7) -> None:
     """Writes the records of an environment, and unrolls from these numbers on."""
     ages, rows = [], []
     for number, kind in enumerate(kinds, 1):
@@ -45,7 +43,6 @@ def write(
             part["kind"] == END,
             part["action"][1:],
             part["age"][:-1],
-            np.full(T, place),
         )
         batch = Unroll(*(np.asarray(leaf)[:, None] for leaf in vars(unroll).values()))
         recording.write_unrolls(folder / UNROLLS / "a", batch)
@@ -56,9 +53,7 @@ EPISODE = [OPENING, *[STEP] * 9, END]
 
 
 def settle(folder: Path, kinds: list[int], unrolls: list[int], **terms: object) -> accounts.Account:
-    place = terms.pop("place", 0)
-    assert isinstance(place, int)
-    write(folder, kinds, unrolls, place=place)
+    write(folder, kinds, unrolls)
     changed = {**vars(TERMS), **terms}
     return accounts.settle(folder, accounts.Terms(**changed))
 
@@ -79,8 +74,8 @@ def test_a_new_life_begins_with_an_unroll(tmp_path: Path, kind: int) -> None:
     ("unrolls", "message"),
     [
         ([1, 5, 9, 13], "16 were learned of 21"),
-        ([1, 5, 13, 17], "drops"),
-        ([5, 9, 13, 17], "dropped 4 at first"),
+        ([1, 5, 13, 17], "dropped 1 later"),
+        ([5, 9, 13, 17], "learner 0 dropped 4 of 1"),
         ([1, 5, 5, 9, 13, 17], "learned from twice"),
     ],
 )
@@ -97,15 +92,13 @@ def test_a_dead_learner_may_lose_what_was_queued(tmp_path: Path) -> None:
         settle(tmp_path, EPISODE * 2, [1, 5], deaths=[(20.0, 30.0)], queued=2)
 
 
-def test_only_the_first_life_in_a_place_of_a_new_learner_is_dropped_from(tmp_path: Path) -> None:
+def test_only_from_the_first_life_with_a_new_learner_is_something_dropped(tmp_path: Path) -> None:
     # Of two groups, the second one's first unroll begins after half of one.
-    settle(tmp_path, EPISODE, [3, 7], groups=2, place=1)
-    with pytest.raises(AssertionError, match="dropped 2 at first"):
-        settle(tmp_path, EPISODE, [3, 7], groups=2, place=0)
-    with pytest.raises(AssertionError, match="dropped 1 at first"):
-        settle(tmp_path, EPISODE, [2, 6], groups=2, place=1)
-    with pytest.raises(AssertionError, match="drops"):
-        settle(tmp_path, [*EPISODE, RESET, *EPISODE[1:]], [3, 7, 14, 18], groups=2, place=1)
+    settle(tmp_path, EPISODE, [3, 7], groups=2)
+    with pytest.raises(AssertionError, match="learner 0 dropped 1 of 1"):
+        settle(tmp_path, EPISODE, [2, 6], groups=2)
+    with pytest.raises(AssertionError, match="dropped 2 later"):
+        settle(tmp_path, [*EPISODE, RESET, *EPISODE[1:]], [1, 5, 14, 18], groups=2)
 
 
 def test_lives_of_which_nothing_was_learned_are_counted(tmp_path: Path) -> None:
