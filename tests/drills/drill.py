@@ -26,7 +26,7 @@ _LEARN = f"""
 """.split()
 _JOIN = ("--processes", "1", "--allow", "recording")
 # The visitor's machine would have cores of its own.
-_BESIDE = ("nice", "-n", "19")
+_BESIDE = ("chrt", "--idle", "0")
 _USUAL_S = 4.0  # for which usual rates, and those during a fault, are measured at least
 _LEAST = 0.8  # of its usual rate that a host keeps which a fault does not touch
 
