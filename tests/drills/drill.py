@@ -28,6 +28,7 @@ _JOIN = ("--processes", "1", "--allow", "recording")
 # The visitor's machine would have cores of its own.
 _BESIDE = ("chrt", "--idle", "0")
 _USUAL_S = 4.0  # for which usual rates, and those during a fault, are measured at least
+_TRIES = 3
 _LEAST = 0.8  # of its usual rate that a host keeps which a fault does not touch
 
 
@@ -188,6 +189,21 @@ class Found(NamedTuple):
     others: float  # rate of the slowest host that is not touched, as a part of the usual one; NaN if all are
     victim: float  # that of the victim while it lasted
     said: dict[str, list[str]]  # lines by log
+    tries: int = 1
+
+
+def endure(drill: Drill, fault: Fault, victim: Host) -> Found:
+    """Makes a fault, again while others slow down: a machine that others use slows down by itself.
+
+    Raises AssertionError if they do each time, or if the fault does what it may not.
+    """
+    found = suffer(drill, fault, victim)
+    for tries in range(2, _TRIES + 1):
+        if not found.others < _LEAST:
+            break
+        found = suffer(drill, fault, victim)._replace(tries=tries)
+    assert not found.others < _LEAST, f"others slowed down {_TRIES} times: {fault.name}: {found}"
+    return found
 
 
 def suffer(drill: Drill, fault: Fault, victim: Host) -> Found:
@@ -234,6 +250,5 @@ def suffer(drill: Drill, fault: Fault, victim: Host) -> Found:
     assert not changed - (set() if fault.keeps_lives else touched), (
         f"lives of {changed} ended: {where}"
     )
-    assert not found.others < _LEAST, f"others slowed down: {parts}, {where}"
     assert found.recovery_s < fault.recovery_s, f"slow recovery: {where}"
     return found

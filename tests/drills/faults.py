@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import psutil
-from drill import Drill, Fault, Host
+from drill import Drill, Fault, Host, Records
 from machines import Process, wait_until
 
 _OLD_VERSION = """
@@ -163,11 +163,9 @@ def old_version(drill: Drill, host: Host) -> Callable[[], None]:
 
 def changed_spec(drill: Drill, host: Host) -> Callable[[], None]:
     """Comes, steps, and has other environments after its process was replaced."""
-    folder = drill.world.records / "visitor"
-    visitor = drill.visit("changed-spec")
-    wait_until(
-        lambda: folder.exists() and len(list(folder.iterdir())) >= 4, "the visitor steps", 30
-    )
+    folder, begun = drill.world.records / "visitor", time.monotonic()
+    records, visitor = Records(folder), drill.visit("changed-spec")
+    wait_until(lambda: records.all_step_since(begun) is not None, "the visitor steps", 30)
     (folder / "width").write_text("5")
     visitor.child.children()[0].kill()
     refused(visitor, "")

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from drill import ENVS, HOSTS, Drill, Found, suffer
+from drill import ENVS, HOSTS, Drill, Found, endure
 from faults import FAULTS
 from machines import HERE, World, find_faketime, missing
 
@@ -40,7 +40,7 @@ def test_every_fault(tmp_path, seed):
             for fault in chance.sample(FAULTS, len(FAULTS)):
                 victim = drill.hosts[chance.randrange(HOSTS)]
                 victims[fault.name] = victim.name
-                found[fault.name] = suffer(drill, fault, victim)
+                found[fault.name] = endure(drill, fault, victim)
             account = drill.end()
     finally:
         print({name: [round(x, 2) for x in each[:3]] for name, each in found.items()})
