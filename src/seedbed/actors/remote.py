@@ -32,7 +32,7 @@ _SUMMED = (
 # Seconds of silence after which an ingest process is replaced; it says that it lives every second.
 _HUNG_S = 10.0
 # Seconds after which the port is announced again: this machine may have other addresses by then.
-_ANNOUNCE_S = 10.0
+_ANNOUNCE_S = 2.0
 # Early ends in a row, within so many seconds of the start or before it listens, after which the run fails.
 _MAX_ENDS, _EARLY_S = 5, 10.0
 
@@ -129,7 +129,7 @@ class RemoteActors:
     def __init__(
         self, pool: ActorPool, listening: Listening, announce: Callable[[int], None]
     ) -> None:
-        """The pool's thread calls `announce` with the port when a process listens, and then every 10 s."""
+        """The pool's thread calls `announce` with the port when a process listens, and then every 2 s."""
         self._pool, self._listening, self._announce = pool, listening, announce
         self._port, self._ends = listening.former_port, 0
         self._announced_s = 0.0
