@@ -16,7 +16,7 @@ FLOORS = (
     {"physics", "agents"},
     {"envs", "actors"},
     {"run"},
-    {"central", "fused"},
+    {"central", "fused", "paramserver"},
     {"presets", "defaults", "resolve", "options", "cli", "viewer", "api", "__init__", "__main__"},
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
@@ -28,6 +28,7 @@ LISTED = {
     ("ops", "simd"),
     ("replay", "ops"),
     ("actors", "envs"),
+    ("paramserver", "central"),
 }
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 8
 BANNED = re.compile(r"\b(TODO|FIXME|XXX)\b")

@@ -230,7 +230,7 @@ def arrays(codec: StepCodec, seed: int, noise: bool) -> list[np.ndarray]:
 
 def body(frame: bytes, kind: Kind, limit: int) -> memoryview:
     """Takes a frame apart as a reader does."""
-    header = wire.read_header(frame, limit)
+    header = wire.read_header(frame, limit, wire.Kind)
     content = memoryview(frame)[wire.HEADER_BYTES :]
     assert (header.kind, header.length) == (kind, len(content))
     wire.require_checksum(header, content)
@@ -289,15 +289,17 @@ def test_what_no_honest_actor_sends_is_refused() -> None:
     good = codec.step(1, 1, arrays(codec, 0, noise=False))
     for size in (0, 12, 1 << 32 - 1):
         with pytest.raises(ProtocolError, match="where at most"):
-            wire.read_header(struct.pack("<2sBBII", b"Sb", wire.VERSION, 6, size + 1, 0), size)
+            wire.read_header(
+                struct.pack("<2sBBII", b"Sb", wire.VERSION, 6, size + 1, 0), size, wire.Kind
+            )
     for at, text in ((0, "not Seedbed"), (2, "version"), (3, "kind")):
         wrong = bytearray(good)
         wrong[at] ^= 0x40
         with pytest.raises(ProtocolError, match=text):
-            wire.read_header(wrong, codec.limit)
+            wire.read_header(wrong, codec.limit, wire.Kind)
     damaged = bytearray(good)
     damaged[-1] ^= 1
-    header = wire.read_header(damaged, codec.limit)
+    header = wire.read_header(damaged, codec.limit, wire.Kind)
     with pytest.raises(ProtocolError, match="damaged"):
         wire.require_checksum(header, memoryview(damaged)[wire.HEADER_BYTES :])
     leaves = arrays(codec, 0, noise=False)
@@ -315,7 +317,7 @@ def test_what_no_honest_actor_sends_is_refused() -> None:
 def test_no_bytes_break_a_decoder(data: bytes, limit: int) -> None:
     codec = StepCodec(slot_layout(SPECS[1], 1))
     readers = (
-        lambda: wire.read_header(data.ljust(wire.HEADER_BYTES, b"S"), limit),
+        lambda: wire.read_header(data.ljust(wire.HEADER_BYTES, b"S"), limit, wire.Kind),
         lambda: wire.read_json(data, text=str, life=int),
         lambda: wire.read_begin(memoryview(data)),
         lambda: wire.read_beat(memoryview(data)),

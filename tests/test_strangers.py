@@ -47,7 +47,7 @@ class Client:
     def read(self) -> tuple[Kind, bytes]:
         """Reads the next message but heartbeats, while the learner works; raises ConnectionError."""
         while True:
-            header = wire.read_header(self._exactly(wire.HEADER_BYTES), 1 << 30)
+            header = wire.read_header(self._exactly(wire.HEADER_BYTES), 1 << 30, wire.Kind)
             body = self._exactly(header.length)
             if header.kind is not Kind.BEAT:
                 return header.kind, body

@@ -370,7 +370,7 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         listener.accept()[0].close()
         deadline = time.monotonic() + 10
         listener.settimeout(10)
-        server = Connection(listener.accept()[0], context, server=True)
+        server = Connection(listener.accept()[0], context, Kind, server=True)
         server.send(json_frame(Kind.CHALLENGE, version="0", term=1, nonce="ab"))
         found: list[Kind] = []
         while not found and time.monotonic() < deadline:

@@ -15,7 +15,8 @@ import tyro
 
 from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.resolve import BOUND, ENV_BOUND, RUNTIMES, TrainConfig
+from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
+from seedbed.run.encoding import BOUND
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Environment, UsageError
 

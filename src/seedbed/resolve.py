@@ -15,6 +15,7 @@ from seedbed import defaults
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.presets import PRESETS, TrainConfig
+from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Agent, Environment, SeedbedError
@@ -26,8 +27,6 @@ AGENTS = {
     "r2d2": "seedbed.agents.r2d2:R2d2",
     "sac": "seedbed.agents.sac:Sac",
 }
-BOUND = ("spec",)
-"""Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
 ENV_BOUND = ("model",)
 """Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
 _PARTS = [name for name in vars(Agent) if not name.startswith("_")]
@@ -198,12 +197,12 @@ def _made(name: str) -> Any:
 def to_json(config: TrainConfig) -> dict[str, Any]:
     """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
     env = config.env
-    env = _encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
+    env = encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env)
     (kind,) = (name for name, found in RUNTIMES.items() if type(config.runtime) is found)
     return {
         "name": config.name,
         "env": env,
-        "agent": _encode(config.agent, BOUND),
+        "agent": encode(config.agent, BOUND),
         kind: dataclasses.asdict(config.runtime),
     }
 
@@ -216,12 +215,12 @@ def from_json(data: dict[str, Any]) -> TrainConfig:
     """
     try:
         kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
-        options = {name: _plain_tuple(value) for name, value in data[kind].items()}
+        options = {name: plain_tuple(value) for name, value in data[kind].items()}
         env = data["env"]
         return TrainConfig(
-            _decode(env) if "class" in env else registry.from_json(env),
-            _decode(data["agent"]),
-            _construct(RUNTIMES[kind], options),
+            decode(env) if "class" in env else registry.from_json(env),
+            decode(data["agent"]),
+            construct(RUNTIMES[kind], options),
             data.get("name", ""),
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -229,60 +228,3 @@ def from_json(data: dict[str, Any]) -> TrainConfig:
             f"the run's config.json is incomplete ({type(error).__name__}: {error}): restore it, or "
             "start a new run"
         ) from error
-
-
-def _encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        kind = type(value)
-        fields = {
-            field.name: _encode(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.name not in left_out and field.init
-        }
-        return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
-    if isinstance(value, tuple | list):
-        return [_encode(child) for child in value]
-    if isinstance(value, dict):
-        return {name: _encode(child) for name, child in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise SeedbedError(
-        f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
-        "numbers, strings, tuples and dataclasses"
-    )
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict) and "class" in value:
-        module_name, _, class_name = value["class"].partition(":")
-        try:
-            kind = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
-            remedy = "start where it can be"
-            if module_name.startswith("seedbed."):
-                remedy = "go on with the version of seedbed that began the run, or start a new run"
-            raise SeedbedError(
-                f"the run's class {value['class']} cannot be imported ({error}): {remedy}"
-            ) from error
-        return _construct(
-            kind, {name: _decode(child) for name, child in value.items() if name != "class"}
-        )
-    if isinstance(value, dict):
-        return {name: _decode(child) for name, child in value.items()}
-    return _plain_tuple(value)
-
-
-def _construct(kind: type, fields: dict[str, Any]) -> Any:
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise SeedbedError(
-                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
-                "another version of seedbed"
-            )
-    return kind(**fields)
-
-
-def _plain_tuple(value: Any) -> Any:
-    return tuple(_decode(child) for child in value) if isinstance(value, list) else value

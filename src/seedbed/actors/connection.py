@@ -9,13 +9,14 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from typing import Generic
 
 from seedbed.actors.credentials import NAME
 from seedbed.actors.wire import (
     HEADER_BYTES,
     HELLO_BYTES,
     Header,
-    Kind,
+    KindT,
     ProtocolError,
     read_header,
     require_checksum,
@@ -26,7 +27,7 @@ _MOST_FRAMES = 64
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Connection:
+class Connection(Generic[KindT]):
     """One end of a stream. It never waits: call `receive` and `flush` when its descriptor is ready.
 
     `limit` is the largest body that is taken; it begins small, and is raised as the other end proves itself.
@@ -34,17 +35,27 @@ class Connection:
     """
 
     def __init__(
-        self, stream: socket.socket, context: ssl.SSLContext | None, *, server: bool
+        self,
+        stream: socket.socket,
+        context: ssl.SSLContext | None,
+        kinds: type[KindT],
+        *,
+        server: bool,
     ) -> None:
-        """Takes over a socket, which may still be connecting; `context` None means plaintext."""
+        """Takes over a socket, which may still be connecting; `context` None means plaintext.
+
+        `kinds` are the kinds of messages that it may carry.
+        """
         stream.setblocking(False)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if stream.family != socket.AF_UNIX:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._context, self._server = stream, context, server
+        self._kinds = kinds
         self._connected = self._shaken = False
         self.limit = HELLO_BYTES
         self.since_s = self.heard_s = time.monotonic()  # it began, and bytes arrived last
         self.received_bytes = self.sent_bytes = 0
-        self._header: Header | None = None
+        self._header: Header[KindT] | None = None
         self._buffer = bytearray(HEADER_BYTES)
         self._filled = 0
         self._unsent: collections.deque[memoryview] = collections.deque()
@@ -71,7 +82,7 @@ class Connection:
         """Whether the handshake of TLS is done; also True in plaintext."""
         return self._shaken
 
-    def receive(self) -> Iterator[tuple[Kind, memoryview]]:
+    def receive(self) -> Iterator[tuple[KindT, memoryview]]:
         """Yields the messages that have arrived; a body is valid until the next one is asked for.
 
         Raises ConnectionError if the stream has ended, ProtocolError if the other end breaks the protocol.
@@ -145,12 +156,12 @@ class Connection:
                 raise ConnectionError(f"no TLS: {failure}") from None
         return True
 
-    def _next(self) -> tuple[Kind, memoryview] | None:
+    def _next(self) -> tuple[KindT, memoryview] | None:
         """Returns the next whole message, or None if it is not there yet."""
         if self._header is None:
             if not self._fill(HEADER_BYTES):
                 return None
-            self._header = read_header(self._buffer, self.limit)
+            self._header = read_header(self._buffer, self.limit, self._kinds)
             self._filled = 0
             if len(self._buffer) < self._header.length:
                 self._buffer = bytearray(self._header.length)

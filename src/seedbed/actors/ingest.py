@@ -86,7 +86,7 @@ class Ingest:
         self._epoll.register(learner, select.EPOLLIN)
         self._listener = _listen(job["host"], job["port"], job["former_port"])
         self._listening = False
-        self._streams: dict[int, Connection] = {}  # by descriptor
+        self._streams: dict[int, Connection[Kind]] = {}  # by descriptor
         self._events: dict[int, int] = {}  # that epoll waits for, by descriptor
         self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
         self._next_beat_s = 0.0
@@ -150,7 +150,7 @@ class Ingest:
             stream, address = self._listener.accept()
         except OSError:  # the client has gone, or there are too many descriptors
             return
-        connection = Connection(stream, self._context, server=True)
+        connection = Connection(stream, self._context, Kind, server=True)
         try:
             fd = connection.fileno()
             self._streams[fd], self._events[fd] = connection, connection.events
@@ -160,7 +160,7 @@ class Ingest:
         except (ConnectionError, OSError):
             self._end(connection)
 
-    def _serve(self, connection: Connection, events: int) -> None:
+    def _serve(self, connection: Connection[Kind], events: int) -> None:
         """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
         try:
             if events & select.EPOLLOUT:
@@ -184,7 +184,7 @@ class Ingest:
             self._reception.refuse(connection, ProtocolError("the learner could not handle this"))
             self._watch(connection)
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, connection: Connection[Kind]) -> None:
         fd, events = connection.fileno(), connection.events
         if fd in self._streams and self._events[fd] != events:
             self._events[fd] = events
@@ -192,7 +192,7 @@ class Ingest:
         for other in self._reception.take_ended():
             self._end(other)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: Connection[Kind]) -> None:
         fd = connection.fileno()
         if self._streams.pop(fd, None) is not None:
             self._epoll.unregister(fd)

@@ -83,7 +83,7 @@ class Link:
     ) -> None:
         """`addresses` returns where the learner may be, the likeliest first; `number` is the group's."""
         self.number, self.end = number, ActorEnd()
-        self.connection: Connection | None = None
+        self.connection: Connection[Kind] | None = None
         self.stage = Stage.RETRY
         self.codec: StepCodec | None = None
         self.retry_at_s = 0.0
@@ -106,7 +106,7 @@ class Link:
         for self._address in addresses:
             try:
                 stream = self._begin_to_connect(*self._address)
-                self.connection = Connection(stream, self._identity.context, server=False)
+                self.connection = Connection(stream, self._identity.context, Kind, server=False)
                 self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
                 return
             except (OSError, ConnectionError) as error:

@@ -72,7 +72,7 @@ class Stage(enum.Enum):
 class _Visitor:
     """A stream, and what it has told."""
 
-    connection: Connection
+    connection: Connection[Kind]
     address: str
     nonce: bytes
     stage: Stage = Stage.HELLO
@@ -99,12 +99,12 @@ class Reception:
     def __init__(self, job: dict[str, Any], key: ActorKey, seats: Seats) -> None:
         self._job, self._key, self._seats = job, key, seats
         self._versions = versions.of(registry.from_json(job["env"]))
-        self._visitors: dict[Connection, _Visitor] = {}
+        self._visitors: dict[Connection[Kind], _Visitor] = {}
         self._codec: StepCodec | None = None
         self._spec: EnvSpec | None = None  # of the learner; None until it is known
         self._first_spec: dict[str, Any] | None = None
         self._hosts: dict[str, _Host] = {}  # by instance
-        self._ended: list[Connection] = []
+        self._ended: list[Connection[Kind]] = []
         self._notes: collections.deque[str] = collections.deque(maxlen=MOST_NOTES)
         self.strangers = 0  # streams that have not proved themselves
         self.refused = self._reconnects = 0
@@ -112,7 +112,7 @@ class Reception:
         self._cpu_seconds = 0.0  # of all hosts, while they had seats
         self._past_bytes = [0, 0]  # received and sent, by streams that have ended
 
-    def meet(self, connection: Connection, address: str) -> None:
+    def meet(self, connection: Connection[Kind], address: str) -> None:
         """Begins with a new client; raises ConnectionError if it has gone."""
         visitor = _Visitor(connection, address, secrets.token_bytes(_NONCE_BYTES))
         self._visitors[connection] = visitor
@@ -126,14 +126,14 @@ class Reception:
             )
         )
 
-    def seat_of(self, connection: Connection) -> Seat:
+    def seat_of(self, connection: Connection[Kind]) -> Seat:
         """Returns the seat of a stream; raises ProtocolError if it has none yet."""
         seat = self._visitors[connection].seat
         if seat is None:
             raise ProtocolError("a timestep came before BEGIN")
         return seat
 
-    def take(self, connection: Connection, kind: Kind, body: memoryview) -> None:
+    def take(self, connection: Connection[Kind], kind: Kind, body: memoryview) -> None:
         """Takes any message but a timestep; raises ProtocolError and ConnectionError."""
         visitor = self._visitors[connection]
         visitor.messages += 1
@@ -206,7 +206,7 @@ class Reception:
         spec, self._first_spec = self._first_spec, {} if self._first_spec else self._first_spec
         return spec or None
 
-    def begin_all(self, codec: StepCodec, spec: dict[str, Any]) -> Iterable[Connection]:
+    def begin_all(self, codec: StepCodec, spec: dict[str, Any]) -> Iterable[Connection[Kind]]:
         """Begins the streams that have waited for the learner's spec, and yields them."""
         self._codec, self._spec = codec, spec_from_json(spec)
         for visitor in list(self._visitors.values()):
@@ -252,7 +252,7 @@ class Reception:
             self._cpu_seconds += max(0.0, beat.cpu_seconds - seat.beat.cpu_seconds)
         seat.beat = beat
 
-    def refuse(self, connection: Connection, error: ProtocolError) -> None:
+    def refuse(self, connection: Connection[Kind], error: ProtocolError) -> None:
         """Tells a stream why it has to end, counts it, and ends it."""
         self.refused += 1
         visitor, now_s = self._visitors[connection], time.monotonic()
@@ -266,7 +266,7 @@ class Reception:
             connection.send(json_frame(Kind.REFUSE, code=error.code, text=str(error)))
         self._ended.append(connection)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Connection[Kind]) -> None:
         """Forgets a stream that has ended."""
         visitor = self._visitors.pop(connection, None)
         if visitor is None:
@@ -277,19 +277,19 @@ class Reception:
         if visitor.seat is not None and visitor.seat.connection is connection:
             visitor.seat.leave(time.monotonic())
 
-    def take_ended(self) -> list[Connection]:
+    def take_ended(self) -> list[Connection[Kind]]:
         """Returns the streams that have to end now, each once."""
         ended, self._ended = self._ended, []
         return ended
 
-    def oldest_stranger(self) -> Connection | None:
+    def oldest_stranger(self) -> Connection[Kind] | None:
         """Returns the client that has been here for longest without a HELLO; None if there is none."""
         for connection, visitor in self._visitors.items():
             if visitor.stage is Stage.HELLO:
                 return connection
         return None
 
-    def silent(self, now_s: float) -> list[Connection]:
+    def silent(self, now_s: float) -> list[Connection[Kind]]:
         """Returns the streams that were silent for too long, or took too long to say who they are."""
         return [
             connection
@@ -301,7 +301,7 @@ class Reception:
             )
         ]
 
-    def beat(self) -> list[Connection]:
+    def beat(self) -> list[Connection[Kind]]:
         """Sends a heartbeat to every stream that takes one, and returns these streams."""
         beating = []
         for connection, visitor in self._visitors.items():
@@ -345,7 +345,7 @@ class Reception:
         notes, self._notes = list(self._notes), collections.deque(maxlen=self._notes.maxlen)
         return notes
 
-    def report(self, streams: Collection[Connection]) -> dict[str, float]:
+    def report(self, streams: Collection[Connection[Kind]]) -> dict[str, float]:
         """Returns figures about hosts and streams; counts are since the start of the process."""
         seated = [seat for seat in self._seats.all if seat.connection is not None]
         beats = [seat.beat or Beat() for seat in seated]

@@ -12,7 +12,7 @@ import numpy as np
 from seedbed.actors.connection import Connection
 from seedbed.actors.lives import Arrival, Begin, LearnerEnd
 from seedbed.actors.slots import Slot
-from seedbed.actors.wire import Beat, ProtocolError, StepCodec, begin_frame
+from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, begin_frame
 
 # Latencies of the learner that are kept for a report.
 _LATENCIES = 4096
@@ -32,7 +32,7 @@ class Seat:
         self.number = number
         self.end = LearnerEnd(life)
         self.owner: Owner | None = None
-        self.connection: Connection | None = None
+        self.connection: Connection[Kind] | None = None
         self.beat: Beat | None = None  # the last one of the owner; None before its first
         self.published = 0  # timesteps
         self._waited_s = 0.0  # for answers, until `_asked_s` or the last look
@@ -152,7 +152,7 @@ class Seats:
                 seat.owner, seat.beat = None, None
                 self._count()
 
-    def free(self, instance: str) -> list[Connection]:
+    def free(self, instance: str) -> list[Connection[Kind]]:
         """Frees the seats of a host that leaves; returns its streams."""
         streams = []
         for owner in [owner for owner in self._of if owner.instance == instance]:

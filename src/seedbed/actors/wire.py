@@ -11,7 +11,7 @@ import json
 import math
 import struct
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ _BEAT = struct.Struct("<qddd")
 _LEAST_BYTES, _WORTH = 4096, 0.9
 # Timesteps that go as they are after one that was not worth compressing.
 _PAUSE = 64
+
+
+KindT = TypeVar("KindT", bound=enum.IntEnum)
 
 
 class Kind(enum.IntEnum):
@@ -74,7 +77,7 @@ class Beat(NamedTuple):
     p99_s: float = 0.0
 
 
-def frame(kind: Kind, *parts: bytes | memoryview) -> bytes:
+def frame(kind: enum.IntEnum, *parts: bytes | memoryview) -> bytes:
     """Returns the frame of a message whose body is the concatenation of `parts`."""
     checksum, length = 0, 0
     for part in parts:
@@ -82,16 +85,21 @@ def frame(kind: Kind, *parts: bytes | memoryview) -> bytes:
     return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, length, checksum), *parts))
 
 
-class Header(NamedTuple):
+class Header(NamedTuple, Generic[KindT]):
     """The header of a frame."""
 
-    kind: Kind
+    kind: KindT
     length: int  # bytes of the body
     checksum: int
 
 
-def read_header(data: bytes | bytearray | memoryview, limit: int) -> Header:
-    """Reads the header at the start of `data`; raises ProtocolError if its body is longer than `limit`."""
+def read_header(
+    data: bytes | bytearray | memoryview, limit: int, kinds: type[KindT]
+) -> Header[KindT]:
+    """Reads the header at the start of `data`; raises ProtocolError if its body is longer than `limit`.
+
+    `kinds` are the kinds of messages of the stream.
+    """
     magic, version, kind, length, checksum = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise ProtocolError("these are not Seedbed's messages")
@@ -102,12 +110,12 @@ def read_header(data: bytes | bytearray | memoryview, limit: int) -> Header:
     if length > limit:
         raise ProtocolError(f"a message has {length} bytes where at most {limit} are taken")
     try:
-        return Header(Kind(kind), length, checksum)
+        return Header(kinds(kind), length, checksum)
     except ValueError:
         raise ProtocolError(f"there is no message of kind {kind}") from None
 
 
-def require_checksum(header: Header, body: memoryview) -> None:
+def require_checksum(header: Header[Any], body: memoryview) -> None:
     """Raises ProtocolError if a body is not the one that was sent."""
     if zlib.crc32(body) != header.checksum:
         raise ProtocolError("a message was damaged on its way")

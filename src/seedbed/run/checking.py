@@ -48,9 +48,12 @@ def checked(agent: AgentT, spec: EnvSpec) -> AgentT:
     return bind(agent, spec)
 
 
-def check_agent(agent: Agent) -> None:
-    """Traces every method of a bound agent; raises SeedbedError if one breaks the contract."""
-    _Check(agent).run()
+def check_agent(agent: Agent) -> Tree:
+    """Traces every method of a bound agent, and returns the shapes of its gradient.
+
+    Raises SeedbedError if a method breaks the contract.
+    """
+    return _Check(agent).run()
 
 
 class _Check:
@@ -64,8 +67,8 @@ class _Check:
         self._batch = experience.batch
         self._rows = experience.unroll if isinstance(experience, OnPolicy) else experience.steps - 1
 
-    def run(self) -> None:
-        """Raises SeedbedError where the agent breaks the contract."""
+    def run(self) -> Tree:
+        """Returns the shapes of the gradient; raises SeedbedError where the agent breaks the contract."""
         # First with values: what functions of the agent keep for later must not be of tracing.
         with naming(f"{self._name}.init", _GUIDE):
             self._agent.init(jax.random.key(0))
@@ -89,9 +92,10 @@ class _Check:
             () if replayed else version,
             _struct((self._batch,), "float32") if replayed else (),
         )
-        self._learn(state, trajectory, key)
+        gradient = self._learn(state, trajectory, key)
         # Acting goes on in other numbers of environments than a batch has.
         self._act(state.params, self._actor_state(self._batch + 1), self._batch + 1)
+        return gradient
 
     def _actor_state(self, size: int) -> ActorState:
         agent = self._agent
@@ -133,7 +137,7 @@ class _Check:
         wanted = _struct((self._batch,), "float32")
         self._same("initial_priorities", "priorities", found, wanted)
 
-    def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> None:
+    def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Tree:
         agent, read = self._agent, state._replace(optimizer_state=())
         batch = self._call("prepare", agent.prepare, read, trajectory, key)
         part = self._part(batch)
@@ -156,6 +160,7 @@ class _Check:
         after = self._call("apply", agent.apply, *given)
         self._expect("apply", after, LearnerState)
         self._same("apply", "learner state", after, state)
+        return clipped
 
     def _part(self, batch: Tree) -> Tree:
         """Returns a minibatch of what `prepare` returned, whose leaves divide along axis 1."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import re
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.files import sync
+from seedbed.files import read_arrays, sync, write_arrays
 from seedbed.replay.host.arena import SUFFIX, Files
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
@@ -27,8 +24,6 @@ from seedbed.replay.host.storage import ReplayStorage
 from seedbed.types import SeedbedError, StorageError
 
 _MAGIC = b"seedbed replay 2"
-# Bytes of the header, and the checksum (CRC-32) of everything after these two numbers.
-_LENGTHS = struct.Struct("<QI")
 _INDEX = re.compile(r"(\d{8})\.(.+)\.index")
 
 
@@ -283,44 +278,16 @@ def _write_index(folder: Path, snapshot: ReplaySnapshot) -> None:
     newest = _list_indexes(folder)
     serial = int(newest[0].name[:8]) + 1 if newest else 0
     path = folder / f"{serial:08d}.{snapshot.name}.index"
-    arrays = snapshot.arrays
-    described = [[key, str(leaf.dtype), leaf.shape] for key, leaf in arrays.items()]
-    header = json.dumps({**snapshot.header, "arrays": described}).encode()
-    checksum = zlib.crc32(header)
-    for leaf in arrays.values():
-        checksum = zlib.crc32(leaf.data, checksum)
-    aside = path.with_name(path.name + ".part")
     try:
-        with aside.open("wb") as file:
-            file.write(_MAGIC + _LENGTHS.pack(len(header), checksum) + header)
-            for leaf in arrays.values():
-                file.write(leaf.data)
-        sync(aside)
-        aside.rename(path)
-        sync(folder)
+        write_arrays(path, _MAGIC, snapshot.header, snapshot.arrays)
     except OSError:
-        aside.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the header and the arrays of an index; raises OSError or ValueError if it is damaged."""
-    data = path.read_bytes()
-    start = len(_MAGIC) + _LENGTHS.size
-    if len(data) < start or not data.startswith(_MAGIC):
-        raise ValueError(f"{path.name} is no index of a replay")
-    length, checksum = _LENGTHS.unpack_from(data, len(_MAGIC))
-    if zlib.crc32(memoryview(data)[start:]) != checksum:
-        raise ValueError(f"{path.name} does not have its checksum")
-    header = json.loads(data[start : start + length])
-    start += length
-    arrays: dict[str, np.ndarray] = {}
-    for key, dtype, shape in header["arrays"]:
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[key] = np.frombuffer(data, dtype, count, start).reshape(shape)
-        start += arrays[key].nbytes
-    return header, arrays
+    return read_arrays(path, _MAGIC)
 
 
 def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:

@@ -1,0 +1,81 @@
+"""Where the roles of a run are: each writes its address into the run's folder, where the others find it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from seedbed.files import write_json
+from seedbed.types import SeedbedError
+
+FOLDER = "roles"
+"""The folder, in a run's, with a folder for each role."""
+_ADDRESS = "address.json"
+
+
+class Address(NamedTuple):
+    """How a process is reached."""
+
+    number: int  # of its start
+    pid: int
+    machine: str  # where its Unix socket can be reached
+    socket: str  # name of that socket, in the abstract namespace
+    hosts: tuple[tuple[str, int], ...]  # addresses for all other machines, the likeliest first
+
+
+@functools.cache
+def this_machine() -> str:
+    """Returns a name for all processes that can reach one another's Unix sockets, until the next boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+
+
+class Directory:
+    """The folder `roles` of a run. Any thread may use it."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / FOLDER
+
+    def take_number(self, role: str) -> int:
+        """Returns a number, from 1 on, that no other start of this role has had.
+
+        Raises SeedbedError if the disk refuses.
+        """
+        folder = self.path / role / "starts"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                taken = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
+                number = max(taken, default=0) + 1
+                try:
+                    (folder / str(number)).open("x").close()
+                except FileExistsError:
+                    continue
+                for former in taken:
+                    (folder / str(former)).unlink(missing_ok=True)
+                return number
+        except OSError as error:
+            raise SeedbedError(
+                f"{folder} cannot be written ({error.strerror}): mend it, or name another folder with --run"
+            ) from error
+
+    def announce(self, role: str, address: Address) -> None:
+        """Writes an address; raises SeedbedError if the disk refuses."""
+        path = self.path / role / _ADDRESS
+        try:
+            write_json(path, address._asdict())
+        except OSError as error:
+            raise SeedbedError(
+                f"{path} cannot be written ({error.strerror}): mend it, or name another folder with --run"
+            ) from error
+
+    def find(self, role: str) -> Address | None:
+        """Returns the address of a role; None if it has never told one, or the folder cannot be read."""
+        try:
+            data = json.loads((self.path / role / _ADDRESS).read_text())
+            hosts = tuple((str(host), int(port)) for host, port in data.pop("hosts"))
+            return Address(**data, hosts=hosts)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None

@@ -1,0 +1,126 @@
+"""A process of a run besides the coordinator: its sockets, what it tells the coordinator, and its end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.server import Client, Server
+from seedbed.types import SeedbedError
+
+COORDINATOR = "coordinator"
+"""What the coordinator calls itself."""
+ORPHAN_S = 60.0
+"""Seconds without a coordinator after which a role saves what it has, and ends."""
+_TICK_S, _LOOK_S = 0.1, 1.0
+
+
+class Work(Protocol):
+    """What a role does; the role's thread calls it."""
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        """Takes a client's HELLO; see `server.Handler`."""
+        ...
+
+    def take(self, client: Client, message: Message) -> None:
+        """Takes a message; see `server.Handler`."""
+        ...
+
+    def leave(self, client: Client) -> None:
+        """Forgets a client whose stream has ended."""
+        ...
+
+    def tick(self, now_s: float) -> bool:
+        """Does what is due, several times a second; returns whether there is more to do."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Returns figures for the coordinator, as JSON types; those that count are since the start."""
+        ...
+
+    def close(self) -> None:
+        """Saves what there is to save, at the end."""
+        ...
+
+
+class Role:
+    """A role's process: a `server.Handler`. For one thread."""
+
+    def __init__(self, run: Path, name: str) -> None:
+        """Takes the number of this start. Raises SeedbedError if the run's folder cannot be written."""
+        self.name, self._run, self.directory = name, run, Directory(run)
+        self.number = self.directory.take_number(name)
+        self._work: Work | None = None
+        self._finish = False
+
+    def serve(self, work: Work, host: str | None) -> None:
+        """Listens, tells where, and serves until the work is done.
+
+        It ends, too, when the coordinator says so, when there has been none for `ORPHAN_S`, and when another
+        start has taken this one's place; after SIGTERM, it ends at once. `host` is None, or where it listens
+        for other machines. Raises SeedbedError if it cannot listen.
+        """
+        self._work = work
+        try:
+            server = Server(self.name, self.number, self._run / CREDENTIALS, host)
+        except OSError as error:
+            raise SeedbedError(f"{self.name} cannot listen at {host}: {error.strerror}") from error
+        hosts = () if host is None else (host,)
+        self.directory.announce(self.name, server.address(hosts))
+        heard_s, look_s, more = time.monotonic(), 0.0, True
+        try:
+            while more and not self._finish:
+                server.serve(self, _TICK_S)
+                now_s = time.monotonic()
+                more = work.tick(now_s)
+                if now_s < look_s:
+                    continue
+                look_s = now_s + _LOOK_S
+                if any(client.role == COORDINATOR for client in server.clients.values()):
+                    heard_s = now_s
+                if now_s > heard_s + ORPHAN_S or not self.current():
+                    break
+        finally:
+            server.close()
+            work.close()
+
+    def current(self) -> bool:
+        """Returns whether no later start has taken this one's place."""
+        address = self.directory.find(self.name)
+        return address is None or address.number <= self.number
+
+    def finish(self, *_: Any) -> None:
+        """Lets the role end soon; may be a handler of signals."""
+        self._finish = True
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        """Passes a HELLO on."""
+        assert self._work is not None
+        return self._work.greet(client, said)
+
+    def leave(self, client: Client) -> None:
+        """Passes on that a stream has ended."""
+        assert self._work is not None
+        self._work.leave(client)
+
+    def take(self, client: Client, message: Message) -> None:
+        """Answers the coordinator, and passes everything else on."""
+        assert self._work is not None
+        if message.kind is Kind.REPORT and client.role == COORDINATOR:
+            client.send(Kind.REPORT, **self._work.report())
+        elif message.kind is Kind.FINISH and client.role == COORDINATOR:
+            self._finish = True
+        else:
+            self._work.take(client, message)
+
+
+def end_on_signals(role: Role) -> None:
+    """Lets SIGTERM end a role; what the terminal sends is for the coordinator. For the main thread."""
+    signal.signal(signal.SIGTERM, role.finish)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

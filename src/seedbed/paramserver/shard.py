@@ -1,0 +1,208 @@
+"""A parameter shard: it owns a part of the learner state, applies gradients to it, and is pulled from."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.actors.wire import ProtocolError
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
+from seedbed.paramserver.messages import BlockLayout, Kind, Message
+from seedbed.paramserver.plan import Plan, ShardLayout
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.saves import NAME, Saver, ShardSave
+from seedbed.paramserver.server import Client
+from seedbed.run.programs import keep_programs
+from seedbed.types import Agent, Array, LearnerState, Output, Tree
+
+LEARNER = "learner"
+"""What a learner calls itself."""
+SAVE_S = 10.0
+"""The most seconds between two saves of a shard that has changed."""
+_SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def role_of(shard: int) -> str:
+    """Returns the name of a parameter shard's role."""
+    return f"parameters-{shard}"
+
+
+class ParameterShard:
+    """The state of a shard, its books and its saves: a `role.Work`. For one thread."""
+
+    def __init__(self, role: Role, plan: Plan, shard: int, most_lag: int) -> None:
+        """Goes on from the save in the role's folder, and compiles the update.
+
+        The role's number is the new epoch. A gradient of parameters that are more than `most_lag` gradients
+        old is discarded. Raises SeedbedError if the save is damaged, or of another plan.
+        """
+        self._role = role
+        path = role.directory.path / role.name / NAME
+        save = ShardSave.read(path)
+        self.layout = ShardLayout(plan, shard)
+        like = plan.part(plan.state, shard)
+        self._state: LearnerState = jax.tree.map(jnp.array, save.state(like))
+        self._whole = BlockLayout(jax.tree.leaves(like))
+        self.ledger = ShardLedger.restore(save.books, role.number, most_lag)
+        self._auxiliary_at = self.ledger.version.number  # the version that changed it last
+        self._saver, self._saved_s, self._changed = Saver(path), time.monotonic(), False
+        gradient = plan.part(plan.gradient, shard)
+        apply = jax.jit(functools.partial(_apply, plan.agent), donate_argnums=0)
+        self._apply = apply.lower(self._state, gradient, _SCALAR, _SCALAR).compile()
+        self._pulls = self._unmodified = 0
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        """Opens the books of a learner; raises ProtocolError if its blocks are of another plan."""
+        role, version = said["role"], list(self.ledger.version)
+        blocks = said["up_bytes"], said["down_bytes"]
+        if role == COORDINATOR and blocks == (0, self._whole.size):
+            client.share(*blocks)
+            return {"version": version}
+        if role != LEARNER or blocks != (self.layout.up_bytes, self.layout.down_bytes):
+            raise ProtocolError(
+                "this process divides its parameters in another way: it is of another agent, or of another "
+                "number of shards",
+                "plan",
+            )
+        client.share(*blocks)
+        books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
+        return {
+            "version": version,
+            "books": [books.applied, books.discarded, books.rolled_back],
+            "last": None if last is None else [last.push, last.fate.value, list(last.version)],
+        }
+
+    def leave(self, client: Client) -> None:
+        """Does nothing: the books of a learner stay open, as it may come back."""
+
+    def take(self, client: Client, message: Message) -> None:
+        """Takes a message; raises ProtocolError and ConnectionError."""
+        if message.kind is Kind.PULL and client.role == LEARNER:
+            self._pull(client, message.fields)
+        elif message.kind is Kind.PUSH and client.role == LEARNER:
+            self._push(client, message)
+        elif message.kind is Kind.CLOSE and client.role == COORDINATOR:
+            self.ledger.close(int(message.fields["learner"]), int(message.fields["push"]))
+            self._changed = True
+            client.send(Kind.CLOSED)
+        elif message.kind is Kind.STATE and client.role == COORDINATOR:
+            assert client.blocks is not None
+            self._whole.write(jax.tree.leaves(self._state), client.blocks.down)
+            client.send(Kind.STATE, down=client.blocks.down, books=self.ledger.save())
+        else:
+            raise ProtocolError(f"{message.kind.name} came out of turn")
+
+    def _pull(self, client: Client, fields: dict[str, Any]) -> None:
+        """Sends what has changed since the version that the learner has."""
+        blocks, version = client.blocks, self.ledger.version
+        assert blocks is not None
+        epoch, number = fields["have"]
+        same = epoch == version.epoch
+        params = not same or number != version.number
+        auxiliary = not same or number < self._auxiliary_at
+        self._pulls += 1
+        self._unmodified += not params
+        if params:
+            self.layout.write_params(self._state.params, blocks.down)
+        if auxiliary:
+            self.layout.write_auxiliary(self._state.auxiliary, blocks.down)
+        size = self.layout.down_bytes if auxiliary else self.layout.params_bytes if params else 0
+        client.send(
+            Kind.PARAMETERS,
+            down=blocks.down[:size],
+            version=list(version),
+            params=params,
+            auxiliary=auxiliary,
+        )
+
+    def _push(self, client: Client, message: Message) -> None:
+        """Decides about a gradient, and applies it."""
+        fields, blocks = message.fields, client.blocks
+        assert blocks is not None
+        block = blocks.take(message, blocks.up)
+        base = Version(*fields["base"])
+        progress, weight = np.float32(fields["progress"]), np.float32(fields["weight"])
+        self._changed = True
+        try:
+            verdict, fresh = self.ledger.judge(client.number, int(fields["push"]), base)
+        except BookError as error:
+            raise ProtocolError(str(error)) from error
+        if fresh and verdict.fate is Fate.APPLIED:
+            grads = self.layout.gradient(block)
+            self._state, changed = self._apply(self._state, grads, progress, weight)
+            # Until it is applied, the learner must not write its next gradient into the block.
+            if bool(changed):
+                self._auxiliary_at = verdict.version.number
+            jax.block_until_ready(self._state)
+        client.send(
+            Kind.VERDICT,
+            push=verdict.push,
+            fate=verdict.fate.value,
+            version=list(verdict.version),
+        )
+
+    def tick(self, now_s: float) -> bool:
+        """Saves beside the work if that is due; returns True: a shard always has more to do."""
+        if self._changed and now_s > self._saved_s + SAVE_S and not self._saver.busy:
+            self._save(now_s)
+        return True
+
+    def _save(self, now_s: float) -> None:
+        """Begins to write a copy of the state and the books, unless another start has this place now."""
+        self._saved_s, self._changed = now_s, False
+        if self._role.current():
+            leaves = [np.array(leaf) for leaf in jax.tree.leaves(self._state)]
+            self._saver.offer(ShardSave(self.ledger.save(), leaves))
+
+    def report(self) -> dict[str, Any]:
+        """Returns figures: versions, pulls, saves and the books of all learners."""
+        return {
+            "version": list(self.ledger.version),
+            "pulls": self._pulls,
+            "unmodified": self._unmodified,
+            "books": self.ledger.save()["books"],
+            "saves": self._saver.written,
+            "error": self._saver.error,
+        }
+
+    def close(self) -> None:
+        """Saves for the last time."""
+        self._saver.close()
+        if self._changed:
+            self._save(time.monotonic())
+        self._saver.close()
+
+
+def _apply(
+    agent: Agent, state: LearnerState, grads: Tree, progress: Array, weight: Array
+) -> tuple[LearnerState, Array]:
+    """Applies a part of a gradient; returns the new state, and whether its auxiliary has changed."""
+    state = state._replace(progress=progress)
+    after = agent.apply(state, grads, Output({}, weight))
+    pairs = zip(jax.tree.leaves(after.auxiliary), jax.tree.leaves(state.auxiliary), strict=True)
+    changed = [jnp.any(new != old) for new, old in pairs]
+    return after, jnp.any(jnp.stack(changed)) if changed else jnp.bool_(False)
+
+
+def main() -> None:
+    """Serves a parameter shard of a run. Call from the main thread."""
+    parser = argparse.ArgumentParser(description="A parameter shard; started by the coordinator.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
+    given = parser.parse_args()
+    keep_programs()
+    job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+    end_on_signals(role)
+    role.serve(ParameterShard(role, job.plan, given.shard, job.most_lag), job.host)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A learner's end of the parameter server: it pulls parameters from all shards, and pushes gradients."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.paramserver.caller import Caller
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
+from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.outliers import Outliers
+from seedbed.paramserver.plan import Plan, ShardLayout
+from seedbed.paramserver.shard import LEARNER, role_of
+from seedbed.types import LearnerState, Output, Tree
+
+LOSS = "loss/total"
+"""The metric by which a gradient is an outlier."""
+
+
+class _Shard:
+    """A learner's end at one shard."""
+
+    def __init__(self, plan: Plan, shard: int, caller: Caller) -> None:
+        self.layout, self.caller = ShardLayout(plan, shard), caller
+        self.ledger = LearnerLedger()
+        self.have = Version(0, 0)  # of the parameters that were pulled last; no shard has epoch 0
+        self.params: Tree = ()  # in memory that the next pull overwrites
+        self.auxiliary: Tree = ()
+        self.wanted = self.asked = False  # whether a PULL is to be answered, and was sent
+        self._push: dict[str, Any] = {}  # the fields of the last PUSH
+        caller.make_room(self.layout.up_bytes, self.layout.down_bytes)
+
+    def greet(self, learner: int) -> None:
+        """Connects, and sends again what had no answer."""
+        self.asked = False
+        ended = self.ledger.books.ended
+        said = self.caller.connect(lambda: {"role": LEARNER, "number": learner, "ended": ended})
+        last = said["last"]
+        verdict = last and Verdict(last[0], Fate(last[1]), Version(*last[2]))
+        if self.ledger.greeted(Books(*said["books"]), verdict, Version(*said["version"])):
+            self.caller.send(Kind.PUSH, up=True, **self._push)
+
+    def push(self, grads: Tree, progress: float, weight: float) -> None:
+        """Sends a gradient now, or if that cannot be, in `greet`. No other may be without answer."""
+        self.layout.write_gradient(grads, self.caller.blocks.up)
+        self._push = {
+            "push": self.ledger.push(),
+            "base": list(self.have),
+            "progress": progress,
+            "weight": weight,
+        }
+        if self.caller.connected:
+            self.caller.send(Kind.PUSH, up=True, **self._push)
+
+    def ask(self) -> None:
+        """Sends a PULL, if one is wanted; raises ConnectionError."""
+        if self.wanted and not self.asked and self.caller.connected:
+            self.caller.send(Kind.PULL, have=list(self.have))
+            self.asked = True
+
+    def take(self, message: Message) -> Verdict | None:
+        """Takes a message; returns a verdict that is new. Raises ConnectionError for what cannot be."""
+        fields = message.fields
+        if message.kind is Kind.VERDICT:
+            verdict = Verdict(fields["push"], Fate(fields["fate"]), Version(*fields["version"]))
+            return verdict if self.ledger.answer(verdict) else None
+        if message.kind is not Kind.PARAMETERS or not self.asked:
+            raise ConnectionError(f"{message.kind.name} came out of turn")
+        layout, params, auxiliary = self.layout, fields["params"], fields["auxiliary"]
+        size = layout.down_bytes if auxiliary else layout.params_bytes if params else 0
+        self.caller.take_block(message, size)
+        self.params = layout.params(self.caller.blocks.down)
+        self.auxiliary = layout.auxiliary(self.caller.blocks.down)
+        self.have = Version(*fields["version"])
+        self.wanted = self.asked = False
+        return None
+
+
+class ShardedUpdater:
+    """The learner state as its shards have it: a `central.learning.Updater`. For one thread at a time.
+
+    Where a shard does not answer, every method waits until it does; it raises `caller.Stopped` if `stop`
+    returns True meanwhile, and SeedbedError if a shard refuses this learner.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        learner: int,
+        directory: Directory,
+        credentials: Path,
+        outliers: Outliers,
+        stop: Callable[[], bool],
+    ) -> None:
+        """`learner` is a number that no other learner of the run has or had. Pulls the parameters."""
+        self._plan, self._learner, self._outliers = plan, learner, outliers
+        self._shards = [
+            _Shard(plan, shard, Caller(directory, credentials, role_of(shard), stop))
+            for shard in range(plan.shards)
+        ]
+        self._like = plan.state._replace(optimizer_state=())
+        self._progress = np.float32(0)
+        self._dirty = True  # whether something was pushed since the last pull
+        self.lags: collections.Counter[int] = (
+            collections.Counter()
+        )  # gradients before each applied one
+        self._refresh()
+
+    @property
+    def state(self) -> LearnerState:
+        """What this process has of the learner state: all but the optimizer's."""
+        return self._state
+
+    @property
+    def books(self) -> list[Books]:
+        """How the pushes have ended, by shard."""
+        return [shard.ledger.books for shard in self._shards]
+
+    @property
+    def sent(self) -> int:
+        """The number of the last push."""
+        return self._shards[0].ledger.sent
+
+    def begin(self, progress: np.float32) -> None:
+        """Begins a batch with the newest parameters; schedules follow `progress`."""
+        self._progress = progress
+        self._refresh()
+
+    def pull(self) -> LearnerState:
+        """Returns the newest learner state since the last push or `begin`; its arrays stay valid."""
+        if self._dirty:
+            self._refresh()
+        return self._state
+
+    def push(self, grads: Tree, output: Output) -> None:
+        """Sends each shard its part of a gradient, unless its loss is an outlier; does not wait for answers.
+
+        The answers to the push before must come first.
+        """
+        if self._outliers.discards(float(output.metrics.get(LOSS, 0.0))):
+            return
+        self.settle()
+        host = jax.tree.map(np.asarray, grads)
+        for number, shard in enumerate(self._shards):
+            part = self._plan.division.part(host, number)
+            try:
+                shard.push(part, float(self._progress), float(output.weight))
+            except ConnectionError:
+                continue  # it is sent again when the stream is back
+        self._dirty = True
+
+    def settle(self) -> None:
+        """Waits until every push has its answer."""
+        for shard in self._shards:
+            self._await(shard)
+
+    def _refresh(self) -> None:
+        """Pulls what has changed from all shards."""
+        for shard in self._shards:
+            shard.wanted = True
+            try:
+                shard.ask()
+            except ConnectionError:
+                continue  # `_await` asks again
+        before = [shard.have for shard in self._shards]
+        for shard in self._shards:
+            self._await(shard)
+        self._dirty = False
+        if [shard.have for shard in self._shards] != before:
+            params, auxiliary = (
+                self._joined(
+                    [getattr(shard, name) for shard in self._shards], getattr(self._like, name)
+                )
+                for name in ("params", "auxiliary")
+            )
+            self._state = self._like._replace(params=params, auxiliary=auxiliary)
+        self._state = self._state._replace(
+            updates=jnp.int32(self._shards[0].have.number), progress=jnp.float32(self._progress)
+        )
+
+    def _joined(self, parts: list[Tree], like: Tree) -> Tree:
+        """Joins parts of the shards into arrays of their own."""
+        joined = self._plan.division.join(parts, like)
+        # What was cut is new memory already; the rest lies in a block.
+        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=leaf.base is not None), joined)
+
+    def _await(self, shard: _Shard) -> None:
+        """Waits for the answers that a shard owes; connects again as often as need be."""
+        while shard.ledger.waits or shard.wanted:
+            try:
+                if not shard.caller.connected:
+                    shard.greet(self._learner)
+                shard.ask()
+                message = shard.caller.receive()
+                verdict = None if message is None else shard.take(message)
+                if verdict is not None and verdict.fate is Fate.APPLIED:
+                    self.lags[verdict.version.number - 1 - shard.have.number] += 1
+            except ConnectionError:
+                shard.caller.close()
+
+    def close(self) -> None:
+        """Ends all streams."""
+        for shard in self._shards:
+            shard.caller.close()

@@ -1,0 +1,74 @@
+"""Options as JSON and back: dataclasses with their classes, tuples, dicts and plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from typing import Any
+
+from seedbed.types import SeedbedError
+
+BOUND = ("spec",)
+"""Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
+
+
+def encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
+    """Returns a value as JSON types, without the fields `left_out`; raises SeedbedError for another type."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        fields = {
+            field.name: encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.name not in left_out and field.init
+        }
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", **fields}
+    if isinstance(value, tuple | list):
+        return [encode(child) for child in value]
+    if isinstance(value, dict):
+        return {name: encode(child) for name, child in value.items()}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise SeedbedError(
+        f"option {value!r} of type {type(value).__name__} cannot be saved with the run: use "
+        "numbers, strings, tuples and dataclasses"
+    )
+
+
+def decode(value: Any) -> Any:
+    """Returns the value that was encoded; raises SeedbedError if its class is not there."""
+    if isinstance(value, dict) and "class" in value:
+        module_name, _, class_name = value["class"].partition(":")
+        try:
+            kind = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            remedy = "start where it can be"
+            if module_name.startswith("seedbed."):
+                remedy = "go on with the version of seedbed that began the run, or start a new run"
+            raise SeedbedError(
+                f"the run's class {value['class']} cannot be imported ({error}): {remedy}"
+            ) from error
+        return construct(
+            kind, {name: decode(child) for name, child in value.items() if name != "class"}
+        )
+    if isinstance(value, dict):
+        return {name: decode(child) for name, child in value.items()}
+    return plain_tuple(value)
+
+
+def construct(kind: type, fields: dict[str, Any]) -> Any:
+    """Makes a dataclass of its fields; raises SeedbedError, with the nearest name, for an unknown one."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise SeedbedError(
+                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
+                "another version of seedbed"
+            )
+    return kind(**fields)
+
+
+def plain_tuple(value: Any) -> Any:
+    """Returns a list as a tuple of decoded values, and anything else as it is."""
+    return tuple(decode(child) for child in value) if isinstance(value, list) else value

@@ -1,0 +1,201 @@
+"""Learners and parameter shards that speak to each other, in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.actors.credentials import ensure_credentials
+from seedbed.agents.dqn import Dqn
+from seedbed.agents.impala import Impala
+from seedbed.central.learning import LocalUpdater
+from seedbed.paramserver.caller import Stopped
+from seedbed.paramserver.directory import Address, Directory
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.ledger import Books, ShardLedger
+from seedbed.paramserver.outliers import Outliers
+from seedbed.paramserver.role import Role
+from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.shard import ParameterShard, role_of
+from seedbed.paramserver.updater import ShardedUpdater
+from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
+
+SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
+
+
+class Shards:
+    """The parameter shards of a run, each in a thread of its own."""
+
+    def __init__(self, run: Path, job: Job) -> None:
+        self.run, self.job, self.directory = run, job, Directory(run)
+        ensure_credentials(run / CREDENTIALS)
+        job.write(run)
+        state = job.agent.init(jax.random.key(0))
+        self.roles: dict[int, Role] = {}
+        self.works: dict[int, ParameterShard] = {}
+        self.threads: dict[int, threading.Thread] = {}
+        for shard in range(job.parameter_shards):
+            leaves = [np.asarray(x) for x in jax.tree.leaves(job.plan.part(state, shard))]
+            folder = self.directory.path / role_of(shard)
+            folder.mkdir(parents=True)
+            ShardSave(ShardLedger(0, 1).save(), leaves).write(folder / NAME)
+            self.start(shard)
+
+    def start(self, shard: int) -> None:
+        role = Role(self.run, role_of(shard))
+        work = ParameterShard(role, self.job.plan, shard, self.job.most_lag)
+        self.roles[shard], self.works[shard] = role, work
+        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
+        self.threads[shard].start()
+
+    def end(self, shard: int) -> None:
+        self.roles[shard].finish()
+        self.threads[shard].join()
+
+    def learner(self, number: int, deviations: float = 0.0) -> ShardedUpdater:
+        outliers = Outliers(deviations)
+        return ShardedUpdater(
+            self.job.plan, number, self.directory, self.run / CREDENTIALS, outliers, lambda: False
+        )
+
+    def close(self) -> None:
+        for shard in self.roles:
+            self.end(shard)
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    made = []
+
+    def make(agent, count, host=None, most_lag=100) -> Shards:
+        made.append(Shards(tmp_path, Job(bind(agent, SPEC), count, most_lag, host)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def noise(tree, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypatch, count, host):
+    if host is not None:
+        # As if they were on different machines: nothing is shared.
+        monkeypatch.setattr("seedbed.paramserver.caller.this_machine", lambda: "another")
+    run = shards(
+        Dqn(target_period=3, hidden_sizes=(32, 16), normalise_observations=True), count, host
+    )
+    agent, updater = run.job.agent, run.learner(1)
+    local = LocalUpdater(agent, agent.init(jax.random.key(0)), jax.devices()[:1])
+    output = Output({}, jnp.float32(8))
+    for number in range(7):
+        for each in (updater, local):
+            each.begin(np.float32(number / 10))
+            grads = noise(run.job.plan.gradient, number)
+            each.push(grads, output)
+        ours, theirs = updater.pull(), local.pull()
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert updater.books == [Books(applied=7)] * count
+    assert updater.lags == {0: 7 * count}
+
+
+def test_what_is_pulled_stays_valid(shards):
+    run = shards(Impala(), 2)
+    updater = run.learner(1)
+    before = updater.pull()
+    copy = jax.tree.map(np.array, before)
+    for number in range(3):
+        updater.push(noise(run.job.plan.gradient, number), Output({}, jnp.float32(8)))
+        updater.pull()
+    jax.tree.map(np.testing.assert_array_equal, before, copy)
+
+
+def test_a_shard_that_ends_goes_on_from_its_save_and_learners_wait_for_it(shards):
+    run = shards(Dqn(hidden_sizes=(32, 16)), 2)
+    first, second = run.learner(1), run.learner(2)
+    output = Output({}, jnp.float32(8))
+    for number in range(3):
+        first.push(noise(run.job.plan.gradient, number), output)
+        second.push(noise(run.job.plan.gradient, number + 10), output)
+        first.pull(), second.pull()
+    second.settle()
+    first.begin(np.float32(0))
+    before = first.pull()
+    run.end(0)
+    # It is sent when the shard is back, and made of parameters of the epoch before.
+    first.push(noise(run.job.plan.gradient, 20), output)
+    later = threading.Timer(0.3, run.start, (0,))
+    later.start()
+    after = first.pull()
+    later.join()
+    assert first.books == [Books(3, 1, 0), Books(4, 0, 0)]
+    first.push(noise(run.job.plan.gradient, 21), output)
+    first.pull()
+    assert first.books == [Books(4, 1, 0), Books(5, 0, 0)]
+    assert int(before.updates) == 6 and int(after.updates) == 6 and int(first.state.updates) == 7
+    second.settle()
+    for shard in range(2):
+        ledger = run.works[shard].ledger
+        assert ledger.version.number == 7 + shard and ledger.ended() == {1: 5, 2: 3}
+
+
+def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater = run.learner(1, deviations=4.0)
+    grads = jax.tree.map(jnp.zeros_like, noise(run.job.plan.gradient, 0))
+    for number in range(150):
+        loss = 1.0 + 0.1 * (-1) ** number
+        updater.push(grads, Output({"loss/total": jnp.float32(loss)}, jnp.float32(8)))
+    assert updater.sent == 150
+    updater.push(grads, Output({"loss/total": jnp.float32(9.0)}, jnp.float32(8)))
+    assert updater.sent == 150
+    updater.push(grads, Output({"loss/total": jnp.float32(1.05)}, jnp.float32(8)))
+    assert updater.sent == 151
+
+
+def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    other = Job(bind(Dqn(hidden_sizes=(9,)), SPEC), 1, 100, None)
+    with pytest.raises(Exception, match="divides its parameters in another way"):
+        ShardedUpdater(
+            other.plan, 7, run.directory, tmp_path / CREDENTIALS, Outliers(0.0), lambda: False
+        )
+
+
+def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
+    job = Job(bind(Dqn(hidden_sizes=(8,)), SPEC), 1, 100, None)
+    ensure_credentials(tmp_path / CREDENTIALS)
+    with pytest.raises(Stopped):
+        ShardedUpdater(
+            job.plan, 1, Directory(tmp_path), tmp_path / CREDENTIALS, Outliers(0.0), lambda: True
+        )
+
+
+def test_the_directory_gives_each_number_once(tmp_path):
+    directory = Directory(tmp_path)
+    assert directory.find("learner-0") is None
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(directory.take_number("x") for _ in range(9)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(1, 37))
+    address = Address(3, 4, "here", "name", (("a", 1), ("b", 2)))
+    directory.announce("x", address)
+    assert directory.find("x") == address
