@@ -125,7 +125,12 @@ class Caller:
         challenge = self._expect(Kind.CHALLENGE, until_s)
         if (challenge["role"], challenge["number"]) != (self.role, address.number):
             raise ConnectionError(f"another process than {self.role} has answered")
-        said = {"version": SEEDBED, "up_bytes": self._up_bytes, "down_bytes": self._down_bytes, **hello}
+        said = {
+            "version": SEEDBED,
+            "up_bytes": self._up_bytes,
+            "down_bytes": self._down_bytes,
+            **hello,
+        }
         proof = self._key.proof(bytes.fromhex(challenge["nonce"]), address.number, said)
         self.send(Kind.HELLO, **said, proof=proof)
         return self._expect(Kind.WELCOME, until_s)

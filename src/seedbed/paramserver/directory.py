@@ -47,14 +47,18 @@ class Directory:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             while True:
-                taken = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
-                number = max(taken, default=0) + 1
+                number = max(_numbers(folder), default=0) + 1
                 try:
                     (folder / str(number)).open("x").close()
                 except FileExistsError:
                     continue
+                # Whoever took a later number meanwhile has removed this one's file, perhaps before it was made.
+                taken = _numbers(folder)
+                if max(taken, default=0) != number:
+                    continue
                 for former in taken:
-                    (folder / str(former)).unlink(missing_ok=True)
+                    if former != number:
+                        (folder / str(former)).unlink(missing_ok=True)
                 return number
         except OSError as error:
             raise SeedbedError(
@@ -79,3 +83,7 @@ class Directory:
             return Address(**data, hosts=hosts)
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(each.name) for each in folder.iterdir() if each.name.isdecimal()]
