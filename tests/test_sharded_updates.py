@@ -18,6 +18,7 @@ from seedbed.central.learning import LocalUpdater
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
+from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import Books, ShardLedger
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import Role
@@ -44,12 +45,13 @@ class Shards:
             leaves = [np.asarray(x) for x in jax.tree.leaves(job.plan.part(state, shard))]
             folder = self.directory.path / role_of(shard)
             folder.mkdir(parents=True)
-            ShardSave(ShardLedger(0, 1).save(), leaves).write(folder / NAME)
+            books = {"pushes": ShardLedger(0, 1).save(), "leases": Leases(None, 0).save()}
+            ShardSave(books, leaves).write(folder / NAME)
             self.start(shard)
 
     def start(self, shard: int) -> None:
         role = Role(self.run, role_of(shard))
-        work = ParameterShard(role, self.job.plan, shard, self.job.most_lag)
+        work = ParameterShard(role, self.job, shard)
         self.roles[shard], self.works[shard] = role, work
         self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
         self.threads[shard].start()
@@ -61,7 +63,13 @@ class Shards:
     def learner(self, number: int, deviations: float = 0.0) -> ShardedUpdater:
         outliers = Outliers(deviations)
         return ShardedUpdater(
-            self.job.plan, number, self.directory, self.run / CREDENTIALS, outliers, lambda: False
+            self.job.plan,
+            number,
+            self.directory,
+            self.run / CREDENTIALS,
+            outliers,
+            Tally,
+            lambda: False,
         )
 
     def close(self) -> None:
@@ -74,7 +82,7 @@ def shards(tmp_path, monkeypatch):
     made = []
 
     def make(agent, count, host=None, most_lag=100) -> Shards:
-        made.append(Shards(tmp_path, Job(bind(agent, SPEC), count, most_lag, host)))
+        made.append(Shards(tmp_path, Job(bind(agent, SPEC), 10_000, count, most_lag, host)))
         return made[-1]
 
     yield make
@@ -167,19 +175,31 @@ def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
 
 def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
     run = shards(Dqn(hidden_sizes=(8,)), 1)
-    other = Job(bind(Dqn(hidden_sizes=(9,)), SPEC), 1, 100, None)
+    other = Job(bind(Dqn(hidden_sizes=(9,)), SPEC), 10_000, 1, 100, None)
     with pytest.raises(Exception, match="divides its parameters in another way"):
         ShardedUpdater(
-            other.plan, 7, run.directory, tmp_path / CREDENTIALS, Outliers(0.0), lambda: False
+            other.plan,
+            7,
+            run.directory,
+            tmp_path / CREDENTIALS,
+            Outliers(0.0),
+            Tally,
+            lambda: False,
         )
 
 
 def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
-    job = Job(bind(Dqn(hidden_sizes=(8,)), SPEC), 1, 100, None)
+    job = Job(bind(Dqn(hidden_sizes=(8,)), SPEC), 10_000, 1, 100, None)
     ensure_credentials(tmp_path / CREDENTIALS)
     with pytest.raises(Stopped):
         ShardedUpdater(
-            job.plan, 1, Directory(tmp_path), tmp_path / CREDENTIALS, Outliers(0.0), lambda: True
+            job.plan,
+            1,
+            Directory(tmp_path),
+            tmp_path / CREDENTIALS,
+            Outliers(0.0),
+            Tally,
+            lambda: True,
         )
 
 

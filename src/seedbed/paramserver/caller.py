@@ -143,21 +143,28 @@ class Caller:
             raise ProtocolError(f"{message.kind.name} came instead of {kind.name}")
         return message.fields
 
-    def send(self, kind: Kind, *, up: bool = False, **fields: Any) -> None:
-        """Sends a message, with the block `up`; raises ConnectionError. What cannot go now goes later."""
+    def send(self, kind: Kind, block: np.ndarray | None = None, **fields: Any) -> None:
+        """Sends a message, with a block behind it if it is given; raises ConnectionError.
+
+        What cannot go now goes later.
+        """
         connection = self._require()
-        block = self.blocks.up.data if up and not self.blocks.shared else None
         try:
-            connection.send(pack(kind, fields, block))
+            connection.send(pack(kind, fields, None if block is None else block.data))
         except ConnectionError:
             self.close()
             raise
 
-    def receive(self, until_s: float | None = None) -> Message | None:
+    def send_up(self, kind: Kind, **fields: Any) -> None:
+        """Sends a message with `blocks.up`, which only travels if it is not shared; as `send`."""
+        self.send(kind, None if self.blocks.shared else self.blocks.up, **fields)
+
+    def receive(self, until_s: float | None = None, wake: int = -1) -> Message | None:
         """Waits for the next message; returns None if none has come at `until_s`, on the monotonic clock.
 
-        A block is in `blocks.down` if it is no part of the message. Raises ConnectionError if the stream has
-        ended, SeedbedError if this process was refused, and Stopped.
+        It returns None, too, if the eventfd `wake` was written to, which it reads. A block is in
+        `blocks.down` if it is no part of the message. Raises ConnectionError if the stream has ended,
+        SeedbedError if this process was refused, and Stopped.
         """
         connection = self._require()
         try:
@@ -176,8 +183,13 @@ class Caller:
                     raise Stopped
                 poll = select.poll()
                 poll.register(connection.fileno(), connection.events)
-                poll.poll(1000 * min(left_s, _LOOK_S))
+                if wake >= 0:
+                    poll.register(wake, select.POLLIN)
+                ready = poll.poll(1000 * min(left_s, _LOOK_S))
                 connection.flush()
+                if any(fd == wake for fd, _ in ready):
+                    os.eventfd_read(wake)
+                    return None
         except ProtocolError as error:
             self.close()
             raise ConnectionError(str(error)) from error

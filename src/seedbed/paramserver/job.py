@@ -8,11 +8,15 @@ import json
 from pathlib import Path
 
 from seedbed.actors.slots import spec_from_json, spec_to_json
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import write_json
 from seedbed.paramserver.directory import FOLDER
+from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
 from seedbed.run.encoding import BOUND, decode, encode
-from seedbed.types import Agent, SeedbedError, bind
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import Agent, EnvSpec, SeedbedError, bind
 
 _NAME = "job.json"
 
@@ -21,25 +25,30 @@ _NAME = "job.json"
 class Job:
     """A run, as its roles have to know it."""
 
+    env: HostEnvConfig
     agent: Agent  # bound
-    parameter_shards: int
-    most_lag: int  # gradients that may have been applied since a gradient's parameters were pulled
-    host: str | None  # at which roles listen for other machines; None if there are none
+    spec: EnvSpec  # of single frames
+    config: ParamServerConfig
+    host: str | None = None  # at which roles listen for other machines; None if there are none
+
+    @property
+    def frame_stack(self) -> int:
+        """The number of frames that the agent sees as one."""
+        return self.env.frame_stack
 
     @functools.cached_property
     def plan(self) -> Plan:
         """How the learner state is divided."""
-        return Plan(self.agent, self.parameter_shards)
+        return Plan(self.agent, self.config.parameter_shards)
 
     def write(self, run: Path) -> None:
         """Writes the job into a run's folder. Raises SeedbedError if the disk refuses."""
-        assert self.agent.spec is not None
         path = run / FOLDER / _NAME
         content = {
+            "env": registry.to_json(self.env),
             "agent": encode(self.agent, BOUND),
-            "spec": spec_to_json(self.agent.spec),
-            "parameter_shards": self.parameter_shards,
-            "most_lag": self.most_lag,
+            "spec": spec_to_json(self.spec),
+            "config": encode(self.config),
             "host": self.host,
         }
         try:
@@ -56,8 +65,9 @@ class Job:
         path = run / FOLDER / _NAME
         try:
             content = json.loads(path.read_text())
-            agent = bind(decode(content.pop("agent")), spec_from_json(content.pop("spec")))
-            return cls(agent, **content)
+            env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
+            agent = bind(decode(content["agent"]), stacked_spec(spec, env.frame_stack))
+            return cls(env, agent, spec, decode(content["config"]), content["host"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SeedbedError(
                 f"{path} cannot be read ({error}): the run has another runtime, or has not begun"

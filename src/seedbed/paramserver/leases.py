@@ -48,7 +48,9 @@ class _Holder:
 class Leases:
     """The leases of all learners. `save` returns what belongs to the parameters of that moment."""
 
-    def __init__(self, experience: Replay | None, steps: int, done: int, items: int) -> None:
+    def __init__(
+        self, experience: Replay | None, steps: int, done: int = 0, items: int = 0
+    ) -> None:
         """`steps` are those of the run, of which `done` are done; replay holds `items`.
 
         `experience` is None if the agent learns without replay.

@@ -42,6 +42,14 @@ class Kind(enum.IntEnum):
     STATE = 11
     REPORT = 12
     FINISH = 13
+    APPEND = 14
+    APPENDED = 15
+    DRAW = 16
+    ITEMS = 17
+    PRIORITIES = 18
+    SAVE = 19
+    PAUSE = 20
+    RESUME = 21
 
 
 class Message(NamedTuple):
@@ -55,6 +63,7 @@ class Message(NamedTuple):
 def pack(kind: Kind, fields: dict[str, Any], block: memoryview | None = None) -> bytes:
     """Returns the frame of a message, with its block behind the fields if it is given."""
     text = json.dumps(fields).encode()
+    text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNED)
     return frame(kind, _LENGTH.pack(len(text)), text, block or b"")
 
 

@@ -55,15 +55,15 @@ class Client:
         self.blocks = Blocks(up_bytes, down_bytes, self._memory)
         self.connection.limit = CONTROL_BYTES + up_bytes
 
-    def send(self, kind: Kind, *, down: np.ndarray | None = None, **fields: Any) -> None:
-        """Sends a message with `down`, a part of the block that is not sent if it is shared.
+    def send(self, kind: Kind, block: np.ndarray | None = None, **fields: Any) -> None:
+        """Sends a message, with a block behind it if it is given; raises ConnectionError."""
+        self.connection.send(pack(kind, fields, None if block is None else block.data))
 
-        Raises ConnectionError.
-        """
-        travels = down is not None and self.blocks is not None and not self.blocks.shared
-        self.connection.send(
-            pack(kind, fields, down.data if travels and down is not None else None)
-        )
+    def send_down(self, kind: Kind, size: int, **fields: Any) -> None:
+        """Sends a message with the first `size` bytes of `blocks.down`, which only travel if not shared."""
+        blocks = self.blocks
+        assert blocks is not None
+        self.send(kind, None if blocks.shared else blocks.down[:size], **fields)
 
     def close(self) -> None:
         """Ends the stream. A second call does nothing."""

@@ -14,14 +14,15 @@ import numpy as np
 
 from seedbed.actors.wire import ProtocolError
 from seedbed.paramserver.job import Job
+from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
 from seedbed.paramserver.messages import BlockLayout, Kind, Message
-from seedbed.paramserver.plan import Plan, ShardLayout
+from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
 from seedbed.paramserver.server import Client
 from seedbed.run.programs import keep_programs
-from seedbed.types import Agent, Array, LearnerState, Output, Tree
+from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
 LEARNER = "learner"
 """What a learner calls itself."""
@@ -38,24 +39,31 @@ def role_of(shard: int) -> str:
 class ParameterShard:
     """The state of a shard, its books and its saves: a `role.Work`. For one thread."""
 
-    def __init__(self, role: Role, plan: Plan, shard: int, most_lag: int) -> None:
+    def __init__(self, role: Role, job: Job, shard: int) -> None:
         """Goes on from the save in the role's folder, and compiles the update.
 
-        The role's number is the new epoch. A gradient of parameters that are more than `most_lag` gradients
-        old is discarded. Raises SeedbedError if the save is damaged, or of another plan.
+        The role's number is the new epoch. Raises SeedbedError if the save is damaged, or of another plan.
         """
         self._role = role
+        plan, agent = job.plan, job.agent
         path = role.directory.path / role.name / NAME
         save = ShardSave.read(path)
         self.layout = ShardLayout(plan, shard)
         like = plan.part(plan.state, shard)
         self._state: LearnerState = jax.tree.map(jnp.array, save.state(like))
         self._whole = BlockLayout(jax.tree.leaves(like))
-        self.ledger = ShardLedger.restore(save.books, role.number, most_lag)
+        self.ledger = ShardLedger.restore(save.books["pushes"], role.number, job.config.most_lag)
+        self.leases: Leases | None = None
+        if shard == 0:
+            experience = agent.experience
+            self.leases = Leases(
+                experience if isinstance(experience, Replay) else None, job.config.steps
+            )
+            self.leases.restore(save.books["leases"])
         self._auxiliary_at = self.ledger.version.number  # the version that changed it last
         self._saver, self._saved_s, self._changed = Saver(path), time.monotonic(), False
         gradient = plan.part(plan.gradient, shard)
-        apply = jax.jit(functools.partial(_apply, plan.agent), donate_argnums=0)
+        apply = jax.jit(functools.partial(_apply, agent), donate_argnums=0)
         self._apply = apply.lower(self._state, gradient, _SCALAR, _SCALAR).compile()
         self._pulls = self._unmodified = 0
 
@@ -81,7 +89,14 @@ class ParameterShard:
         }
 
     def leave(self, client: Client) -> None:
-        """Does nothing: the books of a learner stay open, as it may come back."""
+        """Takes back a learner's lease; its books stay open, as it may come back."""
+        if self.leases is not None and client.role == LEARNER:
+            self.leases.expire(client.number)
+
+    def books(self) -> dict[str, Any]:
+        """Returns the books of pushes and of leases, as JSON types."""
+        leases = None if self.leases is None else self.leases.save()
+        return {"pushes": self.ledger.save(), "leases": leases}
 
     def take(self, client: Client, message: Message) -> None:
         """Takes a message; raises ProtocolError and ConnectionError."""
@@ -96,7 +111,7 @@ class ParameterShard:
         elif message.kind is Kind.STATE and client.role == COORDINATOR:
             assert client.blocks is not None
             self._whole.write(jax.tree.leaves(self._state), client.blocks.down)
-            client.send(Kind.STATE, down=client.blocks.down, books=self.ledger.save())
+            client.send_down(Kind.STATE, self._whole.size, books=self.books())
         else:
             raise ProtocolError(f"{message.kind.name} came out of turn")
 
@@ -115,13 +130,24 @@ class ParameterShard:
         if auxiliary:
             self.layout.write_auxiliary(self._state.auxiliary, blocks.down)
         size = self.layout.down_bytes if auxiliary else self.layout.params_bytes if params else 0
-        client.send(
+        lease = self._lease(client.number, fields)
+        client.send_down(
             Kind.PARAMETERS,
-            down=blocks.down[:size],
+            size,
             version=list(version),
+            lease=lease,
             params=params,
             auxiliary=auxiliary,
         )
+
+    def _lease(self, learner: int, fields: dict[str, Any]) -> list[int] | None:
+        """Counts what a learner has done, and returns its lease, if this shard keeps them."""
+        if self.leases is None:
+            return None
+        tally = Tally(*(int(count) for count in fields["tally"]))
+        self._changed |= any(tally)
+        self.leases.report(learner, tally)
+        return list(self.leases.lease(learner))
 
     def _push(self, client: Client, message: Message) -> None:
         """Decides about a gradient, and applies it."""
@@ -160,7 +186,7 @@ class ParameterShard:
         self._saved_s, self._changed = now_s, False
         if self._role.current():
             leaves = [np.array(leaf) for leaf in jax.tree.leaves(self._state)]
-            self._saver.offer(ShardSave(self.ledger.save(), leaves))
+            self._saver.offer(ShardSave(self.books(), leaves))
 
     def report(self) -> dict[str, Any]:
         """Returns figures: versions, pulls, saves and the books of all learners."""
@@ -169,6 +195,8 @@ class ParameterShard:
             "pulls": self._pulls,
             "unmodified": self._unmodified,
             "books": self.ledger.save()["books"],
+            "total_steps": 0 if self.leases is None else self.leases.total_steps,
+            "owed": 0.0 if self.leases is None else self.leases.owed,
             "saves": self._saver.written,
             "error": self._saver.error,
         }
@@ -201,7 +229,7 @@ def main() -> None:
     keep_programs()
     job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
     end_on_signals(role)
-    role.serve(ParameterShard(role, job.plan, given.shard, job.most_lag), job.host)
+    role.serve(ParameterShard(role, job, given.shard), job.host)
 
 
 if __name__ == "__main__":

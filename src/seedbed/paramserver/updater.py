@@ -13,6 +13,7 @@ import numpy as np
 
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.leases import Lease, Tally
 from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.outliers import Outliers
@@ -34,6 +35,7 @@ class _Shard:
         self.params: Tree = ()  # in memory that the next pull overwrites
         self.auxiliary: Tree = ()
         self.wanted = self.asked = False  # whether a PULL is to be answered, and was sent
+        self.lease = Lease()
         self._push: dict[str, Any] = {}  # the fields of the last PUSH
         caller.make_room(self.layout.up_bytes, self.layout.down_bytes)
 
@@ -45,7 +47,7 @@ class _Shard:
         last = said["last"]
         verdict = last and Verdict(last[0], Fate(last[1]), Version(*last[2]))
         if self.ledger.greeted(Books(*said["books"]), verdict, Version(*said["version"])):
-            self.caller.send(Kind.PUSH, up=True, **self._push)
+            self.caller.send_up(Kind.PUSH, **self._push)
 
     def push(self, grads: Tree, progress: float, weight: float) -> None:
         """Sends a gradient now, or if that cannot be, in `greet`. No other may be without answer."""
@@ -57,12 +59,12 @@ class _Shard:
             "weight": weight,
         }
         if self.caller.connected:
-            self.caller.send(Kind.PUSH, up=True, **self._push)
+            self.caller.send_up(Kind.PUSH, **self._push)
 
-    def ask(self) -> None:
+    def ask(self, tally: Tally) -> None:
         """Sends a PULL, if one is wanted; raises ConnectionError."""
         if self.wanted and not self.asked and self.caller.connected:
-            self.caller.send(Kind.PULL, have=list(self.have))
+            self.caller.send(Kind.PULL, have=list(self.have), tally=list(tally))
             self.asked = True
 
     def take(self, message: Message) -> Verdict | None:
@@ -79,6 +81,8 @@ class _Shard:
         self.params = layout.params(self.caller.blocks.down)
         self.auxiliary = layout.auxiliary(self.caller.blocks.down)
         self.have = Version(*fields["version"])
+        if fields["lease"] is not None:
+            self.lease = Lease(*fields["lease"])
         self.wanted = self.asked = False
         return None
 
@@ -97,9 +101,14 @@ class ShardedUpdater:
         directory: Directory,
         credentials: Path,
         outliers: Outliers,
+        tally: Callable[[], Tally],
         stop: Callable[[], bool],
     ) -> None:
-        """`learner` is a number that no other learner of the run has or had. Pulls the parameters."""
+        """`learner` is a number that no other learner of the run has or had. Pulls the parameters.
+
+        `tally` returns what the learner has done.
+        """
+        self._tally = tally
         self._plan, self._learner, self._outliers = plan, learner, outliers
         self._shards = [
             _Shard(plan, shard, Caller(directory, credentials, role_of(shard), stop))
@@ -119,6 +128,11 @@ class ShardedUpdater:
         return self._state
 
     @property
+    def lease(self) -> Lease:
+        """How far the learner may go, by its last pull."""
+        return self._shards[0].lease
+
+    @property
     def books(self) -> list[Books]:
         """How the pushes have ended, by shard."""
         return [shard.ledger.books for shard in self._shards]
@@ -129,7 +143,7 @@ class ShardedUpdater:
         return self._shards[0].ledger.sent
 
     def begin(self, progress: np.float32) -> None:
-        """Begins a batch with the newest parameters; schedules follow `progress`."""
+        """Pulls the newest parameters and a new lease, before a batch; schedules follow `progress`."""
         self._progress = progress
         self._refresh()
 
@@ -166,7 +180,7 @@ class ShardedUpdater:
         for shard in self._shards:
             shard.wanted = True
             try:
-                shard.ask()
+                shard.ask(self._tally())
             except ConnectionError:
                 continue  # `_await` asks again
         before = [shard.have for shard in self._shards]
@@ -197,7 +211,7 @@ class ShardedUpdater:
             try:
                 if not shard.caller.connected:
                     shard.greet(self._learner)
-                shard.ask()
+                shard.ask(self._tally())
                 message = shard.caller.receive()
                 verdict = None if message is None else shard.take(message)
                 if verdict is not None and verdict.fate is Fate.APPLIED:

@@ -57,12 +57,12 @@ class CentralConfig:
     def __post_init__(self) -> None:
         """Checks the ranges of all options; raises SeedbedError."""
         for field in ("steps", "evaluate_episodes", "keep_checkpoints", "stream_groups"):
-            _at_least(field, getattr(self, field), 1)
+            at_least(field, getattr(self, field), 1)
         for field in ("seed", "actors", "envs_per_actor", "evaluate_every"):
-            _at_least(field, getattr(self, field), 0)
+            at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
-            _at_least(field, getattr(self, field), 0.1)
-        _at_least("actor_timeout_s", self.actor_timeout_s, 1)
+            at_least(field, getattr(self, field), 0.1)
+        at_least("actor_timeout_s", self.actor_timeout_s, 1)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
         address = listening_address(self.listen) if self.listen else None
@@ -173,11 +173,11 @@ class FusedConfig:
         """Checks the ranges of all options; raises SeedbedError."""
         counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
         for field in counts:
-            _at_least(field, getattr(self, field), 1)
+            at_least(field, getattr(self, field), 1)
         for field in ("seed", "evaluate_every"):
-            _at_least(field, getattr(self, field), 0)
+            at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
-            _at_least(field, getattr(self, field), 0.1)
+            at_least(field, getattr(self, field), 0.1)
         if not 0 <= self.euler_share <= 1:
             raise SeedbedError(f"euler_share is {self.euler_share}: it must be from 0 to 1")
         _different_devices("devices", self.devices)
@@ -311,6 +311,7 @@ def _different_devices(field: str, devices: tuple[int, ...]) -> None:
         raise SeedbedError(f"{field} is {devices}: name one or more different device indices")
 
 
-def _at_least(field: str, value: float, least: float) -> None:
+def at_least(field: str, value: float, least: float) -> None:
+    """Raises SeedbedError if an option is less than `least`, or not a number."""
     if not value >= least:
         raise SeedbedError(f"{field} is {value}: it must be {least} or more")

@@ -48,6 +48,9 @@ class Items:
         self.count = 0
         # Items added so far, which is the generation of the next item.
         self.inserted = 0
+        # By group, and only since this table was made.
+        self.inserted_of = np.zeros(layout.num_groups, np.int64)
+        self._group_size = layout.group_size
         # The largest priority so far, and at least 1.
         self.largest = 1.0
         self.limiter = RatioLimiter(layout.experience)
@@ -67,6 +70,7 @@ class Items:
         `priorities` is `[I]`, or None for the largest priority so far. Call under the storage's lock.
         """
         self.limiter.added(len(windows.env), self.count)
+        np.add.at(self.inserted_of, windows.env // self._group_size, 1)
         for start in range(0, len(windows.env), self.capacity):
             part = slice(start, start + self.capacity)
             added = Windows(*(leaf[part] for leaf in windows))

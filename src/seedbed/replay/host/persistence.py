@@ -212,8 +212,10 @@ class ReplayArchive:
                 path.unlink(missing_ok=True)
                 self._synced.discard(path.name)
 
-    def restore(self, names: Sequence[str]) -> tuple[str, dict[str, Any]] | None:
+    def restore(self, names: Sequence[str] | None) -> tuple[str, dict[str, Any]] | None:
         """Loads the newest usable save with one of `names` into an empty storage; removes all other saves.
+
+        None stands for every name.
 
         Returns its name and the `state` that `snapshot` was given, or None if there is no such save. A
         damaged save is skipped and leaves a notice. Raises SeedbedError if the save is of a replay with
@@ -221,7 +223,7 @@ class ReplayArchive:
         """
         for path in _list_indexes(self._folder):
             name = _name_of(path)
-            if name not in names:
+            if names is not None and name not in names:
                 continue
             try:
                 header, arrays = _read_index(path)

@@ -44,8 +44,28 @@ class Sample(NamedTuple):
     extras: Tree  # [steps, B, ...]
     core: Tree  # [B, ...] before acting on the first of `steps`
     importance: np.ndarray  # [B] float32, the largest is 1
+    weights: np.ndarray  # [B] float64, to which drawing was proportional
     slots: np.ndarray  # [B] int64
     generations: np.ndarray  # [B] int64, the number of the item in the slot
+
+
+def empty_sample(layout: Layout, batch: int) -> Sample:
+    """Returns new buffers, of zeros, for a batch of items of a replay of this layout."""
+    steps = layout.experience.steps
+    timesteps = [leaf.zeros(layout.item_rows, batch) for leaf in layout.timestep_leaves]
+    rest = [leaf.zeros(steps, batch) for leaf in layout.leaves[len(timesteps) :]]
+    actions = len(trees.leaves(action_array(layout.spec.action)))
+    core = [leaf.zeros(batch) for leaf in layout.core_leaves]
+    return Sample(
+        timesteps=trees.unflatten(layout.timestep, timesteps),
+        action=trees.unflatten(action_array(layout.spec.action), rest[:actions]),
+        extras=trees.unflatten(layout.extras, rest[actions:]),
+        core=trees.unflatten(layout.core, core),
+        importance=np.zeros(batch, np.float32),
+        weights=np.zeros(batch, np.float64),
+        slots=np.zeros(batch, np.int64),
+        generations=np.zeros(batch, np.int64),
+    )
 
 
 class HostReplay:
@@ -117,6 +137,16 @@ class HostReplay:
         return self._items.inserted
 
     @property
+    def total_weight(self) -> float:
+        """Returns the sum of the weights, to which drawing is proportional. Any thread may read it."""
+        with self._lock:
+            return self._items.tree.total
+
+    def inserted_of(self, group: int) -> int:
+        """Returns the number of items of a group that this object has published. Any thread may call this."""
+        return int(self._items.inserted_of[group])
+
+    @property
     def sampled(self) -> int:
         """Returns the number of items that were ever drawn. Any thread may read it."""
         return self._sampled
@@ -148,21 +178,7 @@ class HostReplay:
 
     def make_sample(self, batch: int) -> Sample:
         """Returns new buffers, of zeros, for a batch of items. Any thread may call this."""
-        layout = self.layout
-        steps = layout.experience.steps
-        timesteps = [leaf.zeros(layout.item_rows, batch) for leaf in layout.timestep_leaves]
-        rest = [leaf.zeros(steps, batch) for leaf in layout.leaves[len(timesteps) :]]
-        actions = len(trees.leaves(action_array(layout.spec.action)))
-        core = [leaf.zeros(batch) for leaf in layout.core_leaves]
-        return Sample(
-            timesteps=trees.unflatten(layout.timestep, timesteps),
-            action=trees.unflatten(action_array(layout.spec.action), rest[:actions]),
-            extras=trees.unflatten(layout.extras, rest[actions:]),
-            core=trees.unflatten(layout.core, core),
-            importance=np.zeros(batch, np.float32),
-            slots=np.zeros(batch, np.int64),
-            generations=np.zeros(batch, np.int64),
-        )
+        return empty_sample(self.layout, batch)
 
     def sample(self, batch: int, out: Sample | None = None) -> Sample:
         """Draws `batch` items with replacement, in proportion to priority to the power `priority_exponent`.
@@ -177,7 +193,7 @@ class HostReplay:
             if not items.count:
                 raise SeedbedError("the replay has 0 items: wait for `can_sample` before drawing")
             slots = items.tree.sample(self._random.random(batch))
-            weights = items.tree.weights[slots]
+            out.weights[:] = items.tree.weights[slots]
             windows = items.read(slots)
             used = np.unique(windows.chunks // rows.units)
             rows.pins[used] += 1
@@ -194,7 +210,7 @@ class HostReplay:
             with self._lock:
                 rows.pins[used] -= 1
                 self._lock.notify_all()
-        out.importance[:] = importance_weights(self.layout.experience, weights)
+        out.importance[:] = importance_weights(self.layout.experience, out.weights)
         return out
 
     def update_priorities(
@@ -238,8 +254,8 @@ class HostReplay:
                 if failure is not None:
                     raise failure
 
-    def restore(self, names: Sequence[str]) -> str | None:
-        """Loads the newest usable save with one of `names`; call it before anything is appended.
+    def restore(self, names: Sequence[str] | None = None) -> str | None:
+        """Loads the newest usable save with one of `names`, or with any; call it before anything is appended.
 
         Returns the name of the save, or None if there is none. If one is loaded, all other saves and segment
         files in the folder are removed. Call before other threads use the replay. Raises SeedbedError if the

@@ -1,0 +1,259 @@
+"""A learner: it acts by central inference, draws batches, and pushes gradients to the parameter shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.actors.local import local_pool
+from seedbed.actors.pool import ActorPool
+from seedbed.actors.process import Launcher
+from seedbed.actors.wire import ProtocolError
+from seedbed.central.acting import InferenceLoop
+from seedbed.central.inference import Inference
+from seedbed.central.learning import Learner
+from seedbed.ops.keys import derived_seed, fold_count, halves
+from seedbed.paramserver.caller import Stopped
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.outliers import Outliers
+from seedbed.paramserver.replaying import ShardedReplay
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.server import Client
+from seedbed.paramserver.updater import ShardedUpdater
+from seedbed.run.devices import choose_devices
+from seedbed.run.measures import EpisodeStatistics, Stopwatch
+from seedbed.run.options import GROUPS
+from seedbed.run.programs import keep_programs
+from seedbed.run.update import progress_of, require_finite
+from seedbed.types import SeedbedError
+
+# The niceness of actors, as in a central run with replay.
+_MODEST = 10
+# Seconds for which the learner waits for a batch before it asks for newer parameters.
+_WAIT_S = 0.02
+# Seconds without a batch after which a learner that adds nothing any more says that it is idle.
+_IDLE_S = 1.0
+
+
+def role_of(seat: int) -> str:
+    """Returns the name of a learner's role."""
+    return f"learner-{seat}"
+
+
+class LearnerWork:
+    """The threads of a learner, and what it tells the coordinator: a `role.Work`.
+
+    The role's thread calls the methods.
+    """
+
+    def __init__(self, role: Role, job: Job, seat: int) -> None:
+        """Starts the actors, and connects to the shards. Raises SeedbedError if that fails for good."""
+        self.number = role.directory.take_number("learner")
+        self._job, self._ended = job, threading.Event()
+        self._failure: BaseException | None = None
+        config, agent = job.config, job.agent
+        places = role.directory, role.directory.path.parent / CREDENTIALS
+        seed = derived_seed(config.seed, self.number)
+        launcher = Launcher(
+            env=job.env,
+            envs_per_group=config.group_size,
+            groups=GROUPS,
+            seed=seed,
+            niceness=_MODEST,
+        )
+        self._pool = local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s)
+        self.outliers = Outliers(config.outlier_deviations)
+        self._replay = ShardedReplay(job, seat, self.number, places, seed)
+        self._updater = ShardedUpdater(
+            job.plan,
+            self.number,
+            *places,
+            self.outliers,
+            lambda: self._replay.tally,
+            self._ended.is_set,
+        )
+        self._replay.extend(self._updater.lease)
+        _await_spec(self._pool, job, self._ended.is_set)
+        self._episodes = EpisodeStatistics(self._pool.num_groups, self._pool.group_size)
+        key = fold_count(jax.random.key(config.seed), halves(self.number))
+        act_key, learn_key = jax.random.split(key)
+        devices = choose_devices((0,), "learner_devices")
+        self._learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater)
+        envs = np.arange(self._pool.num_envs).reshape(self._pool.num_groups, -1)
+        self._inference = Inference(
+            agent,
+            job.spec,
+            job.frame_stack,
+            devices[0],
+            envs + seat * self._pool.num_envs,
+            config.learners * self._pool.num_envs,
+            act_key,
+        )
+        self._publish()
+        self._inference.compile(job.spec)
+        self._acting = InferenceLoop(
+            self._pool, [self._inference], self._replay, self._episodes, 0.0
+        )
+        self._pausing, self._paused = threading.Event(), threading.Event()
+        self.busy, self.waiting = Stopwatch(), Stopwatch()
+        self.metrics: dict[str, float] = {}
+        self._idle_since_s = float("inf")
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for name, loop in {"inference": self._act, "learner": self._learn}.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except Stopped:
+            pass
+        except BaseException as failure:
+            self._failure = self._failure or failure
+            self._ended.set()
+
+    def _act(self) -> None:
+        self._acting.run(self._ended)
+
+    def _learn(self) -> None:
+        """Learns from batches as they come, and asks for newer parameters while none comes."""
+        replay, updater = self._replay, self._updater
+        while not self._ended.is_set():
+            if self._pausing.is_set():
+                updater.settle()
+                self._paused.set()
+                self._ended.wait(_WAIT_S)
+                continue
+            self._paused.clear()
+            self.waiting.start()
+            batch = replay.take(_WAIT_S)
+            self.waiting.stop()
+            progress = progress_of(updater.lease.total_steps, self._job.config.steps)
+            if batch is None:
+                updater.begin(progress)
+                replay.extend(updater.lease)
+                self._publish()
+                if self._idle_since_s == float("inf"):
+                    self._idle_since_s = time.monotonic()
+                continue
+            self._idle_since_s = float("inf")
+            self.busy.start()
+            result = self._learner.update(self._learner.assemble([batch]), progress)
+            found, priorities = jax.device_get((result.metrics, result.priorities))
+            values = {name: float(value) for name, value in found.items()}
+            require_finite(values, int(updater.state.updates) + 1)
+            self.metrics = values
+            replay.learned(priorities)
+            replay.extend(updater.lease)
+            self._publish()
+            self.busy.stop()
+
+    def _publish(self) -> None:
+        """Lets acting use the parameters that were pulled last, those of the newest update's gradient."""
+        state = self._updater.state
+        self._inference.publish(state.params, int(state.updates))
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        """Lets the coordinator in, and nobody else."""
+        del client
+        if said["role"] != COORDINATOR:
+            raise ProtocolError("a learner serves the coordinator only")
+        return {"learner": self.number}
+
+    def leave(self, client: Client) -> None:
+        """Goes on learning: a pause ends with the coordinator that asked for it."""
+        del client
+        self._pausing.clear()
+
+    def take(self, client: Client, message: Message) -> None:
+        """Takes PAUSE and RESUME; `report` says when the pause has begun."""
+        if message.kind is Kind.PAUSE:
+            self._pausing.set()
+        elif message.kind is Kind.RESUME:
+            self._pausing.clear()
+        else:
+            raise ProtocolError(f"{message.kind.name} came out of turn")
+        client.send(message.kind)
+
+    def tick(self, now_s: float) -> bool:
+        """Returns True until a thread has failed."""
+        del now_s
+        return not self._ended.is_set()
+
+    def report(self) -> dict[str, Any]:
+        """Returns figures; those that count are since the start of this learner."""
+        updater, tally = self._updater, self._replay.tally
+        idle = self._replay.ended and time.monotonic() > self._idle_since_s + _IDLE_S
+        return {
+            "learner": self.number,
+            "paused": self._pausing.is_set() and self._paused.is_set(),
+            "idle": idle,
+            "sent": updater.sent,
+            "books": [[b.applied, b.discarded, b.rolled_back] for b in updater.books],
+            "lags": {str(lag): count for lag, count in dict(updater.lags).items()},
+            "outliers": self.outliers.discarded,
+            "tally": list(tally),
+            "episodes": self._episodes.summary(),
+            "metrics": self.metrics,
+            "seconds": {
+                "learning": self.busy.read(),
+                "learner_waiting": self.waiting.read(),
+                "inference": self._acting.counters.busy_s,
+                "inference_blocked": self._acting.blocked_s,
+            },
+            "cpu_s": time.process_time(),
+            "actors_cpu_s": self._pool.cpu_seconds(),
+            "actor_pids": self._pool.pids(),
+            "actor_restarts": self._pool.restarts,
+            "notices": self._pool.take_notices(),
+            "pid": os.getpid(),
+        }
+
+    def close(self) -> None:
+        """Ends all threads and actors; raises what has ended one of them."""
+        self._ended.set()
+        self._replay.close()
+        for thread in self._threads:
+            thread.join()
+        self._updater.close()
+        self._pool.close()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _await_spec(pool: ActorPool, job: Job, stop: Callable[[], bool]) -> None:
+    """Waits for the first actor; raises SeedbedError if its environments are not those of the run."""
+    spec = pool.wait_spec(stop)
+    if spec != job.spec:
+        raise SeedbedError(
+            f"the environments here have another spec, {spec}, than those of the run, {job.spec}"
+        )
+
+
+def main() -> None:
+    """Serves a learner of a run. Call from the main thread."""
+    parser = argparse.ArgumentParser(description="A learner; started by the coordinator.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--seat", type=int, required=True, help="its place, from 0 on")
+    given = parser.parse_args()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    keep_programs()
+    job, role = Job.read(given.run), Role(given.run, role_of(given.seat))
+    end_on_signals(role)
+    role.serve(LearnerWork(role, job, given.seat), job.host)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A replay shard: it keeps the steps of some groups of environments, and learners draw from it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from seedbed import trees
+from seedbed.actors.wire import ProtocolError
+from seedbed.central.inference import act_output
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.messages import BlockLayout, Kind, Message
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.server import Client
+from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.replay import HostReplay, Sample, empty_sample
+from seedbed.run.programs import keep_programs
+from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
+
+MOST_BYTES = 1 << 28
+"""The largest block of a message to or from a replay shard."""
+
+
+def role_of(shard: int) -> str:
+    """Returns the name of a replay shard's role."""
+    return f"replay-{shard}"
+
+
+def layout_of(job: Job) -> Layout:
+    """Returns the layout of each replay shard of a run."""
+    config, agent = job.config, job.agent
+    assert learns_from_replay(agent)
+    output = act_output(agent, job.spec, job.frame_stack, 1)
+    extras, core = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (output.extras, output.actor_state.core)
+    )
+    experience = agent.experience
+    capacity = -(-experience.capacity // config.replay_shards)
+    groups = -(-config.learners * config.groups // config.replay_shards)
+    return Layout(
+        dataclasses.replace(
+            experience, capacity=capacity, min_size=min(experience.min_size, capacity)
+        ),
+        job.spec,
+        extras,
+        core,
+        groups,
+        config.group_size,
+        job.frame_stack,
+    )
+
+
+class RowLayout:
+    """The block of one step of a group: timestep, action, extras and core state, leaves `[n, ...]`."""
+
+    def __init__(self, layout: Layout) -> None:
+        leaves = [*layout.leaves, *layout.core_leaves]
+        shapes = [
+            jax.ShapeDtypeStruct((layout.group_size, *leaf.shape), leaf.dtype) for leaf in leaves
+        ]
+        self._block = BlockLayout(shapes)
+        self.size = self._block.size
+        action = len(layout.leaves) - len(trees.leaves(layout.extras)) - len(layout.timestep_leaves)
+        self._structure: Tree = (
+            layout.timestep,
+            tuple(0 for _ in range(action)),
+            layout.extras,
+            layout.core,
+        )
+
+    def write(self, step: Tree, block: np.ndarray) -> None:
+        """Copies (timestep, action, extras, core) into a block."""
+        self._block.write(trees.leaves(step), block)
+
+    def views(self, block: np.ndarray) -> tuple[Timestep, Tree, Tree, Tree]:
+        """Returns (timestep, action, extras, core) in a block, the action as a tuple of leaves."""
+        return trees.unflatten(self._structure, self._block.views(block))
+
+
+class SampleLayout:
+    """The block of some drawn items."""
+
+    def __init__(self, layout: Layout, count: int) -> None:
+        self._structure = empty_sample(layout, count)
+        self._block = BlockLayout(trees.leaves(self._structure))
+        self.size = self._block.size
+
+    def views(self, block: np.ndarray) -> Sample:
+        """Returns the items in a block, as views."""
+        return trees.unflatten(self._structure, self._block.views(block))
+
+
+@dataclasses.dataclass
+class _Source:
+    """What a learner has sent."""
+
+    acked: int = 0  # the number of its last row
+    added: int = 0  # items that came of its rows
+    groups: set[int] = dataclasses.field(default_factory=set)
+
+
+class ReplayShard:
+    """A replay and its saves: a `role.Work`. For one thread."""
+
+    def __init__(self, role: Role, job: Job, save: str | None) -> None:
+        """Goes on from the save of this name, or from the newest if it is None, if there is one."""
+        agent = job.agent
+        assert learns_from_replay(agent)
+        layout = layout_of(job)
+        self._rows = RowLayout(layout)
+        priorities = jax.jit(agent.initial_priorities)
+        folder = role.directory.path / role.name / "replay"
+        self.replay = HostReplay(
+            layout, folder, job.config.seed, lambda *items: np.asarray(priorities(*items))
+        )
+        self.replay.restore(None if save is None else [save])
+        self._epoch = role.number
+        self._owners: dict[int, int] = {}  # learners by group
+        self._sources: dict[int, _Source] = {}  # by learner
+        self._samples: dict[int, SampleLayout] = {}  # by the number of items
+        self._saving: threading.Thread | None = None
+        self._saved: dict[str, str] = {}  # errors by the name of the save; "" if there was none
+        self._draws = 0
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        """Opens the stream of a learner; what it has sent before and is here need not come again."""
+        client.connection.limit = MOST_BYTES
+        if said["role"] == COORDINATOR:
+            return {"epoch": self._epoch}
+        source = self._sources.setdefault(int(said["number"]), _Source())
+        return {"epoch": self._epoch, "acked": source.acked, **self._figures(source)}
+
+    def leave(self, client: Client) -> None:
+        """Does nothing: a learner may come back."""
+
+    def take(self, client: Client, message: Message) -> None:
+        """Takes a message; raises ProtocolError and ConnectionError."""
+        kind, fields = message.kind, message.fields
+        if kind is Kind.APPEND:
+            self._append(client, message)
+        elif kind is Kind.DRAW:
+            self._draw(client, int(fields["tag"]), int(fields["count"]))
+        elif kind is Kind.PRIORITIES:
+            slots, generations, priorities = self._priorities(message)
+            self.replay.update_priorities(slots, generations, priorities)
+        elif kind is Kind.SAVE and client.role == COORDINATOR:
+            self._save(str(fields["name"]), fields["keep"])
+            client.send(Kind.SAVE)
+        else:
+            raise ProtocolError(f"{kind.name} came out of turn")
+
+    def _append(self, client: Client, message: Message) -> None:
+        """Adds rows that have not come before, and tells what is here."""
+        fields, source = message.fields, self._sources[client.number]
+        rows, first = fields["rows"], int(fields["first"])
+        if len(message.block) != len(rows) * self._rows.size:
+            raise ProtocolError(f"{len(rows)} rows have {len(message.block)} bytes")
+        block = np.frombuffer(message.block, np.uint8)
+        for index, (group, opens) in enumerate(rows):
+            if first + index <= source.acked:
+                continue
+            # The stream of a group that another learner had begun has ended.
+            if opens or self._owners.get(group) != client.number:
+                self.replay.restart(group)
+                self._owners[group] = client.number
+            row = self._rows.views(block[index * self._rows.size : (index + 1) * self._rows.size])
+            before = self.replay.inserted_of(group)
+            self.replay.append(group, *row)
+            self.replay.seal_pending()
+            source.added += self.replay.inserted_of(group) - before
+            source.acked = first + index
+        for group in fields["ends"]:
+            before = self.replay.inserted_of(group)
+            self.replay.restart(group)
+            self.replay.seal_pending()
+            source.added += self.replay.inserted_of(group) - before
+        client.send(Kind.APPENDED, acked=source.acked, **self._figures(source))
+
+    def _figures(self, source: _Source) -> dict[str, Any]:
+        return {
+            "added": source.added,
+            "items": self.replay.items,
+            "total": self.replay.total_weight,
+        }
+
+    def _draw(self, client: Client, tag: int, count: int) -> None:
+        """Sends items, drawn in proportion to their weights."""
+        if not self.replay.items or not 0 < count <= self.replay.layout.experience.batch:
+            client.send(Kind.ITEMS, tag=tag, count=0, total=self.replay.total_weight)
+            return
+        layout = self._samples.get(count)
+        if layout is None:
+            layout = self._samples[count] = SampleLayout(self.replay.layout, count)
+        total, block = self.replay.total_weight, np.empty(layout.size, np.uint8)
+        self.replay.sample(count, out=layout.views(block))
+        self._draws += count
+        client.send(Kind.ITEMS, block, tag=tag, count=count, total=total)
+
+    def _priorities(self, message: Message) -> list[np.ndarray]:
+        count = int(message.fields["count"])
+        layout = priorities_layout(count)
+        if len(message.block) != layout.size:
+            raise ProtocolError(f"{count} priorities have {len(message.block)} bytes")
+        return layout.views(np.frombuffer(message.block, np.uint8))
+
+    def _save(self, name: str, keep: str | None) -> None:
+        """Begins to save beside the work, if this save has not begun yet."""
+        if name in self._saved or (self._saving is not None and self._saving.is_alive()):
+            return
+
+        def write() -> None:
+            try:
+                self.replay.save(name, keep)
+                self._saved = {name: ""}
+            except (StorageError, SeedbedError) as error:
+                self._saved = {name: str(error)}
+
+        self._saving = threading.Thread(target=write, daemon=True)
+        self._saving.start()
+
+    def tick(self, now_s: float) -> bool:
+        """Seals what waits; returns True: a shard always has more to do."""
+        del now_s
+        if self.replay.pending:
+            self.replay.seal_pending()
+        return True
+
+    def report(self) -> dict[str, Any]:
+        """Returns figures: those of the replay, draws and saves."""
+        return {
+            **self.replay.stats(),
+            "draws": self._draws,
+            "total": self.replay.total_weight,
+            "saved": self._saved,
+            "notices": self.replay.take_notices(),
+        }
+
+    def close(self) -> None:
+        """Waits until nothing is saved."""
+        if self._saving is not None:
+            self._saving.join()
+
+
+def priorities_layout(count: int) -> BlockLayout:
+    """Returns the block of the slots, generations and priorities of some items."""
+    numbers = np.zeros(count, np.int64)
+    return BlockLayout([numbers, numbers, np.zeros(count, np.float64)])
+
+
+def main() -> None:
+    """Serves a replay shard of a run. Call from the main thread."""
+    parser = argparse.ArgumentParser(description="A replay shard; started by the coordinator.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
+    parser.add_argument("--save", help="the name of the save to go on from; by default the newest")
+    given = parser.parse_args()
+    keep_programs()
+    job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+    end_on_signals(role)
+    role.serve(ReplayShard(role, job, given.save), job.host)
+
+
+if __name__ == "__main__":
+    main()
