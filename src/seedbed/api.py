@@ -18,6 +18,7 @@ from seedbed import resolve, trees
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
 from seedbed.run.checkpoint import restore_best, restore_newest
@@ -63,6 +64,8 @@ def train(
     options = dataclasses.replace(config.runtime, **runtime_options)
     if isinstance(options, CentralConfig):
         options = options.resolved(config.agent)
+    if isinstance(options, ParamServerConfig):
+        options.require_fit(config.agent)
     config = dataclasses.replace(config, runtime=options)
     # Encode before the folder is made: an option that cannot be saved must leave no folder behind.
     encoded = resolve.to_json(config)
@@ -89,13 +92,17 @@ def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]
     if is_on_device(env) != isinstance(options, FusedConfig):
         raise SeedbedError(
             f"{type(env).__name__} with {type(options).__name__}: on-device environments train in the "
-            "fused runtime, all others in the central one"
+            "fused runtime, all others in the central one or with parameter servers"
         )
     keep_programs()
     if is_on_device(env) and isinstance(options, FusedConfig):
         from seedbed.fused import train as fused
 
         return fused.train(env=env, agent=agent, config=options, run=folder, view=view)
+    if isinstance(options, ParamServerConfig):
+        from seedbed.paramserver import train as paramserver
+
+        return paramserver.train(env=env, agent=agent, config=options, run=folder, view=view)  # type: ignore[arg-type]
     from seedbed.central import train as central
 
     return central.train(env=env, agent=agent, config=options, run=folder, view=view)  # type: ignore[arg-type]

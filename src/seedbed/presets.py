@@ -13,6 +13,7 @@ from typing import Any
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver.options import ParamServerConfig
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Agent, Environment
 
@@ -23,7 +24,7 @@ class TrainConfig:
 
     env: HostEnvConfig | Environment
     agent: Agent
-    runtime: CentralConfig | FusedConfig
+    runtime: CentralConfig | FusedConfig | ParamServerConfig
     name: str = ""  # the name that the user asked for, such as pong/impala
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from seedbed import defaults
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.paramserver.options import ParamServerConfig
 from seedbed.presets import PRESETS, TrainConfig
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import RunFolder
@@ -31,7 +32,7 @@ ENV_BOUND = ("model",)
 """Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
 _PARTS = [name for name in vars(Agent) if not name.startswith("_")]
 """What every agent has: the methods and properties of the contract."""
-RUNTIMES = {"central": CentralConfig, "fused": FusedConfig}
+RUNTIMES = {"central": CentralConfig, "fused": FusedConfig, "paramserver": ParamServerConfig}
 """The options class of each runtime, by the key under which a saved configuration has them."""
 
 

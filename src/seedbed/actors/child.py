@@ -79,7 +79,7 @@ class ChildProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(_path())},
+                env={**os.environ, **_ONE_THREAD, **same_modules()},
             )
         except OSError as error:
             self.release()
@@ -248,8 +248,9 @@ class ChildProcess:
         self.output, self.descriptors, self.bells, self.slots = -1, {}, [], []
 
 
-def _path() -> list[str]:
-    return [str(Path(entry).absolute()) for entry in sys.path]
+def same_modules() -> dict[str, str]:
+    """Returns the variables with which a Python that is started with -P finds this one's modules."""
+    return {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
 
 
 def _exit_text(status: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from seedbed.actors.pool import ActorPool
-from seedbed.central.meter import Setup
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.run.evaluation import (
     Play,
     Player,
@@ -17,34 +17,57 @@ from seedbed.run.evaluation import (
     play_episodes,
 )
 from seedbed.run.runtime import Score
-from seedbed.types import Tree
+from seedbed.types import Agent, Tree
+
+
+class EvaluationOptions(Protocol):
+    """The options of a run that its evaluations follow."""
+
+    @property
+    def evaluate_episodes(self) -> int:
+        """Episodes in an evaluation."""
+        ...
+
+    @property
+    def actor_timeout_s(self) -> float:
+        """Seconds after which a silent actor is replaced."""
+        ...
 
 
 class Evaluation:
     """An evaluation of parameters in a thread and an actor process of its own; a `run.runtime.Evaluation`."""
 
-    def __init__(self, setup: Setup, play: Play, params: Tree, seed: int) -> None:
-        """Starts the thread at once. `params` are on the host."""
+    def __init__(
+        self,
+        agent: Agent,
+        env: HostEnvConfig,
+        options: EvaluationOptions,
+        play: Play,
+        params: Tree,
+        seed: int,
+    ) -> None:
+        """Starts the thread at once. `agent` is bound, and `params` are on the host."""
         # Written by the thread before it ends.
         self.score: Score | None = None
         self.failure: Exception | None = None
-        self._setup, self._play, self._params, self._seed = setup, play, params, seed
+        self._agent, self._env, self._options = agent, env, options
+        self._play, self._params, self._seed = play, params, seed
         self._pool: ActorPool | None = None
         self._cancel = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        setup, episodes = self._setup, self._setup.config.evaluate_episodes
+        options, episodes = self._options, self._options.evaluate_episodes
         seed, envs = self._seed, evaluation_envs(episodes)
         try:
-            pool = evaluation_pool(setup.env, envs, seed, setup.config.actor_timeout_s)
+            pool = evaluation_pool(self._env, envs, seed, options.actor_timeout_s)
             self._pool = pool
             with pool:
                 spec = pool.wait_spec(self._cancel.is_set)
                 if spec is None:
                     return
-                state = initial_player(setup.agent, spec, setup.env.frame_stack, envs)
+                state = initial_player(self._agent, spec, self._env.frame_stack, envs)
                 player = Player(self._play, self._params, state, seed)
                 result = play_episodes(pool, player, episodes, self._cancel)
             self.score = None if result is None else _score(result)

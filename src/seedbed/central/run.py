@@ -120,7 +120,10 @@ class CentralRun:
         """Starts an evaluation beside training."""
         del give_up  # the session gives it to `Evaluation.wait`
         self._past_cpu_seconds = self._evaluations_cpu()
-        evaluation = Evaluation(self._setup, self._play, snapshot.arrays.params, seed)
+        setup = self._setup
+        evaluation = Evaluation(
+            setup.agent, setup.env, setup.config, self._play, snapshot.arrays.params, seed
+        )
         self._evaluations = [evaluation]
         return evaluation
 

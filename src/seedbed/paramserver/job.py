@@ -41,6 +41,11 @@ class Job:
         """How the learner state is divided."""
         return Plan(self.agent, self.config.parameter_shards)
 
+    @staticmethod
+    def folder(run: Path) -> Path:
+        """Returns the folder, in a run's, with a folder for each role."""
+        return run / FOLDER
+
     def write(self, run: Path) -> None:
         """Writes the job into a run's folder. Raises SeedbedError if the disk refuses."""
         path = run / FOLDER / _NAME

@@ -27,7 +27,7 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.server import Client
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.devices import choose_devices
@@ -105,6 +105,8 @@ class LearnerWork:
             self._pool, [self._inference], self._replay, self._episodes, 0.0
         )
         self._pausing, self._paused = threading.Event(), threading.Event()
+        # Until the coordinator knows of it: a cut must not miss a learner.
+        self._pausing.set()
         self.busy, self.waiting = Stopwatch(), Stopwatch()
         self.metrics: dict[str, float] = {}
         self._idle_since_s = float("inf")
@@ -250,9 +252,13 @@ def main() -> None:
     given = parser.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     keep_programs()
-    job, role = Job.read(given.run), Role(given.run, role_of(given.seat))
-    end_on_signals(role)
-    role.serve(LearnerWork(role, job, given.seat), job.host)
+
+    def make() -> tuple[Role, LearnerWork, str | None]:
+        job, role = Job.read(given.run), Role(given.run, role_of(given.seat))
+        end_on_signals(role)
+        return role, LearnerWork(role, job, given.seat), job.host
+
+    run_role(make)
 
 
 if __name__ == "__main__":

@@ -49,14 +49,21 @@ class Leases:
     """The leases of all learners. `save` returns what belongs to the parameters of that moment."""
 
     def __init__(
-        self, experience: Replay | None, steps: int, done: int = 0, items: int = 0
+        self,
+        experience: Replay | None,
+        steps: int,
+        done: int = 0,
+        items: int = 0,
+        owed: float = 0.0,
     ) -> None:
         """`steps` are those of the run, of which `done` are done; replay holds `items`.
 
-        `experience` is None if the agent learns without replay.
+        `owed` draws are asked for already. `experience` is None if the agent learns without replay.
         """
         self._experience, self._steps = experience, steps
         self._limiter = None if experience is None else RatioLimiter(experience)
+        if self._limiter is not None:
+            self._limiter.owed = owed
         self._held = items
         self.total_steps = done
         self._tallies: dict[int, Tally] = {}  # by learner

@@ -64,9 +64,12 @@ class Verdict(NamedTuple):
 class ShardLedger:
     """A shard's books of all learners. What `save` returns belongs to the parameters of that moment."""
 
-    def __init__(self, epoch: int, most_lag: int) -> None:
-        """Opens books. A gradient of parameters more than `most_lag` gradients old is discarded."""
-        self.version = Version(epoch, 0)
+    def __init__(self, epoch: int, most_lag: int, number: int = 0) -> None:
+        """Opens books of a shard to which `number` gradients were applied already.
+
+        A gradient of parameters more than `most_lag` gradients old is discarded.
+        """
+        self.version = Version(epoch, number)
         self._most_lag = most_lag
         self._books: dict[int, Books] = {}  # by learner
         self._last: dict[int, Verdict] = {}

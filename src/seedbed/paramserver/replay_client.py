@@ -38,7 +38,7 @@ class Draw(NamedTuple):
     """Items that are wanted from a shard."""
 
     tag: int
-    count: int
+    items: int
 
 
 class ShardFigures(NamedTuple):
@@ -214,7 +214,7 @@ class ReplayClient:
                 if epoch == self._epoch:
                     caller.send(Kind.PRIORITIES, block, count=count)
             for draw in draws:
-                caller.send(Kind.DRAW, tag=draw.tag, count=draw.count)
+                caller.send(Kind.DRAW, tag=draw.tag, count=draw.items)
             if rows or ends:
                 block = np.concatenate([row.block for row in rows]) if rows else None
                 described = [[row.group, row.opens] for row in rows]
@@ -235,9 +235,9 @@ class ReplayClient:
             if draw is None:
                 return
             sample = None
-            if fields["count"] == draw.count:
+            if fields["count"] == draw.items:
                 layout = self._samples.setdefault(
-                    draw.count, SampleLayout(self._layout, draw.count)
+                    draw.items, SampleLayout(self._layout, draw.items)
                 )
                 if len(message.block) != layout.size:
                     raise ConnectionError("the items have another size")

@@ -16,7 +16,7 @@ from seedbed.actors.wire import ProtocolError
 from seedbed.central.inference import act_output
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import BlockLayout, Kind, Message
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.server import Client
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import HostReplay, Sample, empty_sample
@@ -261,9 +261,13 @@ def main() -> None:
     parser.add_argument("--save", help="the name of the save to go on from; by default the newest")
     given = parser.parse_args()
     keep_programs()
-    job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
-    end_on_signals(role)
-    role.serve(ReplayShard(role, job, given.save), job.host)
+
+    def make() -> tuple[Role, ReplayShard, str | None]:
+        job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+        end_on_signals(role)
+        return role, ReplayShard(role, job, given.save), job.host
+
+    run_role(make)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +18,8 @@ from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
 """What the coordinator calls itself."""
+FATAL = 3
+"""The exit status of a role that no restart would repair; its last line is for the user."""
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
@@ -124,3 +129,18 @@ def end_on_signals(role: Role) -> None:
     signal.signal(signal.SIGTERM, role.finish)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
+    """Makes a role with its work and the host where it listens, and serves; ends the process with `FATAL`.
+
+    The exit status is 0 if the role ends as it should, and `FATAL` with a line for the user after a
+    SeedbedError. Call from the main thread.
+    """
+    try:
+        role, work, host = make()
+        role.serve(work, host)
+    except SeedbedError as error:
+        traceback.print_exc()
+        sys.stderr.write(f"{str(error).splitlines()[0]}\n")
+        sys.exit(FATAL)

@@ -18,7 +18,7 @@ from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
 from seedbed.paramserver.messages import BlockLayout, Kind, Message
 from seedbed.paramserver.plan import ShardLayout
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
 from seedbed.paramserver.server import Client
 from seedbed.run.programs import keep_programs
@@ -227,9 +227,13 @@ def main() -> None:
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
     given = parser.parse_args()
     keep_programs()
-    job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
-    end_on_signals(role)
-    role.serve(ParameterShard(role, job, given.shard), job.host)
+
+    def make() -> tuple[Role, ParameterShard, str | None]:
+        job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+        end_on_signals(role)
+        return role, ParameterShard(role, job, given.shard), job.host
+
+    run_role(make)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,275 @@
+"""All roles of a run, as the coordinator sees them: starting, cuts, saves of replay, and the end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from seedbed.paramserver import learner, replay_shard, shard
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import Keeper, Role, running
+from seedbed.paramserver.leases import Leases
+from seedbed.paramserver.ledger import ShardLedger
+from seedbed.paramserver.messages import BlockLayout, Kind
+from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
+
+_POLL_S = 0.02
+# Seconds in which all roles must have answered, where a snapshot or a save waits for them.
+_PATIENCE_S = 120.0
+_T = TypeVar("_T")
+
+
+class Cut(NamedTuple):
+    """The state of all parameter shards after the same pushes."""
+
+    state: LearnerState  # whole, on the host
+    books: list[dict[str, Any]]  # by shard
+
+
+def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
+    """Returns the roles of a run by kind: parameters, replay and learners."""
+    config = job.config
+    saved = () if save is None else ("--save", save)
+    replays = config.replay_shards if learns_from_replay(job.agent) else 0
+    return {
+        "parameters": [
+            Role(shard.role_of(i), shard.__name__, ("--shard", str(i)))
+            for i in range(config.parameter_shards)
+        ],
+        "replay": [
+            Role(replay_shard.role_of(i), replay_shard.__name__, ("--shard", str(i), *saved))
+            for i in range(replays)
+        ],
+        "learners": [
+            Role(learner.role_of(i), learner.__name__, ("--seat", str(i)))
+            for i in range(config.learners)
+        ],
+    }
+
+
+def write_saves(
+    job: Job, run: Path, state: LearnerState, steps: int, items: int, owed: float
+) -> None:
+    """Writes what the parameter shards begin with: their parts of a state, and books without pushes.
+
+    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Raises
+    SeedbedError if the disk refuses.
+    """
+    experience = job.agent.experience
+    replay = experience if isinstance(experience, Replay) else None
+    updates = int(state.updates)
+    host = jax.tree.map(np.asarray, state)
+    for number in range(job.config.parameter_shards):
+        folder = job.folder(run) / shard.role_of(number)
+        pushes = ShardLedger(0, 0, updates).save()
+        leases = Leases(replay, job.config.steps, steps, items, owed).save()
+        leaves = jax.tree.leaves(job.plan.part(host, number))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            ShardSave({"pushes": pushes, "leases": leases}, leaves).write(folder / NAME)
+        except OSError as error:
+            raise SeedbedError(
+                f"{folder} cannot be written ({error.strerror}): name another folder with --run"
+            ) from error
+
+
+def is_running(job: Job, run: Path) -> bool:
+    """Returns whether all parameter shards of a run go on without a coordinator."""
+    roles = roles_of(job, run, None)["parameters"]
+    return all(running(run, role.name) is not None for role in roles)
+
+
+class Cluster:
+    """The roles of a run and their keepers. For the coordinator's thread."""
+
+    def __init__(self, job: Job, run: Path, save: str | None) -> None:
+        """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
+        self.job, self._run = job, run
+        self._roles = roles_of(job, run, save)
+        plan = job.plan
+        self._layouts = [
+            BlockLayout(jax.tree.leaves(plan.part(plan.state, i))) for i in range(plan.shards)
+        ]
+        self._cutting = False
+        sizes = [layout.size for layout in self._layouts]
+        self.parameters = [
+            Keeper(run, role, size)
+            for role, size in zip(self._roles["parameters"], sizes, strict=True)
+        ]
+        self.replay = [Keeper(run, role, 0) for role in self._roles["replay"]]
+        self.learners = [Keeper(run, role, 0, self._greeted) for role in self._roles["learners"]]
+
+    @property
+    def all(self) -> list[Keeper]:
+        """All keepers."""
+        return [*self.parameters, *self.replay, *self.learners]
+
+    def _greeted(self, keeper: Keeper, said: dict[str, Any]) -> None:
+        """Lets a learner begin, unless a cut is being made."""
+        del said
+        if not self._cutting:
+            keeper.ask(Kind.RESUME, Kind.RESUME)
+
+    def check(self) -> None:
+        """Raises SeedbedError if a role has failed for good."""
+        for keeper in self.all:
+            if keeper.failure is not None:
+                raise keeper.failure
+
+    def await_ready(self, stop: Callable[[], bool]) -> bool:
+        """Waits until every role has reported once; returns False if `stop` returns True first."""
+        return self._wait(lambda: all(keeper.report for keeper in self.all), stop, _PATIENCE_S * 5)
+
+    def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
+        until_s = time.monotonic() + patience_s
+        while not ready():
+            self.check()
+            if stop():
+                return False
+            if time.monotonic() > until_s:
+                slow = [keeper.role.name for keeper in self.all if not keeper.connected]
+                raise SeedbedError(
+                    f"{', '.join(slow) or 'a role'} has not answered for {patience_s:.0f} s; see its log.txt "
+                    f"in {self._run / 'roles'}"
+                )
+            time.sleep(_POLL_S)
+        return True
+
+    def _ask_all(self, keepers: Sequence[Keeper], function: Callable[[Keeper], _T]) -> list[_T]:
+        """Calls a function in the threads of several roles, and waits for the results.
+
+        Where a role dies meanwhile, the function is called again for its successor.
+        """
+        futures = [keeper.request(function) for keeper in keepers]
+        results: list[_T] = []
+        until_s = time.monotonic() + _PATIENCE_S
+        for number, keeper in enumerate(keepers):
+            while True:
+                self.check()
+                try:
+                    results.append(futures[number].result(timeout=0.2))
+                    break
+                except concurrent.futures.TimeoutError:
+                    pass
+                except ConnectionError:
+                    futures[number] = keeper.request(function)
+                if time.monotonic() > until_s:
+                    raise SeedbedError(
+                        f"{keeper.role.name} has not answered for {_PATIENCE_S:.0f} s"
+                    )
+        return results
+
+    def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
+        """Stops all pushes, copies the state of all shards, and lets learners go on.
+
+        Returns None if `stop` returns True before they have stopped.
+        """
+        self._cutting = True
+        try:
+            self._ask_all([keeper for keeper in self.learners if keeper.connected], _pause)
+            if not self._wait(self._paused, stop, _PATIENCE_S):
+                return None
+            self._close_the_dead()
+            return self._copy()
+        finally:
+            self._cutting = False
+            for keeper in self.learners:
+                keeper.request(lambda keeper: keeper.ask(Kind.RESUME, Kind.RESUME))
+
+    def _paused(self) -> bool:
+        # One that is not connected waits for the coordinator before it pushes anything.
+        return all(
+            keeper.report.get("paused", False)
+            for keeper in self.learners
+            if keeper.connected and keeper.report
+        )
+
+    def _close_the_dead(self) -> None:
+        """Ends the pushes of learners that are gone, which some shards may have and others not."""
+        living = {keeper.report.get("learner") for keeper in self.learners if keeper.connected}
+        reports = self._ask_all(
+            self.parameters, lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields
+        )
+        ended: dict[int, int] = {}
+        for report in reports:
+            for name, counts in report["books"].items():
+                ended[int(name)] = max(ended.get(int(name), 0), sum(counts))
+        dead = {number: push for number, push in ended.items() if number not in living}
+
+        def close(keeper: Keeper) -> None:
+            for number, push in dead.items():
+                keeper.ask(Kind.CLOSE, Kind.CLOSED, learner=number, push=push)
+
+        self._ask_all(self.parameters, close)
+
+    def _copy(self) -> Cut:
+        """Fetches the state of all shards; raises SeedbedError if they have not had the same pushes."""
+        plan = self.job.plan
+
+        def fetch(keeper: Keeper) -> tuple[list[np.ndarray], dict[str, Any]]:
+            layout = self._layouts[self.parameters.index(keeper)]
+            message = keeper.ask(Kind.STATE, Kind.STATE)
+            block = keeper.caller.take_block(message, layout.size)
+            return [np.array(leaf) for leaf in layout.views(block)], message.fields["books"]
+
+        found = self._ask_all(self.parameters, fetch)
+        ended = [
+            {name: sum(counts) for name, counts in books["pushes"]["books"].items()}
+            for _, books in found
+        ]
+        if any(each != ended[0] for each in ended):
+            raise SeedbedError(f"the parameter shards have had different pushes: {ended}")
+        structures = [jax.tree.structure(plan.part(plan.state, i)) for i in range(plan.shards)]
+        parts = [
+            jax.tree.unflatten(structure, leaves)
+            for structure, (leaves, _) in zip(structures, found, strict=True)
+        ]
+        return Cut(plan.division.join(parts, plan.state), [books for _, books in found])
+
+    def save_replay(self, name: str, keep: str | None) -> list[str]:
+        """Has all replay shards save under a name, and waits; returns what went wrong."""
+
+        def save(keeper: Keeper) -> str:
+            while True:
+                keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep)
+                report = keeper.ask(Kind.REPORT, Kind.REPORT).fields
+                if name in report["saved"]:
+                    return report["saved"][name]
+                time.sleep(_POLL_S)
+
+        return [error for error in self._ask_all(self.replay, save) if error]
+
+    def pids(self) -> list[int]:
+        """Returns the ids of all processes, those of actors among them."""
+        own = [keeper.pid for keeper in self.all]
+        actors = [pid for keeper in self.learners for pid in keeper.report.get("actor_pids", [])]
+        return [pid for pid in [*own, *actors] if pid is not None]
+
+    def end_learners(self) -> None:
+        """Ends all learners; the shards stay."""
+        for keeper in self.learners:
+            keeper.finish()
+        for keeper in self.learners:
+            keeper.close()
+
+    def close(self) -> None:
+        """Ends all roles, the learners first."""
+        self.end_learners()
+        shards = [*self.replay, *self.parameters]
+        for keeper in shards:
+            keeper.finish()
+        for keeper in shards:
+            keeper.close()
+
+
+def _pause(keeper: Keeper) -> None:
+    keeper.ask(Kind.PAUSE, Kind.PAUSE)
+    # What was reported before says nothing about this pause.
+    keeper.report["paused"] = False

@@ -1,0 +1,309 @@
+"""How the coordinator keeps a role going: it starts its process, listens to it, and starts it again."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from seedbed.actors.child import same_modules
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.paramserver.caller import Caller, Stopped
+from seedbed.paramserver.directory import Directory, this_machine
+from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.role import COORDINATOR, FATAL
+from seedbed.types import SeedbedError
+
+LOG = "log.txt"
+"""The file, in a role's folder, with what its process writes."""
+_REPORT_S = 0.2
+# Seconds of silence after which a process is killed: a role answers within a tenth of a second.
+_HUNG_S = 20.0
+# Seconds in which a process must have told where it is.
+_START_S = 120.0
+# Early deaths in a row after which the run fails, and what is early.
+_MAX_DEATHS, _EARLY_S = 5, 30.0
+_TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
+
+
+class Role(NamedTuple):
+    """A role, and how its process is started."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+
+
+class Keeper:
+    """A role through all its processes, in a thread of its own. Any thread may use it.
+
+    `down_bytes` is the size of the largest block that the role sends to the coordinator.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        role: Role,
+        down_bytes: int,
+        greeted: Callable[[Keeper, dict[str, Any]], None] = lambda keeper, said: None,
+    ) -> None:
+        """Starts the role, or adopts its process if it runs. `greeted` is called at each connection."""
+        self.role, self.report = role, dict[str, Any]()
+        self.restarts = 0
+        self.failure: SeedbedError | None = None
+        self._run, self._directory, self._greeted = run, Directory(run), greeted
+        self._notices: collections.deque[str] = collections.deque(maxlen=50)
+        self._closed, self._finishing = threading.Event(), threading.Event()
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._process: psutil.Process | None = self._running()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._started_s, self._deaths = time.monotonic(), 0
+        self._caller = Caller(self._directory, run / CREDENTIALS, role.name, self._gone)
+        if down_bytes:
+            self._caller.make_room(0, down_bytes)
+        self.connected = False
+        self._number = 0  # of the start that was met last
+        self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the role's process, None if there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def caller(self) -> Caller:
+        """The stream to the role. Only functions given to `request` may use it."""
+        return self._caller
+
+    def _running(self) -> psutil.Process | None:
+        """Returns the role's process if one has told its address and still runs on this machine."""
+        return running(self._run, self.role.name)
+
+    def _alive(self) -> bool:
+        if self._popen is not None:
+            return self._popen.poll() is None
+        try:
+            return self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def _gone(self) -> bool:
+        """Returns whether nobody can answer."""
+        return self._closed.is_set() or not self._alive()
+
+    def _guard(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._keep()
+        except SeedbedError as error:
+            self.failure = error
+        except Exception as error:
+            self.failure = SeedbedError(f"{self.role.name}: {error!r}")
+        finally:
+            self.connected = False
+            self._caller.close()
+            self._refuse_all()
+
+    def _keep(self) -> None:
+        """Starts the process if there is none, and listens to it while it lives."""
+        if not self._alive():
+            if self._finishing.is_set():
+                self._closed.set()
+                return
+            self._bury()
+            self._start()
+        try:
+            until_s = time.monotonic() + _START_S
+            said = self._caller.connect(lambda: self._hello(until_s))
+            self.connected = True
+            self._greeted(self, said)
+            while not self._gone():
+                self._caller.send(Kind.REPORT)
+                self.report = self._await(Kind.REPORT).fields
+                self._serve(time.monotonic() + _REPORT_S)
+        except (ConnectionError, Stopped):
+            self.connected = False
+            self._caller.close()
+
+    def _hello(self, until_s: float) -> dict[str, Any]:
+        if time.monotonic() > until_s:
+            self._kill()
+        return {"role": COORDINATOR, "number": 0}
+
+    def _await(self, kind: Kind) -> Message:
+        """Returns the next message of a kind; a process that is silent for too long is killed."""
+        until_s = time.monotonic() + _HUNG_S
+        while True:
+            message = self._caller.receive(until_s)
+            if message is None:
+                self._notices.append(
+                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: it is killed"
+                )
+                self._kill()
+                raise ConnectionError(f"{self.role.name} gave no sign")
+            if message.kind is kind:
+                return message
+
+    def _serve(self, until_s: float) -> None:
+        """Does what is asked for meanwhile."""
+        while (left_s := until_s - time.monotonic()) > 0 and not self._gone():
+            try:
+                request = self._requests.get(timeout=min(left_s, 0.05))
+            except queue.Empty:
+                continue
+            try:
+                request.answer.set_result(request.function(self))
+            except BaseException as error:
+                request.answer.set_exception(error)
+                if not isinstance(error, SeedbedError):
+                    raise
+
+    def ask(self, kind: Kind, answer: Kind, **fields: Any) -> Message:
+        """Sends a message and returns its answer. Only functions given to `request` may call this."""
+        self._caller.send(kind, **fields)
+        return self._await(answer)
+
+    def request(self, function: Callable[[Keeper], Any]) -> concurrent.futures.Future[Any]:
+        """Has a function called by the role's thread when there is a stream. Any thread may call this."""
+        request = _Request(function, concurrent.futures.Future())
+        if self._closed.is_set() or self.failure is not None:
+            request.answer.set_exception(ConnectionError(f"{self.role.name} has ended"))
+        else:
+            self._requests.put(request)
+        return request.answer
+
+    def _refuse_all(self) -> None:
+        while not self._requests.empty():
+            self._requests.get().answer.set_exception(
+                ConnectionError(f"{self.role.name} has ended")
+            )
+
+    def _bury(self) -> None:
+        """Tells how a process has ended, if there was one; raises SeedbedError if another would not live."""
+        if self._process is None:
+            return
+        code = None if self._popen is None else self._popen.returncode
+        how = "has ended" if code is None else _exit_text(code)
+        words = self._last_words()
+        early = time.monotonic() < self._started_s + _EARLY_S
+        self._deaths = self._deaths + 1 if early else 1
+        said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
+        if self._deaths >= _MAX_DEATHS or code == FATAL:
+            raise SeedbedError(
+                words[-1]
+                if code == FATAL and words
+                else f"{self.role.name} {how} {self._deaths} times in a row soon after its start{said}; see "
+                f"{self._directory.path / self.role.name / LOG}"
+            )
+        self._notices.append(f"{self.role.name} {how}{said}; started again")
+        self.restarts += 1
+
+    def _start(self) -> None:
+        folder = self._directory.path / self.role.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("ab") as log:
+            self._popen = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-X",
+                    "faulthandler",
+                    "-m",
+                    self.role.module,
+                    "--run",
+                    str(self._run),
+                    *self.role.arguments,
+                ],
+                env={**os.environ, **same_modules()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # What the terminal sends is for the coordinator.
+                start_new_session=True,
+            )
+        self._process = psutil.Process(self._popen.pid)
+        self._started_s = time.monotonic()
+
+    def _last_words(self) -> list[str]:
+        """Returns the last lines that the process has written."""
+        try:
+            data = (self._directory.path / self.role.name / LOG).read_bytes()
+        except OSError:
+            return []
+        return data[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            try:
+                self._process.kill()
+            except psutil.NoSuchProcess:
+                return
+            if self._popen is not None:
+                self._popen.wait()
+
+    def take_notices(self) -> list[str]:
+        """Returns messages for the user, each once. One thread at a time may call this."""
+        own = [self._notices.popleft() for _ in range(len(self._notices))]
+        return [*own, *self.report.pop("notices", [])]
+
+    def finish(self) -> None:
+        """Lets the role end by itself, after it has saved what it has; does not wait."""
+        self._finishing.set()
+        self.request(lambda keeper: keeper.caller.send(Kind.FINISH))
+
+    def close(self, patience_s: float = 10.0) -> None:
+        """Ends the role: it may take so long to end by itself after `finish`, and is killed then."""
+        until_s = time.monotonic() + patience_s
+        while self._alive() and self._finishing.is_set() and time.monotonic() < until_s:
+            time.sleep(0.02)
+        self._closed.set()
+        self._thread.join()
+        self._kill()
+
+
+class _Request(NamedTuple):
+    """What the role's thread is asked to do."""
+
+    function: Callable[[Keeper], Any]
+    answer: concurrent.futures.Future[Any]
+
+
+def running(run: Path, role: str) -> psutil.Process | None:
+    """Returns the process of a role that has told its address, if it still runs on this machine."""
+    address = Directory(run).find(role)
+    if address is None or address.machine != this_machine():
+        return None
+    try:
+        process = psutil.Process(address.pid)
+        mine = str(run) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    return process if mine else None
+
+
+def end_all(run: Path, roles: Sequence[Role]) -> None:
+    """Kills what an earlier coordinator has left running."""
+    for role in roles:
+        process = running(run, role.name)
+        if process is not None:
+            process.kill()
+            process.wait(10)
+
+
+def _exit_text(status: int) -> str:
+    """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by signal {-status}"

@@ -1,0 +1,90 @@
+"""The coordinator of a run with parameter shards, replay shards and several learners."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+from seedbed.actors.credentials import ensure_credentials
+from seedbed.actors.local import local_pool
+from seedbed.actors.process import Launcher
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import end_all
+from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.run import ClusterRun
+from seedbed.run.checking import checked
+from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.folder import RunFolder
+from seedbed.run.runtime import View
+from seedbed.run.session import Session
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import Agent, EnvSpec
+
+
+def train(
+    *, env: HostEnvConfig, agent: Agent, config: ParamServerConfig, run: RunFolder, view: View
+) -> dict[str, Any]:
+    """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
+
+    This process starts all others, watches them, saves and evaluates. If it is killed, the others go on for a
+    minute, and the next start takes them over. If the folder has checkpoints, training goes on from the
+    newest whole one, also with other numbers of learners and parameter shards.
+
+    SIGINT, SIGTERM and SIGHUP stop training and save; see `central.train.train`. Raises SeedbedError if the
+    run ends with a failure that the user can repair, KeyboardInterrupt at a second signal.
+    """
+    path = run.path.resolve()
+    ensure_credentials(run.listen)
+    with Session(run, view) as session:
+        spec = _find_spec(env, config, session)
+        agent = checked(agent, stacked_spec(spec, env.frame_stack))
+        job = Job(env, agent, spec, config)
+        save = None
+        if is_running(job, path):
+            view.message("the roles of this run go on: taking them over")
+        else:
+            save = _prepare(job, session)
+        cluster = Cluster(job, path, save)
+        try:
+            if not cluster.await_ready(session.interrupted):
+                raise KeyboardInterrupt(
+                    "interrupted before training began: there was nothing to save"
+                )
+            return session.train(ClusterRun(cluster, run))
+        finally:
+            cluster.close()
+
+
+def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) -> EnvSpec:
+    """Asks an actor for the spec of the environments, which are not made in this process."""
+    launcher = Launcher(env=env, envs_per_group=1, groups=1, seed=config.seed)
+    with local_pool(launcher, actors=1, timeout_s=config.actor_timeout_s) as pool:
+        spec = pool.wait_spec(session.interrupted)
+    if spec is None:
+        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+    return spec
+
+
+def _prepare(job: Job, session: Session) -> str | None:
+    """Writes what the roles begin with; returns the name of the replay's save, if the run is resumed."""
+    path = session.run.path.resolve()
+    roles = roles_of(job, path, None)
+    end_all(path, [role for kind in roles.values() for role in kind])
+    state = job.agent.init(jax.random.split(jax.random.key(job.config.seed), 3)[0])
+    resumed = session.resume(lambda: state)
+    items, owed = 0, 0.0
+    if resumed is not None:
+        state, metadata = resumed
+        items, owed = metadata["items"], metadata["owed"]
+    job.write(path)
+    write_saves(job, path, state, session.start.env_steps, items, owed)
+    session.view.message(
+        f"starting {job.config.parameter_shards} parameter shards, {len(roles['replay'])} replay shards and "
+        f"{job.config.learners} learners with {job.config.actors} actors each (process {os.getpid()} "
+        "coordinates them)"
+    )
+    return None if resumed is None else name_of(session.start.env_steps)
