@@ -29,7 +29,7 @@ USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 Trains reinforcement-learning agents as fast as the hardware allows.
 
 commands:
-  train PRESET_OR_ENV [--agent A] [--steps N] [--run DIR] [--resume] ...
+  train PRESET_OR_ENV [--agent A] [--runtime R] [--steps N] [--run DIR] ...
                   train an agent; `seedbed train pong --help` lists every option
   actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
                   step environments of this machine for a run that listens (train --listen)
@@ -147,6 +147,8 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     if given.resume and given.run is None and not given.help:
         raise UsageError("--resume needs the folder of the run: add --run DIR")
     if given.resume and given.run is not None:
+        if given.runtime is not None:
+            raise UsageError("a run keeps its runtime: leave out --runtime")
         return resolve.resumed(given.run, given.target, given.agent)
     if given.target is None:
         if given.help:
@@ -154,7 +156,8 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
         raise UsageError(
             "name what to train first, such as: seedbed train pong (see `seedbed list`)"
         )
-    return resolve.train_config(given.target, given.agent)
+    config = resolve.train_config(given.target, given.agent)
+    return config if given.runtime is None else resolve.in_runtime(config, given.runtime)
 
 
 def _actor(arguments: list[str]) -> int:

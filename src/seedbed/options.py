@@ -32,6 +32,7 @@ class TrainArguments:
 
     target: str | None
     agent: str | None
+    runtime: str | None
     run: Path | None
     resume: bool
     debug: bool
@@ -41,7 +42,7 @@ class TrainArguments:
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     """Separates the options that choose a configuration from those that override parts of it."""
-    values: dict[str, str | None] = {"--agent": None, "--run": None}
+    values: dict[str, str | None] = {"--agent": None, "--runtime": None, "--run": None}
     switches = {"--resume": False, "--debug": False, "--help": False, "-h": False}
     target, rest, waiting = None, [], iter(_split_equals(arguments))
     for token in waiting:
@@ -58,6 +59,7 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     return TrainArguments(
         target=target,
         agent=values["--agent"],
+        runtime=values["--runtime"],
         run=None if values["--run"] is None else Path(values["--run"]),
         resume=switches["--resume"],
         debug=switches["--debug"],
@@ -98,6 +100,7 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
 HELP = """Trains a preset, an environment's short name, a Gymnasium id or module:factory.
 
   --agent A     takes another agent: a name or module:Class
+  --runtime R   takes another runtime: central or paramserver
   --run DIR     names the folder of the run, by default below runs/
   --resume      goes on with the run in the folder of --run
   --debug       shows tracebacks"""
@@ -180,7 +183,7 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    others = ("--agent", "--run", "--resume", "--debug", "--help")
+    others = ("--agent", "--runtime", "--run", "--resume", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             for kind, where in ((CentralConfig, "of the host"), (FusedConfig, "on the device")):

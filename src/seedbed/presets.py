@@ -284,6 +284,65 @@ def cartpole_dqn() -> TrainConfig:
     return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
 
 
+def cartpole_gorila() -> TrainConfig:
+    """CartPole with Gorila: two learners, two parameter shards, two replay shards."""
+    from seedbed.agents.dqn import Dqn
+
+    agent = Dqn(
+        hidden_sizes=(128, 128),
+        activation="tanh",
+        batch=256,
+        capacity=100_000,
+        min_size=1_000,
+        ratio=8.0,
+        n_step=5,
+        error_clip=0.0,
+        target_period=250,
+        learning_rate=5e-4,
+        adam_epsilon=1e-8,
+        max_gradient_norm=100.0,
+    )
+    options = ParamServerConfig(
+        steps=800_000, envs_per_actor=16, evaluate_every=20_000, evaluate_episodes=16
+    )
+    return TrainConfig(GymEnv("CartPole-v1"), agent, options)
+
+
+def pong_gorila() -> TrainConfig:
+    """Atari Pong with Gorila as published: DQN with AdaGrad, and one exploration rate that falls."""
+    config = _pong(
+        atari_dqn,
+        2_500_000,
+        double=False,
+        dueling=False,
+        n_step=1,
+        optimizer="adagrad",
+        learning_rate=1e-2,
+        epsilon=1.0,
+        epsilon_final=0.1,
+        epsilon_updates=100_000,
+    )
+    return _many_learners(config)
+
+
+def pong_gorila_apex() -> TrainConfig:
+    """Atari Pong with Gorila's roles and Ape-X's agent: prioritised, double, dueling DQN."""
+    config = _pong(atari_dqn, 2_500_000, priority_exponent=0.6, importance_exponent=0.4)
+    return _many_learners(config)
+
+
+def _many_learners(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration in the parameter-server runtime; what both runtimes have is kept."""
+    central = config.runtime
+    assert isinstance(central, CentralConfig)
+    options = ParamServerConfig(
+        steps=central.steps,
+        evaluate_every=central.evaluate_every,
+        envs_per_actor=central.envs_per_actor,
+    )
+    return dataclasses.replace(config, runtime=options)
+
+
 def half_cheetah_sac() -> TrainConfig:
     """HalfCheetah-v5 on our own physics with SAC (one update for every two steps)."""
     from seedbed.agents.sac import Sac
@@ -295,9 +354,12 @@ def half_cheetah_sac() -> TrainConfig:
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
     "pong/r2d2": pong_r2d2,
+    "pong/gorila": pong_gorila,
+    "pong/gorila-apex": pong_gorila_apex,
     "cartpole/impala": cartpole_impala,
     "cartpole/ppo": cartpole_ppo,
     "cartpole/dqn": cartpole_dqn,
+    "cartpole/gorila": cartpole_gorila,
     "ant/ppo": ant_ppo,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,

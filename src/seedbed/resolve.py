@@ -80,6 +80,32 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
     return TrainConfig(env, made, runtime, f"{target}/{agent}")
 
 
+def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
+    """Returns a configuration with the runtime of this name; options that both runtimes have are kept.
+
+    Raises SeedbedError if there is no such runtime, or if the environment cannot train in it.
+    """
+    if name not in RUNTIMES:
+        near = difflib.get_close_matches(name, RUNTIMES, n=1, cutoff=0.0)
+        raise SeedbedError(f"no runtime {name!r}; did you mean {near[0]}?")
+    kind, former = RUNTIMES[name], config.runtime
+    if isinstance(former, kind):
+        return config
+    if (kind is FusedConfig) != is_on_device(config.env):
+        where = "on the device" if is_on_device(config.env) else "of the host"
+        others = "fused" if is_on_device(config.env) else "central or paramserver"
+        raise SeedbedError(
+            f"{type(config.env).__name__} is an environment {where}: it trains with --runtime {others}"
+        )
+    # 0 stands for a choice that only the former runtime makes.
+    shared = {
+        field.name: getattr(former, field.name)
+        for field in dataclasses.fields(kind)
+        if getattr(former, field.name, 0) or field.name in ("seed", "evaluate_every")
+    }
+    return dataclasses.replace(config, runtime=kind(**shared))
+
+
 def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
     """Returns the configuration of the run in a folder.
 

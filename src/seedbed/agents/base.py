@@ -28,6 +28,8 @@ class Params(NamedTuple):
 
     weights: Tree
     seen: ObservationStats  # checkpoints name it so
+    # Float32 scalar, the exploration rate of all environments; () if each has its own.
+    exploration: Array | tuple[()] = ()
 
 
 class Sums(NamedTuple):

@@ -84,7 +84,7 @@ class Dqn(QLearningAgent):
     ) -> tuple[Array, ActingValues, ActorState]:
         """Chooses actions `[B]`; extras are `ActingValues`. Consumes `keys` `[B]`."""
         q = self._values(params.weights, params.seen, timestep.observation)
-        action, extras = self._choose(q, actor_state.per_env, keys, evaluate)
+        action, extras = self._choose(q, params, actor_state.per_env, keys, evaluate)
         return action, extras, actor_state
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,9 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     """A base class with the options of acting and priorities, and the update with a target network.
 
     Environment i of N takes a random action with probability
-    `epsilon ** (1 + epsilon_power * i / (N - 1))` during the whole of the training.
+    `epsilon ** (1 + epsilon_power * i / (N - 1))` during the whole of the training. With `epsilon_updates`,
+    all have one rate instead, which falls with the number of updates, as in Mnih et al. (2015). It is part of
+    the parameters, so it reaches acting with them, wherever they are updated.
     """
 
     priority_exponent: float = 0.0
@@ -63,11 +65,17 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     """Probability of a random action in environment 0, which explores most."""
     epsilon_power: float = 7.0
     """Exploration falls from epsilon in the first to epsilon ** (1 + this) in the last environment."""
+    epsilon_updates: int = 0
+    """Updates in which one exploration rate falls from epsilon to epsilon_final; 0: each has its own rate."""
+    epsilon_final: float = 0.1
+    """Probability of a random action after epsilon_updates."""
     evaluation_epsilon: float = 1e-3
     """Probability of a random action in evaluations."""
 
+    optimizer: Literal["adam", "adagrad"] = "adam"
+    """Rule by which gradients change the weights; Gorila has AdaGrad (Duchi et al., 2011)."""
     learning_rate: float = 1e-4
-    """Step size of Adam."""
+    """Step size of the optimizer."""
     adam_epsilon: float = 1.5e-4
     """Number that Adam adds to the gradient's root mean square, by which it divides."""
     max_gradient_norm: float = 10.0
@@ -77,9 +85,10 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         """Raises SeedbedError for a value that cannot work."""
         super().__post_init__()
         self._require("at least 1", lambda x: x >= 1, "n_step", "target_period")
-        shares = ("epsilon", "evaluation_epsilon", "priority_exponent", "importance_exponent")
-        self._require("from 0 to 1", lambda x: 0 <= x <= 1, *shares)
-        self._require("0 or more", lambda x: x >= 0, "epsilon_power")
+        shares = ("epsilon", "epsilon_final", "evaluation_epsilon")
+        exponents = ("priority_exponent", "importance_exponent")
+        self._require("from 0 to 1", lambda x: 0 <= x <= 1, *shares, *exponents)
+        self._require("0 or more", lambda x: x >= 0, "epsilon_power", "epsilon_updates")
         positive = ("learning_rate", "adam_epsilon", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
         if self.spec is not None:
@@ -88,7 +97,8 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; `auxiliary` is the target network's weights. Consumes the key."""
         weights = self._initial_weights(key)
-        state = self._initial_state(Params(weights, self._initial_seen()), weights)
+        params = Params(weights, self._initial_seen(), self._annealed(jnp.int32(0)))
+        state = self._initial_state(params, weights)
         return state._replace(auxiliary=jax.tree.map(jnp.copy, weights))
 
     def gradients(
@@ -118,7 +128,7 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         due = updates % self.target_period == 0
         target = jax.tree.map(lambda new, old: jnp.where(due, new, old), weights, state.auxiliary)
         return state._replace(
-            params=Params(weights, seen),
+            params=Params(weights, seen, self._annealed(updates)),
             optimizer_state=optimizer_state,
             updates=updates,
             auxiliary=target,
@@ -150,7 +160,16 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         return 1.0
 
     def _optimizer(self) -> optax.GradientTransformation:
+        if self.optimizer == "adagrad":
+            return optax.adagrad(self.learning_rate)
         return optax.adam(self.learning_rate, eps=self.adam_epsilon)
+
+    def _annealed(self, updates: Array) -> Array | tuple[()]:
+        """Returns the one exploration rate after so many updates; () if environments have their own."""
+        if not self.epsilon_updates:
+            return ()
+        done = jnp.minimum(1.0, updates.astype(jnp.float32) / self.epsilon_updates)
+        return self.epsilon + done * (self.epsilon_final - self.epsilon)
 
     def _ladder(self, env_ids: Array, num_envs: int | Array) -> Array:
         """Returns the exploration rates `[B]` of environments `env_ids` `[B]`.
@@ -161,14 +180,18 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         return self.epsilon ** (1.0 + self.epsilon_power * place)
 
     def _choose(
-        self, q: Array, epsilon: Array, keys: Array, evaluate: bool
+        self, q: Array, params: Params, ladder: Array, keys: Array, evaluate: bool
     ) -> tuple[Array, ActingValues]:
         """Chooses actions `[B]` epsilon-greedily from values `[B, A]`; consumes `keys` `[B]`.
 
-        If `evaluate` is set, `evaluation_epsilon` replaces `epsilon` `[B]`.
+        The rates are those of the `ladder` `[B]`, or the one of `params`. If `evaluate` is set,
+        `evaluation_epsilon` replaces them.
         """
+        epsilon = (
+            ladder if isinstance(params.exploration, tuple) else params.exploration + 0 * ladder
+        )
         if evaluate:
-            epsilon = jnp.full_like(epsilon, self.evaluation_epsilon)
+            epsilon = jnp.full_like(ladder, self.evaluation_epsilon)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
         anything = (draws[:, 1] * self._num_actions()).astype(jnp.int32)
         greedy = jnp.argmax(q, axis=-1).astype(jnp.int32)

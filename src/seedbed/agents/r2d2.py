@@ -97,7 +97,7 @@ class R2d2(QLearningAgent):
         row = jax.tree.map(lambda x: x[None], timestep)
         memory: Memory = actor_state.core
         q, lstm = self._values(params.weights, params.seen, row, memory.action[None], memory.lstm)
-        action, extras = self._choose(q[0], actor_state.per_env, keys, evaluate)
+        action, extras = self._choose(q[0], params, actor_state.per_env, keys, evaluate)
         return action, extras, actor_state._replace(core=Memory(lstm, action))
 
     def initial_priorities(self, timesteps: Timestep, extras: ActingValues) -> Array:

@@ -215,7 +215,6 @@ class LearnerWork:
                 "inference": self._acting.counters.busy_s,
                 "inference_blocked": self._acting.blocked_s,
             },
-            "cpu_s": time.process_time(),
             "actors_cpu_s": self._pool.cpu_seconds(),
             "actor_pids": self._pool.pids(),
             "actor_restarts": self._pool.restarts,

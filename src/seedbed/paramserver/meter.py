@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import Any
 
+from seedbed.machine import usable_cores
 from seedbed.paramserver.cluster import Cluster
-from seedbed.paramserver.keeper import Keeper
+from seedbed.run.metrics import Counters, MachineShares
+
+_FATES = ("applied", "discarded", "rolled_back")
 
 
 class ClusterMeter:
@@ -15,63 +19,98 @@ class ClusterMeter:
     def __init__(self, cluster: Cluster) -> None:
         """Starts the first interval."""
         self._cluster = cluster
+        actors = cluster.job.config.learners * cluster.job.config.actors
+        self._shares = MachineShares(usable_cores(), actors)
         self._last = self._totals()
+        self._shares.start(self._counters(self._last))
 
     def read(self, passed_s: float) -> dict[str, Any]:
-        """Returns metrics of the run; shares and rates are of the last `passed_s` seconds."""
+        """Returns metrics of the run; shares, rates and staleness are of the last `passed_s` seconds.
+
+        The staleness of a gradient is the number of others that a shard has applied since its parameters were
+        pulled; the metrics `cluster/staleness/...` count gradients by it.
+        """
         last, now = self._last, self._totals()
         self._last = now
-        learners = self._cluster.learners
-        reports = [keeper.report for keeper in learners if keeper.report]
-        seconds = {
-            f"{name}_share": max(0.0, now[name] - last[name]) / passed_s / max(1, len(learners))
-            for name in ("learning", "learner_waiting", "inference", "inference_blocked")
-        }
-        pushed = max(1.0, now["pushed"] - last["pushed"])
+        cluster = self._cluster
+        reports = [keeper.report for keeper in cluster.learners if keeper.report]
+        gone = now - last  # a Counter leaves out what has not grown
+        pushes = sum(gone[fate] for fate in _FATES)
         return {
             **_episodes(reports),
             **_means([report["metrics"] for report in reports]),
-            **seconds,
-            "learner_steps_per_s": max(0.0, now["updates"] - last["updates"]) / passed_s,
-            "staleness_mean": (now["lag"] - last["lag"]) / max(1.0, now["lags"] - last["lags"]),
-            "staleness_max": max((int(lag) for r in reports for lag in r["lags"]), default=0),
-            "discarded_share": max(0.0, now["discarded"] - last["discarded"]) / pushed,
-            "pushes/applied": int(now["applied"]),
-            "pushes/discarded": int(now["discarded"]),
-            "pushes/rolled_back": int(now["rolled_back"]),
-            "pushes/outliers": int(now["outliers"]),
-            "replay/items": sum(keeper.report.get("items", 0) for keeper in self._cluster.replay),
-            "replay/bytes": sum(keeper.report.get("bytes", 0) for keeper in self._cluster.replay),
-            "role_restarts": sum(keeper.restarts for keeper in self._cluster.all),
+            **self._shares.update(self._counters(now)),
+            "replay/items": sum(keeper.report.get("items", 0) for keeper in cluster.replay),
+            "replay/bytes": sum(keeper.report.get("bytes", 0) for keeper in cluster.replay),
+            "inference_blocked_share": gone["inference_blocked"] / passed_s / len(cluster.learners),
+            "learner_waiting_share": gone["learner_waiting"] / passed_s / len(cluster.learners),
             "actor_restarts": sum(report["actor_restarts"] for report in reports),
+            "cluster/learners": sum(keeper.connected for keeper in cluster.learners),
+            "cluster/restarts": sum(keeper.restarts for keeper in cluster.all),
+            "cluster/updates_per_s": gone["updates"] / passed_s,
+            "cluster/bytes_per_s": gone["bytes"] / passed_s,
+            "cluster/discarded_share": gone["discarded"] / max(1, pushes),
+            **{f"cluster/pushes_{fate}": now[fate] for fate in _FATES},
+            "cluster/outliers": now["outliers"],
+            **_staleness({name: count for name, count in gone.items() if name.startswith("lag ")}),
+            **{
+                f"cluster/load/{keeper.role.name}": (now[keeper.role.name] - last[keeper.role.name])
+                / passed_s
+                for keeper in [*cluster.parameters, *cluster.replay]
+            },
         }
 
     def _totals(self) -> collections.Counter[str]:
         """Returns sums over the learners, and over the shards."""
         totals: collections.Counter[str] = collections.Counter()
         for keeper in self._cluster.learners:
-            _add_learner(totals, keeper)
+            _add_learner(totals, keeper.report)
         for keeper in self._cluster.parameters:
             for counts in keeper.report.get("books", {}).values():
-                for name, count in zip(
-                    ("applied", "discarded", "rolled_back"), counts, strict=True
-                ):
-                    totals[name] += count
-                totals["pushed"] += sum(counts)
-        first = self._cluster.parameters[0].report
-        totals["updates"] = first.get("version", [0, 0])[1]
+                totals.update(dict(zip(_FATES, counts, strict=True)))
+            totals["bytes"] += keeper.report.get("bytes", 0)
+        for keeper in [*self._cluster.parameters, *self._cluster.replay]:
+            totals[keeper.role.name] = keeper.report.get("cpu_s", 0)
+            totals["shards_cpu"] += keeper.report.get("cpu_s", 0)
+        totals["updates"] = self._cluster.parameters[0].report.get("version", [0, 0])[1]
         return totals
 
+    def _counters(self, totals: collections.Counter[str]) -> Counters:
+        """Returns the seconds of all roles; those of shards are a part of learning."""
+        return Counters(
+            wall=time.monotonic(),
+            actors_cpu=totals["actors_cpu"],
+            learner_cpu=totals["learners_cpu"] + totals["shards_cpu"],
+            inference_busy=totals["inference"],
+            learning_busy=totals["learning"] + totals["shards_cpu"],
+        )
 
-def _add_learner(totals: collections.Counter[str], keeper: Keeper) -> None:
-    report = keeper.report
+
+def _add_learner(totals: collections.Counter[str], report: dict[str, Any]) -> None:
     if not report:
         return
     totals.update(report["seconds"])
     totals["outliers"] += report["outliers"]
+    totals["actors_cpu"] += report["actors_cpu_s"]
+    totals["learners_cpu"] += report["cpu_s"]
     for lag, count in report["lags"].items():
-        totals["lag"] += int(lag) * count
-        totals["lags"] += count
+        totals[f"lag {lag}"] += count
+
+
+def _staleness(counts: dict[str, float]) -> dict[str, float]:
+    """Returns the mean and the largest of counted lags, and the counts in ranges that double."""
+    lags = {int(name.removeprefix("lag ")): count for name, count in counts.items()}
+    ranges: collections.Counter[str] = collections.Counter()
+    for lag, count in lags.items():
+        low = 1 << (lag.bit_length() - 1) if lag else 0
+        name = str(lag) if lag < 2 else f"{low}-{2 * low - 1}"
+        ranges[f"cluster/staleness/{name}"] += int(count)
+    total = sum(lags.values())
+    return {
+        "cluster/staleness_mean": sum(lag * count for lag, count in lags.items()) / max(1, total),
+        "cluster/staleness_max": max(lags, default=0),
+        **ranges,
+    }
 
 
 def _episodes(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class Role:
         """Answers the coordinator, and passes everything else on."""
         assert self._work is not None
         if message.kind is Kind.REPORT and client.role == COORDINATOR:
-            client.send(Kind.REPORT, **self._work.report())
+            client.send(Kind.REPORT, cpu_s=time.process_time(), **self._work.report())
         elif message.kind is Kind.FINISH and client.role == COORDINATOR:
             self._finish = True
         else:

@@ -65,7 +65,7 @@ class ParameterShard:
         gradient = plan.part(plan.gradient, shard)
         apply = jax.jit(functools.partial(_apply, agent), donate_argnums=0)
         self._apply = apply.lower(self._state, gradient, _SCALAR, _SCALAR).compile()
-        self._pulls = self._unmodified = 0
+        self._pulls = self._unmodified = self._bytes = 0
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Opens the books of a learner; raises ProtocolError if its blocks are of another plan."""
@@ -130,6 +130,7 @@ class ParameterShard:
         if auxiliary:
             self.layout.write_auxiliary(self._state.auxiliary, blocks.down)
         size = self.layout.down_bytes if auxiliary else self.layout.params_bytes if params else 0
+        self._bytes += size
         lease = self._lease(client.number, fields)
         client.send_down(
             Kind.PARAMETERS,
@@ -154,6 +155,7 @@ class ParameterShard:
         fields, blocks = message.fields, client.blocks
         assert blocks is not None
         block = blocks.take(message, blocks.up)
+        self._bytes += block.nbytes
         base = Version(*fields["base"])
         progress, weight = np.float32(fields["progress"]), np.float32(fields["weight"])
         self._changed = True
@@ -194,6 +196,7 @@ class ParameterShard:
             "version": list(self.ledger.version),
             "pulls": self._pulls,
             "unmodified": self._unmodified,
+            "bytes": self._bytes,
             "books": self.ledger.save()["books"],
             "total_steps": 0 if self.leases is None else self.leases.total_steps,
             "owed": 0.0 if self.leases is None else self.leases.owed,

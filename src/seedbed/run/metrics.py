@@ -229,6 +229,15 @@ class RecentEpisodes:
         self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
 
 
+def last_wall_s(folder: Path) -> float:
+    """Returns the seconds of training at the last whole line of a run's metrics; 0 if there is none."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return max((float(json.loads(line)["wall_s"]) for line in lines[-2:-1]), default=0.0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
 def processes_rss(pids: Iterable[int]) -> float:
     """Returns the resident memory of all these processes, in MB (10^6 bytes).
 

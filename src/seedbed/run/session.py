@@ -18,7 +18,7 @@ from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.measures import Clock
-from seedbed.run.metrics import MetricsLog, processes_rss
+from seedbed.run.metrics import MetricsLog, last_wall_s, processes_rss
 from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.types import SeedbedError, StorageError, Tree
@@ -80,6 +80,11 @@ class Session:
         self.start = Start(**metadata["start"])
         self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
         return arrays, metadata
+
+    def take_over(self, env_steps: int, updates: int) -> None:
+        """Goes on with a run whose processes have gone on without a session; sets `start`."""
+        self.start = Start(env_steps, last_wall_s(self.run.path), updates)
+        self.view.message(f"going on from step {env_steps:,} ({updates:,} learner steps)")
 
     def train(self, runtime: Runtime) -> dict[str, Any]:
         """Trains until the runtime is done or a signal comes; returns a summary of the run.

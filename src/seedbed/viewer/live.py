@@ -86,7 +86,7 @@ class PlainLog:
             f"{_count(metrics.get('env_steps_per_s'))} steps/s",
             f"{_count(metrics.get('frames_per_s'))} frames/s",
             *(" ".join(part) for part in _experience(metrics)),
-            *(" ".join(row[:2]) for row in _streams(metrics)[:1]),
+            *(" ".join(row[:2]) for row in [*_streams(metrics)[:1], *_learners(metrics)]),
             " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
             f"{_number(metrics.get('rss_mb'), 0)} MB",
@@ -219,6 +219,7 @@ class LiveView:
             ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
             (label, experience, "memory", f"{_number(value('rss_mb'), 0)} MB"),
             *_streams(self._metrics),
+            *_learners(self._metrics),
         )
         for row in rows:
             table.add_row(*row)
@@ -239,7 +240,7 @@ class LiveView:
             name
             for name, value in self._metrics.items()
             if name not in _RUNTIME
-            and not name.startswith(("time/", "evaluation/", "replay/", "streams/"))
+            and not name.startswith(("time/", "evaluation/", "replay/", "streams/", "cluster/"))
             and isinstance(value, int | float)
         ]
         if not names:
@@ -323,6 +324,21 @@ def _streams(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "refused",
             _count(metrics["streams/refused"]),
         ),
+    ]
+
+
+def _learners(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Returns a row of figures about learners and their gradients; none where there is one learner only."""
+    if "cluster/learners" not in metrics:
+        return []
+    mean, largest = (metrics[f"cluster/staleness_{name}"] for name in ("mean", "max"))
+    return [
+        (
+            "learners",
+            f"{_count(metrics['cluster/learners'])}, staleness {mean:.1f} (max {_count(largest)})",
+            "discarded",
+            f"{metrics['cluster/discarded_share']:.1%}, {_count(metrics['cluster/restarts'])} restarts",
+        )
     ]
 
 
