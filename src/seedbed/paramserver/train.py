@@ -43,18 +43,21 @@ def train(
         spec = _find_spec(env, config, session)
         agent = checked(agent, stacked_spec(spec, env.frame_stack))
         job = Job(env, agent, spec, config)
-        save = None
-        if is_running(job, path):
-            view.message("the roles of this run go on: taking them over")
-        else:
-            save = _prepare(job, session)
+        adopts = is_running(job, path)
+        save = None if adopts else _prepare(job, session)
+        if adopts:
+            view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
         try:
             if not cluster.await_ready(session.interrupted):
                 raise KeyboardInterrupt(
                     "interrupted before training began: there was nothing to save"
                 )
-            return session.train(ClusterRun(cluster, run))
+            trained = ClusterRun(cluster, run)
+            if adopts:
+                progress = trained.progress()
+                session.take_over(progress.env_steps, progress.updates)
+            return session.train(trained)
         finally:
             cluster.close()
 
