@@ -15,11 +15,13 @@ from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import LocalUpdater
+from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import Books, ShardLedger
+from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import Role
 from seedbed.paramserver.saves import NAME, ShardSave
@@ -28,6 +30,11 @@ from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
+
+
+def job_of(agent, shards, most_lag=100, host=None) -> Job:
+    options = ParamServerConfig(parameter_shards=shards, most_lag=most_lag, steps=10_000)
+    return Job(GymEnv("CartPole-v1"), bind(agent, SPEC), SPEC, options, host)
 
 
 class Shards:
@@ -41,7 +48,7 @@ class Shards:
         self.roles: dict[int, Role] = {}
         self.works: dict[int, ParameterShard] = {}
         self.threads: dict[int, threading.Thread] = {}
-        for shard in range(job.parameter_shards):
+        for shard in range(job.config.parameter_shards):
             leaves = [np.asarray(x) for x in jax.tree.leaves(job.plan.part(state, shard))]
             folder = self.directory.path / role_of(shard)
             folder.mkdir(parents=True)
@@ -82,7 +89,7 @@ def shards(tmp_path, monkeypatch):
     made = []
 
     def make(agent, count, host=None, most_lag=100) -> Shards:
-        made.append(Shards(tmp_path, Job(bind(agent, SPEC), 10_000, count, most_lag, host)))
+        made.append(Shards(tmp_path, job_of(agent, count, most_lag, host)))
         return made[-1]
 
     yield make
@@ -175,7 +182,7 @@ def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
 
 def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
     run = shards(Dqn(hidden_sizes=(8,)), 1)
-    other = Job(bind(Dqn(hidden_sizes=(9,)), SPEC), 10_000, 1, 100, None)
+    other = job_of(Dqn(hidden_sizes=(9,)), 1)
     with pytest.raises(Exception, match="divides its parameters in another way"):
         ShardedUpdater(
             other.plan,
@@ -189,7 +196,7 @@ def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
 
 
 def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
-    job = Job(bind(Dqn(hidden_sizes=(8,)), SPEC), 10_000, 1, 100, None)
+    job = job_of(Dqn(hidden_sizes=(8,)), 1)
     ensure_credentials(tmp_path / CREDENTIALS)
     with pytest.raises(Stopped):
         ShardedUpdater(

@@ -187,9 +187,9 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         The rates are those of the `ladder` `[B]`, or the one of `params`. If `evaluate` is set,
         `evaluation_epsilon` replaces them.
         """
-        epsilon = (
-            ladder if isinstance(params.exploration, tuple) else params.exploration + 0 * ladder
-        )
+        epsilon = ladder
+        if not isinstance(params.exploration, tuple):
+            epsilon = jnp.broadcast_to(params.exploration, ladder.shape)
         if evaluate:
             epsilon = jnp.full_like(ladder, self.evaluation_epsilon)
         draws = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)

@@ -55,11 +55,16 @@ class UnrollQueue:
                 self._condition.notify_all()
             return not self._closed
 
-    def take(self) -> list[FrameTrajectory]:
-        """Waits for a batch; returns [] if the queue has ended or closed. Call from the learner thread."""
+    def take(self, timeout_s: float | None = None) -> list[FrameTrajectory]:
+        """Waits for a batch; returns [] if the queue has ended or closed. Call from the learner thread.
+
+        It waits at most `timeout_s`, and then returns [], too.
+        """
         with self._condition:
-            self._condition.wait_for(lambda: self.ended or len(self._items) >= self._per_batch)
-            if self.ended:
+            self._condition.wait_for(
+                lambda: self.ended or len(self._items) >= self._per_batch, timeout_s
+            )
+            if self.ended or len(self._items) < self._per_batch:
                 return []
             taken = [self._items.popleft() for _ in range(self._per_batch)]
             self._condition.notify_all()

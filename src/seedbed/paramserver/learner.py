@@ -29,13 +29,14 @@ from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.server import Client
+from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.devices import choose_devices
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
 from seedbed.run.update import progress_of, require_finite
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, learns_from_replay
 
 # The niceness of actors, as in a central run with replay.
 _MODEST = 10
@@ -73,17 +74,21 @@ class LearnerWork:
         )
         self._pool = local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s)
         self.outliers = Outliers(config.outlier_deviations)
-        self._replay = ShardedReplay(job, seat, self.number, places, seed)
+        _await_spec(self._pool, job, self._ended.is_set)
+        self._source: ShardedReplay | LeasedUnrolls
+        if learns_from_replay(agent):
+            self._source = ShardedReplay(job, seat, self.number, places, seed)
+        else:
+            self._source = LeasedUnrolls(job, self._pool)
         self._updater = ShardedUpdater(
             job.plan,
             self.number,
             *places,
             self.outliers,
-            lambda: self._replay.tally,
+            lambda: self._source.tally,
             self._ended.is_set,
         )
-        self._replay.extend(self._updater.lease)
-        _await_spec(self._pool, job, self._ended.is_set)
+        self._source.extend(self._updater.lease)
         self._episodes = EpisodeStatistics(self._pool.num_groups, self._pool.group_size)
         key = fold_count(jax.random.key(config.seed), halves(self.number))
         act_key, learn_key = jax.random.split(key)
@@ -102,7 +107,7 @@ class LearnerWork:
         self._publish()
         self._inference.compile(job.spec)
         self._acting = InferenceLoop(
-            self._pool, [self._inference], self._replay, self._episodes, 0.0
+            self._pool, [self._inference], self._source, self._episodes, 0.0
         )
         self._pausing, self._paused = threading.Event(), threading.Event()
         # Until the coordinator knows of it: a cut must not miss a learner.
@@ -131,7 +136,7 @@ class LearnerWork:
 
     def _learn(self) -> None:
         """Learns from batches as they come, and asks for newer parameters while none comes."""
-        replay, updater = self._replay, self._updater
+        source, updater = self._source, self._updater
         while not self._ended.is_set():
             if self._pausing.is_set():
                 updater.settle()
@@ -140,25 +145,27 @@ class LearnerWork:
                 continue
             self._paused.clear()
             self.waiting.start()
-            batch = replay.take(_WAIT_S)
+            parts = source.take(_WAIT_S)
             self.waiting.stop()
             progress = progress_of(updater.lease.total_steps, self._job.config.steps)
-            if batch is None:
+            if not parts:
                 updater.begin(progress)
-                replay.extend(updater.lease)
+                source.extend(updater.lease)
                 self._publish()
                 if self._idle_since_s == float("inf"):
                     self._idle_since_s = time.monotonic()
                 continue
             self._idle_since_s = float("inf")
             self.busy.start()
-            result = self._learner.update(self._learner.assemble([batch]), progress)
-            found, priorities = jax.device_get((result.metrics, result.priorities))
+            result = self._learner.update(self._learner.assemble(parts), progress)
+            found, transitions, priorities = jax.device_get(
+                (result.metrics, result.transitions, result.priorities)
+            )
             values = {name: float(value) for name, value in found.items()}
             require_finite(values, int(updater.state.updates) + 1)
             self.metrics = values
-            replay.learned(priorities)
-            replay.extend(updater.lease)
+            source.learned(int(transitions), priorities)
+            source.extend(updater.lease)
             self._publish()
             self.busy.stop()
 
@@ -196,8 +203,8 @@ class LearnerWork:
 
     def report(self) -> dict[str, Any]:
         """Returns figures; those that count are since the start of this learner."""
-        updater, tally = self._updater, self._replay.tally
-        idle = self._replay.ended and time.monotonic() > self._idle_since_s + _IDLE_S
+        updater, tally = self._updater, self._source.tally
+        idle = self._source.ended and time.monotonic() > self._idle_since_s + _IDLE_S
         return {
             "learner": self.number,
             "paused": self._pausing.is_set() and self._paused.is_set(),
@@ -225,7 +232,7 @@ class LearnerWork:
     def close(self) -> None:
         """Ends all threads and actors; raises what has ended one of them."""
         self._ended.set()
-        self._replay.close()
+        self._source.close()
         for thread in self._threads:
             thread.join()
         self._updater.close()

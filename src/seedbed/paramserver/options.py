@@ -61,6 +61,12 @@ class ParamServerConfig:
                 f"envs_per_actor is {self.envs_per_actor}: an actor steps its environments in {GROUPS} "
                 "groups; give an even number with --envs-per-actor"
             )
+        if self.replay_shards > self.learners * self.groups:
+            raise SeedbedError(
+                f"replay_shards is {self.replay_shards}, but {self.learners} learners have only "
+                f"{self.learners * self.groups} groups of environments, and each goes to one shard: lower "
+                "--replay-shards, or raise --learners or --actors"
+            )
         if self.replay == "bundled" and self.replay_shards != self.learners:
             raise SeedbedError(
                 f"replay is bundled: each of the {self.learners} learners has a shard of its own, but "

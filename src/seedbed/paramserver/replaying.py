@@ -246,8 +246,8 @@ class ShardedReplay:
                 self._ready.append(batch)
                 self._work.notify_all()
 
-    def take(self, timeout_s: float) -> FrameTrajectory | None:
-        """Waits at most so long for a batch, in numpy buffers that are valid until `learned`.
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for a batch, in numpy buffers that are valid until `learned`; [] is none.
 
         Call from the learner thread only.
         """
@@ -255,21 +255,22 @@ class ShardedReplay:
         with self._work:
             self._work.wait_for(lambda: bool(self._ready) or self._closed, timeout_s)
             if not self._ready:
-                return None
+                return []
             self._taken = batch = self._ready.popleft()
             self._drawn += self._size
         sample = batch.sample
         action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
         memory = ActorState(sample.core, ())
-        return FrameTrajectory(
-            sample.timesteps, action, extras, memory, importance=sample.importance
-        )
+        return [
+            FrameTrajectory(sample.timesteps, action, extras, memory, importance=sample.importance)
+        ]
 
-    def learned(self, priorities: Tree) -> None:
+    def learned(self, transitions: int, priorities: Tree) -> None:
         """Sends new priorities `[B]` of the last batch's items, unless they are (); takes its buffers back.
 
         Call from the learner thread only, after `take`.
         """
+        del transitions
         batch, self._taken = self._taken, None
         assert batch is not None, "take comes first"
         if not isinstance(priorities, tuple):

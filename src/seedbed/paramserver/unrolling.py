@@ -1,0 +1,80 @@
+"""The experience of a learner whose agent learns from unrolls as they come."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from seedbed.actors.pool import ActorPool
+from seedbed.central.inference import act_output
+from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.leases import Lease, Tally
+from seedbed.run.stacking import FrameTrajectory
+from seedbed.types import Tree, on_policy
+
+
+class LeasedUnrolls(UnrollSink):
+    """Unrolls that go to this learner only, as far as its lease of steps goes.
+
+    A transition counts when it has been learned from. The inference thread adds, the learner thread takes.
+    """
+
+    def __init__(self, job: Job, pool: ActorPool) -> None:
+        """Allocates memory; the pool must know its spec."""
+        experience, config = on_policy(job.agent), job.config
+        assert experience is not None
+        per_batch = experience.batch // pool.group_size
+        # How far learners are behind one another is `cluster/staleness_mean`; the queue tells of no lag.
+        endless = 1 << 62
+        self._unrolls = UnrollQueue(2 * per_batch, per_batch, endless, 0, endless)
+        output = act_output(job.agent, pool.spec, job.frame_stack, pool.group_size)
+        super().__init__(
+            self._unrolls, experience, pool.spec, job.frame_stack, output, pool.num_groups
+        )
+        self._total, self._lease, self._learned = config.steps, Lease(), 0
+
+    @property
+    def tally(self) -> Tally:
+        """What the learner has done. Any thread may read it."""
+        return Tally(steps=self._learned)
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has its steps, or the queue was closed. Any thread may read it."""
+        return self._unrolls.ended or self._lease.total_steps >= self._total
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is learned from. Any thread may read it."""
+        return self.done
+
+    def extend(self, lease: Lease) -> None:
+        """Takes a new lease. Call from the learner thread only."""
+        self._lease = lease
+        if self.done:
+            # Acting may wait for room.
+            self._unrolls.close()
+
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for the unrolls of a batch; returns [] if there is none, or no lease for it.
+
+        Call from the learner thread only.
+        """
+        if self._learned < self._lease.steps and not self.done:
+            return self._unrolls.take(timeout_s)
+        time.sleep(timeout_s)
+        return []
+
+    def learned(self, transitions: int, priorities: Tree) -> None:
+        """Counts the transitions of the last batch. Call from the learner thread only."""
+        del priorities
+        self._learned += transitions
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the number of queued unrolls. Any thread may call this."""
+        return {"queued_unrolls": self._unrolls.metrics()["queued_unrolls"]}
+
+    def close(self) -> None:
+        """Wakes every thread that waits. Any thread may call this."""
+        self._unrolls.close()

@@ -1,0 +1,289 @@
+"""A learner's replay in shards: what goes there, what is drawn, and what is lost when a shard dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.actors.credentials import ensure_credentials
+from seedbed.agents.dqn import Dqn
+from seedbed.agents.q_learning import ActingValues
+from seedbed.central.inference import ActOutput
+from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.leases import Lease
+from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.replay_shard import ReplayShard, role_of
+from seedbed.paramserver.replaying import ShardedReplay
+from seedbed.paramserver.role import Role
+from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, Timestep, bind
+
+SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
+ENVS = 4
+AGENT = Dqn(
+    hidden_sizes=(4,),
+    batch=32,
+    capacity=4000,
+    min_size=10,
+    priority_exponent=0.6,
+    importance_exponent=0.4,
+)
+FAR = Lease(1 << 40, 1 << 40, 1 << 40, 0)
+
+
+class Shards:
+    """The replay shards of a run, each in a thread of its own."""
+
+    def __init__(self, run: Path, **options) -> None:
+        config = ParamServerConfig(envs_per_actor=2 * ENVS, steps=1 << 40, **options)
+        self.job = Job(GymEnv("CartPole-v1"), bind(AGENT, SPEC), SPEC, config)
+        self.run, self.places = run, (Directory(run), run / CREDENTIALS)
+        ensure_credentials(run / CREDENTIALS)
+        self.job.write(run)
+        self.roles: dict[int, Role] = {}
+        self.works: dict[int, ReplayShard] = {}
+        self.threads: dict[int, threading.Thread] = {}
+        self.replays: list[ShardedReplay] = []
+        for shard in range(config.replay_shards):
+            self.start(shard)
+
+    def start(self, shard: int) -> None:
+        role = Role(self.run, role_of(shard))
+        work = ReplayShard(role, self.job, None)
+        self.roles[shard], self.works[shard] = role, work
+        self.threads[shard] = threading.Thread(target=role.serve, args=(work, None))
+        self.threads[shard].start()
+
+    def end(self, shard: int) -> None:
+        self.roles[shard].finish()
+        self.threads[shard].join()
+
+    def learner(self, seat: int, number: int) -> ShardedReplay:
+        self.replays.append(ShardedReplay(self.job, seat, number, self.places, seed=number))
+        self.replays[-1].extend(FAR)
+        return self.replays[-1]
+
+    def close(self) -> None:
+        for replay in self.replays:
+            replay.close()
+        for shard in self.roles:
+            self.end(shard)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    made: list[Shards] = []
+
+    def make(**options) -> Shards:
+        made.append(Shards(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Environments:
+    """The steps of the groups of a learner: rewards count the steps of each environment, and never repeat."""
+
+    def __init__(self, replay: ShardedReplay, learner: int, seed: int = 0) -> None:
+        self.replay, self.learner = replay, learner
+        self.count = [0, 0]
+        self.random = np.random.default_rng(seed)
+
+    def name(self, group: int) -> np.ndarray:
+        env = np.arange(ENVS) + ENVS * (group + 2 * self.learner)
+        return np.stack([env, np.full(ENVS, self.count[group])], axis=-1).astype(np.float32)
+
+    def step(self, group: int, first: bool = False) -> None:
+        no = np.zeros(ENVS, bool)
+        timestep = Timestep(
+            self.name(group)[None],
+            self.random.normal(size=(1, ENVS)).astype(np.float32),
+            no[None],
+            no[None],
+            np.full((1, ENVS), first or self.count[group] == 0),
+        )
+        values = self.random.normal(size=(2, 1, ENVS)).astype(np.float32)
+        output = ActOutput(
+            np.zeros((1, ENVS), np.int32), ActingValues(*values), ActorState((), ()), 0
+        )
+        self.replay.add([group], [0], timestep, output)
+        self.count[group] += 1
+
+
+def wait_for(ready, timeout_s=30.0):
+    until = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+
+
+def observations(batch) -> list[tuple[int, int]]:
+    """Returns (environment, step) of each item of a batch."""
+    return [tuple(map(int, row)) for row in batch.timesteps.observation[0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"replay": "bundled"}])
+def test_every_step_becomes_an_item_once(shards, options):
+    run = shards(learners=2, replay_shards=2, **options)
+    replays = [run.learner(seat, seat + 1) for seat in range(2)]
+    environments = [Environments(replay, seat) for seat, replay in enumerate(replays)]
+    for _ in range(50):
+        for each in environments:
+            each.step(0)
+            each.step(1)
+    for replay in replays:
+        replay.finish()
+        wait_for(lambda replay=replay: replay.ended)
+    # 49 transitions of 8 environments; the last step of each has no successor yet.
+    for replay in replays:
+        assert replay.tally.steps == 49 * 2 * ENVS
+        wait_for(lambda replay=replay: replay.tally.added == 49 * 2 * ENVS)
+    assert [work.replay.items for work in run.works.values()] == [49 * 2 * ENVS] * 2
+    seen = [set(), set()]
+    for seat, replay in enumerate(replays):
+        for _ in range(60):
+            (batch,) = replay.take(10.0)
+            seen[seat] |= {env // (2 * ENVS) for env, _ in observations(batch)}
+            replay.learned(0, np.ones(AGENT.batch))
+    assert seen == ([{0}, {1}] if options else [{0, 1}, {0, 1}])
+
+
+def test_shards_are_drawn_from_as_one_replay(shards):
+    run = shards(learners=1, replay_shards=2)
+    replay = run.learner(0, 1)
+    environments = Environments(replay, 0)
+    for _ in range(13):
+        environments.step(0)
+    for _ in range(40):
+        environments.step(1)
+    replay.finish()
+    wait_for(lambda: replay.tally.added == ENVS * (12 + 39))
+    # The batches that were drawn ahead, before all items were there, do not count.
+    weights: dict[tuple[int, int], float] = {}
+    for work in run.works.values():
+        storage = work.replay._storage
+        tree = storage.items.tree.weights
+        for slot in np.flatnonzero(tree > 0):
+            chunk, offset = (
+                storage.items.windows.chunks[slot, 0],
+                storage.items.windows.offset[slot],
+            )
+            row = storage.records._typed[0][chunk, offset]
+            weights[tuple(map(int, row))] = tree[slot]
+    assert len(weights) == ENVS * (12 + 39)
+    counts = dict.fromkeys(weights, 0)
+    total = sum(weights.values())
+    for number in range(600):
+        (batch,) = replay.take(10.0)
+        found = observations(batch)
+        if number > 3:
+            expected = np.array([weights[each] / total for each in found])
+            importance = (expected / expected.min()) ** -AGENT.importance_exponent
+            np.testing.assert_allclose(batch.importance, importance, rtol=1e-5)
+            for each in found:
+                counts[each] += 1
+        replay.learned(0, ())
+    drawn = sum(counts.values())
+    names = list(weights)
+    result = stats.chisquare(
+        [counts[each] for each in names], [drawn * weights[each] / total for each in names]
+    )
+    assert result.pvalue > 1e-4
+
+
+def test_new_priorities_reach_the_items_of_their_shards(shards):
+    run = shards(learners=1, replay_shards=2)
+    replay = run.learner(0, 1)
+    environments = Environments(replay, 0)
+    for _ in range(30):
+        environments.step(0)
+        environments.step(1)
+    wait_for(lambda: replay.tally.added > 100)
+    for _ in range(200):
+        (batch,) = replay.take(10.0)
+        # Items of even steps are hardly drawn any more.
+        even = np.array([step % 2 == 0 for _, step in observations(batch)])
+        replay.learned(0, np.where(even, 1e-6, 1.0))
+    found = [each for _ in range(20) for each in observations(_next(replay))]
+    assert np.mean([step % 2 == 0 for _, step in found]) < 0.05
+
+
+def _next(replay):
+    (batch,) = replay.take(10.0)
+    replay.learned(0, ())
+    return batch
+
+
+def test_when_a_shard_dies_the_others_go_on_and_nothing_saved_is_lost(shards):
+    run = shards(learners=1, replay_shards=2)
+    replay = run.learner(0, 1)
+    environments = Environments(replay, 0)
+    for _ in range(33):
+        environments.step(0)
+        environments.step(1)
+    wait_for(lambda: replay.tally.steps == 32 * 2 * ENVS)
+    saved = run.works[0].replay.items
+    run.works[0].replay.save("7")
+    run.end(0)
+    # Its rows wait, and batches come from the other one.
+    for number in range(20):
+        environments.step(0, first=number == 12)
+        environments.step(1, first=number == 12)
+    for _ in range(40):
+        assert _next(replay) is not None
+    envs = {env // ENVS for _ in range(10) for env, _ in observations(_next(replay))}
+    assert envs == {1}
+    run.start(0)
+    wait_for(lambda: replay.tally.steps == 51 * 2 * ENVS)
+    assert run.works[0].replay.items >= saved
+    replay.finish()
+    # Streams begin again with the first episode that the shard sees from its beginning: 8 rows, 7 items.
+    wait_for(lambda: replay.ended and run.works[0].replay.items == saved + 7 * ENVS)
+    assert run.works[1].replay.items == 51 * ENVS
+    wait_for(
+        lambda: {env // ENVS for env, _ in observations(_next(replay))} == {0, 1},
+    )
+
+
+def test_acting_waits_for_its_lease(shards):
+    run = shards(learners=1, replay_shards=1)
+    replay = run.learner(0, 1)
+    replay.extend(Lease(1 << 40, 0, 0, 0))
+    done = threading.Event()
+    environments = Environments(replay, 0)
+
+    def act() -> None:
+        environments.step(0)
+        done.set()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    assert not done.wait(0.3)
+    replay.extend(FAR)
+    assert done.wait(10)
+    thread.join()
+    assert replay.take(0.05) == []
+
+
+def test_a_row_has_what_acting_gave(shards):
+    run = shards(learners=1, replay_shards=1)
+    replay = run.learner(0, 1)
+    environments = Environments(replay, 0)
+    for _ in range(40):
+        environments.step(0)
+        environments.step(1)
+    batch = _next(replay)
+    observation = batch.timesteps.observation
+    np.testing.assert_array_equal(observation[1, :, 0], observation[0, :, 0])
+    np.testing.assert_array_equal(observation[1, :, 1], observation[0, :, 1] + 1)
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, np.asarray(leaf)), batch)
