@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from replay_streams import SPEC, Recorder, experience, layout, read_all, require_whole
+from seedbed import files
 from seedbed.replay.host import persistence
 from seedbed.replay.host.arena import Arena, Files
 from seedbed.replay.host.layout import CHUNK, Layout
@@ -334,7 +335,8 @@ def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, rena
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path)
 
-    monkeypatch.setattr(persistence, "sync", refuse)
+    for module in (persistence, files):
+        monkeypatch.setattr(module, "sync", refuse)
     with pytest.raises(SeedbedError, match="disk full"):
         replay.save("2")
     assert {path.name for path in tmp_path.iterdir()} == before

@@ -95,6 +95,23 @@ class Records:
         """Takes back the buffers in `views`, which `open` returned. Any thread may call this, once a set."""
         self._buffers.append([views[index] for index in self._waiting])
 
+    def copy(self, first: int) -> list[np.ndarray]:
+        """Returns the rows of a set that was sealed: `[n, CHUNK, ...]` for each leaf; images are copies.
+
+        `first` is the set's first chunk, which must be pinned or held, or in no danger.
+        """
+        size = self._layout.group_size
+        found = dict(zip(self._unpacked, self._places(first), strict=True))
+        if self._packed:
+            images = [self._layout.leaves[index].zeros(CHUNK, size) for index in self._packed]
+            envs, zeros = np.arange(size), np.zeros(size, np.int64)
+            self.frames.read(Spans(first + envs, envs, zeros, zeros, zeros + CHUNK), images)
+            found |= {
+                index: np.swapaxes(image, 0, 1)
+                for index, image in zip(self._packed, images, strict=True)
+            }
+        return [found[index] for index in range(len(found))]
+
     def ends(self, first: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns `first`, and whether the episode ended, in the first `rows` rows of the set's chunks.
 

@@ -14,7 +14,7 @@ One thread appends, another one seals and draws, and any thread may save:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ import numpy as np
 from seedbed import trees
 from seedbed.ops.priorities import importance_weights
 from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.moving import move_streams
 from seedbed.replay.host.persistence import ReplayArchive
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
@@ -268,6 +269,15 @@ class HostReplay:
         self._sampled = state["sampled"]
         self._random.bit_generator.state = state["random"]
         return name
+
+    def take_over(self, sources: Sequence[tuple[HostReplay, Mapping[int, int]]]) -> int:
+        """Copies all items of some groups of other replays, the oldest first; returns how many there were.
+
+        With each replay come the groups that are copied, and their groups here. Layouts must be alike but for
+        capacity and the number of groups. Call before other threads use the replays.
+        """
+        storages = [(replay._storage, groups) for replay, groups in sources]
+        return move_streams(storages, self._storage, self._writer)
 
     def _require_archive(self) -> ReplayArchive:
         if self._archive is None:

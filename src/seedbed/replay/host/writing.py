@@ -114,9 +114,7 @@ class ReplayWriter:
         if first is None:
             with self.sealing:
                 self.seal_all()
-                with self._lock:
-                    while (first := self._allocate_chunks()) is None:
-                        self._recycle_rows()
+                first = self.allocate()
         with self._lock:
             cores = self._core_buffers.pop() if self._core_buffers else None
             views = self._records.open(first)
@@ -127,6 +125,16 @@ class ReplayWriter:
         )
         stream.opens = False
         return stream.open
+
+    def allocate(self) -> int:
+        """Returns the first chunk of a new set, which is held until `release`.
+
+        It drops the oldest items if there is no room. The caller must hold `sealing`.
+        """
+        with self._lock:
+            while (first := self._allocate_chunks()) is None:
+                self._recycle_rows()
+            return first
 
     def _allocate_chunks(self) -> int | None:
         first = self._rows.allocate(self._layout.group_size)
@@ -153,7 +161,7 @@ class ReplayWriter:
             chunk = stream.open
             sets = [*stream.sets, *([] if chunk is None else [chunk.first])]
             if any(first // self._rows.units == oldest for first in sets):
-                self._release(sets)
+                self.release(sets)
                 stream.sets.clear()
                 if chunk is not None:
                     self._core_buffers.append(chunk.cores)
@@ -163,7 +171,8 @@ class ReplayWriter:
         self._storage.items.evict_rows_of(oldest)
         self._lock.wait_for(lambda: not self._rows.pins[oldest])
 
-    def _release(self, sets: Sequence[int]) -> None:
+    def release(self, sets: Sequence[int]) -> None:
+        """Lets sets be dropped once no item has rows in them. Call under the storage's lock."""
         for first in sets:
             self._rows.holds[first // self._rows.units] -= 1
 
@@ -220,7 +229,7 @@ class ReplayWriter:
         with self._lock:
             done = len(stream.sets) + 1 - self._layout.item_chunks
             if done > 0:
-                self._release(stream.sets[:done])
+                self.release(stream.sets[:done])
                 del stream.sets[:done]
             self._core_buffers.append(chunk.cores)
 
@@ -229,7 +238,7 @@ class ReplayWriter:
         stream = self._streams[chunk.group]
         if chunk.opens:
             with self._lock:
-                self._release(stream.sets)
+                self.release(stream.sets)
             stream.sets.clear()
             stream.sequencer.restart()
         stream.sets.append(chunk.first)
