@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -21,10 +23,11 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_shard import ReplayShard, role_of
+from seedbed.paramserver.replay_folder import forget_former, role_of, set_aside
+from seedbed.paramserver.replay_shard import ReplayShard
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import Role
-from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, Timestep, bind
+from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep, bind
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 ENVS = 4
@@ -42,11 +45,14 @@ FAR = Lease(1 << 40, 1 << 40, 1 << 40, 0)
 class Shards:
     """The replay shards of a run, each in a thread of its own."""
 
-    def __init__(self, run: Path, **options) -> None:
+    def __init__(self, run: Path, save: str | None = None, **options) -> None:
         config = ParamServerConfig(envs_per_actor=2 * ENVS, steps=1 << 40, **options)
         self.job = Job(GymEnv("CartPole-v1"), bind(AGENT, SPEC), SPEC, config)
         self.run, self.places = run, (Directory(run), run / CREDENTIALS)
+        self.save = save
         ensure_credentials(run / CREDENTIALS)
+        if save is not None:
+            set_aside(run, self.job)
         self.job.write(run)
         self.roles: dict[int, Role] = {}
         self.works: dict[int, ReplayShard] = {}
@@ -57,7 +63,7 @@ class Shards:
 
     def start(self, shard: int) -> None:
         role = Role(self.run, role_of(shard))
-        work = ReplayShard(role, self.job, None)
+        work = ReplayShard(role, self.job, shard, self.save)
         self.roles[shard], self.works[shard] = role, work
         self.threads[shard] = threading.Thread(target=role.serve, args=(work, None))
         self.threads[shard].start()
@@ -169,17 +175,7 @@ def test_shards_are_drawn_from_as_one_replay(shards):
     replay.finish()
     wait_for(lambda: replay.tally.added == ENVS * (12 + 39))
     # The batches that were drawn ahead, before all items were there, do not count.
-    weights: dict[tuple[int, int], float] = {}
-    for work in run.works.values():
-        storage = work.replay._storage
-        tree = storage.items.tree.weights
-        for slot in np.flatnonzero(tree > 0):
-            chunk, offset = (
-                storage.items.windows.chunks[slot, 0],
-                storage.items.windows.offset[slot],
-            )
-            row = storage.records._typed[0][chunk, offset]
-            weights[tuple(map(int, row))] = tree[slot]
+    weights = dict(named_items(run))
     assert len(weights) == ENVS * (12 + 39)
     counts = dict.fromkeys(weights, 0)
     total = sum(weights.values())
@@ -287,3 +283,69 @@ def test_a_row_has_what_acting_gave(shards):
     np.testing.assert_array_equal(observation[1, :, 0], observation[0, :, 0])
     np.testing.assert_array_equal(observation[1, :, 1], observation[0, :, 1] + 1)
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, np.asarray(leaf)), batch)
+
+
+def named_items(run: Shards) -> list[tuple[tuple[int, int], float]]:
+    """Returns (environment, step) of all items, with their weights."""
+    found = []
+    for work in run.works.values():
+        storage = work.replay._storage
+        tree = storage.items.tree.weights
+        for slot in np.flatnonzero(tree > 0):
+            chunk, offset = (
+                storage.items.windows.chunks[slot, 0],
+                storage.items.windows.offset[slot],
+            )
+            row = storage.records._typed[0][chunk, offset]
+            found.append((tuple(map(int, row)), round(float(tree[slot]), 9)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("changes", [{"replay_shards": 1}, {"replay_shards": 3}, {"learners": 3}])
+def test_whole_streams_move_to_other_numbers_of_shards_and_learners(tmp_path, changes):
+    options = {"learners": 2, "replay_shards": 2}
+    run = Shards(tmp_path, **options)
+    for seat, rows in enumerate((20, 45)):
+        environments = Environments(run.learner(seat, seat + 1), seat)
+        for _ in range(rows):
+            environments.step(0)
+            environments.step(1)
+    for replay, rows in zip(run.replays, (20, 45), strict=True):
+        replay.finish()
+        wait_for(lambda replay=replay, rows=rows: replay.tally.added == 2 * ENVS * (rows - 1))
+    before = named_items(run)
+    assert len(before) == 2 * ENVS * (19 + 44)
+    for work in run.works.values():
+        work.replay.save("5")
+    run.close()
+    # Twice: the first time, it is killed before all streams have moved.
+    for _ in range(2):
+        moved = Shards(tmp_path, "5", **{**options, **changes})
+        assert named_items(moved) == before
+        moved.close()
+        shutil.rmtree(tmp_path / "roles" / role_of(0) / "replay")
+    moved = Shards(tmp_path, "5", **{**options, **changes})
+    forget_former(tmp_path)
+    assert named_items(moved) == before
+    moved.learner(0, 7)
+    assert observations(_next(moved.replays[0]))
+    # A shard that dies comes back with them.
+    moved.end(0)
+    moved.save = None
+    moved.start(0)
+    assert named_items(moved) == before
+    moved.close()
+
+
+def test_items_of_groups_of_another_size_cannot_be_taken_over(tmp_path):
+    run = Shards(tmp_path, learners=1, replay_shards=1)
+    run.close()
+    with pytest.raises(
+        SeedbedError, match="groups of 4 environments, now they are of 2: resume with"
+    ):
+        set_aside(
+            tmp_path,
+            dataclasses.replace(
+                run.job, config=dataclasses.replace(run.job.config, envs_per_actor=4)
+            ),
+        )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from seedbed.paramserver import learner, replay_shard, shard
+from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role, running
 from seedbed.paramserver.leases import Leases
@@ -44,7 +44,7 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(replay_shard.role_of(i), replay_shard.__name__, ("--shard", str(i), *saved))
+            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i), *saved))
             for i in range(replays)
         ],
         "learners": [

@@ -46,9 +46,9 @@ class Job:
         """Returns the folder, in a run's, with a folder for each role."""
         return run / FOLDER
 
-    def write(self, run: Path) -> None:
-        """Writes the job into a run's folder. Raises SeedbedError if the disk refuses."""
-        path = run / FOLDER / _NAME
+    def write(self, run: Path, folder: Path | None = None) -> None:
+        """Writes the job into a run's folder `roles`, or another; raises SeedbedError if the disk refuses."""
+        path = (folder or self.folder(run)) / _NAME
         content = {
             "env": registry.to_json(self.env),
             "agent": encode(self.agent, BOUND),
@@ -65,9 +65,9 @@ class Job:
             ) from error
 
     @classmethod
-    def read(cls, run: Path) -> Job:
-        """Reads the job of a run; raises SeedbedError if there is none."""
-        path = run / FOLDER / _NAME
+    def read(cls, run: Path, folder: Path | None = None) -> Job:
+        """Reads the job of a run, in its folder `roles` or another; raises SeedbedError if there is none."""
+        path = (folder or cls.folder(run)) / _NAME
         try:
             content = json.loads(path.read_text())
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])

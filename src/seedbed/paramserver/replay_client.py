@@ -15,7 +15,8 @@ import numpy as np
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
-from seedbed.paramserver.replay_shard import RowLayout, SampleLayout, priorities_layout, role_of
+from seedbed.paramserver.replay_folder import role_of
+from seedbed.paramserver.replay_shard import RowLayout, SampleLayout, priorities_layout
 from seedbed.paramserver.shard import LEARNER
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample

@@ -13,47 +13,18 @@ import numpy as np
 
 from seedbed import trees
 from seedbed.actors.wire import ProtocolError
-from seedbed.central.inference import act_output
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import BlockLayout, Kind, Message
+from seedbed.paramserver.replay_folder import layout_of, open_replay, role_of
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.server import Client
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import HostReplay, Sample, empty_sample
+from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.programs import keep_programs
 from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
 
 MOST_BYTES = 1 << 28
 """The largest block of a message to or from a replay shard."""
-
-
-def role_of(shard: int) -> str:
-    """Returns the name of a replay shard's role."""
-    return f"replay-{shard}"
-
-
-def layout_of(job: Job) -> Layout:
-    """Returns the layout of each replay shard of a run."""
-    config, agent = job.config, job.agent
-    assert learns_from_replay(agent)
-    output = act_output(agent, job.spec, job.frame_stack, 1)
-    extras, core = jax.tree.map(
-        lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (output.extras, output.actor_state.core)
-    )
-    experience = agent.experience
-    capacity = -(-experience.capacity // config.replay_shards)
-    groups = -(-config.learners * config.groups // config.replay_shards)
-    return Layout(
-        dataclasses.replace(
-            experience, capacity=capacity, min_size=min(experience.min_size, capacity)
-        ),
-        job.spec,
-        extras,
-        core,
-        groups,
-        config.group_size,
-        job.frame_stack,
-    )
 
 
 class RowLayout:
@@ -108,18 +79,22 @@ class _Source:
 class ReplayShard:
     """A replay and its saves: a `role.Work`. For one thread."""
 
-    def __init__(self, role: Role, job: Job, save: str | None) -> None:
-        """Goes on from the save of this name, or from the newest if it is None, if there is one."""
+    def __init__(self, role: Role, job: Job, shard: int, save: str | None) -> None:
+        """Goes on from the save of this name, or from the newest if it is None, if there is one.
+
+        With another number of shards than before, it takes its streams over from all former ones.
+        """
         agent = job.agent
         assert learns_from_replay(agent)
-        layout = layout_of(job)
-        self._rows = RowLayout(layout)
+        self._rows = RowLayout(layout_of(job))
         priorities = jax.jit(agent.initial_priorities)
-        folder = role.directory.path / role.name / "replay"
-        self.replay = HostReplay(
-            layout, folder, job.config.seed, lambda *items: np.asarray(priorities(*items))
+        self.replay = open_replay(
+            role.directory.path.parent,
+            job,
+            shard,
+            save,
+            lambda *items: np.asarray(priorities(*items)),
         )
-        self.replay.restore(None if save is None else [save])
         self._epoch = role.number
         self._owners: dict[int, int] = {}  # learners by group
         self._sources: dict[int, _Source] = {}  # by learner
@@ -265,7 +240,7 @@ def main() -> None:
     def make() -> tuple[Role, ReplayShard, str | None]:
         job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
         end_on_signals(role)
-        return role, ReplayShard(role, job, given.save), job.host
+        return role, ReplayShard(role, job, given.shard, given.save), job.host
 
     run_role(make)
 

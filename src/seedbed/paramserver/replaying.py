@@ -19,7 +19,7 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Lease, Tally
 from seedbed.paramserver.replay_client import Draw, ReplayClient
-from seedbed.paramserver.replay_shard import layout_of
+from seedbed.paramserver.replay_folder import layout_of
 from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.measures import Stopwatch
 from seedbed.run.stacking import FrameTrajectory

@@ -15,6 +15,7 @@ from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_sav
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import end_all
 from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.replay_folder import forget_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import name_of
@@ -22,7 +23,7 @@ from seedbed.run.folder import RunFolder
 from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import Agent, EnvSpec
+from seedbed.types import Agent, EnvSpec, learns_from_replay
 
 
 def train(
@@ -53,6 +54,7 @@ def train(
                 raise KeyboardInterrupt(
                     "interrupted before training began: there was nothing to save"
                 )
+            forget_former(path)
             trained = ClusterRun(cluster, run)
             if adopts:
                 progress = trained.progress()
@@ -83,6 +85,8 @@ def _prepare(job: Job, session: Session) -> str | None:
     if resumed is not None:
         state, metadata = resumed
         items, owed = metadata["items"], metadata["owed"]
+    if resumed is not None and learns_from_replay(job.agent) and set_aside(path, job):
+        session.view.message("moving the items of replay to their new shards")
     job.write(path)
     write_saves(job, path, state, session.start.env_steps, items, owed)
     session.view.message(

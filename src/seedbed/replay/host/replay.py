@@ -14,7 +14,7 @@ One thread appends, another one seals and draws, and any thread may save:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,6 +146,13 @@ class HostReplay:
     def inserted_of(self, group: int) -> int:
         """Returns the number of items of a group that this object has published. Any thread may call this."""
         return int(self._items.inserted_of[group])
+
+    def count(self, groups: Iterable[int]) -> int:
+        """Returns the number of items of some groups. Any thread may call this."""
+        with self._lock:
+            slots = np.flatnonzero(self._items.tree.weights > 0)
+            owners = self._items.windows.env[slots] // self.layout.group_size
+        return int(np.isin(owners, list(groups)).sum())
 
     @property
     def sampled(self) -> int:
