@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import time
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import counting_environment as counting
 import test_central
-from counting_agent import CountingAgent
+from counting_agent import CountingReplayAgent, check_item
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -28,7 +26,6 @@ from seedbed.types import (
     ArraySpec,
     Discrete,
     EnvSpec,
-    Replay,
     SeedbedError,
     StorageError,
     Timestep,
@@ -44,68 +41,6 @@ from test_central import (  # noqa: F401  a fixture
 )
 from test_checkpoint import stopped
 from test_metrics import curve
-
-
-@dataclasses.dataclass(frozen=True)
-class CountingReplayAgent(CountingAgent):
-    """The counting agent, learning from replayed sequences."""
-
-    sequence: int = 6
-    period: int = 6
-    burn_in: int = 3
-    capacity: int = 150
-    min_size: int = 20
-    ratio: float = 0.5
-    actions: int = counting.NUM_ACTIONS
-    poison_from: int = 10**6  # the episode from which priorities of new items are 0
-
-    @property
-    def experience(self):
-        return Replay(
-            batch=self.batch, sequence=self.sequence, period=self.period, burn_in=self.burn_in,
-            capacity=self.capacity, min_size=self.min_size, ratio=self.ratio,
-            priority_exponent=0.9, importance_exponent=0.6,
-        )  # fmt: skip
-
-    def initial_priorities(self, timesteps, extras):
-        poisoned = timesteps.reward.max(0) > 1000 * self.poison_from
-        return jnp.where(poisoned, 0.0, 1.0 + extras["count"].max(0).astype(jnp.float32))
-
-    def prepare(self, state, trajectory, key):
-        return super().prepare(state, trajectory, key) | {"importance": trajectory.importance[None]}
-
-    def gradients(self, state, minibatch, key):
-        grads, output = super().gradients(state, minibatch, key)
-        return grads, output._replace(priorities=1.0 / minibatch["importance"][0])
-
-
-def check_item(steps, action, extras, core):
-    """Checks that an item `[T + 1, ...]` is a piece of one episode, padded on either side."""
-    real = np.flatnonzero(steps.observation[:, counting.ENV])
-    begin, end = real[0], real[-1]
-    assert len(real) == end - begin + 1 and end >= begin + 1
-    padding = np.ones(len(steps.first), bool)
-    padding[real] = False
-    assert (steps.first == (padding | (steps.observation[:, counting.STEP] == 0))).all()
-    assert not (steps.terminated | steps.truncated | (steps.reward != 0))[padding].any()
-    env, episode, opening, _ = steps.observation[begin].tolist()
-    if begin == 0:
-        assert core == opening or opening == 0
-    else:
-        assert opening == 0 and begin == 3, (
-            "only what comes before an episode is padded at the front"
-        )
-    for row in range(begin, end):
-        step = opening + row - begin
-        assert extras["count"][row] == step
-        expected = [env, episode, step + 1, int(action[row])]
-        assert steps.observation[row + 1].tolist() == expected
-        assert steps.reward[row + 1] == 1000 * episode + step + 1
-    length = counting.episode_length(env, episode, 7)
-    over = (steps.terminated | steps.truncated)[end]
-    assert over == (opening + end - begin == length)
-    assert end == len(steps.first) - 1 or over, "padded at the end, but the episode goes on"
-    return (env, episode, opening + max(3 - begin, 0))
 
 
 @pytest.fixture

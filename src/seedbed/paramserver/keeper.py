@@ -22,6 +22,7 @@ from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.role import COORDINATOR, FATAL
+from seedbed.run import memory
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"
@@ -226,7 +227,11 @@ class Keeper:
                     str(self._run),
                     *self.role.arguments,
                 ],
-                env={**os.environ, **same_modules()},
+                env={
+                    memory.NAME: memory.settings(os.cpu_count() or 1),
+                    **os.environ,
+                    **same_modules(),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
+from seedbed.run import memory
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
@@ -137,6 +139,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     The exit status is 0 if the role ends as it should, and `FATAL` with a line for the user after a
     SeedbedError. Call from the main thread.
     """
+    # The settings for malloc are this process's: actors are small, and must not inherit them.
+    os.environ.pop(memory.NAME, None)
     try:
         role, work, host = make()
         role.serve(work, host)

@@ -1,0 +1,286 @@
+"""Whole runs of the parameter-server runtime: every process is real, and some are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import counting_environment as counting
+from counting_agent import CountingAgent, CountingReplayAgent, check_item
+from seedbed import trees
+from seedbed.agents.dqn import Dqn
+from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import train as paramserver
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.replay_folder import layout_of, role_of
+from seedbed.replay.host.replay import HostReplay
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.folder import RunFolder
+from seedbed.types import SeedbedError
+from test_central import View, counting_env, importable  # noqa: F401  a fixture
+
+AGENT = CountingReplayAgent(capacity=100_000, min_size=20, ratio=0.5)
+
+
+def train(folder: Path, view: View | None = None, env=None, agent=AGENT, resume=False, **options):
+    view = view or View()
+    run = RunFolder.resume(folder, view.message) if resume else RunFolder.create(folder)
+    run.write_config({})
+    config = {
+        "steps": 3000, "learners": 2, "parameter_shards": 2, "replay_shards": 2, "envs_per_actor": 4,
+        "log_every_s": 0.2, "evaluate_episodes": 2, "evaluate_every": 0, "checkpoint_every_s": 2.0,
+    } | options  # fmt: skip
+    try:
+        return paramserver.train(
+            env=env or counting_env(sleep_s=0.0005),
+            agent=agent,
+            config=ParamServerConfig(**config),
+            run=run,
+            view=view,
+        )
+    finally:
+        run.close()
+
+
+def saved_items(folder: Path) -> list[tuple[int, int, int]]:
+    """Returns (environment, episode, opening step) of each item that the replay shards have saved."""
+    job, found = Job.read(folder), []
+    for shard in range(job.config.replay_shards):
+        path = Job.folder(folder) / role_of(shard) / "replay"
+        replay = HostReplay(layout_of(job), path)
+        assert replay.restore() is not None
+        storage = replay._storage
+        slots = np.flatnonzero(storage.items.tree.weights > 0)
+        sample = replay.make_sample(len(slots))
+        windows = storage.items.read(slots)
+        storage.records.gather(
+            windows, trees.leaves((sample.timesteps, sample.action, sample.extras))
+        )
+        storage.read_cores(windows, trees.leaves(sample.core))
+        for item in range(len(slots)):
+            mine = jax.tree.map(
+                lambda leaf, at=item: leaf[:, at],
+                (sample.timesteps, sample.action, sample.extras),
+            )
+            found.append(check_item(*mine, sample.core[item]))
+    return found
+
+
+def require_no_gaps(items: list[tuple[int, int, int]], whole: bool) -> None:
+    """Asserts that no item is there twice and, of lives that nothing has cut, none is missing."""
+    assert len(set(items)) == len(items), "an item is there twice"
+    if not whole:
+        return
+    by_env: dict[int, list[tuple[int, int]]] = {}
+    for env, episode, step in items:
+        by_env.setdefault(env, []).append((episode, step))
+    for env, found in by_env.items():
+        last = max(episode for episode, _ in found)
+        expected = {
+            (episode, step)
+            for episode in range(last)
+            for step in range(0, counting.episode_length(env, episode, 7), AGENT.period)
+        }
+        assert expected <= set(found), "an item of a whole episode is missing"
+
+
+def roles(folder: Path) -> dict[str, int]:
+    """Returns the process ids of all roles that have told them."""
+    directory = Directory(folder)
+    names = [path.name for path in directory.path.iterdir() if (path / "address.json").exists()]
+    addresses = {name: directory.find(name) for name in names}
+    return {name: address.pid for name, address in addresses.items() if address is not None}
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
+    view = View()
+    summary = train(tmp_path / "run", view)
+    assert summary["env_steps"] >= 3000
+    # Each learner may go on to the end of its groups' steps.
+    assert summary["env_steps"] < 3000 + 2 * 2 * 2
+    items = saved_items(tmp_path / "run")
+    require_no_gaps(items, whole=True)
+    assert summary["replay/items"] == len(items)
+    # An item is drawn half a time on average, those up to min_size not at all.
+    updates = (len(items) - AGENT.min_size) * AGENT.ratio / AGENT.batch
+    assert abs(summary["learner_steps"] - updates) <= 1
+    pushes = {name: summary[f"cluster/pushes_{name}"] for name in ("applied", "discarded")}
+    assert pushes["applied"] + pushes["discarded"] == 2 * summary["learner_steps"] or (
+        pushes["discarded"] > 0
+    )
+    assert not summary["interrupted"] and summary["cluster/restarts"] == 0
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == summary["env_steps"]
+    assert all(gone(pid) for pid in roles(tmp_path / "run").values())
+
+
+def test_one_learner_without_replay(tmp_path):
+    agent = CountingAgent(actions=counting.NUM_ACTIONS)
+    summary = train(
+        tmp_path / "run", agent=agent, learners=1, parameter_shards=1, replay_shards=1, steps=2000
+    )
+    assert 2000 <= summary["env_steps"] <= 2000 + agent.batch * agent.unroll
+    assert summary["learner_steps"] >= 2000 // (agent.batch * agent.unroll)
+
+
+def in_thread(folder: Path, view: View, **options) -> tuple[threading.Thread, list]:
+    results: list = []
+
+    def run() -> None:
+        try:
+            results.append(train(folder, view, **options))
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+def wait_for(ready, timeout_s=120.0):
+    until = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.05)
+
+
+def steps_of(view: View) -> int:
+    return view.lines[-1]["env_steps"] if view.lines else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parameters-0", "parameters-1", "replay-0", "learner-1"])
+def test_the_rest_goes_on_when_a_role_is_killed(tmp_path, victim):
+    folder, view = tmp_path / "run", View()
+    thread, results = in_thread(folder, view, steps=12_000)
+    wait_for(lambda: steps_of(view) > 3000)
+    pids, before = roles(folder), steps_of(view)
+    os.kill(pids[victim], signal.SIGKILL)
+    wait_for(lambda: roles(folder)[victim] != pids[victim], 15)
+    wait_for(lambda: steps_of(view) > before + 500)
+    thread.join()
+    assert not isinstance(results[0], BaseException), results[0]
+    assert any(f"{victim} was killed by signal 9; started again" in each for each in view.messages)
+    now = roles(folder)
+    assert {name for name in pids if now[name] != pids[name]} == {victim}
+    summary = results[0]
+    assert summary["env_steps"] >= 12_000 and summary["cluster/restarts"] == 1
+    require_no_gaps(saved_items(folder), whole=False)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from test_paramserver_run import View, train
+view = View()
+view.message = lambda text: print(text, flush=True)
+view.update = lambda metrics: print(metrics["env_steps"], flush=True)
+if __name__ == "__main__":
+    print(train(Path(sys.argv[1]), view, steps=int(sys.argv[2]), resume=bool(int(sys.argv[3]))))
+"""
+
+
+@pytest.mark.slow
+def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_path):
+    folder, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start(resume: bool) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), str(folder), "20000", str(int(resume))]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    first = start(resume=False)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.strip().isdecimal() and int(line) > 3000:
+            break
+    pids = roles(folder)
+    first.kill()
+    first.wait()
+    time.sleep(2)
+    assert not any(gone(pid) for pid in pids.values())
+    second = start(resume=True)
+    out, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, out
+    assert "the processes of this run go on: taking them over" in out
+    assert roles(folder) == pids
+    assert all(gone(pid) for pid in pids.values())
+    require_no_gaps(saved_items(folder), whole=True)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_numbers(tmp_path):
+    folder = tmp_path / "run"
+    first = train(folder, steps=3000)
+    before = saved_items(folder)
+    others = {"learners": 1, "parameter_shards": 3, "replay_shards": 1}
+    view = View()
+    second = train(folder, view, resume=True, steps=4500, **others)
+    assert any("moving the items of replay" in each for each in view.messages)
+    assert second["env_steps"] >= 4500 and second["learner_steps"] > first["learner_steps"]
+    after = saved_items(folder)
+    assert set(before) <= set(after)
+    require_no_gaps(after, whole=False)
+    assert not (folder / "roles" / "former").exists()
+
+
+def test_sizes_that_cannot_work_are_refused(tmp_path):
+    with pytest.raises(SeedbedError, match="replay_shards is 9, but 2 learners have only 4 groups"):
+        ParamServerConfig(replay_shards=9)
+    with pytest.raises(SeedbedError, match="each of the 2 learners has a shard of its own"):
+        ParamServerConfig(replay="bundled", replay_shards=1)
+    with pytest.raises(SeedbedError, match="train it with --runtime central"):
+        ParamServerConfig().require_fit(CountingAgent(synchronous=True))
+    with pytest.raises(SeedbedError, match="learners is 0"):
+        ParamServerConfig(learners=0)
+
+
+def test_an_error_that_no_restart_repairs_ends_the_run(tmp_path):
+    env = counting_env(fault="raise", fault_at=30)
+    with pytest.raises(SeedbedError, match="the counter broke"):
+        train(tmp_path / "run", env=env)
+    assert all(gone(pid) for pid in roles(tmp_path / "run").values())
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    with pytest.raises(SeedbedError, match="is nan at learner step"):
+        train(tmp_path / "run", agent=CountingReplayAgent(poison_after=20))
+
+
+def test_metrics_name_the_load_and_staleness(tmp_path):
+    folder = tmp_path / "run"
+    env = GymEnv("CartPole-v1")
+    agent = Dqn(hidden_sizes=(8,), min_size=100, capacity=1000, batch=16, ratio=2.0)
+    train(folder, env=env, agent=agent, steps=1500, learners=2)
+    text = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    names = set().union(*lines)
+    assert {
+        "cluster/load/parameters-0",
+        "cluster/load/replay-1",
+        "cluster/staleness_mean",
+        "cluster/bytes_per_s",
+        "cluster/pushes_applied",
+        "time/learning",
+        "bottleneck",
+    } <= names
