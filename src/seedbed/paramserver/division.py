@@ -60,6 +60,7 @@ class Division:
         found = [list(_weights(gradient, "", held)) for held in signatures]
         self._known: list[tuple[Any, str, list[_Cut | _Whole]]] = []
         self._loads = [0.0] * shards
+        self._cuts: dict[Any, list[_Cut | _Whole]] = {}  # by the signature of a tree
         weights = found[0] or found[1]
         self._share = (
             sum(_bytes(leaf) for _, node in weights for leaf in jax.tree.leaves(node)) / shards
@@ -103,16 +104,30 @@ class Division:
         )
 
     def join(self, parts: Sequence[Tree], like: Tree) -> Tree:
-        """Joins the parts of all shards, as `part` returns them, into a tree with the shapes of `like`."""
-        cuts, structure = self._cuts_of(like), jax.tree.structure(like)
+        """Joins the parts of all shards, as `part` returns them, into new arrays with the shapes of `like`."""
+        structure = jax.tree.structure(like)
+        leaves = [np.empty(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)]
+        self.join_into(parts, like, leaves)
+        return jax.tree.unflatten(structure, leaves)
+
+    def join_into(self, parts: Sequence[Tree], like: Tree, to: Sequence[np.ndarray]) -> None:
+        """Copies the parts of all shards into the leaves of a tree like `like`."""
         columns = zip(*(jax.tree.leaves(part) for part in parts), strict=True)
-        return jax.tree.unflatten(
-            structure, [_joined(column, cut) for column, cut in zip(columns, cuts, strict=True)]
-        )
+        for column, cut, leaf in zip(columns, self._cuts_of(like), to, strict=True):
+            if isinstance(cut, _Whole):
+                np.copyto(leaf, column[max(0, cut.owner)])
+                continue
+            for rows, part in zip(cut.rows, column, strict=True):
+                np.copyto(leaf[rows.start : rows.stop], part)
 
     def _cuts_of(self, tree: Tree) -> list[_Cut | _Whole]:
         """Returns how each leaf of a tree is cut: a subtree like one of the weights, as that one."""
+        signature = _signature(tree)
+        if signature not in self._cuts:
+            self._cuts[signature] = self._find_cuts(tree)
+        return self._cuts[signature]
 
+    def _find_cuts(self, tree: Tree) -> list[_Cut | _Whole]:
         def match(node: Tree, name: str) -> Iterator[_Cut | _Whole]:
             signature, children = _signature(node), _children(node)
             # A single leaf has many of the same shape, so it must have the same name, too.
@@ -156,12 +171,6 @@ def _part(leaf: Array, cut: _Cut | _Whole, shard: int) -> Array:
     if isinstance(cut, _Whole):
         return leaf if cut.owner in (-1, shard) else leaf[:0]
     return leaf[cut.rows[shard].start : cut.rows[shard].stop]
-
-
-def _joined(parts: Sequence[Array], cut: _Cut | _Whole) -> Array:
-    if isinstance(cut, _Whole):
-        return parts[max(0, cut.owner)]
-    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def _children(node: Tree) -> list[tuple[str, Tree]]:

@@ -108,6 +108,13 @@ class BlockLayout:
             np.copyto(view, array)
 
 
+def aligned_block(size: int) -> np.ndarray:
+    """Returns a new block of so many bytes, in which a layout's arrays are aligned as XLA wants them."""
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size]
+
+
 class Blocks:
     """A block for each direction of a stream; shared with the other end if `descriptor` is not -1."""
 

@@ -15,7 +15,7 @@ from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.leases import Lease, Tally
 from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import BlockLayout, Kind, Message, aligned_block
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
@@ -201,9 +201,11 @@ class ShardedUpdater:
 
     def _joined(self, parts: list[Tree], like: Tree) -> Tree:
         """Joins parts of the shards into arrays of their own."""
-        joined = self._plan.division.join(parts, like)
-        # What was cut is new memory already; the rest lies in a block.
-        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=leaf.base is not None), joined)
+        layout = BlockLayout(jax.tree.leaves(like))
+        # JAX takes memory that is so aligned as it is; it stays as long as the arrays.
+        leaves = layout.views(aligned_block(layout.size))
+        self._plan.division.join_into(parts, like, leaves)
+        return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in leaves])
 
     def _await(self, shard: _Shard) -> None:
         """Waits for the answers that a shard owes; connects again as often as need be."""
