@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | evaluate | list | bench`.
+"""The command line: `seedbed train | actor | learner | evaluate | list | bench`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -33,6 +33,8 @@ commands:
                   train an agent; `seedbed train pong --help` lists every option
   actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
                   step environments of this machine for a run that listens (train --listen)
+  learner RUN [--seat N]
+                  learn on this machine for a run with --remote-learners
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   list [--json]   list presets, agents and environments
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "actor": _actor,
+        "learner": _learner,
         "evaluate": _evaluate,
         "list": _list,
         "bench": _bench,
@@ -170,6 +173,19 @@ def _actor(arguments: list[str]) -> int:
     except SystemExit:  # help was printed
         return 0
     _print(f"actors ended: {command.serve(given, _print)}")
+    return 0
+
+
+def _learner(arguments: list[str]) -> int:
+    from seedbed.paramserver import command
+
+    parser = _Parser(prog="seedbed learner", description=command.DESCRIPTION)
+    command.declare(parser)
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:  # help was printed
+        return 0
+    _print(f"learner ended: {command.serve(given, _print)}")
     return 0
 
 

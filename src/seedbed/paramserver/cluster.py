@@ -23,6 +23,8 @@ from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
 _PATIENCE_S = 120.0
+# How often a cut is tried, and the seconds between two tries.
+_TRIES, _RETRY_S = 20, 0.2
 _T = TypeVar("_T")
 
 
@@ -49,6 +51,8 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
         ],
         "learners": [
             Role(learner.role_of(i), learner.__name__, ("--seat", str(i)))
+            if i < config.learners - config.remote_learners
+            else Role(learner.role_of(i), "")
             for i in range(config.learners)
         ],
     }
@@ -124,8 +128,9 @@ class Cluster:
                 raise keeper.failure
 
     def await_ready(self, stop: Callable[[], bool]) -> bool:
-        """Waits until every role has reported once; returns False if `stop` returns True first."""
-        return self._wait(lambda: all(keeper.report for keeper in self.all), stop, _PATIENCE_S * 5)
+        """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
+        mine = [keeper for keeper in self.all if not keeper.remote]
+        return self._wait(lambda: all(keeper.report for keeper in mine), stop, _PATIENCE_S * 5)
 
     def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
         until_s = time.monotonic() + patience_s
@@ -169,15 +174,20 @@ class Cluster:
     def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
         """Stops all pushes, copies the state of all shards, and lets learners go on.
 
-        Returns None if `stop` returns True before they have stopped.
+        Returns None if `stop` returns True before they have stopped, or if some have not.
         """
         self._cutting = True
         try:
             self._ask_all([keeper for keeper in self.learners if keeper.connected], _pause)
             if not self._wait(self._paused, stop, _PATIENCE_S):
                 return None
-            self._close_the_dead()
-            return self._copy()
+            # One whose stream to this process is broken may have pushed meanwhile.
+            for _ in range(_TRIES):
+                self._close_the_dead()
+                if (cut := self._copy()) is not None:
+                    return cut
+                time.sleep(_RETRY_S)
+            return None
         finally:
             self._cutting = False
             for keeper in self.learners:
@@ -209,8 +219,8 @@ class Cluster:
 
         self._ask_all(self.parameters, close)
 
-    def _copy(self) -> Cut:
-        """Fetches the state of all shards; raises SeedbedError if they have not had the same pushes."""
+    def _copy(self) -> Cut | None:
+        """Fetches the state of all shards; returns None if they have not had the same pushes."""
         plan = self.job.plan
 
         def fetch(keeper: Keeper) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -225,7 +235,7 @@ class Cluster:
             for _, books in found
         ]
         if any(each != ended[0] for each in ended):
-            raise SeedbedError(f"the parameter shards have had different pushes: {ended}")
+            return None
         structures = [jax.tree.structure(plan.part(plan.state, i)) for i in range(plan.shards)]
         parts = [
             jax.tree.unflatten(structure, leaves)

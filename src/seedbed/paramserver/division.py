@@ -104,7 +104,7 @@ class Division:
         )
 
     def join(self, parts: Sequence[Tree], like: Tree) -> Tree:
-        """Joins the parts of all shards, as `part` returns them, into new arrays with the shapes of `like`."""
+        """Joins the parts of all shards, as `part` returns them, into new arrays; `like` has their shapes."""
         structure = jax.tree.structure(like)
         leaves = [np.empty(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)]
         self.join_into(parts, like, leaves)

@@ -29,7 +29,11 @@ class Job:
     agent: Agent  # bound
     spec: EnvSpec  # of single frames
     config: ParamServerConfig
-    host: str | None = None  # at which roles listen for other machines; None if there are none
+
+    @property
+    def host(self) -> str | None:
+        """Where roles of this machine listen for others; None if there are none."""
+        return self.config.listen or None
 
     @property
     def frame_stack(self) -> int:
@@ -54,7 +58,6 @@ class Job:
             "agent": encode(self.agent, BOUND),
             "spec": spec_to_json(self.spec),
             "config": encode(self.config),
-            "host": self.host,
         }
         try:
             path.parent.mkdir(exist_ok=True)
@@ -72,7 +75,7 @@ class Job:
             content = json.loads(path.read_text())
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
             agent = bind(decode(content["agent"]), stacked_spec(spec, env.frame_stack))
-            return cls(env, agent, spec, decode(content["config"]), content["host"])
+            return cls(env, agent, spec, decode(content["config"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SeedbedError(
                 f"{path} cannot be read ({error}): the run has another runtime, or has not begun"

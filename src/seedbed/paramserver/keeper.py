@@ -41,8 +41,8 @@ class Role(NamedTuple):
     """A role, and how its process is started."""
 
     name: str
-    module: str
-    arguments: tuple[str, ...]
+    module: str  # "" if somebody else starts it, on another machine
+    arguments: tuple[str, ...] = ()
 
 
 class Keeper:
@@ -78,6 +78,11 @@ class Keeper:
         self._thread.start()
 
     @property
+    def remote(self) -> bool:
+        """Whether somebody else starts the role."""
+        return not self.role.module
+
+    @property
     def pid(self) -> int | None:
         """The id of the role's process, None if there is none."""
         process = self._process
@@ -90,9 +95,11 @@ class Keeper:
 
     def _running(self) -> psutil.Process | None:
         """Returns the role's process if one has told its address and still runs on this machine."""
-        return running(self._run, self.role.name)
+        return None if self.remote else running(self._run, self.role.name)
 
     def _alive(self) -> bool:
+        if self.remote:
+            return True
         if self._popen is not None:
             return self._popen.poll() is None
         try:
@@ -139,7 +146,7 @@ class Keeper:
             self._caller.close()
 
     def _hello(self, until_s: float) -> dict[str, Any]:
-        if time.monotonic() > until_s:
+        if time.monotonic() > until_s and not self.remote:
             self._kill()
         return {"role": COORDINATOR, "number": 0}
 
@@ -271,7 +278,8 @@ class Keeper:
     def close(self, patience_s: float = 10.0) -> None:
         """Ends the role: it may take so long to end by itself after `finish`, and is killed then."""
         until_s = time.monotonic() + patience_s
-        while self._alive() and self._finishing.is_set() and time.monotonic() < until_s:
+        there = (lambda: self.connected) if self.remote else self._alive
+        while there() and self._finishing.is_set() and time.monotonic() < until_s:
             time.sleep(0.02)
         self._closed.set()
         self._thread.join()

@@ -255,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A learner; started by the coordinator.")
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--seat", type=int, required=True, help="its place, from 0 on")
+    parser.add_argument("--host", help="where it listens; by default where the run's job says")
     given = parser.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     keep_programs()
@@ -262,7 +263,8 @@ def main() -> None:
     def make() -> tuple[Role, LearnerWork, str | None]:
         job, role = Job.read(given.run), Role(given.run, role_of(given.seat))
         end_on_signals(role)
-        return role, LearnerWork(role, job, given.seat), job.host
+        host = job.host if given.host is None else given.host
+        return role, LearnerWork(role, job, given.seat), host
 
     run_role(make)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from seedbed.run.options import GROUPS, at_least, require_sizes
+from seedbed.run.options import GROUPS, at_least, require_sizes, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
 
@@ -25,6 +25,10 @@ class ParamServerConfig:
     """Processes that divide the replay among them; agents that learn without replay have none."""
     replay: Literal["global", "bundled"] = "global"
     """Whether learners draw from all replay shards, or each from one that gets its own steps only."""
+    remote_learners: int = 0
+    """How many of the learners are on other machines, where `seedbed learner RUN` starts them."""
+    listen: str = ""
+    """Address of this machine at which roles listen for those learners, such as 0.0.0.0 for all it has."""
     actors: int = 1
     """Actor processes of a learner."""
     envs_per_actor: int = 32
@@ -51,7 +55,13 @@ class ParamServerConfig:
         counts = ("steps", "learners", "parameter_shards", "replay_shards", "actors")
         for field in (*counts, "envs_per_actor", "evaluate_episodes", "keep_checkpoints"):
             at_least(field, getattr(self, field), 1)
-        for field in ("seed", "most_lag", "outlier_deviations", "evaluate_every"):
+        for field in (
+            "seed",
+            "remote_learners",
+            "most_lag",
+            "outlier_deviations",
+            "evaluate_every",
+        ):
             at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             at_least(field, getattr(self, field), 0.1)
@@ -60,6 +70,15 @@ class ParamServerConfig:
             raise SeedbedError(
                 f"envs_per_actor is {self.envs_per_actor}: an actor steps its environments in {GROUPS} "
                 "groups; give an even number with --envs-per-actor"
+            )
+        if self.remote_learners > self.learners or (self.remote_learners and not self.listen):
+            raise SeedbedError(
+                f"{self.remote_learners} of {self.learners} learners cannot be on other machines: raise "
+                "--learners, or name with --listen where they find this one"
+            )
+        if split_address(self.listen)[1] is not None:
+            raise SeedbedError(
+                f"listen is {self.listen!r}: give an address without a port, as each role has its own"
             )
         if self.replay_shards > self.learners * self.groups:
             raise SeedbedError(

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.central.listening import advertised
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
 from seedbed.run import memory
+from seedbed.run.options import split_address
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
@@ -77,7 +79,8 @@ class Role:
             server = Server(self.name, self.number, self._run / CREDENTIALS, host)
         except OSError as error:
             raise SeedbedError(f"{self.name} cannot listen at {host}: {error.strerror}") from error
-        hosts = () if host is None else (host,)
+        names = [] if host is None else advertised(host, server.port, ())
+        hosts = tuple((name, port or 0) for name, port in map(split_address, names))
         self.directory.announce(self.name, server.address(hosts))
         heard_s, look_s, more = time.monotonic(), 0.0, True
         try:

@@ -57,7 +57,8 @@ class ClusterRun:
         """Returns whether all steps are done and the ratio asks for no further batch."""
         cluster, experience = self._cluster, self._job.agent.experience
         first = cluster.parameters[0].report
-        idle = all(keeper.report.get("idle", False) for keeper in cluster.learners)
+        reports = [each.report for each in cluster.learners if each.connected or not each.remote]
+        idle = bool(reports) and all(report.get("idle", False) for report in reports)
         batch = experience.batch if isinstance(experience, Replay) else 1
         few = sum(keeper.report.get("items", 0) for keeper in cluster.replay)
         waits = isinstance(experience, Replay) and few < experience.min_size
@@ -89,9 +90,11 @@ class ClusterRun:
         """Makes the snapshot that was asked for: a cut through all shards."""
         if not self._wanted:
             return None
-        self._wanted = False
         cut = self._cluster.cut()
-        return None if cut is None else self._snapshot(cut)
+        if cut is None:
+            return None
+        self._wanted = False
+        return self._snapshot(cut)
 
     def last_snapshot(self) -> Snapshot | None:
         """Makes a snapshot after training has ended."""

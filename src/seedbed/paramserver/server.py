@@ -129,10 +129,9 @@ class Server:
         self.clients: dict[int, Client] = {}  # by descriptor
         self._events: dict[int, int] = {}
 
-    def address(self, hosts: tuple[str, ...]) -> Address:
-        """Returns the address to announce; `hosts` are this machine's names for others."""
-        places = tuple((host, self.port) for host in hosts) if self.port else ()
-        return Address(self._number, os.getpid(), this_machine(), self._name, places)
+    def address(self, hosts: tuple[tuple[str, int], ...]) -> Address:
+        """Returns the address to announce; `hosts` are those for other machines."""
+        return Address(self._number, os.getpid(), this_machine(), self._name, hosts)
 
     def serve(self, handler: Handler, timeout_s: float) -> None:
         """Waits at most so long for messages, and gives those that have come to the handler."""

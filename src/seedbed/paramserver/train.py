@@ -50,6 +50,10 @@ def train(
             view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
         try:
+            if config.remote_learners:
+                view.message(
+                    f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
+                )
             if not cluster.await_ready(session.interrupted):
                 raise KeyboardInterrupt(
                     "interrupted before training began: there was nothing to save"
