@@ -54,6 +54,11 @@ class ClusterMeter:
             "cluster/outliers": now["outliers"],
             **_staleness({name: count for name, count in gone.items() if name.startswith("lag ")}),
             **{
+                f"cluster/steps/{keeper.role.name}": keeper.report["tally"][0]
+                for keeper in cluster.learners
+                if keeper.report
+            },
+            **{
                 f"cluster/load/{keeper.role.name}": (now[keeper.role.name] - last[keeper.role.name])
                 / passed_s
                 for keeper in [*cluster.parameters, *cluster.replay]
