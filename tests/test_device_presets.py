@@ -170,7 +170,10 @@ def test_overrides_on_the_command_line():
         (["--env.integrator", "rk5"], "integrator"),
         (["--env.model", "x"], "unknown option --env.model"),
         (["--env.integrater", "xml"], "did you mean --env.integrator"),
-        (["--envs-per-actor", "3"], "--envs-per-actor is an option for environments of the host"),
+        (
+            ["--envs-per-actor", "3"],
+            r"--envs-per-actor is an option of another runtime \(central, paramserver\)",
+        ),
         (["--sedes", "3"], "did you mean --seed"),
     ],
 )

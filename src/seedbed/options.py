@@ -17,7 +17,6 @@ from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
-from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import Environment, UsageError
 
 _FIXED = ("id", "factory", "game", "kwargs")
@@ -183,15 +182,16 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    others = ("--agent", "--runtime", "--run", "--resume", "--debug", "--help")
+    general = ("--agent", "--runtime", "--run", "--resume", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
-            for kind, where in ((CentralConfig, "of the host"), (FusedConfig, "on the device")):
-                if token in dict(_flags("", kind())):
-                    raise UsageError(
-                        f"{token} is an option for environments {where}, and this one is not; see --help"
-                    )
-            near = difflib.get_close_matches(token, [*known, *others], n=1, cutoff=0.5)
+            others = [name for name, kind in RUNTIMES.items() if token in dict(_flags("", kind()))]
+            if others:
+                raise UsageError(
+                    f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "
+                    "--help"
+                )
+            near = difflib.get_close_matches(token, [*known, *general], n=1, cutoff=0.5)
             if not near:
                 # Compare only the part after the dot.
                 tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}
