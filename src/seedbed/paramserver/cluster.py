@@ -18,6 +18,7 @@ from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import BlockLayout, Kind
 from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.run.folder import ROLES
 from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 
 _POLL_S = 0.02
@@ -142,7 +143,7 @@ class Cluster:
                 slow = [keeper.role.name for keeper in self.all if not keeper.connected]
                 raise SeedbedError(
                     f"{', '.join(slow) or 'a role'} has not answered for {patience_s:.0f} s; see its log.txt "
-                    f"in {self._run / 'roles'}"
+                    f"in {self._run / ROLES}"
                 )
             time.sleep(_POLL_S)
         return True

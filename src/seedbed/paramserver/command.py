@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Any
 
 from seedbed.actors.child import same_modules
-from seedbed.paramserver.directory import FOLDER, Directory, this_machine
+from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.run import memory
+from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Learns on this machine, with actors of its own, for a run that was started elsewhere with
@@ -88,7 +89,7 @@ def _start(run: Path, seat: int) -> subprocess.Popen[bytes]:
 
 def _config(run: Path) -> dict[str, Any]:
     try:
-        config = json.loads((run / FOLDER / "job.json").read_text())["config"]
+        config = json.loads((run / ROLES / "job.json").read_text())["config"]
     except (OSError, ValueError, KeyError) as error:
         raise SeedbedError(
             f"{run} is not the folder of a run with --runtime paramserver ({error}): check the path, or "

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seedbed.files import write_json
+from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
-FOLDER = "roles"
-"""The folder, in a run's, with a folder for each role."""
 _ADDRESS = "address.json"
 
 
@@ -36,7 +35,7 @@ class Directory:
     """The folder `roles` of a run. Any thread may use it."""
 
     def __init__(self, run: Path) -> None:
-        self.path = run / FOLDER
+        self.path = run / ROLES
 
     def take_number(self, role: str) -> int:
         """Returns a number, from 1 on, that no other start of this role has had.

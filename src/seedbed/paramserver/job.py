@@ -11,10 +11,10 @@ from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import write_json
-from seedbed.paramserver.directory import FOLDER
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
 from seedbed.run.encoding import BOUND, decode, encode
+from seedbed.run.folder import ROLES
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, EnvSpec, SeedbedError, bind
 
@@ -48,7 +48,7 @@ class Job:
     @staticmethod
     def folder(run: Path) -> Path:
         """Returns the folder, in a run's, with a folder for each role."""
-        return run / FOLDER
+        return run / ROLES
 
     def write(self, run: Path, folder: Path | None = None) -> None:
         """Writes the job into a run's folder `roles`, or another; raises SeedbedError if the disk refuses."""

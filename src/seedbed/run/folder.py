@@ -1,4 +1,4 @@
-"""A run's folder: `config.json`, metrics, `checkpoints/`, `replay/`, `listen/` and `terms/`."""
+"""A run's folder: `config.json`, metrics, `checkpoints/`, `replay/`, `listen/`, `roles/` and `terms/`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ LOCK = ".lock"
 """The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
 """The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
+ROLES = "roles"
+"""The folder of the processes of a run with a parameter server."""
 PATIENCE_S = 60.0
 """The most seconds to wait until the helper of a killed trainer has finished its write."""
 
@@ -285,14 +287,14 @@ class RunFolder:
             trained = metrics.exists() and metrics.stat().st_size > 0
             entries = list(self.path.iterdir())
             folders = [folder.name for folder in (self.checkpoints, self.replay, self.listen)]
-            own = (CONFIG, LOCK, SAVING, TERMS, metrics.name, *folders)
+            own = (CONFIG, LOCK, SAVING, TERMS, ROLES, metrics.name, *folders)
             if trained or any(
                 entry.name not in own and ".tfevents." not in entry.name for entry in entries
             ):
                 return
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
-            for folder in (self.replay, self.listen, self.path / TERMS):
+            for folder in (self.replay, self.listen, self.path / TERMS, self.path / ROLES):
                 shutil.rmtree(folder, ignore_errors=True)
             for entry in self.path.iterdir():
                 entry.unlink()
