@@ -33,8 +33,10 @@ SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 
 
 def job_of(agent, shards, most_lag=100, host=None) -> Job:
-    options = ParamServerConfig(parameter_shards=shards, most_lag=most_lag, steps=10_000)
-    return Job(GymEnv("CartPole-v1"), bind(agent, SPEC), SPEC, options, host)
+    options = ParamServerConfig(
+        parameter_shards=shards, most_lag=most_lag, steps=10_000, listen=host or ""
+    )
+    return Job(GymEnv("CartPole-v1"), bind(agent, SPEC), SPEC, options)
 
 
 class Shards:

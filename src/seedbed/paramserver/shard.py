@@ -229,6 +229,8 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
     given = parser.parse_args()
+    # Applying takes less time than handing it to a thread of JAX.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:

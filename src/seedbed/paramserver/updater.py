@@ -205,7 +205,7 @@ class ShardedUpdater:
         # JAX takes memory that is so aligned as it is; it stays as long as the arrays.
         leaves = layout.views(aligned_block(layout.size))
         self._plan.division.join_into(parts, like, leaves)
-        return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(leaf) for leaf in leaves])
+        return jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
 
     def _await(self, shard: _Shard) -> None:
         """Waits for the answers that a shard owes; connects again as often as need be."""
