@@ -42,6 +42,7 @@ from seedbed.paramserver.leases import Tally
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.updater import ShardedUpdater
+from seedbed.run.checking import check_agent
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
 
@@ -59,7 +60,7 @@ class Server:
         spec = EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
         agent = bind(Dqn(torso="nature"), stacked_spec(spec, env.frame_stack))
         config = ParamServerConfig(parameter_shards=SHARDS, listen="127.0.0.1" if tls else "")
-        self.job = Job(env, agent, spec, config)
+        self.job = Job(env, agent, spec, config, check_agent(agent))
         ensure_credentials(run / CREDENTIALS)
         self.job.write(run)
         state = agent.init(jax.random.key(0))

@@ -47,7 +47,7 @@ class Shards:
 
     def __init__(self, run: Path, save: str | None = None, **options) -> None:
         config = ParamServerConfig(envs_per_actor=2 * ENVS, steps=1 << 40, **options)
-        self.job = Job(GymEnv("CartPole-v1"), bind(AGENT, SPEC), SPEC, config)
+        self.job = Job(GymEnv("CartPole-v1"), bind(AGENT, SPEC), SPEC, config, ())
         self.run, self.places = run, (Directory(run), run / CREDENTIALS)
         self.save = save
         ensure_credentials(run / CREDENTIALS)

@@ -27,6 +27,7 @@ from seedbed.paramserver.role import Role
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
+from seedbed.run.checking import check_agent
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
@@ -36,7 +37,8 @@ def job_of(agent, shards, most_lag=100, host=None) -> Job:
     options = ParamServerConfig(
         parameter_shards=shards, most_lag=most_lag, steps=10_000, listen=host or ""
     )
-    return Job(GymEnv("CartPole-v1"), bind(agent, SPEC), SPEC, options)
+    agent = bind(agent, SPEC)
+    return Job(GymEnv("CartPole-v1"), agent, SPEC, options, check_agent(agent))
 
 
 class Shards:

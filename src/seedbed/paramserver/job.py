@@ -13,10 +13,10 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import write_json
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
-from seedbed.run.encoding import BOUND, decode, encode
+from seedbed.run.encoding import BOUND, decode, decode_shapes, encode, encode_shapes
 from seedbed.run.folder import ROLES
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import Agent, EnvSpec, SeedbedError, bind
+from seedbed.types import Agent, EnvSpec, SeedbedError, Tree, bind
 
 _NAME = "job.json"
 
@@ -29,6 +29,9 @@ class Job:
     agent: Agent  # bound
     spec: EnvSpec  # of single frames
     config: ParamServerConfig
+    gradient: (
+        Tree  # the shapes of the agent's gradient; tracing it takes seconds, so one process does it
+    )
 
     @property
     def host(self) -> str | None:
@@ -43,7 +46,7 @@ class Job:
     @functools.cached_property
     def plan(self) -> Plan:
         """How the learner state is divided."""
-        return Plan(self.agent, self.config.parameter_shards)
+        return Plan(self.agent, self.config.parameter_shards, self.gradient)
 
     @staticmethod
     def folder(run: Path) -> Path:
@@ -58,6 +61,7 @@ class Job:
             "agent": encode(self.agent, BOUND),
             "spec": spec_to_json(self.spec),
             "config": encode(self.config),
+            "gradient": encode_shapes(self.gradient),
         }
         try:
             path.parent.mkdir(exist_ok=True)
@@ -75,7 +79,9 @@ class Job:
             content = json.loads(path.read_text())
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
             agent = bind(decode(content["agent"]), stacked_spec(spec, env.frame_stack))
-            return cls(env, agent, spec, decode(content["config"]))
+            return cls(
+                env, agent, spec, decode(content["config"]), decode_shapes(content["gradient"])
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SeedbedError(
                 f"{path} cannot be read ({error}): the run has another runtime, or has not begun"

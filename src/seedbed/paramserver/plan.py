@@ -11,7 +11,6 @@ import numpy as np
 
 from seedbed.paramserver.division import Division
 from seedbed.paramserver.messages import BlockLayout
-from seedbed.run.checking import check_agent
 from seedbed.types import Agent, LearnerState, Tree
 
 
@@ -21,16 +20,12 @@ class Plan:
 
     agent: Agent  # bound
     shards: int
+    gradient: Tree  # the shapes of a whole gradient, as `check_agent` returns them
 
     @functools.cached_property
     def state(self) -> LearnerState:
         """The shapes of the whole learner state."""
         return jax.eval_shape(self.agent.init, jax.random.key(0))
-
-    @functools.cached_property
-    def gradient(self) -> Tree:
-        """The shapes of a whole gradient."""
-        return check_agent(self.agent)
 
     @functools.cached_property
     def division(self) -> Division:

@@ -17,13 +17,13 @@ from seedbed.paramserver.keeper import end_all
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import forget_former, set_aside
 from seedbed.paramserver.run import ClusterRun
-from seedbed.run.checking import checked
+from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.folder import RunFolder
 from seedbed.run.runtime import View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import Agent, EnvSpec, learns_from_replay
+from seedbed.types import Agent, EnvSpec, bind, learns_from_replay
 
 
 def train(
@@ -42,8 +42,9 @@ def train(
     ensure_credentials(run.listen)
     with Session(run, view) as session:
         spec = _find_spec(env, config, session)
-        agent = checked(agent, stacked_spec(spec, env.frame_stack))
-        job = Job(env, agent, spec, config)
+        agent = bind(agent, stacked_spec(spec, env.frame_stack))
+        view.message("tracing the agent")
+        job = Job(env, agent, spec, config, check_agent(agent))
         adopts = is_running(job, path)
         save = None if adopts else _prepare(job, session)
         if adopts:

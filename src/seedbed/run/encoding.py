@@ -7,7 +7,7 @@ import difflib
 import importlib
 from typing import Any
 
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, Tree
 
 BOUND = ("spec",)
 """Agent fields that `types.bind` fills. They are not options and are not saved with a configuration."""
@@ -72,3 +72,47 @@ def construct(kind: type, fields: dict[str, Any]) -> Any:
 def plain_tuple(value: Any) -> Any:
     """Returns a list as a tuple of decoded values, and anything else as it is."""
     return tuple(decode(child) for child in value) if isinstance(value, list) else value
+
+
+def encode_shapes(tree: Tree) -> Any:
+    """Returns a tree of arrays, or of their shapes, as JSON types that say its structure, shapes and dtypes.
+
+    Raises SeedbedError if it has nodes other than tuples, NamedTuples, lists, dicts with names, and None.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        kind = type(tree)
+        return {
+            "named": f"{kind.__module__}:{kind.__qualname__}",
+            "of": [encode_shapes(child) for child in tree],
+        }
+    if isinstance(tree, tuple | list):
+        return {type(tree).__name__: [encode_shapes(child) for child in tree]}
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: encode_shapes(child) for key, child in tree.items()}}
+    leaf: Any = tree
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return [list(leaf.shape), str(leaf.dtype)]
+    raise SeedbedError(
+        f"a gradient has a node of type {type(tree).__name__}: learners can only share trees of tuples, "
+        "NamedTuples, lists and dicts with names"
+    )
+
+
+def decode_shapes(data: Any) -> Tree:
+    """Returns the tree of `encode_shapes`, whose leaves are `jax.ShapeDtypeStruct`."""
+    import jax
+
+    if data is None:
+        return None
+    if isinstance(data, list):
+        return jax.ShapeDtypeStruct(tuple(data[0]), data[1])
+    if "named" in data:
+        module, _, name = data["named"].partition(":")
+        kind = getattr(importlib.import_module(module), name)
+        return kind(*map(decode_shapes, data["of"]))
+    if "dict" in data:
+        return {key: decode_shapes(child) for key, child in data["dict"].items()}
+    ((name, children),) = data.items()
+    return (tuple if name == "tuple" else list)(map(decode_shapes, children))
