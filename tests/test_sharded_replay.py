@@ -80,6 +80,7 @@ class Shards:
     def close(self) -> None:
         for replay in self.replays:
             replay.close()
+            replay.release()
         for shard in self.roles:
             self.end(shard)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import KEY, ActorKey
+from seedbed.actors.names import Names
 from seedbed.actors.wire import ProtocolError
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
@@ -50,6 +51,7 @@ class Caller:
         self._memory = -1  # the descriptor of the blocks
         self._up_bytes = self._down_bytes = 0
         self.blocks = Blocks(0, 0)
+        self._names = Names()
         self.last_error = ""  # why the last try failed
 
     def make_room(self, up_bytes: int, down_bytes: int) -> None:
@@ -99,10 +101,10 @@ class Caller:
         if not local:
             error: OSError = ConnectionError(f"{self.role} does not listen for other machines")
             for host, port in address.hosts:
+                if self._stop():
+                    raise Stopped
                 try:
-                    stream = socket.create_connection((host, port), timeout=_CONNECT_S)
-                    keep_alive(stream)
-                    return stream
+                    return self._connected(host, port)
                 except OSError as failure:
                     error = failure
             raise error
@@ -110,6 +112,19 @@ class Caller:
         try:
             stream.connect("\0" + address.socket)
             socket.send_fds(stream, [b"\0"], [self._memory] if self._memory >= 0 else [])
+        except OSError:
+            stream.close()
+            raise
+        return stream
+
+    def _connected(self, host: str, port: int) -> socket.socket:
+        """Returns a socket that is connected; raises OSError, also while a name is being looked up."""
+        family, kind, number, _, address = self._names.find(host, port)[0]
+        stream = socket.socket(family, kind, number)
+        try:
+            stream.settimeout(_CONNECT_S)
+            stream.connect(address)
+            keep_alive(stream)
         except OSError:
             stream.close()
             raise

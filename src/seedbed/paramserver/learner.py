@@ -23,20 +23,21 @@ from seedbed.central.inference import Inference
 from seedbed.central.learning import Learner
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.paramserver.caller import Stopped
+from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
+from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals, run_role
 from seedbed.paramserver.server import Client
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
-from seedbed.run.devices import choose_devices
+from seedbed.run.devices import Device, choose_devices
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
 from seedbed.run.update import progress_of, require_finite
-from seedbed.types import SeedbedError, learns_from_replay
+from seedbed.types import Array, SeedbedError, learns_from_replay
 
 # The niceness of actors, as in a central run with replay.
 _MODEST = 10
@@ -61,7 +62,9 @@ class LearnerWork:
         """Starts the actors, and connects to the shards. Raises SeedbedError if that fails for good."""
         self.number = role.directory.take_number("learner")
         self._job, self._ended = job, threading.Event()
+        self._role, self._begun_s = role, time.monotonic()
         self._failure: BaseException | None = None
+        self._threads: list[threading.Thread] = []
         config, agent = job.config, job.agent
         places = role.directory, role.directory.path.parent / CREDENTIALS
         seed = derived_seed(config.seed, self.number)
@@ -74,19 +77,15 @@ class LearnerWork:
         )
         self._pool = local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s)
         self.outliers = Outliers(config.outlier_deviations)
-        _await_spec(self._pool, job, self._ended.is_set)
-        self._source: ShardedReplay | LeasedUnrolls
-        if learns_from_replay(agent):
-            self._source = ShardedReplay(job, seat, self.number, places, seed)
-        else:
-            self._source = LeasedUnrolls(job, self._pool)
+        _await_spec(self._pool, job, self._stops)
+        self._source = _experience(job, seat, self.number, places, self._pool)
         self._updater = ShardedUpdater(
             job.plan,
             self.number,
             *places,
             self.outliers,
             lambda: self._source.tally,
-            self._ended.is_set,
+            self._stops,
         )
         self._source.extend(self._updater.lease)
         self._episodes = EpisodeStatistics(self._pool.num_groups, self._pool.group_size)
@@ -94,16 +93,7 @@ class LearnerWork:
         act_key, learn_key = jax.random.split(key)
         devices = choose_devices((0,), "learner_devices")
         self._learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater)
-        envs = np.arange(self._pool.num_envs).reshape(self._pool.num_groups, -1)
-        self._inference = Inference(
-            agent,
-            job.spec,
-            job.frame_stack,
-            devices[0],
-            envs + seat * self._pool.num_envs,
-            config.learners * self._pool.num_envs,
-            act_key,
-        )
+        self._inference = _inference(job, seat, self._pool, devices[0], act_key)
         self._publish()
         self._inference.compile(job.spec)
         self._acting = InferenceLoop(
@@ -121,6 +111,11 @@ class LearnerWork:
         ]
         for thread in self._threads:
             thread.start()
+
+    def _stops(self) -> bool:
+        """Whether waiting for others has to end: also if a run has no shards when this learner starts."""
+        alone = not self._threads and time.monotonic() > self._begun_s + ORPHAN_S
+        return self._ended.is_set() or self._role.finishing or alone
 
     def _guard(self, loop: Callable[[], None]) -> None:
         try:
@@ -235,15 +230,35 @@ class LearnerWork:
         self._source.close()
         for thread in self._threads:
             thread.join()
+        self._source.release()
         self._updater.close()
         self._pool.close()
         if self._failure is not None:
             raise self._failure
 
 
+def _experience(
+    job: Job, seat: int, number: int, places: tuple[Directory, Path], pool: ActorPool
+) -> ShardedReplay | LeasedUnrolls:
+    """Returns where steps go and batches come from."""
+    if learns_from_replay(job.agent):
+        seed = derived_seed(job.config.seed, number)
+        return ShardedReplay(job, seat, number, places, seed)
+    return LeasedUnrolls(job, pool)
+
+
+def _inference(job: Job, seat: int, pool: ActorPool, device: Device, key: Array) -> Inference:
+    """Returns the acting of a learner, whose environments have their places among those of all learners."""
+    envs = np.arange(pool.num_envs).reshape(pool.num_groups, -1) + seat * pool.num_envs
+    total = job.config.learners * pool.num_envs
+    return Inference(job.agent, job.spec, job.frame_stack, device, envs, total, key)
+
+
 def _await_spec(pool: ActorPool, job: Job, stop: Callable[[], bool]) -> None:
-    """Waits for the first actor; raises SeedbedError if its environments are not those of the run."""
+    """Waits for the first actor; raises Stopped, and SeedbedError if its environments are not those of the run."""
     spec = pool.wait_spec(stop)
+    if spec is None:
+        raise Stopped
     if spec != job.spec:
         raise SeedbedError(
             f"the environments here have another spec, {spec}, than those of the run, {job.spec}"

@@ -298,9 +298,12 @@ class ShardedReplay:
         return {"replay/ready": len(self._ready), "replay/homeless": len(self._homeless)}
 
     def close(self) -> None:
-        """Wakes every thread that waits, and ends all streams. Any thread but the streams' may call this."""
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         with self._work:
             self._closed = True
             self._work.notify_all()
+
+    def release(self) -> None:
+        """Ends all streams. Call after `close`, when no other thread uses the replay."""
         for client in self._clients:
             client.close()

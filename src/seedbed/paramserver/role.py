@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
+from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
@@ -104,6 +105,11 @@ class Role:
         address = self.directory.find(self.name)
         return address is None or address.number <= self.number
 
+    @property
+    def finishing(self) -> bool:
+        """Whether the role is to end."""
+        return self._finish
+
     def finish(self, *_: Any) -> None:
         """Lets the role end soon; may be a handler of signals."""
         self._finish = True
@@ -147,6 +153,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     try:
         role, work, host = make()
         role.serve(work, host)
+    except Stopped:
+        return
     except SeedbedError as error:
         traceback.print_exc()
         sys.stderr.write(f"{str(error).splitlines()[0]}\n")

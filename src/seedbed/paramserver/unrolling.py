@@ -76,5 +76,8 @@ class LeasedUnrolls(UnrollSink):
         return {"queued_unrolls": self._unrolls.metrics()["queued_unrolls"]}
 
     def close(self) -> None:
-        """Wakes every thread that waits. Any thread may call this."""
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         self._unrolls.close()
+
+    def release(self) -> None:
+        """Does nothing: there are no streams. Call when no other thread uses the unrolls."""
