@@ -255,7 +255,7 @@ def _inference(job: Job, seat: int, pool: ActorPool, device: Device, key: Array)
 
 
 def _await_spec(pool: ActorPool, job: Job, stop: Callable[[], bool]) -> None:
-    """Waits for the first actor; raises Stopped, and SeedbedError if its environments are not those of the run."""
+    """Waits for the first actor; raises Stopped, or SeedbedError if it is not of the run."""
     spec = pool.wait_spec(stop)
     if spec is None:
         raise Stopped

@@ -18,11 +18,12 @@ from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.replay_folder import role_of
 from seedbed.paramserver.replay_shard import RowLayout, SampleLayout, priorities_layout
 from seedbed.paramserver.shard import LEARNER
-from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.replay import Sample
 
-# Rows of one message, and the bytes of rows that may wait for their place in the shard.
-_ROWS, _WAITING_BYTES = 16, 64 << 20
+# Rows of one message, and the sets of chunks of each group that may be on their way: the lease counts only
+# the items that the shard has told of, so what it has not told must be little.
+_ROWS, _SETS_AHEAD = 16, 2
 
 
 class Row(NamedTuple):
@@ -110,8 +111,8 @@ class ReplayClient:
     @property
     def full(self) -> bool:
         """Whether so much waits for the shard that acting has to wait. Any thread may read it."""
-        waiting = len(self._unsent) + len(self._unacked)
-        return waiting * self._rows_layout.size > _WAITING_BYTES
+        most = _SETS_AHEAD * CHUNK * self._layout.num_groups
+        return len(self._unsent) + len(self._unacked) >= most
 
     @property
     def idle(self) -> bool:
