@@ -291,14 +291,14 @@ def cartpole_gorila() -> TrainConfig:
     agent = Dqn(
         hidden_sizes=(128, 128),
         activation="tanh",
-        batch=256,
+        batch=64,
         capacity=100_000,
         min_size=1_000,
-        ratio=8.0,
+        ratio=4.0,
         n_step=5,
         error_clip=0.0,
-        target_period=250,
-        learning_rate=5e-4,
+        target_period=200,
+        learning_rate=2e-3,
         adam_epsilon=1e-8,
         max_gradient_norm=100.0,
     )
