@@ -39,7 +39,7 @@ class RunResult(NamedTuple):
 
 def explores(preset: str) -> bool:
     """Returns whether training acts at random more often than evaluations do, and so has lower returns."""
-    return preset.endswith(("dqn", "r2d2"))
+    return preset.endswith(("dqn", "r2d2", "gorila", "gorila-apex"))
 
 
 def score_of(preset: str) -> str:

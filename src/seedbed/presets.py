@@ -116,6 +116,14 @@ def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> Trai
     )
 
 
+def _pong_dqn(**options: Any) -> TrainConfig:
+    """Atari Pong with DQN, for which steps are few and slow; `options` are fields of `Dqn`."""
+    config = _pong(atari_dqn, 2_500_000, **options)
+    return dataclasses.replace(
+        config, runtime=dataclasses.replace(config.runtime, evaluate_every=25_000)
+    )
+
+
 def pong_impala() -> TrainConfig:
     """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
     return _pong(atari_impala, 2_500_000)
@@ -124,6 +132,11 @@ def pong_impala() -> TrainConfig:
 def pong_r2d2() -> TrainConfig:
     """Atari Pong with R2D2 (small CNN, LSTM instead of stacked frames, no sticky actions)."""
     return _pong(atari_r2d2, 5_000_000)
+
+
+def pong_dqn() -> TrainConfig:
+    """Atari Pong with double dueling DQN (small CNN, no sticky actions)."""
+    return _pong_dqn()
 
 
 def cartpole_impala() -> TrainConfig:
@@ -310,9 +323,7 @@ def cartpole_gorila() -> TrainConfig:
 
 def pong_gorila() -> TrainConfig:
     """Atari Pong with Gorila as published: DQN with AdaGrad, and one exploration rate that falls."""
-    config = _pong(
-        atari_dqn,
-        2_500_000,
+    config = _pong_dqn(
         double=False,
         dueling=False,
         n_step=1,
@@ -327,7 +338,7 @@ def pong_gorila() -> TrainConfig:
 
 def pong_gorila_apex() -> TrainConfig:
     """Atari Pong with Gorila's roles and Ape-X's agent: prioritised, double, dueling DQN."""
-    config = _pong(atari_dqn, 2_500_000, priority_exponent=0.6, importance_exponent=0.4)
+    config = _pong_dqn(priority_exponent=0.6, importance_exponent=0.4)
     return _many_learners(config)
 
 
@@ -354,6 +365,7 @@ def half_cheetah_sac() -> TrainConfig:
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
     "pong/r2d2": pong_r2d2,
+    "pong/dqn": pong_dqn,
     "pong/gorila": pong_gorila,
     "pong/gorila-apex": pong_gorila_apex,
     "cartpole/impala": cartpole_impala,
