@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -74,9 +75,9 @@ class ShardLayout:
         """Returns the parameters in a block, as views."""
         return jax.tree.unflatten(self._params, self._first.views(block[: self.params_bytes]))
 
-    def write_auxiliary(self, auxiliary: Tree, block: np.ndarray) -> None:
-        """Copies a shard's part of the state that only learning needs into a block."""
-        self._second.write(jax.tree.leaves(auxiliary), block[self.params_bytes :])
+    def write_auxiliary(self, leaves: Sequence[np.ndarray], block: np.ndarray) -> None:
+        """Copies a shard's part of the state that only learning needs, its leaves, into a block."""
+        self._second.write(leaves, block[self.params_bytes :])
 
     def auxiliary(self, block: np.ndarray) -> Tree:
         """Returns the state that only learning needs in a block, as views."""

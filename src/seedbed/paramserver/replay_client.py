@@ -87,6 +87,7 @@ class ReplayClient:
             0  # items of this learner: of past epochs, and of this one
         )
         self.transitions = 0  # of rows that the shard has
+        self.appended = 0  # transitions of all rows
         self.figures = ShardFigures()
         self.failure: BaseException | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -124,6 +125,7 @@ class ReplayClient:
         """Sends a step of a group, leaves `[n, ...]`, copied at once. For the inference thread."""
         block = np.empty(self._rows_layout.size, np.uint8)
         self._rows_layout.write(step, block)
+        self.appended += transitions
         with self._lock:
             self._numbered += 1
             self._unsent.append(Row(self._numbered, group, opens, transitions, block))

@@ -152,8 +152,9 @@ class ShardedReplay:
             client.append(home, opens, first.size - int(np.count_nonzero(first)), mine)
 
     def _may_add(self, client: ReplayClient) -> bool:
-        tally, lease = self.tally, self._lease
-        return tally.steps < lease.steps and tally.added < lease.added and not client.full
+        lease = self._lease
+        steps = sum(each.appended for each in self._clients)
+        return steps < lease.steps and self.tally.added < lease.added and not client.full
 
     def flush(self) -> None:
         """Does nothing: `add` has handed on every step. Call from the inference thread only."""

@@ -60,7 +60,7 @@ class ParameterShard:
                 experience if isinstance(experience, Replay) else None, job.config.steps
             )
             self.leases.restore(save.books["leases"])
-        self._auxiliary_at = self.ledger.version.number  # the version that changed it last
+        self._auxiliary = Auxiliary(self._state.auxiliary, self.ledger.version.number)
         self._saver, self._saved_s, self._changed = Saver(path), time.monotonic(), False
         gradient = plan.part(plan.gradient, shard)
         apply = jax.jit(functools.partial(_apply, agent), donate_argnums=0)
@@ -122,13 +122,15 @@ class ParameterShard:
         epoch, number = fields["have"]
         same = epoch == version.epoch
         params = not same or number != version.number
-        auxiliary = not same or number < self._auxiliary_at
+        auxiliary = not same or number < self._auxiliary.changed_at(
+            self._state.auxiliary, version.number
+        )
         self._pulls += 1
         self._unmodified += not params
         if params:
             self.layout.write_params(self._state.params, blocks.down)
         if auxiliary:
-            self.layout.write_auxiliary(self._state.auxiliary, blocks.down)
+            self.layout.write_auxiliary(self._auxiliary.leaves, blocks.down)
         size = self.layout.down_bytes if auxiliary else self.layout.params_bytes if params else 0
         self._bytes += size
         lease = self._lease(client.number, fields)
@@ -165,11 +167,8 @@ class ParameterShard:
             raise ProtocolError(str(error)) from error
         if fresh and verdict.fate is Fate.APPLIED:
             grads = self.layout.gradient(block)
-            self._state, changed = self._apply(self._state, grads, progress, weight)
             # Until it is applied, the learner must not write its next gradient into the block.
-            if bool(changed):
-                self._auxiliary_at = verdict.version.number
-            jax.block_until_ready(self._state)
+            self._state = jax.block_until_ready(self._apply(self._state, grads, progress, weight))
         client.send(
             Kind.VERDICT,
             push=verdict.push,
@@ -212,15 +211,30 @@ class ParameterShard:
         self._saver.close()
 
 
+class Auxiliary:
+    """What only learning needs, as it was when it was seen to change last; most updates leave it as it is."""
+
+    def __init__(self, auxiliary: Tree, version: int) -> None:
+        """Copies it, as it is at a version."""
+        self.leaves = [np.array(leaf) for leaf in jax.tree.leaves(auxiliary)]
+        self._changed_at = self._seen_at = version
+
+    def changed_at(self, auxiliary: Tree, version: int) -> int:
+        """Returns a version of which on it is as in `leaves`; takes it as it is at `version`, the newest."""
+        if version != self._seen_at:
+            self._seen_at = version
+            for kept, leaf in zip(self.leaves, jax.tree.leaves(auxiliary), strict=True):
+                if not np.array_equal(kept, leaf):
+                    np.copyto(kept, leaf)
+                    self._changed_at = version
+        return self._changed_at
+
+
 def _apply(
     agent: Agent, state: LearnerState, grads: Tree, progress: Array, weight: Array
-) -> tuple[LearnerState, Array]:
-    """Applies a part of a gradient; returns the new state, and whether its auxiliary has changed."""
-    state = state._replace(progress=progress)
-    after = agent.apply(state, grads, Output({}, weight))
-    pairs = zip(jax.tree.leaves(after.auxiliary), jax.tree.leaves(state.auxiliary), strict=True)
-    changed = [jnp.any(new != old) for new, old in pairs]
-    return after, jnp.any(jnp.stack(changed)) if changed else jnp.bool_(False)
+) -> LearnerState:
+    """Applies a part of a gradient."""
+    return agent.apply(state._replace(progress=progress), grads, Output({}, weight))
 
 
 def main() -> None:

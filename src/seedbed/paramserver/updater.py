@@ -34,6 +34,7 @@ class _Shard:
         self.have = Version(0, 0)  # of the parameters that were pulled last; no shard has epoch 0
         self.params: Tree = ()  # in memory that the next pull overwrites
         self.auxiliary: Tree = ()
+        self.fresh: set[str] = set()  # the fields of the learner state that the last pull changed
         self.wanted = self.asked = False  # whether a PULL is to be answered, and was sent
         self.lease = Lease()
         self._push: dict[str, Any] = {}  # the fields of the last PUSH
@@ -80,6 +81,8 @@ class _Shard:
         self.caller.take_block(message, size)
         self.params = layout.params(self.caller.blocks.down)
         self.auxiliary = layout.auxiliary(self.caller.blocks.down)
+        changed = (("params", params), ("auxiliary", auxiliary))
+        self.fresh = {name for name, sent in changed if sent}
         self.have = Version(*fields["version"])
         if fields["lease"] is not None:
             self.lease = Lease(*fields["lease"])
@@ -115,6 +118,7 @@ class ShardedUpdater:
             for shard in range(plan.shards)
         ]
         self._like = plan.state._replace(optimizer_state=())
+        self._state = self._like  # shapes, until the first pull
         self._progress = np.float32(0)
         self._dirty = True  # whether something was pushed since the last pull
         self.lags: collections.Counter[int] = (
@@ -183,20 +187,19 @@ class ShardedUpdater:
                 shard.ask(self._tally())
             except ConnectionError:
                 continue  # `_await` asks again
-        before = [shard.have for shard in self._shards]
         for shard in self._shards:
             self._await(shard)
         self._dirty = False
-        if [shard.have for shard in self._shards] != before:
-            params, auxiliary = (
-                self._joined(
-                    [getattr(shard, name) for shard in self._shards], getattr(self._like, name)
-                )
-                for name in ("params", "auxiliary")
+        joined = {
+            name: self._joined(
+                [getattr(shard, name) for shard in self._shards], getattr(self._like, name)
             )
-            self._state = self._like._replace(params=params, auxiliary=auxiliary)
+            for name in set().union(*(shard.fresh for shard in self._shards))
+        }
         self._state = self._state._replace(
-            updates=jnp.int32(self._shards[0].have.number), progress=jnp.float32(self._progress)
+            **joined,
+            updates=jnp.int32(self._shards[0].have.number),
+            progress=jnp.float32(self._progress),
         )
 
     def _joined(self, parts: list[Tree], like: Tree) -> Tree:
