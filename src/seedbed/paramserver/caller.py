@@ -6,6 +6,7 @@ import os
 import random
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,7 @@ class Caller:
         self._connection: Connection[Kind] | None = None
         self._memory = -1  # the descriptor of the blocks
         self._up_bytes = self._down_bytes = 0
+        self.most_bytes = CONTROL_BYTES  # of a message that comes, but for `blocks.down`
         self.blocks = Blocks(0, 0)
         self._names = Names()
         self.last_error = ""  # why the last try failed
@@ -135,7 +137,7 @@ class Caller:
     ) -> dict[str, Any]:
         local = stream.family == socket.AF_UNIX
         self._connection = Connection(stream, None if local else self._context, Kind, server=False)
-        self._connection.limit = CONTROL_BYTES + self._down_bytes
+        self._connection.limit = self.most_bytes + self._down_bytes
         until_s = time.monotonic() + _CONNECT_S
         challenge = self._expect(Kind.CHALLENGE, until_s)
         if (challenge["role"], challenge["number"]) != (self.role, address.number):
@@ -206,8 +208,7 @@ class Caller:
                     os.eventfd_read(wake)
                     return None
         except ProtocolError as error:
-            self.close()
-            raise ConnectionError(str(error)) from error
+            raise self._broken(error) from error
         except ConnectionError:
             self.close()
             raise
@@ -220,8 +221,13 @@ class Caller:
         try:
             return self.blocks.take(message, self.blocks.down[:size])
         except ProtocolError as error:
-            self.close()
-            raise ConnectionError(str(error)) from error
+            raise self._broken(error) from error
+
+    def _broken(self, error: ProtocolError) -> ConnectionError:
+        """Ends a stream that breaks the protocol, and says so in this process's log."""
+        self.close()
+        sys.stderr.write(f"{self.role} breaks the protocol: {error}\n")
+        return ConnectionError(str(error))
 
     def _require(self) -> Connection[Kind]:
         if self._connection is None:

@@ -71,6 +71,7 @@ class ReplayClient:
         self._drawn, self._changed = drawn, changed
         self._closed = threading.Event()
         self._caller = Caller(*places, role_of(shard), self._closed.is_set)
+        self._caller.most_bytes += SampleLayout(layout, layout.experience.batch).size
         self._rows_layout = RowLayout(layout)
         self._samples: dict[int, SampleLayout] = {}
         # Guards what follows.
