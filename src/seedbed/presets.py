@@ -331,7 +331,7 @@ def pong_gorila() -> TrainConfig:
         learning_rate=1e-2,
         epsilon=1.0,
         epsilon_final=0.1,
-        epsilon_updates=100_000,
+        epsilon_updates=25_000,
     )
     return _many_learners(config)
 

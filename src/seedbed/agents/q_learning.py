@@ -33,6 +33,9 @@ from seedbed.types import (
 
 LEAST_PRIORITY = 1e-6
 """Number that is added to priorities, so that an item without error can be drawn again."""
+# What AdaGrad's sum of squares begins with. Gradients of Q-learning are so small that optax's own value, 0.1,
+# would outweigh the squares of a whole run.
+_FIRST_SQUARES = 1e-6
 
 
 class ActingValues(NamedTuple):
@@ -161,7 +164,7 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
 
     def _optimizer(self) -> optax.GradientTransformation:
         if self.optimizer == "adagrad":
-            return optax.adagrad(self.learning_rate)
+            return optax.adagrad(self.learning_rate, _FIRST_SQUARES)
         return optax.adam(self.learning_rate, eps=self.adam_epsilon)
 
     def _annealed(self, updates: Array) -> Array | tuple[()]:

@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -108,11 +109,28 @@ class BlockLayout:
             np.copyto(view, array)
 
 
-def aligned_block(size: int) -> np.ndarray:
-    """Returns a new block of so many bytes, in which a layout's arrays are aligned as XLA wants them."""
-    memory = np.empty(size + _ALIGNED, np.uint8)
-    start = -memory.ctypes.data % _ALIGNED
-    return memory[start : start + size]
+class BlockPool:
+    """Blocks of one size, in which a layout's arrays are aligned as XLA wants them. For one thread."""
+
+    def __init__(self, size: int) -> None:
+        """Takes no memory yet; `size` is in bytes."""
+        self._size = size
+        self._free: list[np.ndarray] = []
+
+    def lend(self) -> np.ndarray:
+        """Returns a block that nobody uses: it is free again when it and all its views are dead.
+
+        A block that was used lately lies in the processor's cache; a new one does not.
+        """
+        if self._free:
+            block = self._free.pop()
+        else:
+            memory = np.empty(self._size + _ALIGNED, np.uint8)
+            start = -memory.ctypes.data % _ALIGNED
+            block = memory[start : start + self._size]
+        lent = block[:]
+        weakref.finalize(lent, self._free.append, block).atexit = False
+        return lent
 
 
 class Blocks:

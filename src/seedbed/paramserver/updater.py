@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.leases import Lease, Tally
 from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
-from seedbed.paramserver.messages import BlockLayout, Kind, Message, aligned_block
+from seedbed.paramserver.messages import BlockLayout, BlockPool, Kind, Message
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.types import LearnerState, Output, Tree
 
+FIELDS = ("params", "auxiliary")
+"""The fields of a learner state that a learner gets."""
 LOSS = "loss/total"
 """The metric by which a gradient is an outlier."""
 
@@ -81,8 +82,7 @@ class _Shard:
         self.caller.take_block(message, size)
         self.params = layout.params(self.caller.blocks.down)
         self.auxiliary = layout.auxiliary(self.caller.blocks.down)
-        changed = (("params", params), ("auxiliary", auxiliary))
-        self.fresh = {name for name, sent in changed if sent}
+        self.fresh = {name for name, sent in zip(FIELDS, (params, auxiliary), strict=True) if sent}
         self.have = Version(*fields["version"])
         if fields["lease"] is not None:
             self.lease = Lease(*fields["lease"])
@@ -119,6 +119,10 @@ class ShardedUpdater:
         ]
         self._like = plan.state._replace(optimizer_state=())
         self._state = self._like  # shapes, until the first pull
+        self._places: dict[str, tuple[BlockLayout, BlockPool]] = {}
+        for name in FIELDS:
+            layout = BlockLayout(jax.tree.leaves(getattr(self._like, name)))
+            self._places[name] = layout, BlockPool(layout.size)
         self._progress = np.float32(0)
         self._dirty = True  # whether something was pushed since the last pull
         self.lags: collections.Counter[int] = (
@@ -190,24 +194,21 @@ class ShardedUpdater:
         for shard in self._shards:
             self._await(shard)
         self._dirty = False
-        joined = {
-            name: self._joined(
-                [getattr(shard, name) for shard in self._shards], getattr(self._like, name)
-            )
-            for name in set().union(*(shard.fresh for shard in self._shards))
-        }
+        fresh = set[str]().union(*(shard.fresh for shard in self._shards))
         self._state = self._state._replace(
-            **joined,
-            updates=jnp.int32(self._shards[0].have.number),
-            progress=jnp.float32(self._progress),
+            **{name: self._joined(name) for name in fresh},
+            updates=np.int32(self._shards[0].have.number),
+            progress=np.float32(self._progress),
         )
 
-    def _joined(self, parts: list[Tree], like: Tree) -> Tree:
-        """Joins parts of the shards into arrays of their own."""
-        layout = BlockLayout(jax.tree.leaves(like))
-        # JAX takes memory that is so aligned as it is; it stays as long as the arrays.
-        leaves = layout.views(aligned_block(layout.size))
-        self._plan.division.join_into(parts, like, leaves)
+    def _joined(self, name: str) -> Tree:
+        """Joins the parts of the shards of a field of the learner state, into arrays of their own."""
+        like, (layout, pool) = getattr(self._like, name), self._places[name]
+        # JAX takes memory that is so aligned as it is, and holds it as long as the arrays are used.
+        leaves = layout.views(pool.lend())
+        self._plan.division.join_into(
+            [getattr(shard, name) for shard in self._shards], like, leaves
+        )
         return jax.tree.unflatten(jax.tree.structure(like), jax.device_put(leaves))
 
     def _await(self, shard: _Shard) -> None:
