@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -54,10 +55,10 @@ def train(folder: Path, view: View | None = None, env=None, agent=AGENT, resume=
         run.close()
 
 
-def saved_items(folder: Path) -> list[tuple[int, int, int]]:
-    """Returns (environment, episode, opening step) of each item that the replay shards have saved."""
+def saved_items(folder: Path, shards: Sequence[int] = ()) -> list[tuple[int, int, int]]:
+    """Returns (environment, episode, opening step) of each item that replay shards, or all, have saved."""
     job, found = Job.read(folder), []
-    for shard in range(job.config.replay_shards):
+    for shard in shards or range(job.config.replay_shards):
         path = Job.folder(folder) / role_of(shard) / "replay"
         replay = HostReplay(layout_of(job), path)
         assert replay.restore() is not None

@@ -1,0 +1,104 @@
+"""The drill of several learners: every fault, one after another in an order of chance (`gorila.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gorila import FAULTS, PARAMETERS, REPLAY, Drill, Fault
+from machines import World, missing, wait_until
+from test_drill import head
+
+from seedbed.paramserver.saves import NAME, ShardSave
+from test_paramserver_run import require_no_gaps, saved_items
+
+SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))
+_PATIENCE_S = 60.0
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(missing()), reason=f"drills need {missing()}"),
+]
+
+
+def endure(drill: Drill, fault: Fault) -> dict[str, float]:
+    """Makes a fault; returns the seconds until its victim is back, and until all go on."""
+    before, begun = fault.victim and drill.start_of(fault.victim), time.monotonic()
+    fault.make(drill)
+    begun = time.monotonic() if not fault.victim else begun
+    back = 0.0
+    if fault.victim:
+        back = wait_until(lambda: drill.start_of(fault.victim) != before, fault.name, _PATIENCE_S)
+    drill.recovered(_PATIENCE_S)
+    return {"back_s": back, "recovery_s": time.monotonic() - begun}
+
+
+def require_books(run: Path) -> dict[str, int]:
+    """Asserts that both shards have had the same pushes, and have applied as many as they say."""
+    found = [ShardSave.read(run / "roles" / name / NAME) for name in PARAMETERS]
+    books = [save.books["pushes"]["books"] for save in found]
+    ends = [{learner: sum(counts) for learner, counts in each.items()} for each in books]
+    assert ends[0] == ends[1]
+    for save, each in zip(found, books, strict=True):
+        applied = sum(counts[0] for counts in each.values())
+        updates = [int(leaf) for leaf in save.leaves if leaf.dtype == np.int32 and not leaf.shape]
+        assert save.books["pushes"]["number"] == applied and updates == [applied]
+    return {
+        "pushes": sum(ends[0].values()),
+        **{name: sum(counts[i] for each in books for counts in each.values())
+           for i, name in enumerate(("applied", "discarded", "rolled_back"))},
+    }  # fmt: skip
+
+
+def require_items(run: Path, faults: Sequence[Fault]) -> int:
+    """Asserts that no item is there twice, and none is missing where no shard has died; returns how many."""
+    lost = {fault.loses for fault in faults}
+    count = 0
+    for number, name in enumerate(REPLAY):
+        items = saved_items(run, [number])
+        require_no_gaps(items, whole=name not in lost)
+        count += len(items)
+    return count
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_fault(tmp_path, seed):
+    chance, begun = random.Random(seed), time.monotonic()
+    found: dict[str, dict[str, float]] = {}
+    faults = chance.sample(FAULTS, len(FAULTS))
+    # Items of one replay shard stay, so that none may be missing there.
+    spared = chance.choice(REPLAY)
+    faults = [fault for fault in faults if fault.loses != spared]
+    try:
+        with World(tmp_path) as world:
+            drill = Drill(world)
+            for fault in faults:
+                found[fault.name] = endure(drill, fault)
+            assert drill.train.terminate() == 130, drill.train.said()
+            wait_until(lambda: drill.learner.code() is not None, "the learner's end", 30)
+            assert drill.learner.code() == 0, drill.learner.said()
+            books, items = require_books(drill.run), require_items(drill.run, faults)
+    finally:
+        print({name: [round(x, 2) for x in each.values()] for name, each in found.items()})
+    seconds = time.monotonic() - begun
+    print(books, items, f"{seconds:.0f} s")
+    assert items > 500 and books["applied"] > 100
+    for fault in faults:
+        if fault.within_s:
+            assert found[fault.name]["back_s"] < fault.within_s, fault.name
+    content = {
+        "seed": seed,
+        "commit": head(),
+        "seconds": seconds,
+        "books": books,
+        "items": items,
+        "found": found,
+    }
+    (tmp_path / "found.json").write_text(json.dumps(content))
