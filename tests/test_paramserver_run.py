@@ -21,6 +21,7 @@ from counting_agent import CountingAgent, CountingReplayAgent, check_item
 from seedbed import trees
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import keeper
 from seedbed.paramserver import train as paramserver
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
@@ -184,6 +185,24 @@ def test_the_rest_goes_on_when_a_role_is_killed(tmp_path, victim):
     assert {name for name in pids if now[name] != pids[name]} == {victim}
     summary = results[0]
     assert summary["env_steps"] >= 12_000 and summary["cluster/restarts"] == 1
+    require_no_gaps(saved_items(folder), whole=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parameters-0", "replay-1", "learner-0"])
+def test_a_role_that_hangs_is_killed_and_started_again(tmp_path, victim, monkeypatch):
+    monkeypatch.setattr(keeper, "_HUNG_S", 3.0)
+    folder, view = tmp_path / "run", View()
+    thread, results = in_thread(folder, view, steps=12_000)
+    wait_for(lambda: steps_of(view) > 3000)
+    pids, before = roles(folder), steps_of(view)
+    os.kill(pids[victim], signal.SIGSTOP)
+    wait_for(lambda: roles(folder)[victim] != pids[victim], 30)
+    wait_for(lambda: steps_of(view) > before + 500)
+    thread.join()
+    assert not isinstance(results[0], BaseException), results[0]
+    assert f"{victim} has given no sign for 3 s: it is killed" in view.messages
+    assert gone(pids[victim]) and results[0]["cluster/restarts"] == 1
     require_no_gaps(saved_items(folder), whole=False)
 
 

@@ -268,7 +268,8 @@ class Keeper:
     def take_notices(self) -> list[str]:
         """Returns messages for the user, each once. One thread at a time may call this."""
         own = [self._notices.popleft() for _ in range(len(self._notices))]
-        return [*own, *self.report.pop("notices", [])]
+        theirs = self.report.pop("notices", [])
+        return [*own, *(f"{self.role.name}: {notice}" for notice in theirs)]
 
     def finish(self) -> None:
         """Lets the role end by itself, after it has saved what it has; does not wait."""

@@ -131,11 +131,7 @@ class ClusterRun:
         own, self._notices = self._notices, []
         return [
             *own,
-            *(
-                f"{keeper.role.name}: {notice}" if keeper in self._cluster.learners else notice
-                for keeper in self._cluster.all
-                for notice in keeper.take_notices()
-            ),
+            *(notice for keeper in self._cluster.all for notice in keeper.take_notices()),
             *(
                 f"evaluation: {notice}"
                 for each in self._evaluations
