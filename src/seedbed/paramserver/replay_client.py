@@ -79,7 +79,8 @@ class ReplayClient:
         self._numbered = 0
         self._unsent: collections.deque[Row] = collections.deque()
         self._unacked: collections.deque[Row] = collections.deque()
-        self._ends: list[int] = []
+        self._ends: list[int] = []  # groups whose end the shard has not answered yet
+        self._ends_sent = False
         self._draws: collections.deque[Draw] = collections.deque()
         self._asked: dict[int, Draw] = {}
         self._priorities: collections.deque[tuple[int, np.ndarray, int]] = collections.deque()
@@ -118,7 +119,7 @@ class ReplayClient:
 
     @property
     def idle(self) -> bool:
-        """Whether the shard has all rows. Any thread may read it."""
+        """Whether the shard has all rows, and knows of all ends. Any thread may read it."""
         with self._lock:
             return not (self._unsent or self._unacked or self._ends)
 
@@ -136,6 +137,7 @@ class ReplayClient:
         """Ends the streams of groups, behind all rows. Any thread may call this."""
         with self._lock:
             self._ends += groups
+            self._ends_sent = False
         os.eventfd_write(self._wake, 1)
 
     def draw(self, draw: Draw) -> None:
@@ -195,6 +197,7 @@ class ReplayClient:
                         seen.add(row.group)
                         again[place] = row._replace(opens=True)
             self._unsent = collections.deque(again)
+            self._ends_sent = False
         self._note(said)
 
     def _settle(self, acked: int) -> None:
@@ -209,9 +212,8 @@ class ReplayClient:
             with self._lock:
                 rows = [self._unsent.popleft() for _ in range(min(_ROWS, len(self._unsent)))]
                 self._unacked.extend(rows)
-                ends = self._ends if not self._unsent else []
-                if ends:
-                    self._ends = []
+                ends = [] if self._unsent or self._ends_sent else list(self._ends)
+                self._ends_sent |= bool(ends)
                 draws = [self._draws.popleft() for _ in range(len(self._draws))]
                 self._asked |= {draw.tag: draw for draw in draws}
                 priorities = [self._priorities.popleft() for _ in range(len(self._priorities))]
@@ -233,6 +235,7 @@ class ReplayClient:
         if message.kind is Kind.APPENDED:
             with self._lock:
                 self._settle(fields["acked"])
+                self._ends = [group for group in self._ends if group not in fields["ends"]]
             self._note(fields)
         elif message.kind is Kind.ITEMS:
             with self._lock:

@@ -151,11 +151,14 @@ class ReplayShard:
             source.added += self.replay.inserted_of(group) - before
             source.acked = first + index
         for group in fields["ends"]:
+            if self._owners.get(group) != client.number:
+                continue
             before = self.replay.inserted_of(group)
             self.replay.restart(group)
             self.replay.seal_pending()
             source.added += self.replay.inserted_of(group) - before
-        client.send(Kind.APPENDED, acked=source.acked, **self._figures(source))
+        figures = self._figures(source)
+        client.send(Kind.APPENDED, acked=source.acked, ends=fields["ends"], **figures)
 
     def _figures(self, source: _Source) -> dict[str, Any]:
         return {
