@@ -265,19 +265,24 @@ class Cluster:
 
     def end_learners(self) -> None:
         """Ends all learners; the shards stay."""
-        for keeper in self.learners:
-            keeper.finish()
-        for keeper in self.learners:
-            keeper.close()
+        _end(self.learners)
 
     def close(self) -> None:
         """Ends all roles, the learners first."""
         self.end_learners()
-        shards = [*self.replay, *self.parameters]
-        for keeper in shards:
-            keeper.finish()
-        for keeper in shards:
+        _end([*self.replay, *self.parameters])
+
+    def kill(self) -> None:
+        """Ends all roles at once: what they have not saved is lost."""
+        for keeper in self.all:
             keeper.close()
+
+
+def _end(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        keeper.finish()
+    for keeper in keepers:
+        keeper.close()
 
 
 def _pause(keeper: Keeper) -> None:

@@ -65,6 +65,9 @@ def train(
                 progress = trained.progress()
                 session.take_over(progress.env_steps, progress.updates)
             return session.train(trained)
+        except KeyboardInterrupt:
+            cluster.kill()
+            raise
         finally:
             cluster.close()
 
