@@ -25,7 +25,7 @@ def between(before: int, at, after: int) -> bool:
 def test_the_value_comes_back_with_the_time_at_which_it_was_there():
     value = jnp.arange(6.0).reshape(2, 3)
     before = now()
-    same, at = jax.jit(stamp)(value)
+    same, at = jax.block_until_ready(jax.jit(stamp)(value))
     assert between(before, at[0], now())
     assert at.dtype == jnp.uint32
     np.testing.assert_array_equal(same, value)
@@ -63,7 +63,7 @@ def test_every_device_reads_its_own():
     mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
     mapped = jax.shard_map(stamp, mesh=mesh, in_specs=P("d"), out_specs=(P("d"), P("d")))
     before = now()
-    same, at = jax.jit(mapped)(jnp.arange(8.0))
+    same, at = jax.block_until_ready(jax.jit(mapped)(jnp.arange(8.0)))
     after = now()
     assert at.shape == (4,)
     assert all(between(before, each, after) for each in at)
