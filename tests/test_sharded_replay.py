@@ -252,6 +252,17 @@ def test_when_a_shard_dies_the_others_go_on_and_nothing_saved_is_lost(shards):
     )
 
 
+def test_a_learner_that_adds_nothing_draws_what_others_have_added(shards):
+    run = shards(learners=2, replay_shards=2)
+    silent, adding = run.learner(0, 1), run.learner(1, 2)
+    wait_for(lambda: all(client.connected for client in silent._clients))
+    environments = Environments(adding, 1)
+    for _ in range(20):
+        environments.step(0)
+        environments.step(1)
+    assert {env // ENVS for env, _ in observations(_next(silent))} <= {2, 3}
+
+
 def test_acting_waits_for_its_lease(shards):
     run = shards(learners=1, replay_shards=1)
     replay = run.learner(0, 1)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gorila import FAULTS
+from gorila_faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 

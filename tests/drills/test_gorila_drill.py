@@ -1,4 +1,4 @@
-"""The drill of several learners: every fault, one after another in an order of chance (`gorila.py`)."""
+"""The drill of several learners: every fault, one after another in an order of chance (`gorila_faults.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gorila import FAULTS, PARAMETERS, REPLAY, Drill, Fault
+from gorila_faults import FAULTS, PARAMETERS, REPLAY, Drill, Fault
 from machines import World, missing, wait_until
 from test_drill import head
 

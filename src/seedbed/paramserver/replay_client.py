@@ -21,6 +21,9 @@ from seedbed.paramserver.shard import LEARNER
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.replay import Sample
 
+# The age of a shard's figures from which a learner asks for newer ones: a learner that adds nothing would never
+# know of items, and would keep its lease from others.
+_FIGURES_S = 0.2
 # Rows of one message, and the sets of chunks of each group that may be on their way: the lease counts only
 # the items that the shard has told of, so what it has not told must be little.
 _ROWS, _SETS_AHEAD = 16, 2
@@ -91,6 +94,7 @@ class ReplayClient:
         self.transitions = 0  # of rows that the shard has
         self.appended = 0  # transitions of all rows
         self.figures = ShardFigures()
+        self._asked_s = 0.0  # when the shard was last asked for figures, or for more
         self.failure: BaseException | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name=f"replay-{shard}", daemon=True)
@@ -222,7 +226,9 @@ class ReplayClient:
                     caller.send(Kind.PRIORITIES, block, count=count)
             for draw in draws:
                 caller.send(Kind.DRAW, tag=draw.tag, count=draw.items)
-            if rows or ends:
+            old = time.monotonic() > self._asked_s + _FIGURES_S
+            if rows or ends or old:
+                self._asked_s = time.monotonic()
                 block = np.concatenate([row.block for row in rows]) if rows else None
                 described = [[row.group, row.opens] for row in rows]
                 first = rows[0].number if rows else 0
