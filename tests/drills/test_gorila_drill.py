@@ -1,4 +1,4 @@
-"""The drill of several learners: every fault, one after another in an order of chance (`gorila_faults.py`)."""
+"""The drill of several learners: every fault, one after another in any order (`gorila_faults.py`)."""
 
 from __future__ import annotations
 
