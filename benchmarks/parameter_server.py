@@ -44,7 +44,7 @@ from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
+from seedbed.types import Agent, ArraySpec, Discrete, EnvSpec, Output, bind
 
 RESULT = Path(__file__).parent / "results" / "parameter_server.json"
 SHARDS = 2
@@ -55,11 +55,14 @@ GRADIENTS = 4  # different ones, pushed in turn
 class Server:
     """Parameter shards, and a learner's end at them."""
 
-    def __init__(self, run: Path, tls: bool) -> None:
+    def __init__(
+        self, run: Path, tls: bool, shards: int = SHARDS, agent: Agent | None = None
+    ) -> None:
+        """`agent` is bound to Pong's observations; by default it is DQN with the network of the paper."""
         env = AtariEnv("pong")
         spec = EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))
-        agent = bind(Dqn(torso="nature"), stacked_spec(spec, env.frame_stack))
-        config = ParamServerConfig(parameter_shards=SHARDS, listen="127.0.0.1" if tls else "")
+        agent = agent or bind(Dqn(torso="nature"), stacked_spec(spec, env.frame_stack))
+        config = ParamServerConfig(parameter_shards=shards, listen="127.0.0.1" if tls else "")
         self.job = Job(env, agent, spec, config, check_agent(agent))
         ensure_credentials(run / CREDENTIALS)
         self.job.write(run)
@@ -68,7 +71,7 @@ class Server:
         write_saves(self.job, run, state, 0, 0, 0.0)
         self.keepers = [
             Keeper(run, Role(shard.role_of(i), shard.__name__, ("--shard", str(i))), 0)
-            for i in range(SHARDS)
+            for i in range(shards)
         ]
         # Where the shards are said to be on another machine, nothing is shared.
         caller.this_machine = (lambda: "another") if tls else this_machine

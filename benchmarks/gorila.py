@@ -1,0 +1,210 @@
+"""What asynchrony costs and brings: Gorila with 1, 2 and 4 learners against one central learner.
+
+    python benchmarks/gorila.py                       # all three parts, about 45 minutes
+    python benchmarks/gorila.py --only cartpole       # or pong, or simulation
+    python benchmarks/gorila.py --quick               # for a moment; nothing is saved
+
+A learner, with its actor process, gets a quarter of a core by a control group (Linux, root), in the central
+runtime as in Gorila, so that more learners have more to learn with, as on more machines. Parameter shards,
+replay shards and the coordinator have no quota. `cartpole` tells returns at equal samples and at equal
+wall-clock, `pong` only updates a second, and `simulation` what the paper's size, 100 learners and 31
+parameter shards, would do, from costs that are measured here. For two cores, run it with `taskset -c 0,1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import _cluster
+from _judging import EPISODES
+from _quota import Quota, Warden
+from _training import CommandError, Watch, output, pace, started
+from central import cpu_name, read_lines
+from seedbed.machine import usable_cores
+
+RESULT = Path(__file__).parent / "results" / "gorila.json"
+QUOTA = 0.25  # cores of a learner with its actor
+LEARNERS = (0, 1, 2, 4)  # 0: the central runtime
+RETURN = "episode_return_mean"
+
+
+def arguments(learners: int) -> list[str]:
+    """Returns the options of a side: as many shards of each kind as learners, at most two."""
+    common = ["--evaluate-every", "0", "--log-every-s", "1", "--envs-per-actor", "16"]
+    if not learners:
+        return ["--runtime", "central", "--actors", "1", *common]
+    shards = str(min(2, learners))
+    return [
+        "--learners",
+        str(learners),
+        "--parameter-shards",
+        shards,
+        "--replay-shards",
+        shards,
+        *common,
+    ]
+
+
+def train(preset: str, learners: int, seed: int, steps: int, run: Path) -> dict[str, Any]:
+    """Trains with a quota for each learner; returns its metrics, and the largest memory of all processes."""
+    command = ["train", preset, "--seed", str(seed), "--steps", str(steps), "--run", str(run)]
+    full = [sys.executable, "-m", "seedbed", *command, *arguments(learners)]
+    with contextlib.ExitStack() as stack:
+        groups = [stack.enter_context(Quota(str(i), QUOTA)) for i in range(max(1, learners))]
+
+        def group_of(process: psutil.Process) -> Quota | None:
+            if not learners:
+                return groups[0]
+            words = process.cmdline()
+            if "seedbed.paramserver.learner" not in words:
+                return None
+            return groups[int(words[words.index("--seat") + 1])]
+
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = stack.enter_context(started(full, **pipes))
+        with Warden(process.pid, group_of):
+            watch = Watch(process.pid)
+            said, _ = process.communicate()
+            peak_mb = watch.stop()
+    if process.returncode:
+        raise CommandError(f"{' '.join(full)}\nended with {process.returncode}:\n{said[-3000:]}")
+    return {"lines": read_lines(run / "metrics.jsonl"), "peak_mb": peak_mb}
+
+
+def growth(lines: list[dict[str, Any]], name: str) -> float:
+    """Returns how much a metric has grown a second since it first has, without the last line's evaluation."""
+    grown = [line for line in lines[:-1] if line[name]]
+    if len(grown) < 3:
+        raise CommandError("the run was too short to measure: raise --steps")
+    first, last = grown[0], grown[-1]
+    return (last[name] - first[name]) / (last["wall_s"] - first["wall_s"])
+
+
+def staleness(lines: list[dict[str, Any]]) -> float | None:
+    """Returns the mean of the intervals' mean staleness; None in the central runtime."""
+    found = [line["cluster/staleness_mean"] for line in lines if "cluster/staleness_mean" in line]
+    return statistics.mean(found[len(found) // 2 :]) if found else None
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run's figures besides its returns."""
+    lines = found["lines"]
+    return {
+        "steps_per_s": pace(lines)[0],
+        "updates_per_s": growth(lines, "learner_steps"),
+        "updates": lines[-1]["learner_steps"],
+        "wall_s": lines[-1]["wall_s"],
+        "staleness_mean": staleness(lines),
+        "discarded_share": statistics.mean(x.get("cluster/discarded_share", 0.0) for x in lines),
+        "peak_mb": found["peak_mb"],
+    }
+
+
+def return_at(lines: list[dict[str, Any]], wall_s: float) -> float:
+    """Returns the mean training return at a time of the run's clock."""
+    before = [line[RETURN] for line in lines if line["wall_s"] <= wall_s and line["episodes"]]
+    return before[-1] if before else 0.0
+
+
+def show(side: int, row: dict[str, Any]) -> None:
+    """Prints a row."""
+    name = f"{side} learner{'s' * (side > 1)}" if side else "central"
+    text = ", ".join(f"{k} {v:.4g}" for k, v in row.items() if isinstance(v, (int, float)))
+    print(f"  {name}: {text}", flush=True)
+
+
+def cartpole(seeds: list[int], steps: int) -> dict[str, Any]:
+    """Trains CartPole with each number of learners; returns rows by seed and number."""
+    rows: dict[str, dict[str, Any]] = {}
+    for seed in seeds:
+        print(f"cartpole/gorila, seed {seed}, {steps:,} steps", flush=True)
+        found, own = dict[int, dict[str, Any]](), dict[str, Any]()
+        for side in LEARNERS:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                run = Path(folder) / "run"
+                found[side] = train("cartpole/gorila", side, seed, steps, run)
+                play = ["-m", "seedbed", "evaluate", str(run), "--newest", "--json"]
+                played = output([sys.executable, *play, "--episodes", str(EPISODES)])
+            own[str(side)] = {
+                **summary(found[side]),
+                "return_at_samples": return_at(found[side]["lines"], float("inf")),
+                "played": played[RETURN],
+            }
+        # When the fastest side had all its samples.
+        end_s = min(each["lines"][-2]["wall_s"] for each in found.values())
+        for side in LEARNERS:
+            own[str(side)]["return_at_seconds"] = return_at(found[side]["lines"], end_s)
+            show(side, own[str(side)])
+        rows[str(seed)] = own
+    return {"steps": steps, "rows": rows}
+
+
+def pong(steps: int) -> dict[str, Any]:
+    """Trains Pong for a while with each number of learners; returns updates a second."""
+    print(f"pong/gorila, {steps:,} steps", flush=True)
+    rows = {}
+    for side in LEARNERS:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            rows[str(side)] = summary(train("pong/gorila", side, 0, steps, Path(folder) / "run"))
+        show(side, rows[str(side)])
+    one = rows["0"]["updates_per_s"]
+    shares = {side: row["updates_per_s"] / one for side, row in rows.items()}
+    print("  updates/s against central:", ", ".join(f"{k}: {v:.2f}" for k, v in shares.items()))
+    return {"steps": steps, "rows": rows}
+
+
+def save(name: str, part: dict[str, Any]) -> None:
+    """Saves a part beside those of earlier calls."""
+    result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    now = {
+        "machine": cpu_name(),
+        "cores": usable_cores(),
+        "date": datetime.date.today().isoformat(),
+        "quota": QUOTA,
+    }
+    RESULT.write_text(json.dumps({**result, name: {**now, **part}}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Measures, prints and saves."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=("cartpole", "pong", "simulation"))
+    parser.add_argument("--quick", action="store_true", help="for a moment; nothing is saved")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of CartPole")
+    parser.add_argument("--steps", type=int, default=50_000, help="agent steps of CartPole")
+    parser.add_argument("--pong-steps", type=int, default=8_000, help="agent steps of Pong")
+    given = parser.parse_args()
+    parts = {
+        "cartpole": lambda: cartpole(given.seeds, given.steps),
+        "pong": lambda: pong(given.pong_steps),
+        "simulation": lambda: _cluster.simulation(5.0),
+    }
+    if given.quick:
+        parts = {
+            "cartpole": lambda: cartpole([0], 4_000),
+            "pong": lambda: pong(3_000),
+            "simulation": lambda: _cluster.simulation(0.5),
+        }
+    for name, measure in parts.items():
+        if given.only in (None, name):
+            try:
+                part = measure()
+            except CommandError as error:
+                raise SystemExit(str(error)) from None
+            if not given.quick:
+                save(name, part)
+
+
+if __name__ == "__main__":
+    main()
