@@ -21,8 +21,8 @@ from seedbed.paramserver.shard import LEARNER
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.replay import Sample
 
-# The age of a shard's figures from which a learner asks for newer ones: one that adds nothing would never know
-# of items, and would keep its lease from others.
+# The age of a shard's figures from which a learner asks for newer ones: one that adds nothing would never
+# hear of items, and would keep its lease from others.
 _FIGURES_S = 0.2
 # Rows of one message, and the sets of chunks of each group that may be on their way: the lease counts only
 # the items that the shard has told of, so what it has not told must be little.
