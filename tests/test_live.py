@@ -221,6 +221,11 @@ def test_a_blocked_terminal_blocks_only_its_thread(kind, request):
         assert not thread.is_alive()
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nothing_is_told_where_the_process_has_no_stdout():
+    tell("trained", None)
+
+
 def test_a_closed_terminal_is_left_alone():
     ours, theirs = os.pipe()
     os.close(ours)

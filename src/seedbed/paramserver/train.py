@@ -99,7 +99,7 @@ def _prepare(job: Job, session: Session) -> str | None:
     write_saves(job, path, state, session.start.env_steps, items, owed)
     session.view.message(
         f"starting {job.config.parameter_shards} parameter shards, {len(roles['replay'])} replay shards and "
-        f"{job.config.learners} learners with {job.config.actors} actors each (process {os.getpid()} "
+        f"{job.config.learners} learners, actors of each: {job.config.actors} (process {os.getpid()} "
         "coordinates them)"
     )
     return None if resumed is None else name_of(session.start.env_steps)

@@ -211,8 +211,13 @@ def unbuffered(stream: TextIO) -> TextIO:
     return Descriptor(stream)  # type: ignore[return-value]
 
 
-def tell(text: str, stream: TextIO) -> None:
-    """Writes a line; gives up if the terminal is gone, or blocks for longer than `PATIENCE_S`."""
+def tell(text: str, stream: TextIO | None) -> None:
+    """Writes a line; gives up if the terminal is gone, or blocks for longer than `PATIENCE_S`.
+
+    The process may have been started without a stream: it is None then, and nothing is written.
+    """
+    if stream is None:
+        return
 
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
