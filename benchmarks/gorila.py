@@ -8,7 +8,9 @@ A learner, with its actor process, gets a quarter of a core by a control group (
 runtime as in Gorila, so that more learners have more to learn with, as on more machines. Parameter shards,
 replay shards and the coordinator have no quota. `cartpole` tells returns at equal samples and at equal
 wall-clock, `pong` only updates a second, and `simulation` what the paper's size, 100 learners and 31
-parameter shards, would do, from costs that are measured here. For two cores, run it with `taskset -c 0,1`.
+parameter shards, would do, from costs that are measured here. All sides have as many environments, which the
+learners share: with more of them, each would see less of an episode in as many samples. For two cores, run it
+with `taskset -c 0,1`.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ from seedbed.machine import usable_cores
 RESULT = Path(__file__).parent / "results" / "gorila.json"
 QUOTA = 0.25  # cores of a learner with its actor
 LEARNERS = (0, 1, 2, 4)  # 0: the central runtime
+ENVIRONMENTS = 16  # of all learners together
 RETURN = "episode_return_mean"
 
 
 def arguments(learners: int) -> list[str]:
     """Returns the options of a side: as many shards of each kind as learners, at most two."""
-    common = ["--evaluate-every", "0", "--log-every-s", "1", "--envs-per-actor", "16"]
+    each = str(ENVIRONMENTS // max(1, learners))
+    common = ["--evaluate-every", "0", "--log-every-s", "1", "--envs-per-actor", each]
     if not learners:
         return ["--runtime", "central", "--actors", "1", *common]
     shards = str(min(2, learners))
