@@ -40,12 +40,13 @@ QUOTA = 0.25  # cores of a learner with its actor
 LEARNERS = (0, 1, 2, 4)  # 0: the central runtime
 ENVIRONMENTS = 16  # of all learners together
 RETURN = "episode_return_mean"
+WINDOW = 10_000  # steps
 
 
 def arguments(learners: int) -> list[str]:
     """Returns the options of a side: as many shards of each kind as learners, at most two."""
     each = str(ENVIRONMENTS // max(1, learners))
-    common = ["--evaluate-every", "0", "--log-every-s", "1", "--envs-per-actor", each]
+    common = ["--evaluate-every", "0", "--log-every-s", "0.5", "--envs-per-actor", each]
     if not learners:
         return ["--runtime", "central", "--actors", "1", *common]
     shards = str(min(2, learners))
@@ -115,10 +116,18 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def return_at(lines: list[dict[str, Any]], wall_s: float) -> float:
-    """Returns the mean training return at a time of the run's clock."""
-    before = [line[RETURN] for line in lines if line["wall_s"] <= wall_s and line["episodes"]]
-    return before[-1] if before else 0.0
+def late_return(lines: list[dict[str, Any]], wall_s: float) -> float:
+    """Returns the mean return of the last episodes at a time of the run's clock: those of `WINDOW` steps.
+
+    An episode of CartPole returns its number of steps.
+    """
+    before = [line for line in lines if line["wall_s"] <= wall_s and line["episodes"]]
+    if not before:
+        return 0.0
+    last = before[-1]
+    first = next(line for line in before if line["env_steps"] >= last["env_steps"] - WINDOW)
+    steps, episodes = (last[name] - first[name] for name in ("env_steps", "episodes"))
+    return steps / episodes if episodes else 0.0
 
 
 def show(side: int, row: dict[str, Any]) -> None:
@@ -142,13 +151,13 @@ def cartpole(seeds: list[int], steps: int) -> dict[str, Any]:
                 played = output([sys.executable, *play, "--episodes", str(EPISODES)])
             own[str(side)] = {
                 **summary(found[side]),
-                "return_at_samples": return_at(found[side]["lines"], float("inf")),
+                "return_at_samples": late_return(found[side]["lines"], float("inf")),
                 "played": played[RETURN],
             }
         # When the fastest side had all its samples.
         end_s = min(each["lines"][-2]["wall_s"] for each in found.values())
         for side in LEARNERS:
-            own[str(side)]["return_at_seconds"] = return_at(found[side]["lines"], end_s)
+            own[str(side)]["return_at_seconds"] = late_return(found[side]["lines"], end_s)
             show(side, own[str(side)])
         rows[str(seed)] = own
     return {"steps": steps, "rows": rows}
