@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mujoco_states
 from seedbed import physics
 from seedbed.llvm import host_vector_unit
-from seedbed.simd import build, inspect, primitive, vectorize
+from seedbed.simd import build, derivative, inspect, primitive, vectorize
 from seedbed.types import SeedbedError
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
@@ -245,9 +246,10 @@ def test_gradient_is_that_of_vmap():
         return lambda x, w: (run(smooth)(x, w, n, on)[0] ** 2).sum()
 
     got = jax.grad(loss(vectorize), argnums=(0, 1))(x, w)
-    assert_close(got, jax.grad(loss(jax.vmap), argnums=(0, 1))(x, w), 1e-5)
+    # 1 - tanh(x)^2 has few digits where tanh is near 1.
+    assert_close(got, jax.grad(loss(jax.vmap), argnums=(0, 1))(x, w), 1e-4)
     jitted = jax.jit(jax.value_and_grad(loss(vectorize)))(x, w)
-    assert_close(jitted, jax.value_and_grad(loss(jax.vmap))(x, w), 1e-5)
+    assert_close(jitted, jax.value_and_grad(loss(jax.vmap))(x, w), 1e-4)
     each = jax.vmap(jax.grad(loss(vectorize)), in_axes=(None, 0))
     assert each(x, w[None]).shape == (1, 6, 3)
 
@@ -280,11 +282,82 @@ def test_gradient_through_scan_and_again():
         assert_close(got, derive(lambda x: roll(jax.vmap, x))(x), 1e-5)
 
 
+DERIVATIVES = {
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (jnp.cos(x),)),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](jnp.cos(x)),
+    "jacfwd": jax.jacfwd,
+    "jacrev": jax.jacrev,
+    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(lambda x: f(x).sum()))(x[:, None]),
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(lambda x: f(x).sum()), (x,), (jnp.cos(x),)),
+    "grad of jvp": lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1].sum()),
+    "grad of checkpoint": lambda f: jax.grad(lambda x: jax.checkpoint(f)(x).sum()),
+    "hessian": lambda f: jax.hessian(lambda x: f(x).sum()),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
-def test_forward_mode_is_refused_by_name(wrap):
-    fast = wrap(vectorize(smooth_square))
-    with pytest.raises(SeedbedError, match=r"smooth_square.*forward-mode.*jax\.grad"):
-        jax.jvp(fast, (np.ones(3, np.float32),), (np.ones(3, np.float32),))
+def test_every_kind_of_derivative_is_that_of_vmap(name, wrap):
+    def wave(x):
+        return jnp.sin(x) * x + jnp.where(x > 0, x * x * x, jnp.exp(x))
+
+    derive, x = DERIVATIVES[name], np.linspace(-1, 1, 6).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # all have kernels
+        got = wrap(derive(vectorize(wave)))(x)
+    assert_close(got, derive(jax.vmap(wave))(x), 1e-5)
+
+
+def test_a_named_value_is_kept_and_not_computed_again():
+    def root(a):
+        """Solves y = cos(a y) by iteration; the tangent takes the solution over."""
+
+        @jax.custom_jvp
+        def solved(a):
+            body = lambda y: y + 0.7 * (jnp.cos(a * y) - y)  # noqa: E731
+            return jax.lax.while_loop(
+                lambda s: s[1] < 60, lambda s: (body(s[0]), s[1] + 1), (a, 0)
+            )[0]
+
+        @solved.defjvp
+        def tangent(primals, tangents):
+            (a,), (da,) = primals, tangents
+            y = checkpoint_name(solved(a), derivative.KEPT)
+            return y, -jnp.sin(a * y) * y * da / (1 + jnp.sin(a * y) * a)
+
+        return 3 * solved(a)
+
+    x = np.linspace(0.2, 1, 5).astype(np.float32)
+    run = lambda f: jax.grad(lambda x: f(x).sum())  # noqa: E731
+    assert_close(run(vectorize(root))(x), run(jax.vmap(root))(x), 1e-5)
+    text = str(jax.make_jaxpr(run(vectorize(root)))(x))
+    assert text.count(" while[") == 1
+    both = str(jax.make_jaxpr(jax.grad(lambda x: run(vectorize(root))(x).sum()))(x))
+    assert both.count(" while[") == 1
+
+
+def test_cotangents_that_are_zero_cost_nothing():
+    def two(x):
+        return jnp.sin(x), jnp.tanh(x) ** 2
+
+    text = str(
+        jax.make_jaxpr(jax.grad(lambda x: vectorize(two)(x)[0].sum()))(np.ones(3, np.float32))
+    )
+    assert text.count("tanh") == 1
+
+
+def test_shared_operands_are_summed_once():
+    def f(x, a, b):
+        return vectorize(lambda v: v * a + jnp.sin(v) * b.sum())(x).sum()
+
+    given = np.arange(5, dtype=np.float32), np.float32(2), np.ones(3, np.float32)
+    got = jax.grad(f, argnums=(0, 1, 2))(*map(jnp.asarray, given))
+    x = given[0]
+    assert_close(got, (2 + 3 * np.cos(x), x.sum(), np.full(3, np.sin(x).sum())), 1e-5)
+    text = str(jax.make_jaxpr(jax.grad(f, argnums=(1, 2)))(*map(jnp.asarray, given)))
+    # Of b in the example, of the results, and of all cotangents.
+    assert text.count("reduce_sum[axes=(0,)") == 3
 
 
 def smooth_square(x):
@@ -421,7 +494,6 @@ def doubled_thrice(x):
     ("run", "words"),
     [
         (vectorize(sorted_thrice), r"sorted_thrice.*'sort'.* 7 equations"),
-        (jax.grad(lambda x: vectorize(doubled_thrice)(x).sum()), r"doubled_thrice.*gradient.* 12 "),
         (
             lambda x: (
                 jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("cuda",))

@@ -1,8 +1,8 @@
 """A JAX primitive that applies a jaxpr of one example to the rows of arrays.
 
 Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPU the primitive is a
-kernel. For derivatives, on other devices, and if there is no kernel, it is `jax.vmap` of the same jaxpr,
-provided that XLA compiles that in reasonable time.
+kernel, and so are its derivatives, which are the same primitive with other jaxprs. On other devices, and if
+there is no kernel, it is `jax.vmap` of the same jaxpr, provided that XLA compiles that in reasonable time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
+from seedbed.simd.derivative import is_differentiable, linearize, sum_rows, transpose
 from seedbed.types import SeedbedError
 
 LARGEST_FALLBACK = 15_000
@@ -28,15 +29,8 @@ LARGEST_FALLBACK = 15_000
 
 XLA takes about 4 ms to compile one equation of a physics step, so a minute for all.
 """
-GRADIENT = 3
-"""The number of equations in a reverse-mode derivative for each equation of the function, roughly."""
-
 vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
-_tangent_p = core.Primitive("vectorized_tangent")
-_tangent_p.multiple_results = True
-_opaque_p = core.Primitive("vectorized_derivative")
-_opaque_p.multiple_results = True
 
 
 def mapped(closed: core.ClosedJaxpr, shared: Sequence[bool], *operands: Any) -> list[jax.Array]:
@@ -51,12 +45,12 @@ def count_equations(jaxpr: Any) -> int:
     return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
 
 
-def _admit(closed: core.ClosedJaxpr, name: str, reason: str, equations: int = 1) -> None:
+def _admit(closed: core.ClosedJaxpr, name: str, reason: str) -> None:
     """Raises SeedbedError, which states `reason`, if a function is too large for `jax.vmap`.
 
-    The limit is LARGEST_FALLBACK. Each equation of the function counts as `equations`.
+    The limit is LARGEST_FALLBACK.
     """
-    equations *= count_equations(closed.jaxpr)
+    equations = count_equations(closed.jaxpr)
     if equations > LARGEST_FALLBACK:
         raise SeedbedError(
             f"simd.vectorize({name}): {reason}. It is left to jax.vmap then, and {equations} equations "
@@ -117,73 +111,84 @@ def _fold(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any,
     return [r.reshape(size, rows, *r.shape[1:]) for r in results], [0] * len(results)
 
 
-# Derivatives: a tangent is only ever transposed, never computed.
+# Derivatives
 
 
-def _differentiable(avals: Sequence[Any]) -> list[bool]:
-    return [jnp.issubdtype(a.dtype, jnp.floating) for a in avals]
-
-
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    results = vectorized_p.bind(*primals, **params)
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    closed: core.ClosedJaxpr,
+    shared: tuple[bool, ...],
+    name: str,
+) -> tuple[Any, Any]:
+    """Implements forward mode: binds the function, and its tangent."""
     moving = tuple(
-        not isinstance(t, ad.Zero) and float_
-        for t, float_ in zip(tangents, _differentiable(primals), strict=True)
+        not isinstance(t, ad.Zero) and is_differentiable(p)
+        for p, t in zip(primals, tangents, strict=True)
     )
-    given = [t for t, m in zip(tangents, moving, strict=True) if m]
-    if not given:
-        return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
-    made = iter(_tangent_p.bind(*primals, *given, moving=moving, **params))
-    kinds = zip(results, _differentiable(results), strict=True)
+    zeros = [
+        ad.Zero(a.to_tangent_aval())
+        for a in _types(*map(jax.typeof, primals), closed=closed, shared=shared, name=name)
+    ]
+    if not any(moving):
+        return vectorized_p.bind(*primals, closed=closed, shared=shared, name=name), zeros
+    linear = linearize(closed, moving, shared)
+    found: Any = vectorized_p.bind(*primals, closed=linear.forward, shared=shared, name=name)
+    results, kept = found[: len(zeros)], found[len(zeros) :]
+    places = [*linear.operands, *(i for i, m in enumerate(moving) if m)]
+    flags = [shared[i] for i in linear.operands] + [False] * len(linear.kept)
+    made: Any = vectorized_p.bind(
+        *(primals[i] for i in linear.operands),
+        *(kept[i] for i in linear.kept),
+        *(t for t, m in zip(tangents, moving, strict=True) if m),
+        closed=linear.tangent,
+        shared=(*flags, *(shared[i] for i in places[len(linear.operands) :])),
+        name=name if name.startswith(_DERIVED) else _DERIVED + name,
+    )
+    rest = iter(made)
     return results, [
-        next(made) if f else ad.Zero(jax.typeof(r).to_tangent_aval()) for r, f in kinds
+        next(rest) if is_differentiable(r) else z for r, z in zip(results, zeros, strict=True)
     ]
 
 
-def _tangent_types(*operands: Any, shared: Any, moving: Any, **params: Any) -> list[Any]:
-    types = _types(*operands[: len(shared)], shared=shared, **params)
-    return [t for t, float_ in zip(types, _differentiable(types), strict=True) if float_]
-
-
-def _pull_back(cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
-    """Implements reverse mode: returns the cotangents of operands, by differentiating `mapped`.
-
-    The primal operands get None; each tangent operand gets a cotangent. Raises SeedbedError if the
-    derivative is too large for XLA.
-    """
-    _admit(params["closed"], params["name"], "a gradient has no kernel", GRADIENT)
-    primals = operands[: len(params["shared"])]
-    given = [ad.instantiate_zeros(c) for c in cotangents]
-    run = functools.partial(_pull, params["closed"], params["shared"], params["moving"])
-    axes = frozenset[str]().union(*map(_varying, primals))
-    if not axes or _knows_axes(params["closed"]):
-        return [*(None for _ in primals), *run(*primals, *given)]
-    # The jaxpr was traced as if outside shard_map, so its derivative is also taken as if outside.
-    back = _opaque_p.bind(*primals, *given, run=run)
-    moved = [p for p, m in zip(primals, params["moving"], strict=True) if m]
-    missing = [tuple(sorted(axes - _varying(p))) for p in moved]
-    sums = [lax.psum(b, m) if m else b for b, m in zip(back, missing, strict=True)]
-    return [*(None for _ in primals), *sums]
-
-
-def _pull(closed: Any, shared: Sequence[bool], moving: Sequence[bool], *operands: Any) -> list[Any]:
-    primals, cotangents = operands[: len(shared)], operands[len(shared) :]
-
-    def floats(*inputs: Any) -> list[Any]:
-        rest = iter(inputs)
-        given = [next(rest) if m else p for p, m in zip(primals, moving, strict=True)]
-        results = mapped(closed, shared, *given)
-        return [r for r, f in zip(results, _differentiable(results), strict=True) if f]
-
-    pull = jax.vjp(floats, *(p for p, m in zip(primals, moving, strict=True) if m))[1]
-    return [*pull([*cotangents])]
-
-
-def _refuse(*_: Any, name: str, **__: Any) -> Any:
-    raise SeedbedError(
-        f"simd.vectorize({name}) has no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize); "
-        "use reverse mode (jax.grad, jax.vjp), or differentiate jax.vmap of the function"
+def _transpose(
+    cotangents: Sequence[Any],
+    *operands: Any,
+    closed: core.ClosedJaxpr,
+    shared: tuple[bool, ...],
+    name: str,
+) -> list[Any]:
+    """Implements reverse mode: binds the transpose of a function that is linear in some operands."""
+    linear = tuple(ad.is_undefined_primal(o) for o in operands)
+    given = tuple(not isinstance(c, ad.Zero) for c in cotangents)
+    if not any(given):
+        return [ad.Zero(o.aval) if f else None for o, f in zip(operands, linear, strict=True)]
+    pulled = transpose(closed, linear, given)
+    rows = [c for c, g in zip(cotangents, given, strict=True) if g]
+    made: Any = vectorized_p.bind(
+        *(operands[i] for i in pulled.operands),
+        *rows,
+        closed=pulled.closed,
+        shared=(*(shared[i] for i in pulled.operands), *(False for _ in rows)),
+        name=name,
     )
+    places = [i for i, flag in enumerate(linear) if flag]
+    back = dict(zip(places, made, strict=True))
+    of_all = [i for i in places if shared[i]]
+    back.update(zip(of_all, sum_rows([back[i] for i in of_all]), strict=True))
+    return [
+        _unvarying(back[i], operands[i].aval) if i in back else None for i in range(len(operands))
+    ]
+
+
+def _unvarying(cotangent: Any, aval: Any) -> Any:
+    """Returns the cotangent of an operand that varies over no more mesh axes than its type says: its sum."""
+    missing = tuple(sorted(_varying(cotangent) - aval.manual_axis_type.varying))
+    return lax.psum(cotangent, missing) if missing else cotangent
+
+
+_DERIVED = "derivative of "
 
 
 # On the CPU
@@ -254,23 +259,10 @@ def _knows_axes(closed: core.ClosedJaxpr) -> bool:
     return any(a.manual_axis_type.varying for a in closed.in_avals)
 
 
-def _opaque_types(*operands: Any, run: Callable[..., Any]) -> list[Any]:
-    axes = frozenset[str]().union(*(o.manual_axis_type.varying for o in operands))
-    kind = jax.sharding.ManualAxisType(varying=axes)
-    plain = [o.update(manual_axis_type=_NOWHERE) for o in operands]
-    results = jax.make_jaxpr(run)(*plain).out_avals
-    return [r.update(manual_axis_type=kind) for r in results]
-
-
 def _lower_opaque(ctx: Any, *operands: Any, run: Callable[..., Any]) -> Any:
     plain = [a.update(manual_axis_type=_NOWHERE) for a in ctx.avals_in]
     rule = mlir.lower_fun(run, multiple_results=True)
     return rule(ctx.replace(avals_in=plain), *operands)
-
-
-def _batch_opaque(args: Sequence[Any], dims: Sequence[Any], *, run: Callable[..., Any]) -> Any:
-    results: Any = _opaque_p.bind(*args, run=jax.vmap(run, in_axes=tuple(dims)))
-    return results, [0] * len(results)
 
 
 _NOWHERE = jax.sharding.ManualAxisType()
@@ -309,15 +301,6 @@ vectorized_p.def_abstract_eval(_types)
 vectorized_p.def_impl(functools.partial(xla.apply_primitive, vectorized_p))
 batching.primitive_batchers[vectorized_p] = _fold
 ad.primitive_jvps[vectorized_p] = _jvp
+ad.primitive_transposes[vectorized_p] = _transpose
 mlir.register_lowering(vectorized_p, _lower_elsewhere)
 mlir.register_lowering(vectorized_p, _lower, platform="cpu")
-
-_tangent_p.def_abstract_eval(_tangent_types)
-_tangent_p.def_impl(_refuse)
-batching.primitive_batchers[_tangent_p] = _refuse
-ad.primitive_transposes[_tangent_p] = _pull_back
-mlir.register_lowering(_tangent_p, _refuse)
-
-_opaque_p.def_abstract_eval(_opaque_types)
-batching.primitive_batchers[_opaque_p] = _batch_opaque
-mlir.register_lowering(_opaque_p, _lower_opaque)

@@ -379,6 +379,7 @@ _SPECIAL: dict[str, Callable[[Tracer, Any, list[Value]], Sequence[Value]]] = {
     "split": _split,
     "unstack": _unstack,
     "optimization_barrier": _barrier,
+    "name": _barrier,
     "dot_general": _dot,
     "argmax": _argument,
     "argmin": _argument,

@@ -37,9 +37,9 @@ def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     `fn` is a pure function of one example. Its arguments and results are pytrees of small float32,
     int32, uint32 or bool arrays, or of typed PRNG keys. The batched function takes and returns the same
-    pytrees with a leading batch axis on every leaf. It works under jit, vmap, shard_map and reverse-mode
-    differentiation (the derivative is that of `jax.vmap`). On other devices, and with a warning if
-    there is no kernel, it runs as `jax.vmap`. In a kernel, a literal zero in `fn` times any number, even
+    pytrees with a leading batch axis on every leaf. It works under jit, vmap, shard_map and differentiation
+    of any kind: derivatives are kernels, too. On other devices, and with a warning if there is no kernel,
+    it runs as `jax.vmap`. In a kernel, a literal zero in `fn` times any number, even
     NaN, is zero, and denormal numbers count as zero; all other arithmetic is that of IEEE 754.
 
     Closed-over values that are traced, closed-over keys and large closed-over arrays are shared by all

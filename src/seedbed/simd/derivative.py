@@ -1,0 +1,168 @@
+"""Derivatives of functions of one example, as functions of one example: a kernel's derivative is a kernel.
+
+A derivative gets the function's operands and computes what it needs of the function again, but for the values
+that are named `KEPT`: the function returns those, too, where it is differentiated. Functions are closed
+jaxprs with flat operands; those of floating-point numbers can have tangents. For any thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+KEPT = "seedbed.kept"
+"""Name (`checkpoint_name`) of a value that derivatives take over instead of computing it again."""
+
+_policy = jax.checkpoint_policies.save_only_these_names(KEPT)
+
+
+def recomputed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `fn`, of which derivatives keep only the arguments, and what is named `KEPT`."""
+    return jax.checkpoint(fn, policy=_policy, prevent_cse=False)
+
+
+class Linear(NamedTuple):
+    """A function that also returns what its tangent needs, and the tangent.
+
+    The tangent's operands are some of the function's, some of what it keeps, and the given tangents, in which
+    it is linear.
+    """
+
+    forward: core.ClosedJaxpr  # returns the results, and then what it keeps
+    tangent: core.ClosedJaxpr
+    operands: tuple[int, ...]  # of the function, which the tangent needs
+    kept: tuple[int, ...]  # which of the values that `forward` returns after its results
+
+
+class Pulled(NamedTuple):
+    """The transpose of a linear function: from cotangents of results to cotangents of linear operands."""
+
+    closed: core.ClosedJaxpr
+    operands: tuple[int, ...]  # of the linear function, which the transpose needs
+
+
+def is_differentiable(aval: Any) -> bool:
+    """Returns whether values of a type can have tangents."""
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+@functools.lru_cache(maxsize=512)
+def linearize(
+    closed: core.ClosedJaxpr, moving: tuple[bool, ...], shared: tuple[bool, ...]
+) -> Linear:
+    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows."""
+    push: list[Any] = []
+
+    def forward(*operands: Any) -> list[Any]:
+        def of_moving(*moved: Any) -> list[Any]:
+            return core.jaxpr_as_fun(closed)(*_merge(moving, moved, operands))
+
+        moved = [o for o, m in zip(operands, moving, strict=True) if m]
+        results, function = jax.linearize(recomputed(of_moving), *moved)
+        residuals, structure = jax.tree.flatten(function)
+        push.append(structure)
+        return [*results, *residuals]
+
+    whole = jax.make_jaxpr(forward)(*closed.in_avals)
+    jaxpr, count = whole.jaxpr, len(closed.out_avals)
+    places = {variable: i for i, variable in enumerate(jaxpr.invars)}
+    constants = dict(zip(jaxpr.constvars, whole.consts, strict=True))
+    residuals = jaxpr.outvars[count:]
+    kept = list(
+        dict.fromkeys(
+            r
+            for r in residuals
+            if not isinstance(r, core.Literal) and r not in places and r not in constants
+        )
+    )
+
+    def tangent(*operands: Any) -> list[Any]:
+        primals, rest = operands[: len(places)], operands[len(places) :]
+        values = {**constants, **dict(zip(jaxpr.invars, primals, strict=True))}
+        values.update(zip(kept, rest, strict=False))
+        given = [r.val if isinstance(r, core.Literal) else values[r] for r in residuals]
+        made = jax.tree.unflatten(push[0], given)(*rest[len(kept) :])
+        return [t for t in made if t.dtype != jax.dtypes.float0]
+
+    moved = [a.to_tangent_aval() for a, m in zip(closed.in_avals, moving, strict=True) if m]
+    traced = jax.make_jaxpr(tangent)(*closed.in_avals, *(k.aval for k in kept), *moved)
+    # Rows tell how many examples there are, so at least one operand has them.
+    rows = shared.index(False)
+    size = len(places) + len(kept)
+    needed = [
+        i >= size or (i == rows and _has_no_rows(moving, shared)) for i in range(size + len(moved))
+    ]
+    traced, used = _pruned(traced, needed)
+    forward_closed = closed
+    if kept:
+        returned = core.ClosedJaxpr(
+            jaxpr.replace(outvars=[*jaxpr.outvars[:count], *kept]), whole.consts
+        )
+        forward_closed, _ = _pruned(returned, [True] * len(places))
+    return Linear(
+        forward_closed,
+        traced,
+        tuple(i for i in used if i < len(places)),
+        tuple(i - len(places) for i in used if len(places) <= i < size),
+    )
+
+
+def _has_no_rows(moving: Sequence[bool], shared: Sequence[bool]) -> bool:
+    return all(s for m, s in zip(moving, shared, strict=True) if m)
+
+
+@functools.lru_cache(maxsize=512)
+def transpose(
+    closed: core.ClosedJaxpr, linear: tuple[bool, ...], given: tuple[bool, ...]
+) -> Pulled:
+    """Returns the transpose of a function that is linear in some operands, for the `given` cotangents."""
+    moved = [a for a, flag in zip(closed.in_avals, linear, strict=True) if flag]
+    fixed = [i for i, flag in enumerate(linear) if not flag]
+
+    def pull(*operands: Any) -> list[Any]:
+        values = dict(zip(fixed, operands, strict=False))
+
+        def of_linear(*tangents: Any) -> list[Any]:
+            operand = [values.get(i) for i in range(len(linear))]
+            results = core.jaxpr_as_fun(closed)(*_merge(linear, tangents, operand))
+            return [r for r, flag in zip(results, given, strict=True) if flag]
+
+        return list(jax.linear_transpose(of_linear, *moved)([*operands[len(fixed) :]]))
+
+    cotangents = [a for a, flag in zip(closed.out_avals, given, strict=True) if flag]
+    traced = jax.make_jaxpr(pull)(*(closed.in_avals[i] for i in fixed), *cotangents)
+    traced, used = _pruned(traced, [i >= len(fixed) for i in range(len(traced.in_avals))])
+    return Pulled(traced, tuple(fixed[i] for i in used if i < len(fixed)))
+
+
+def _merge(flags: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Returns the others, with the chosen ones in place of those that are flagged."""
+    rest = iter(chosen)
+    return [next(rest) if f else other for f, other in zip(flags, others, strict=True)]
+
+
+def _pruned(closed: core.ClosedJaxpr, needed: Sequence[bool]) -> tuple[core.ClosedJaxpr, list[int]]:
+    """Removes what no result needs; returns the operands that are left. Those that are `needed` stay."""
+    jaxpr, used = partial_eval.dce_jaxpr(
+        closed.jaxpr, [True] * len(closed.out_avals), instantiate=list(needed)
+    )
+    return core.ClosedJaxpr(jaxpr, closed.consts), [i for i, u in enumerate(used) if u]
+
+
+def sum_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the sums [...] of arrays [B, ...] over their rows, all in one reduction."""
+    if not arrays:
+        return []
+    flat = [a.reshape(len(a), -1) for a in arrays]
+    total = jnp.concatenate(flat, 1).sum(0)
+    ends = np.cumsum([math.prod(a.shape[1:]) for a in arrays])[:-1]
+    parts = jnp.split(total, ends)
+    return [p.reshape(a.shape[1:]) for p, a in zip(parts, arrays, strict=True)]
