@@ -13,8 +13,8 @@ import pytest
 
 from mujoco_states import cases, oracle, path
 from numpy_jaxpr import evaluate
-from seedbed.physics import collision, constraint, linear, mjcf, solver
-from seedbed.physics.dynamics import mass_matrix, velocity
+from seedbed.physics import collision, constraint, implicit, linear, mjcf
+from seedbed.physics.dynamics import mass_matrix, multiply, velocity
 from seedbed.physics.kinematics import kinematics
 
 
@@ -67,7 +67,8 @@ def solutions(
         contacts = collision.detect(ours, kin)
         rows = constraint.make_rows(ours, contacts, q, v, motion)
         mass = mass_matrix(ours, kin)
-        found = solver.solve(ours, kin, mass, smooth, warm, contacts, rows)
+        free = implicit.Smooth(multiply(mass, smooth), smooth)
+        found = implicit.solve(ours, kin, mass, free, warm, contacts, rows)
         return found, jnp.asarray(kin.origin[0])
 
     return evaluate(jax.vmap(one), *(x.astype(dtype) for x in states))

@@ -15,48 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from seedbed.physics import linear, math
-from seedbed.physics.collision import Contacts, Points, Row, frame_of, row_of, split
-from seedbed.physics.constraint import (
-    Edges,
-    Group,
-    Limits,
-    Rows,
-    edges,
-    groups,
-    limit_table,
-    motion_of,
-    velocity,
-)
-from seedbed.physics.dynamics import Matrix, body_motion, composite, path, project
-from seedbed.physics.model import Kinematics, Model
+from seedbed.physics import math
+from seedbed.physics.collision import Points, Row, frame_of, row_of
+from seedbed.physics.constraint import edges, motion_of, velocity
+from seedbed.physics.dynamics import Matrix, body_motion, composite, project
+from seedbed.physics.problem import Problem, Side
+from seedbed.simd.derivative import recomputed
 from seedbed.types import Array
 
 UPPER = np.triu_indices(6)
 """Row and column indices of the 21 elements that a packed symmetric 6 x 6 matrix stores."""
-
-
-class Side(NamedTuple):
-    """One group of contacts in this configuration, and the constants that a loop over its slots reads."""
-
-    points: Points
-    stiffness: jax.Array  # [n] D
-    aref: jax.Array  # [n, rows]
-    same: Row  # constants that are equal in all slots
-    table: Row  # the other constants, [n, ...] each
-
-
-class Problem(NamedTuple):
-    """The solver's constants: the model, and the matrices and constraint rows of one configuration."""
-
-    model: Model
-    cdof: jax.Array  # [nv, 6]
-    mass: Matrix
-    limits: Limits
-    limit_dof: np.ndarray  # [n]
-    sides: tuple[Side, ...]  # only the groups that have slots
-    entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
-    pattern: linear.Pattern  # of the Hessian
 
 
 class Slack(NamedTuple):
@@ -80,81 +48,6 @@ class Sums(NamedTuple):
     wrench: jax.Array  # [nbody, 6] on each body
     stiffness: jax.Array  # [nbody, 21] upper triangle, of each moving body
     coupling: jax.Array  # [entries + 1] Hessian entries along paths; the last is for padding
-
-
-def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: Rows) -> Problem:
-    """Gathers the values that do not change while the solver runs."""
-    fixed, moving = groups(model)
-    entries, columns = coupling_tables(model, moving)
-    sides = (
-        _side(fixed, contacts.fixed, rows.fixed, {}),
-        _side(moving, contacts.moving, rows.moving, columns),
-    )
-    pairs = {(i, j) for i in range(model.nv) for j in path(model, i)}
-    return Problem(
-        model=model,
-        cdof=kin.cdof,
-        mass=mass,
-        limits=rows.limits,
-        limit_dof=limit_table(model)["dof"],
-        sides=tuple(side for side in sides if len(side.stiffness)),
-        entries=entries,
-        pattern=linear.pattern(model.nv, pairs | set(entries)),
-    )
-
-
-def _side(group: Group, points: Points, rows: Edges, columns: dict[str, np.ndarray]) -> Side:
-    body = {f"real{k + 1}": group.slots.body[:, k].astype(np.int32) for k in (0, 1)}
-    cast = {
-        name: math.constant(column, rows.aref.dtype)
-        for name, column in (group.columns | body | columns).items()
-    }
-    same, table = split(**cast)
-    return Side(points=points, stiffness=rows.stiffness, aref=rows.aref, same=same, table=table)
-
-
-def coupling_tables(
-    model: Model, group: Group
-) -> tuple[tuple[linear.Entry, ...], dict[str, np.ndarray]]:
-    """Lists the Hessian entries that contacts between moving bodies add to, and the columns of each slot.
-
-    `dof` and `turn` [n, places] are the dofs on the path between the two bodies, and the sign with which
-    each moves the contact; 0 is padding. `entry` [n, places (places + 1) / 2] is the index of the Hessian
-    entry of each pair of places; padding points past the last entry. Both results are empty without slots.
-    """
-    paths = []
-    for body1, body2 in group.slots.mover:
-        last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
-        ends = [path(model, dof) for dof in last]
-        only = [[d for d in end if d not in other] for end, other in (ends, ends[::-1])]
-        paths.append([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]])
-    if not paths:
-        return (), {}
-    places = max(len(p) for p in paths)
-    pairs = [
-        {
-            (max(p[a][0], p[b][0]), min(p[a][0], p[b][0])): 0
-            for a in range(len(p))
-            for b in range(a + 1)
-        }
-        for p in paths
-    ]
-    entries = tuple(sorted(set().union(*pairs)))
-    place = {entry: k for k, entry in enumerate(entries)}
-    padded = [p + [(0, 0.0)] * (places - len(p)) for p in paths]
-    rows, columns = np.tril_indices(places)
-    target = [
-        [
-            place[max(p[a][0], p[b][0]), min(p[a][0], p[b][0])] if a < len(p) else len(entries)
-            for a, b in zip(rows, columns, strict=True)
-        ]
-        for p in paths
-    ]
-    return entries, {
-        "dof": np.array([[d for d, _ in p] for p in padded], np.int32),
-        "turn": np.array([[sign for _, sign in p] for p in padded]),
-        "entry": np.array(target, np.int32),
-    }
 
 
 def over_slots(
@@ -261,21 +154,14 @@ def step_and_sum(
     problem: Problem, slack: Slack, step: Slack, size: jax.Array, *, hessian: bool
 ) -> tuple[Slack, Sums]:
     """Moves the rows by `size` times `step`; sums their wrenches there and, if wanted, their Hessian."""
-    nbody, dtype = problem.model.nbody, size.dtype
-    sums = Sums(
-        jnp.zeros((nbody, 6), dtype),
-        jnp.zeros((nbody if hessian else 0, 21), dtype),
-        jnp.zeros(len(problem.entries) + 1 if hessian else 0, dtype),
-    )
+    sums = _no_sums(problem, size.dtype, hessian=hessian)
 
     def slot(
         sums: Sums, slack: Array, point: Points, stiffness: Array, row: Row, step: Array
     ) -> tuple[Sums, jax.Array]:
         slack = slack + size * step
         pushing = jnp.where(slack < 0, stiffness, 0)
-        force = _contact_force(-pushing * slack, row["mu"])
-        pushed = (frame_of(point, row) * force[:, None]).sum(0)
-        wrench = jnp.concatenate([math.cross(point.pos, pushed), pushed])
+        wrench = _wrench(point, row, -pushing * slack)
         sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point.active, wrench))
         if hessian:
             sums = _add_stiffness(problem, sums, point, row, _curvature(pushing, row["mu"]))
@@ -286,6 +172,59 @@ def step_and_sum(
         sums, there = rewrite_slots(side, slot, sums, *rows)
         moved.append(there)
     return Slack(slack.limits + size * step.limits, tuple(moved)), sums
+
+
+def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Sums]:
+    """Returns the slack of the limits at x [nv], and the sums over contacts there; contacts' slack is ().
+
+    In derivatives, what a slot computes is computed again.
+    """
+    motion = body_motion(problem.model, problem.cdof, x)
+    limits = problem.limits
+    slack_limits = limits.sign * at_limits(problem, x) - limits.aref
+
+    def slot(
+        sums: Sums, point: Points, stiffness: Array, row: Row, aref: Array
+    ) -> tuple[Sums, None]:
+        integers = {name: value for name, value in row.items() if not _is_float(value)}
+
+        def push(motion: Array, point: Points, stiffness: Array, floats: Row, aref: Array) -> Any:
+            row = integers | floats
+            slack = edges(velocity(point, row, motion_of(row, motion)), row["mu"]) - aref
+            pushing = jnp.where(slack < 0, stiffness, 0)
+            return _wrench(point, row, -pushing * slack), pushing
+
+        floats = {name: value for name, value in row.items() if _is_float(value)}
+        wrench, pushing = recomputed(push)(motion, point, stiffness, floats, aref)
+        sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point.active, wrench))
+        if hessian:
+            sums = _add_stiffness(problem, sums, point, row, _curvature(pushing, row["mu"]))
+        return sums, None
+
+    sums = _no_sums(problem, x.dtype, hessian=hessian)
+    for side in problem.sides:
+        sums, _ = over_slots(side, slot, sums, side.aref)
+    return Slack(jnp.where(limits.stiffness > 0, slack_limits, 0), ()), sums
+
+
+def _is_float(value: Array) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _no_sums(problem: Problem, dtype: Any, *, hessian: bool) -> Sums:
+    nbody = problem.model.nbody
+    return Sums(
+        jnp.zeros((nbody, 6), dtype),
+        jnp.zeros((nbody if hessian else 0, 21), dtype),
+        jnp.zeros(len(problem.entries) + 1 if hessian else 0, dtype),
+    )
+
+
+def _wrench(point: Points, row: Row, force: jax.Array) -> jax.Array:
+    """Returns the wrench [6] of forces along a contact's rows, [4] or [1]."""
+    along = _contact_force(force, row["mu"])
+    pushed = (frame_of(point, row) * along[:, None]).sum(0)
+    return jnp.concatenate([math.cross(point.pos, pushed), pushed])
 
 
 def _contact_force(force: jax.Array, mu: Array) -> jax.Array:

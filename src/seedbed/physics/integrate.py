@@ -12,7 +12,9 @@ from jax import lax
 
 from seedbed.physics import linear, math
 from seedbed.physics.dynamics import Matrix, is_sane
+from seedbed.physics.implicit import divide
 from seedbed.physics.model import FREE, Model, State
+from seedbed.simd.derivative import recomputed
 
 TABLEAU = {
     # Share of the time step from the start to the next stage; the last stage has no next one.
@@ -36,7 +38,7 @@ def euler(model: Model, state: State, mass: Matrix, force: jax.Array) -> State:
         matrix = dict(mass)
         for i, d in enumerate(math.unstack(damping)):
             matrix[i, i] = matrix[i, i] + h * d
-        qacc = linear.solve(linear.factor(linear.pattern(model.nv, set(matrix)), matrix), force)
+        qacc = divide(linear.pattern(model.nv, set(matrix)), matrix, force)
     qvel = state.qvel + h * qacc
     qpos, qpos_low = integrate_pos(model, state.qpos, state.qpos_low, qvel, h)
     return state._replace(
@@ -86,7 +88,7 @@ def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -
         solver_niter=jnp.zeros_like(state.solver_niter), residual=jnp.zeros_like(state.residual)
     )
     rows = {name: math.constant(column, dtype) for name, column in TABLEAU.items()}
-    (last, _, velocity, qacc), _ = lax.scan(stage, (fresh, none, none, none), rows)
+    (last, _, velocity, qacc), _ = lax.scan(recomputed(stage), (fresh, none, none, none), rows)
     target = move(velocity, qacc)
     return last._replace(
         time=state.time + h,

@@ -15,7 +15,6 @@ from jax import lax
 
 from seedbed.physics import linear, math
 from seedbed.physics.assembly import (
-    Problem,
     Rise,
     Slack,
     Sums,
@@ -24,14 +23,13 @@ from seedbed.physics.assembly import (
     constraint_force,
     hessian,
     over_slots,
-    pose,
     response,
     step_and_sum,
 )
-from seedbed.physics.collision import Contacts, Points, Row
-from seedbed.physics.constraint import Rows, edges, motion_of, velocity
-from seedbed.physics.dynamics import Matrix, body_motion, multiply
-from seedbed.physics.model import Kinematics, Model
+from seedbed.physics.collision import Points, Row
+from seedbed.physics.constraint import edges, motion_of, velocity
+from seedbed.physics.dynamics import body_motion, multiply
+from seedbed.physics.problem import Problem
 from seedbed.types import Array
 
 TRIALS = 30
@@ -66,38 +64,25 @@ class SolverState(NamedTuple):
     niter: jax.Array  # int32
 
 
-def solve(
-    model: Model,
-    kin: Kinematics,
-    mass: Matrix,
-    qacc_smooth: jax.Array,
-    warmstart: jax.Array,
-    contacts: Contacts,
-    rows: Rows,
-) -> Solution:
-    """Solves for qacc (mj_fwdConstraint).
+def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Solution:
+    """Searches for qacc; its derivative is that of `implicit.solve`.
 
-    The start is `warmstart` or `qacc_smooth`, both [nv]: the one with the lower cost. The solver stops at
-    convergence or after `opt.iterations`. Without constraint rows, qacc is `qacc_smooth`.
+    The start is `warmstart` or `qacc_smooth`, both [nv]: the one with the lower cost. The search stops at
+    convergence or after `opt.iterations`.
     """
-    problem = pose(model, kin, mass, contacts, rows)
-    if not problem.sides and not len(problem.limit_dof):
-        none = jnp.zeros_like(qacc_smooth)
-        wrench = jnp.zeros((model.nbody, 6), none.dtype)
-        return Solution(qacc_smooth, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
-    search = lax.while_loop(
-        lambda search: ~search.done & (search.niter < model.opt.iterations),
-        lambda search: newton(problem, search),
+    state = lax.while_loop(
+        lambda state: ~state.done & (state.niter < problem.model.opt.iterations),
+        lambda state: newton(problem, state),
         start(problem, qacc_smooth, warmstart),
     )
-    search, sums = advance(problem, search, hessian=False)
-    push = constraint_force(problem, search.slack, sums.wrench)
+    state, sums = advance(problem, state, hessian=False)
+    push = constraint_force(problem, state.slack, sums.wrench)
     return Solution(
-        qacc_smooth + search.offset,
+        qacc_smooth + state.offset,
         push,
         sums.wrench,
-        search.niter,
-        residual(search.force, push),
+        state.niter,
+        residual(state.force, push),
     )
 
 

@@ -21,12 +21,12 @@ from seedbed.physics.dynamics import (
     passive,
     velocity,
 )
+from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
 from seedbed.physics.kinematics import kinematics
 from seedbed.physics.model import EULER, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
-from seedbed.physics.solver import solve
 from seedbed.types import Array, SeedbedError
 
 
@@ -130,14 +130,14 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix
         qfrc_actuator = actuation(model, ctrl)
         smooth = qfrc_actuator + passive(model, kin, qpos, qvel, motion)
         smooth = smooth - bias(model, kin, qvel, motion, before)
-        pattern = linear.pattern(model.nv, set(mass))
-        qacc_smooth = linear.solve(linear.factor(pattern, mass), smooth)
+        qacc_smooth = divide(linear.pattern(model.nv, set(mass)), mass, smooth)
     with named_scope("collision"):
         contacts = detect(model, kin)
     with named_scope("constraint"):
         rows = make_rows(model, contacts, qpos, qvel, motion)
     with named_scope("solver"):
-        solution = solve(model, kin, mass, qacc_smooth, state.qacc_warmstart, contacts, rows)
+        start = Smooth(smooth, qacc_smooth), state.qacc_warmstart
+        solution = solve(model, kin, mass, *start, contacts, rows)
     with named_scope("readout"):
         derived = readout(model, kin, motion, solution.wrench)
     done = state._replace(

@@ -1,0 +1,166 @@
+"""Derivatives of what is solved for: linear systems, the constrained acceleration, and roots.
+
+Each rule differentiates the equation that the solution satisfies, at the solution, instead of the way there.
+So no loop of a solver is differentiated, no elimination is transposed, and a start has no derivative. The
+rules are differentiable themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from seedbed.physics import linear
+from seedbed.physics.assembly import constraint_force, hessian, sums_at
+from seedbed.physics.collision import Contacts
+from seedbed.physics.constraint import Rows
+from seedbed.physics.dynamics import Matrix, multiply
+from seedbed.physics.model import Kinematics, Model
+from seedbed.physics.problem import Problem, pose
+from seedbed.physics.solver import Solution, search
+from seedbed.simd.derivative import KEPT
+from seedbed.types import Array
+
+
+class Smooth(NamedTuple):
+    """What would be without constraints: the force [nv], and the acceleration M^-1 force [nv]."""
+
+    force: jax.Array
+    qacc: jax.Array
+
+
+def divide(pattern: linear.Pattern, matrix: Matrix, vector: jax.Array) -> jax.Array:
+    """Returns H^-1 b [nv] for H by entry and b [nv]; its tangent is H^-1 (db - dH x)."""
+    entries = tuple(matrix)
+    arrays, rebuild = _parted((tuple(matrix.values()), vector))
+
+    @jax.custom_jvp
+    def solved(arrays: list[jax.Array]) -> jax.Array:
+        values, right = rebuild(arrays)
+        return linear.solve(linear.factor(pattern, dict(zip(entries, values, strict=True))), right)
+
+    @solved.defjvp
+    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        (arrays,), (moves,) = primals, tangents
+        x = solved(arrays)
+
+        def product(arrays: list[jax.Array]) -> jax.Array:
+            values, right = rebuild(arrays)
+            return right - multiply(dict(zip(entries, values, strict=True)), x)
+
+        change = jax.jvp(product, (arrays,), (moves,))[1]
+        values, _ = rebuild(arrays)
+        return x, divide(pattern, dict(zip(entries, values, strict=True)), change)
+
+    return solved(arrays)
+
+
+def solve(
+    model: Model,
+    kin: Kinematics,
+    mass: Matrix,
+    smooth: Smooth,
+    warmstart: jax.Array,
+    contacts: Contacts,
+    rows: Rows,
+) -> Solution:
+    """Solves for qacc (mj_fwdConstraint), and for the forces and wrenches of the constraints.
+
+    The derivative is that of M a - force - J' f = 0 with the rows that push at the solution; `warmstart` has
+    none, and neither have `niter` and `residual`. Without constraint rows, qacc is that of `smooth`.
+    """
+    entries = tuple(mass)
+    given = (model, kin, tuple(mass.values()), contacts, rows)
+    arrays, rebuild = _parted((given, smooth.force))
+
+    def posed(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
+        (model, kin, values, contacts, rows), force = rebuild(arrays)
+        return pose(model, kin, dict(zip(entries, values, strict=True)), contacts, rows), force
+
+    problem, _ = posed(arrays)
+    if not problem.sides and not len(problem.limit_dof):
+        none = jnp.zeros_like(smooth.qacc)
+        wrench = jnp.zeros((model.nbody, 6), none.dtype)
+        return Solution(smooth.qacc, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
+
+    @jax.custom_jvp
+    def minimum(arrays: list[jax.Array], qacc: jax.Array, warmstart: jax.Array) -> Solution:
+        return search(posed(arrays)[0], qacc, warmstart)
+
+    @minimum.defjvp
+    def tangent(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
+        (arrays, *start), (moves, *_) = primals, tangents
+        found = minimum(arrays, *start)
+        a = checkpoint_name(found.qacc, KEPT)
+
+        def balance(arrays: list[jax.Array]) -> jax.Array:
+            problem, force = posed(arrays)
+            slack, sums = sums_at(problem, a, hessian=False)
+            return multiply(problem.mass, a) - force - constraint_force(problem, slack, sums.wrench)
+
+        problem, _ = posed(arrays)
+        matrix = hessian(problem, *sums_at(problem, a, hessian=True))
+        move = -divide(problem.pattern, matrix, jax.jvp(balance, (arrays,), (moves,))[1])
+
+        def pushed(arrays: list[jax.Array], a: jax.Array) -> tuple[jax.Array, jax.Array]:
+            problem, force = posed(arrays)
+            wrench = sums_at(problem, a, hessian=False)[1].wrench
+            return multiply(problem.mass, a) - force, wrench
+
+        push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
+        none: Any = np.zeros((), jax.dtypes.float0)  # of an integer
+        return found._replace(qacc=a), Solution(
+            move, push, wrench, none, jnp.zeros_like(found.residual)
+        )
+
+    return minimum(arrays, smooth.qacc, warmstart)
+
+
+def root_of(
+    slope: Callable[[jax.Array, Any], jax.Array],
+    find: Callable[[Any], jax.Array],
+    given: Any,
+    direction: Callable[[jax.Array], jax.Array] = jnp.ones_like,
+) -> jax.Array:
+    """Returns the root x = find(given) of slope(x, given) = 0, scalar, with the derivative of a root.
+
+    `x` moves along direction(x) only. Where the slope does not change along it, or is not zero, as at the end
+    of an interval, the root stays.
+    """
+    arrays, rebuild = _parted(given)
+
+    @jax.custom_jvp
+    def root(arrays: list[jax.Array]) -> jax.Array:
+        return find(rebuild(arrays))
+
+    @root.defjvp
+    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+        (arrays,), (moves,) = primals, tangents
+        x = root(arrays)
+        way = direction(x)
+        value, bend = jax.jvp(lambda x: slope(x, rebuild(arrays)), (x,), (way,))
+        rise = jax.jvp(lambda arrays: slope(x, rebuild(arrays)), (arrays,), (moves,))[1]
+        inner = jnp.abs(value) < 1e-3 * jnp.abs(bend)
+        return x, -way * jnp.where(inner, rise / jnp.where(inner, bend, 1), 0)
+
+    return root(arrays)
+
+
+def _parted(tree: Any) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], Any]]:
+    """Returns the leaves of a tree that are JAX arrays, and a function from such leaves to the tree.
+
+    Constants stay what they are, so that structure shows, and nothing traced is closed over.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    kept: list[Array | None] = [None if isinstance(x, jax.Array) else x for x in leaves]
+
+    def rebuild(arrays: Sequence[jax.Array]) -> Any:
+        rest = iter(arrays)
+        return jax.tree.unflatten(structure, [next(rest) if k is None else k for k in kept])
+
+    return [x for x in leaves if isinstance(x, jax.Array)], rebuild

@@ -1,0 +1,112 @@
+"""The constants of the solver in one configuration: matrices, constraint rows, and where contacts add up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from seedbed.physics import linear, math
+from seedbed.physics.collision import Contacts, Points, Row, split
+from seedbed.physics.constraint import Edges, Group, Limits, Rows, groups, limit_table
+from seedbed.physics.dynamics import Matrix, path
+from seedbed.physics.model import Kinematics, Model
+
+
+class Side(NamedTuple):
+    """One group of contacts in this configuration, and the constants that a loop over its slots reads."""
+
+    points: Points
+    stiffness: jax.Array  # [n] D
+    aref: jax.Array  # [n, rows]
+    same: Row  # constants that are equal in all slots
+    table: Row  # the other constants, [n, ...] each
+
+
+class Problem(NamedTuple):
+    """The solver's constants: the model, and the matrices and constraint rows of one configuration."""
+
+    model: Model
+    cdof: jax.Array  # [nv, 6]
+    mass: Matrix
+    limits: Limits
+    limit_dof: np.ndarray  # [n]
+    sides: tuple[Side, ...]  # only the groups that have slots
+    entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
+    pattern: linear.Pattern  # of the Hessian
+
+
+def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: Rows) -> Problem:
+    """Gathers the values that do not change while the solver runs."""
+    fixed, moving = groups(model)
+    entries, columns = coupling_tables(model, moving)
+    sides = (
+        _side(fixed, contacts.fixed, rows.fixed, {}),
+        _side(moving, contacts.moving, rows.moving, columns),
+    )
+    pairs = {(i, j) for i in range(model.nv) for j in path(model, i)}
+    return Problem(
+        model=model,
+        cdof=kin.cdof,
+        mass=mass,
+        limits=rows.limits,
+        limit_dof=limit_table(model)["dof"],
+        sides=tuple(side for side in sides if len(side.stiffness)),
+        entries=entries,
+        pattern=linear.pattern(model.nv, pairs | set(entries)),
+    )
+
+
+def _side(group: Group, points: Points, rows: Edges, columns: dict[str, np.ndarray]) -> Side:
+    body = {f"real{k + 1}": group.slots.body[:, k].astype(np.int32) for k in (0, 1)}
+    cast = {
+        name: math.constant(column, rows.aref.dtype)
+        for name, column in (group.columns | body | columns).items()
+    }
+    same, table = split(**cast)
+    return Side(points=points, stiffness=rows.stiffness, aref=rows.aref, same=same, table=table)
+
+
+def coupling_tables(
+    model: Model, group: Group
+) -> tuple[tuple[linear.Entry, ...], dict[str, np.ndarray]]:
+    """Lists the Hessian entries that contacts between moving bodies add to, and the columns of each slot.
+
+    `dof` and `turn` [n, places] are the dofs on the path between the two bodies, and the sign with which
+    each moves the contact; 0 is padding. `entry` [n, places (places + 1) / 2] is the index of the Hessian
+    entry of each pair of places; padding points past the last entry. Both results are empty without slots.
+    """
+    paths = []
+    for body1, body2 in group.slots.mover:
+        last = [int(model.body_dofadr[b] + model.body_dofnum[b]) - 1 for b in (body1, body2)]
+        ends = [path(model, dof) for dof in last]
+        only = [[d for d in end if d not in other] for end, other in (ends, ends[::-1])]
+        paths.append([(d, -1.0) for d in only[0]] + [(d, 1.0) for d in only[1]])
+    if not paths:
+        return (), {}
+    places = max(len(p) for p in paths)
+    pairs = [
+        {
+            (max(p[a][0], p[b][0]), min(p[a][0], p[b][0])): 0
+            for a in range(len(p))
+            for b in range(a + 1)
+        }
+        for p in paths
+    ]
+    entries = tuple(sorted(set().union(*pairs)))
+    place = {entry: k for k, entry in enumerate(entries)}
+    padded = [p + [(0, 0.0)] * (places - len(p)) for p in paths]
+    rows, columns = np.tril_indices(places)
+    target = [
+        [
+            place[max(p[a][0], p[b][0]), min(p[a][0], p[b][0])] if a < len(p) else len(entries)
+            for a, b in zip(rows, columns, strict=True)
+        ]
+        for p in paths
+    ]
+    return entries, {
+        "dof": np.array([[d for d, _ in p] for p in padded], np.int32),
+        "turn": np.array([[sign for _, sign in p] for p in padded]),
+        "entry": np.array(target, np.int32),
+    }
