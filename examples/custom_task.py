@@ -32,11 +32,11 @@ class Crawler(MujocoTask):
         """Where an episode begins: positions and velocities."""
         return noisy_rest(self.physics_model(), key, scale=0.05)
 
-    def observe(self, now: physics.State) -> jax.Array:
+    def observe(self, now: physics.Data) -> jax.Array:
         """What the policy sees: all but how far it has come."""
         return jnp.concatenate([now.qpos[1:], now.qvel])
 
-    def judge(self, before: TaskState, now: physics.State, action: jax.Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: jax.Array) -> Verdict:
         """What a step is worth, and whether the episode ends."""
         speed = moved(before, now, 0) / self.dt
         reward = speed - self.ctrl_cost * squares(action)

@@ -74,11 +74,13 @@ def twin(task: Any, **options: Any) -> Any:
     return env
 
 
-def state_of(task: Any, data: Any) -> physics.State:
-    """What is in mjData, as physics.State."""
-    blank = physics.init(task.physics_model(), np.float32(data.qpos), np.float32(data.qvel))
+def state_of(task: Any, data: Any) -> physics.Data:
+    """What is in mjData, as physics.Data."""
+    model = task.physics_model()
+    state = physics.init(model, np.float32(data.qpos), np.float32(data.qvel))
+    blank = physics.make_data(model, state)
     ours = {"time", "qpos_low", "diverged", "ncon", "solver_niter", "residual"}
-    names = [name for name in physics.State._fields if name not in ours]
+    names = [name for name in physics.Data._fields if name not in ours]
     return blank._replace(**{name: np.float32(getattr(data, name)) for name in names})
 
 
@@ -92,7 +94,7 @@ class Step(NamedTuple):
     """A step of Gymnasium's task from a state that float32 holds."""
 
     before: TaskState
-    now: physics.State
+    now: physics.Data
     action: np.ndarray
     observation: np.ndarray
     reward: float
@@ -210,7 +212,7 @@ def test_every_option_is_gymnasiums(kind):
 def shown_and_judged(task: Any, steps: Step) -> tuple[Any, Verdict]:
     """What the task says of Gymnasium's own states."""
 
-    def both(before: TaskState, now: physics.State, action: Any) -> tuple[Any, Verdict]:
+    def both(before: TaskState, now: physics.Data, action: Any) -> tuple[Any, Verdict]:
         return task.observe(now), task.judge(before, now, action)
 
     return jax.vmap(both)(steps.before, steps.now, steps.action)

@@ -62,12 +62,12 @@ def load(source: Any, integrator: int | None = None) -> physics.Model:
     return dataclasses.replace(model, opt=model.opt._replace(integrator=integrator))
 
 
-def stepped(model: physics.Model, cases: oracle.Cases, dtype: Any) -> physics.State:
-    """The states [n, ...] one step after the cases."""
+def stepped(model: physics.Model, cases: oracle.Cases, dtype: Any) -> physics.Data:
+    """The data [n, ...] one step after the cases."""
 
-    def one(qpos: Any, qvel: Any, ctrl: Any, warmstart: Any) -> physics.State:
+    def one(qpos: Any, qvel: Any, ctrl: Any, warmstart: Any) -> physics.Data:
         begun = physics.init(model, qpos, qvel)._replace(qacc_warmstart=warmstart)
-        return physics.step(model, begun, ctrl)
+        return physics.step_data(model, begun, ctrl)
 
     return evaluate(jax.vmap(one), *(x.astype(dtype) for x in cases))
 
@@ -227,16 +227,15 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
     assert warned == [False, True, True, True, True]
     np.testing.assert_array_equal(found.qpos[1:], qpos[1:])
     np.testing.assert_array_equal(found.qvel[1:], qvel[1:])
+    for name in physics.Data._fields[len(physics.State._fields) :]:
+        assert not getattr(found, name)[1:].any(), name
     alone = stepped(
         model, oracle.Cases(*(x[:1] for x in (qpos, qvel, ctrl, np.zeros_like(qvel)))), np.float64
     )
     np.testing.assert_array_equal(alone.qvel[0], found.qvel[0])
-    again = evaluate(lambda state: physics.step(model, state, jnp.ones(1)), _row(found, 3))
+    frozen = jax.tree.map(lambda x: x[3], found.state)
+    again = evaluate(lambda state: physics.step(model, state, jnp.ones(1)), frozen)
     assert again.diverged and again.time == 0
-
-
-def _row(state: physics.State, i: int) -> physics.State:
-    return jax.tree.map(lambda x: x[i], state)
 
 
 def test_reaching_the_cap_shows():

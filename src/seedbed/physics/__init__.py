@@ -1,7 +1,18 @@
 """MuJoCo's physics for one environment, as pure JAX functions."""
 
 from seedbed.physics.mjcf import load
-from seedbed.physics.model import Model, State
-from seedbed.physics.step import energy, forward, init, step
+from seedbed.physics.model import Data, Model, State
+from seedbed.physics.step import energy, forward, init, make_data, step, step_data
 
-__all__ = ["Model", "State", "energy", "forward", "init", "load", "step"]
+__all__ = [
+    "Data",
+    "Model",
+    "State",
+    "energy",
+    "forward",
+    "init",
+    "load",
+    "make_data",
+    "step",
+    "step_data",
+]

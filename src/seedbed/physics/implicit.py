@@ -1,4 +1,4 @@
-"""Derivatives of what is solved for: linear systems, the constrained acceleration, and roots.
+"""Derivatives of what is solved for: linear systems, and the constrained acceleration.
 
 Each rule differentiates the equation that the solution satisfies, at the solution, instead of the way there.
 So no loop of a solver is differentiated, no elimination is transposed, and a start has no derivative. The
@@ -7,7 +7,6 @@ rules are differentiable themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,9 +21,9 @@ from seedbed.physics.constraint import Rows
 from seedbed.physics.dynamics import Matrix, multiply
 from seedbed.physics.model import Kinematics, Model
 from seedbed.physics.problem import Problem, pose
+from seedbed.physics.roots import parted
 from seedbed.physics.solver import Solution, search
 from seedbed.simd.derivative import KEPT
-from seedbed.types import Array
 
 
 class Smooth(NamedTuple):
@@ -37,7 +36,7 @@ class Smooth(NamedTuple):
 def divide(pattern: linear.Pattern, matrix: Matrix, vector: jax.Array) -> jax.Array:
     """Returns H^-1 b [nv] for H by entry and b [nv]; its tangent is H^-1 (db - dH x)."""
     entries = tuple(matrix)
-    arrays, rebuild = _parted((tuple(matrix.values()), vector))
+    arrays, rebuild = parted((tuple(matrix.values()), vector))
 
     @jax.custom_jvp
     def solved(arrays: list[jax.Array]) -> jax.Array:
@@ -76,7 +75,7 @@ def solve(
     """
     entries = tuple(mass)
     given = (model, kin, tuple(mass.values()), contacts, rows)
-    arrays, rebuild = _parted((given, smooth.force))
+    arrays, rebuild = parted((given, smooth.force))
 
     def posed(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
         (model, kin, values, contacts, rows), force = rebuild(arrays)
@@ -119,48 +118,3 @@ def solve(
         )
 
     return minimum(arrays, smooth.qacc, warmstart)
-
-
-def root_of(
-    slope: Callable[[jax.Array, Any], jax.Array],
-    find: Callable[[Any], jax.Array],
-    given: Any,
-    direction: Callable[[jax.Array], jax.Array] = jnp.ones_like,
-) -> jax.Array:
-    """Returns the root x = find(given) of slope(x, given) = 0, scalar, with the derivative of a root.
-
-    `x` moves along direction(x) only. Where the slope does not change along it, or is not zero, as at the end
-    of an interval, the root stays.
-    """
-    arrays, rebuild = _parted(given)
-
-    @jax.custom_jvp
-    def root(arrays: list[jax.Array]) -> jax.Array:
-        return find(rebuild(arrays))
-
-    @root.defjvp
-    def tangent(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-        (arrays,), (moves,) = primals, tangents
-        x = root(arrays)
-        way = direction(x)
-        value, bend = jax.jvp(lambda x: slope(x, rebuild(arrays)), (x,), (way,))
-        rise = jax.jvp(lambda arrays: slope(x, rebuild(arrays)), (arrays,), (moves,))[1]
-        inner = jnp.abs(value) < 1e-3 * jnp.abs(bend)
-        return x, -way * jnp.where(inner, rise / jnp.where(inner, bend, 1), 0)
-
-    return root(arrays)
-
-
-def _parted(tree: Any) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], Any]]:
-    """Returns the leaves of a tree that are JAX arrays, and a function from such leaves to the tree.
-
-    Constants stay what they are, so that structure shows, and nothing traced is closed over.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    kept: list[Array | None] = [None if isinstance(x, jax.Array) else x for x in leaves]
-
-    def rebuild(arrays: Sequence[jax.Array]) -> Any:
-        rest = iter(arrays)
-        return jax.tree.unflatten(structure, [next(rest) if k is None else k for k in kept])
-
-    return [x for x in leaves if isinstance(x, jax.Array)], rebuild

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax import lax
 from seedbed.physics import linear, math
 from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.implicit import divide
-from seedbed.physics.model import FREE, Model, State
+from seedbed.physics.model import FREE, Data, Model, State
 from seedbed.simd.derivative import recomputed
 
 TABLEAU = {
@@ -25,48 +26,48 @@ TABLEAU = {
 """Constants of the four Runge-Kutta stages, by column."""
 
 
-def euler(model: Model, state: State, mass: Matrix, force: jax.Array) -> State:
+def euler(model: Model, data: Data, mass: Matrix, force: jax.Array) -> Data:
     """Advances by one time step (mj_Euler). Joint damping is implicit if `opt.eulerdamp` is set.
 
-    `state` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is
+    `data` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is
     qfrc_smooth + qfrc_constraint.
     """
     h = model.opt.timestep
-    qacc = state.qacc
+    qacc = data.qacc
     damping = model.dof_damping
     if model.opt.eulerdamp and not (isinstance(damping, np.ndarray) and (damping <= 0).all()):
         matrix = dict(mass)
         for i, d in enumerate(math.unstack(damping)):
             matrix[i, i] = matrix[i, i] + h * d
         qacc = divide(linear.pattern(model.nv, set(matrix)), matrix, force)
-    qvel = state.qvel + h * qacc
-    qpos, qpos_low = integrate_pos(model, state.qpos, state.qpos_low, qvel, h)
-    return state._replace(
-        time=state.time + h,
+    qvel = data.qvel + h * qacc
+    qpos, qpos_low = integrate_pos(model, data.qpos, data.qpos_low, qvel, h)
+    return data._replace(
+        time=data.time + h,
         qpos=qpos,
         qpos_low=qpos_low,
         qvel=qvel,
-        qacc_warmstart=state.qacc,
-        diverged=state.diverged | ~is_sane(state.qacc).all(),
+        qacc_warmstart=data.qacc,
+        diverged=data.diverged | ~is_sane(data.qacc).all(),
     )
 
 
-def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -> State:
+def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> Data:
     """Advances by one time step through four forward passes, in a `lax.scan` (mj_RungeKutta).
 
-    The derived fields of the result are those of the last stage, except that `qacc` is the weighted mean of
-    the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the worst stage. Only the
-    first stage's acceleration can set `diverged`.
+    The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc` is
+    the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the worst
+    stage. Only the first stage's acceleration can set `diverged`.
     """
-    h, dtype = model.opt.timestep, state.qpos.dtype
+    h, dtype = model.opt.timestep, data.qpos.dtype
 
     def move(velocity: jax.Array, qacc: jax.Array) -> State:
-        qpos, low = integrate_pos(model, state.qpos, state.qpos_low, velocity, h)
-        return state._replace(qpos=qpos, qpos_low=low, qvel=state.qvel + h * qacc)
+        qpos, low = integrate_pos(model, data.qpos, data.qpos_low, velocity, h)
+        return data.state._replace(qpos=qpos, qpos_low=low, qvel=data.qvel + h * qacc)
 
     def stage(carry: Any, row: Any) -> tuple[Any, None]:
         begun, way, mean_velocity, mean_qacc = carry
-        done = forward(begun)
+        done = forward(begun.state)
         velocity = _on_the_way(model, done.qvel, h * way)
         mean_velocity = mean_velocity + row["weight"] * velocity
         mean_qacc = mean_qacc + row["weight"] * done.qacc
@@ -84,14 +85,11 @@ def runge_kutta(model: Model, state: State, forward: Callable[[State], State]) -
         return (after, way, mean_velocity, mean_qacc), None
 
     none = jnp.zeros(model.nv, dtype)
-    fresh = state._replace(
-        solver_niter=jnp.zeros_like(state.solver_niter), residual=jnp.zeros_like(state.residual)
-    )
     rows = {name: math.constant(column, dtype) for name, column in TABLEAU.items()}
-    (last, _, velocity, qacc), _ = lax.scan(recomputed(stage), (fresh, none, none, none), rows)
+    (last, _, velocity, qacc), _ = lax.scan(recomputed(stage), (data, none, none, none), rows)
     target = move(velocity, qacc)
     return last._replace(
-        time=state.time + h,
+        time=data.time + h,
         qpos=target.qpos,
         qpos_low=target.qpos_low,
         qvel=target.qvel,
@@ -144,12 +142,32 @@ def integrate_pos(
 
 def _turn(quat: jax.Array, velocity: jax.Array, h: float) -> jax.Array:
     """Rotates a quaternion [4] by an angular velocity [3] in its own frame for h seconds."""
+    return math.quat_mul(math.normalize_quat(quat), _spin(velocity, h))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _spin(velocity: jax.Array, h: float) -> jax.Array:
+    """Returns the rotation [4] by an angular velocity [3] for h seconds; none if it is nearly zero."""
     square = math.dot(velocity, velocity)
     turning = square > math.MIN_SQUARE
     speed = jnp.sqrt(jnp.where(turning, square, 1))
     half = 0.5 * h * speed
     sine = jnp.where(turning, jnp.sin(half) / speed, 0)
     cosine = jnp.where(turning, jnp.cos(half), 1)
-    return math.quat_mul(
-        math.normalize_quat(quat), jnp.concatenate([cosine[None], sine * velocity])
-    )
+    return jnp.concatenate([cosine[None], sine * velocity])
+
+
+@_spin.defjvp
+def _spin_tangent(h: float, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """Differentiates `_spin`, also at rest, where the rotation is 0.5 h times the velocity."""
+    (velocity,), (move,) = primals, tangents
+    square = math.dot(velocity, velocity)
+    turning = square > math.MIN_SQUARE
+    square = jnp.where(turning, square, 1)
+    speed = jnp.sqrt(square)
+    half = 0.5 * h * speed
+    sine = jnp.where(turning, jnp.sin(half) / speed, 0.5 * h)
+    bend = jnp.where(turning, (0.5 * h * jnp.cos(half) - sine) / square, 0)
+    along = math.dot(velocity, move)
+    turn = sine * move + bend * along * velocity
+    return _spin(velocity, h), jnp.concatenate([(-0.5 * h * sine * along)[None], turn])

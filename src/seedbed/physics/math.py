@@ -124,10 +124,13 @@ def np_quat_to_mat(quat: np.ndarray) -> np.ndarray:
 
 
 def two_sum(a: Array, b: Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the rounded sum of a and b and its rounding error (Knuth, TAOCP 2, 4.2.2)."""
+    """Returns the rounded sum of a and b and its rounding error (Knuth, TAOCP 2, 4.2.2).
+
+    The derivative of the error is zero.
+    """
     total = a + b
     part = total - a
-    return total, (a - (total - part)) + (b - part)
+    return total, lax.stop_gradient((a - (total - part)) + (b - part))
 
 
 def rotational_mul(inertia: Array, vector: Array) -> jax.Array:

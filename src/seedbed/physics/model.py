@@ -1,4 +1,4 @@
-"""The data of a simulation: Model, State and Kinematics.
+"""The data of a simulation: Model, State, Data and Kinematics.
 
 A `Model` holds MuJoCo's own fields as numpy arrays, so that topology and parameters are constants of the
 traced function. A leaf given to `Model.replace` may be a JAX array; it becomes an input of the function.
@@ -189,10 +189,22 @@ class Model:
 
 
 class State(NamedTuple):
-    """The state of one environment: the fields of mjData after `mj_step`, and those marked "ours".
+    """What a step carries to the next one, of one environment: fields of mjData, and those marked "ours"."""
+
+    time: Array  # s
+    qpos: Array  # [nq]
+    qpos_low: Array  # [nq] rounding residue of the root's translation in qpos; ours
+    qvel: Array  # [nv]
+    qacc_warmstart: Array  # [nv]
+    diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
+
+
+class Data(NamedTuple):
+    """A state and what was computed on the way to it: fields of mjData, and those marked "ours".
 
     After `forward`, the derived fields (from `ncon` on) belong to `qpos` and `qvel`. After a step with Euler
-    they belong to the forward pass at the start of the step; after a step with RK4, to its last stage.
+    they belong to the forward pass at the start of the step; after a step with RK4, to its last stage. They
+    are zero where `diverged` is set.
     """
 
     time: Array  # s
@@ -215,6 +227,11 @@ class State(NamedTuple):
     cvel: Array  # [nbody, 6] about subtree_com of the body's tree
     cinert: Array  # [nbody, 10] about the same point
     cfrc_ext: Array  # [nbody, 6] contact wrench about the same point, as after mj_rnePostConstraint
+
+    @property
+    def state(self) -> State:
+        """Returns what the next step needs."""
+        return State(*self[: len(State._fields)])
 
 
 class Kinematics(NamedTuple):

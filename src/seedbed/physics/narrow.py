@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import math
+from seedbed.physics.roots import root_of
 from seedbed.types import Array
 
 PLANE, SPHERE, CAPSULE, CYLINDER = 0, 2, 3, 5
@@ -265,28 +266,32 @@ def _outside(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Ar
     The distance is convex along the segment; its slope is bisected. Returns the place on the segment (-1 to
     1), the normal out of the cylinder, and the distance, which is zero if the two meet.
     """
-    z = cylinder.axis
-    apart_z, arm_z = math.dot(z, apart), math.dot(z, arm)
-    apart_r, arm_r = apart - z * apart_z, arm - z * arm_z
 
-    def excess(t: Array) -> tuple[Array, Array, Array]:
+    def excess(t: Array, given: tuple[Array, Array, Geom]) -> tuple[Array, Array, Array, Array]:
+        arm, apart, cylinder = given
+        z = cylinder.axis
+        apart_z, arm_z = math.dot(z, apart), math.dot(z, arm)
+        apart_r, arm_r = apart - z * apart_z, arm - z * arm_z
         length, direction = unit(apart_r + arm_r * t)
         along = apart_z + arm_z * t
         over = jnp.maximum(length - cylinder.radius, 0)
         above = jnp.sign(along) * jnp.maximum(jnp.abs(along) - cylinder.half, 0)
-        return over, direction, above
+        return over, direction, above, over * math.dot(direction, arm_r) + above * arm_z
 
-    def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        t = 0.5 * (bracket[0] + bracket[1])
-        over, direction, above = excess(t)
-        rising = over * math.dot(direction, arm_r) + above * arm_z > 0
-        return jnp.where(rising, bracket[0], t), jnp.where(rising, t, bracket[1])
+    def find(given: tuple[Array, Array, Geom]) -> jax.Array:
+        def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+            t = 0.5 * (bracket[0] + bracket[1])
+            rising = excess(t, given)[3] > 0
+            return jnp.where(rising, bracket[0], t), jnp.where(rising, t, bracket[1])
 
-    one = jnp.ones_like(apart_z)
-    halvings = jnp.finfo(one.dtype).nmant + 1
-    t, _ = lax.fori_loop(0, halvings, halve, (-one, one))
-    over, direction, above = excess(t)
-    distance, outward = unit(direction * over + z * above)
+        one = jnp.ones_like(math.dot(given[2].axis, given[1]))
+        halvings = jnp.finfo(one.dtype).nmant + 1
+        return lax.fori_loop(0, halvings, halve, (-one, one))[0]
+
+    given = arm, apart, cylinder
+    t = root_of(lambda t, given: excess(t, given)[3], find, given)
+    over, direction, above, _ = excess(t, given)
+    distance, outward = unit(direction * over + cylinder.axis * above)
     return t, outward, distance
 
 
@@ -310,6 +315,17 @@ def _through_side(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Arra
     return place, jnp.where(length > 0, outward, across), cylinder.radius - length
 
 
+class _Tilt(NamedTuple):
+    """A segment under the rim of a cylinder, as `_through_rim` sees it."""
+
+    c: Array
+    a: Array
+    b: Array
+    radius: Array
+    half: Array
+    slant: Array
+
+
 def _through_rim(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array, Array]:
     """Returns the place (-1 to 1), normal and depth of a segment under the rim of a cylinder.
 
@@ -322,20 +338,8 @@ def _through_rim(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array
     c, u = unit(math.cross(z, along))
     w = math.cross(along, u)
     a, b = jnp.abs(math.dot(apart, u)), jnp.abs(math.dot(apart, w))
-    bend = jnp.maximum(radius * c * c / jnp.maximum(a, 1e-15), 1) ** (2 / 3) - 1
-    slant = jnp.abs(math.dot(along, z))
-
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        cos, sin = unit2(ends[0] + ends[1])
-        root = jnp.sqrt(jnp.maximum(1 - (c * sin) ** 2, 1e-15))
-        slope = (half * c - b - radius * c * c * sin / root) * cos + a * sin
-        middle = jnp.stack([cos, sin])
-        return jnp.where(slope > 0, ends[0], middle), jnp.where(slope > 0, middle, ends[1])
-
-    cos, sin = unit2(jnp.stack([slant, jnp.sqrt(bend)]))
-    top = jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)])
-    halvings = jnp.finfo(c.dtype).nmant + 1
-    (cos, sin), _ = lax.fori_loop(0, halvings, halve, (jnp.stack([cos, sin]), top))
+    tilt = _Tilt(c, a, b, radius, half, jnp.abs(math.dot(along, z)))
+    cos, sin = root_of(_slope_of_depth, _least_depth, tilt, lambda x: jnp.stack([-x[1], x[0]]))
     root = jnp.sqrt(jnp.maximum(1 - (c * sin) ** 2, 1e-15))
     depth = radius * root + half * c * sin - a * cos - b * sin
     to_u = jnp.where(math.dot(apart, u) < 0, -1, 1) * cos
@@ -347,6 +351,29 @@ def _through_rim(arm: Array, apart: Array, cylinder: Geom) -> tuple[Array, Array
     place = jnp.clip(math.dot(rim - apart, along) / jnp.where(length > 0, length, 1), -1, 1)
     oblique = (length > 0) & (c > 1e-6)
     return place, normal, jnp.where(oblique, depth, radius + half)
+
+
+def _slope_of_depth(x: Array, tilt: _Tilt) -> Array:
+    """Returns the derivative of the depth by f, at x = [cos f, sin f]."""
+    c, a, b, radius, half, _ = tilt
+    cos, sin = math.unstack(x)
+    root = jnp.sqrt(jnp.maximum(1 - (c * sin) ** 2, 1e-15))
+    return (half * c - b - radius * c * c * sin / root) * cos + a * sin
+
+
+def _least_depth(tilt: _Tilt) -> jax.Array:
+    """Returns [cos f, sin f] where the depth is least."""
+    c, a, _, radius, _, slant = tilt
+    bend = jnp.maximum(radius * c * c / jnp.maximum(a, 1e-15), 1) ** (2 / 3) - 1
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = unit2(ends[0] + ends[1])
+        slope = _slope_of_depth(middle, tilt)
+        return jnp.where(slope > 0, ends[0], middle), jnp.where(slope > 0, middle, ends[1])
+
+    first = unit2(jnp.stack([slant, jnp.sqrt(bend)]))
+    top = jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)])
+    return lax.fori_loop(0, jnp.finfo(c.dtype).nmant + 1, halve, (first, top))[0]
 
 
 COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {

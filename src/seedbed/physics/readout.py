@@ -19,7 +19,7 @@ from seedbed.types import Array
 def readout(
     model: Model, kin: Kinematics, motion: jax.Array, wrench: jax.Array
 ) -> dict[str, jax.Array]:
-    """Computes the State's fields for positions, velocities, inertias and contact forces, by name.
+    """Computes the fields of Data for positions, velocities, inertias and contact forces, by name.
 
     `motion` [nbody, 6] is the motion of the moving bodies. `wrench` [nbody, 6] is the wrench of the contacts
     on every body. Both are about the reference point.

@@ -1,4 +1,4 @@
-"""The simulation of one environment: init, forward and step, with a named scope for each stage (mj_step)."""
+"""The simulation of one environment: forward and step, with a named scope for each stage (mj_step)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from seedbed.physics.dynamics import (
 from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
 from seedbed.physics.kinematics import kinematics
-from seedbed.physics.model import EULER, Model, State
+from seedbed.physics.model import EULER, Data, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
 from seedbed.types import Array, SeedbedError
@@ -33,24 +33,35 @@ from seedbed.types import Array, SeedbedError
 def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
     """Makes the state at qpos [nq] and qvel [nv]; the default is qpos0 at rest.
 
-    Fields that a forward pass computes are zero until `forward` or `step`. The precision is that of `qpos`,
-    or JAX's default. Raises SeedbedError if an array is not of floats or has another shape.
+    The precision is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has
+    another shape.
     """
     dtype = jnp.result_type(float) if qpos is None else jnp.asarray(qpos).dtype
     start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
     speed = np.zeros(model.nv, dtype) if qvel is None else qvel
+    return State(
+        time=jnp.zeros((), dtype),
+        qpos=_floats("qpos", start, model.nq, dtype),
+        qpos_low=jnp.zeros(model.nq, dtype),
+        qvel=_floats("qvel", speed, model.nv, dtype),
+        qacc_warmstart=jnp.zeros(model.nv, dtype),
+        diverged=jnp.bool_(False),
+    )
+
+
+def make_data(model: Model, state: State) -> Data:
+    """Makes the data of a state before any forward pass (mj_makeData): the derived fields are zero.
+
+    Raises SeedbedError if the state does not fit the model, or is a batch.
+    """
+    dtype = _check(model, state)
     nv, nbody = model.nv, model.nbody
 
     def zeros(*shape: int) -> jax.Array:
         return jnp.zeros(shape, dtype)
 
-    return State(
-        time=zeros(),
-        qpos=_floats("qpos", start, model.nq, dtype),
-        qpos_low=zeros(model.nq),
-        qvel=_floats("qvel", speed, nv, dtype),
-        qacc_warmstart=zeros(nv),
-        diverged=jnp.bool_(False),
+    return Data(
+        *state,
         ncon=jnp.int32(0),
         solver_niter=jnp.int32(0),
         residual=zeros(),
@@ -68,7 +79,7 @@ def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> 
     )
 
 
-def forward(model: Model, state: State) -> State:
+def forward(model: Model, state: State) -> Data:
     """Computes the derived fields at qpos and qvel, with zero control (mj_forward). The state does not move.
 
     Raises SeedbedError if the state does not fit the model, or is a batch.
@@ -83,6 +94,15 @@ def step(model: Model, state: State, ctrl: Array) -> State:
     If MuJoCo would warn of a bad position, velocity or acceleration and reset, the environment keeps its
     state and `diverged` is set; it then stays frozen. Raises SeedbedError if the state or `ctrl` does not
     fit the model, or is a batch.
+    """
+    return step_data(model, state, ctrl).state
+
+
+def step_data(model: Model, state: State, ctrl: Array) -> Data:
+    """Advances one environment as `step` does, and returns what mjData holds after mj_step.
+
+    In a kernel, fields that nobody reads cost nothing; those that it returns are written for each step. Raises
+    SeedbedError as `step` does.
     """
     dtype = _check(model, state)
     ctrl = _floats("ctrl", ctrl, model.nu, dtype)
@@ -101,8 +121,10 @@ def step(model: Model, state: State, ctrl: Array) -> State:
         with named_scope("integration"):
             done = euler(model, done, mass, force)
     else:
-        done = runge_kutta(model, begun, lambda at: _forward(model, at, ctrl)[0])
-    kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, state)
+        begun_data = make_data(model, begun)
+        done = runge_kutta(model, begun_data, lambda at: _forward(model, at, ctrl)[0])
+    kept = make_data(model, state)
+    kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, kept)
     return kept._replace(diverged=done.diverged)
 
 
@@ -117,8 +139,8 @@ def energy(model: Model, state: State) -> jax.Array:
     return energy_of(model, kin, state.qpos, motion, state.qvel)
 
 
-def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix, jax.Array]:
-    """Runs one forward pass; returns the state, the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
+def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix, jax.Array]:
+    """Runs one forward pass; returns the data, the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
         kin = kinematics(model, qpos, state.qpos_low)
@@ -140,7 +162,8 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[State, Matrix
         solution = solve(model, kin, mass, *start, contacts, rows)
     with named_scope("readout"):
         derived = readout(model, kin, motion, solution.wrench)
-    done = state._replace(
+    done = Data(
+        *state,
         ncon=contacts.ncon,
         solver_niter=solution.niter,
         residual=solution.residual,

@@ -2,7 +2,7 @@
 
 A task subclasses `MujocoTask`, names its MJCF file and defines `initial`, `observe` and `judge`. After a
 step the derived fields (`xpos`, `cvel`, ...) come from the last forward pass of that step, as in
-Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.State`).
+Gymnasium; so they can be slightly older than `qpos` and `qvel` (see `physics.Data`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TaskState(NamedTuple):
     """The state that an environment keeps between two steps."""
 
     qpos: Array  # [nq]
-    qpos_low: Array  # [nq] see physics.State
+    qpos_low: Array  # [nq] see physics.Data
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
     kept: Tree  # the task's `keep` of the state
@@ -68,14 +68,14 @@ class MujocoTask(abc.ABC):
         """Draws qpos [nq] and qvel [nv] for the start of an episode; consumes the key."""
 
     @abc.abstractmethod
-    def observe(self, now: physics.State) -> Tree:
-        """Returns the observation of a state."""
+    def observe(self, now: physics.Data) -> Tree:
+        """Returns the observation; `now` is what mjData holds after a step."""
 
     @abc.abstractmethod
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Judges the step from `before` to `now`; `action` [nu] is the agent's, before any clipping."""
 
-    def keep(self, now: physics.State) -> Tree:
+    def keep(self, now: physics.Data) -> Tree:
         """Returns the parts of a state, besides positions and velocities, that the next `judge` uses."""
         return ()
 
@@ -110,7 +110,7 @@ class MujocoTask(abc.ABC):
     @functools.cached_property
     def _spec(self) -> EnvSpec:
         model = self.physics_model()
-        blank = physics.init(model, model.qpos0.astype(np.float32))
+        blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
         shown = jax.eval_shape(self.observe, blank)
         limited = model.actuator_ctrllimited[:, None] != 0
         bounds = np.where(limited, model.actuator_ctrlrange, [-np.inf, np.inf])
@@ -146,10 +146,11 @@ class MujocoTask(abc.ABC):
             qpos_low=before.qpos_low, qacc_warmstart=before.qacc_warmstart
         )
 
-        def substep(now: physics.State, _: None) -> tuple[physics.State, None]:
-            return physics.step(model, now, action), None
+        def substep(now: physics.Data, _: None) -> tuple[physics.Data, None]:
+            return physics.step_data(model, now.state, action), None
 
-        now, _ = jax.lax.scan(substep, start, None, length=self.frame_skip)
+        begun = physics.make_data(model, start)
+        now, _ = jax.lax.scan(substep, begun, None, length=self.frame_skip)
         verdict = self.judge(before, now, action)
 
         def unless_diverged(tree: Tree) -> Tree:
@@ -163,7 +164,7 @@ class MujocoTask(abc.ABC):
             unless_diverged(verdict.metrics),
         )
 
-    def _carry(self, now: physics.State) -> TaskState:
+    def _carry(self, now: physics.Data) -> TaskState:
         return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, self.keep(now))
 
 
@@ -197,7 +198,7 @@ def within(x: Array, bounds: tuple[float, float]) -> jax.Array:
     return (bounds[0] < x) & (x < bounds[1])
 
 
-def moved(before: TaskState, now: physics.State, i: int) -> jax.Array:
+def moved(before: TaskState, now: physics.Data, i: int) -> jax.Array:
     """Returns how far the root's translation qpos[i] has moved, in m.
 
     The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.
@@ -232,12 +233,12 @@ class LocomotionTask(MujocoTask, abc.ABC):
         model, scale = self.physics_model(), self.reset_noise_scale
         return noisy_rest(model, key, scale, self.velocity_noise)
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns positions and velocities."""
         hidden = self.coordinates if self.exclude_current_positions_from_observation else 0
         return jnp.concatenate([now.qpos[hidden:], now.qvel])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards speed along x and subtracts the cost of control; never terminates."""
         terms = {
             "reward_forward": self.forward_reward_weight * moved(before, now, 0) / self.dt,

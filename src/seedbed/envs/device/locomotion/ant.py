@@ -43,19 +43,19 @@ class Ant(LocomotionTask):
     coordinates: ClassVar[int] = 2
     velocity_noise = staticmethod(normal_noise)
 
-    def keep(self, now: physics.State) -> Array:
+    def keep(self, now: physics.Data) -> Array:
         """Returns the main body's x in m at the last forward pass."""
         body = self.body(self.main_body) if isinstance(self.main_body, str) else self.main_body
         return now.xpos[body, 0]
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns positions, velocities and, by option, the contact forces on each body."""
         shown = super().observe(now)
         if not self.include_cfrc_ext_in_observation:
             return shown
         return jnp.concatenate([shown, self._contact_forces(now)[1:].ravel()])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the costs of control and contact."""
         low, high = self.healthy_z_range
         healthy = (low <= now.qpos[2]) & (now.qpos[2] <= high)
@@ -68,5 +68,5 @@ class Ant(LocomotionTask):
         terminated = ~healthy if self.terminate_when_unhealthy else jnp.zeros_like(healthy)
         return Verdict(sum(terms.values()), terminated, terms)
 
-    def _contact_forces(self, now: physics.State) -> Array:
+    def _contact_forces(self, now: physics.Data) -> Array:
         return jnp.clip(now.cfrc_ext, *self.contact_force_range)

@@ -29,11 +29,11 @@ class PlanarLegs(LocomotionTask, abc.ABC):
     healthy_angle_range: tuple[float, float]
     """Tilts of a healthy body, in rad."""
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns positions and velocities; velocities are clipped to [-10, 10]."""
         return super().observe(now._replace(qvel=jnp.clip(now.qvel, -10, 10)))
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards speed along x and health; subtracts the cost of control."""
         healthy = self.healthy(now)
         moving = super().judge(before, now, action).metrics
@@ -46,7 +46,7 @@ class PlanarLegs(LocomotionTask, abc.ABC):
         terminated = ~healthy if self.terminate_when_unhealthy else jnp.bool_(False)
         return Verdict(sum(terms.values()), terminated, terms)
 
-    def healthy(self, now: physics.State) -> Array:
+    def healthy(self, now: physics.Data) -> Array:
         """Returns whether the body is at a healthy height and tilt."""
         upright = within(now.qpos[2], self.healthy_angle_range)
         return within(now.qpos[1], self.healthy_z_range) & upright
@@ -63,7 +63,7 @@ class Hopper(PlanarLegs):
     healthy_state_range: tuple[float, float] = (-100.0, 100.0)
     """Values of all angles and velocities of a healthy body."""
 
-    def healthy(self, now: physics.State) -> Array:
+    def healthy(self, now: physics.Data) -> Array:
         """Returns whether the body is at a healthy height and tilt, with healthy angles and velocities."""
         rest = jnp.concatenate([now.qpos[2:], now.qvel])
         return within(rest, self.healthy_state_range).all() & super().healthy(now)

@@ -37,7 +37,7 @@ class HumanoidBody(MujocoTask, abc.ABC):
         """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
         return noisy_rest(self.physics_model(), key, self.reset_noise_scale)
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns positions and velocities, then the parts that the options include.
 
         These are, in this order, the inertias and velocities of the bodies, the actuators' forces and the
@@ -75,11 +75,11 @@ class Humanoid(HumanoidBody):
     healthy_z_range: tuple[float, float] = (1.0, 2.0)
     """Heights of a healthy body, in m."""
 
-    def keep(self, now: physics.State) -> Array:
+    def keep(self, now: physics.Data) -> Array:
         """Returns x of the centre of mass, in m, at the last forward pass."""
         return now.subtree_com[0, 0]
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards the centre of mass's speed along x and health; subtracts control and contact."""
         healthy = within(now.qpos[2], self.healthy_z_range)
         contact = self.contact_cost_weight * squares(now.cfrc_ext)

@@ -26,7 +26,7 @@ class HumanoidStandup(HumanoidBody):
     impact_cost_range: tuple[float, float] = (-float("inf"), 10.0)
     """Bounds to which the cost of contact is clipped."""
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards height; subtracts the costs of control and impact; never terminates.
 
         The reward of height is the root's z divided by the model's time step. A constant of 1 is added.

@@ -28,7 +28,7 @@ class InvertedDoublePendulum(MujocoTask):
         """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
         return noisy_rest(self.physics_model(), key, self.reset_noise_scale, normal_noise)
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns the cart's position, the angles' sines and cosines, velocities and a force.
 
         The force is that of the constraints on the cart, from its joint's limits. It and the velocities
@@ -38,7 +38,7 @@ class InvertedDoublePendulum(MujocoTask):
         limits = [jnp.clip(now.qvel, -10, 10), jnp.clip(now.qfrc_constraint[:1], -10, 10)]
         return jnp.concatenate([x, jnp.sin(angles), jnp.cos(angles), *limits])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards a tip above 1 m; subtracts its distance from (0, 2) m and the poles' speeds.
 
         Both penalties are weighted sums of squares. A tip at or below 1 m terminates the episode.

@@ -29,11 +29,11 @@ class InvertedPendulum(MujocoTask):
         """Draws qpos [nq] and qvel [nv] near the model's initial position at rest; consumes the key."""
         return noisy_rest(self.physics_model(), key, self.reset_noise_scale)
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns positions and velocities."""
         return jnp.concatenate([now.qpos, now.qvel])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Rewards each step on which the pole stands with 1; a fallen pole terminates the episode."""
         fallen = jnp.abs(now.qpos[1]) > TILT
         reward = jnp.where(fallen, 0, jnp.float32(1))

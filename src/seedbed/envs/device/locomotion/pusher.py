@@ -42,12 +42,12 @@ class Pusher(MujocoTask):
         arm = noise(speed, model.nv - 4, 0.005)
         return qpos, jnp.concatenate([arm, jnp.zeros(4, jnp.float32)])
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns the arm's angles and angular velocities, and the places of tip, cylinder and goal."""
         places = [now.xpos[self.body(name)] for name in ("tips_arm", "object", "goal")]
         return jnp.concatenate([now.qpos[:7], now.qvel[:7], *places])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Subtracts the cylinder's distances from tip and goal, and control; never terminates."""
         tip, cylinder, goal = (now.xpos[self.body(n)] for n in ("tips_arm", "object", "goal"))
         terms = {

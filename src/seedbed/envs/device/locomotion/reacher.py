@@ -43,7 +43,7 @@ class Reacher(MujocoTask):
         swing = noise(keys[2], model.nv - 2, 0.005)
         return jnp.concatenate([arm, target]), jnp.concatenate([swing, jnp.zeros(2, jnp.float32)])
 
-    def observe(self, now: physics.State) -> Array:
+    def observe(self, now: physics.Data) -> Array:
         """Returns the angles' cosines and sines, the target, angular velocities and target-to-fingertip.
 
         The last is the vector (x, y) from the target to the fingertip in m.
@@ -51,7 +51,7 @@ class Reacher(MujocoTask):
         angles, way = now.qpos[:2], self._way(now)[:2]
         return jnp.concatenate([jnp.cos(angles), jnp.sin(angles), now.qpos[2:], now.qvel[:2], way])
 
-    def judge(self, before: TaskState, now: physics.State, action: Array) -> Verdict:
+    def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Subtracts the fingertip's distance from the target and the cost of control; never terminates."""
         terms = {
             "reward_dist": -self.reward_dist_weight * jnp.sqrt(squares(self._way(now))),
@@ -59,5 +59,5 @@ class Reacher(MujocoTask):
         }
         return Verdict(sum(terms.values()), jnp.bool_(False), terms)
 
-    def _way(self, now: physics.State) -> Array:
+    def _way(self, now: physics.Data) -> Array:
         return now.xpos[self.body("fingertip")] - now.xpos[self.body("target")]
