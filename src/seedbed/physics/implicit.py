@@ -94,8 +94,9 @@ def solve(
     @minimum.defjvp
     def tangent(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
         (arrays, *start), (moves, *_) = primals, tangents
-        found = minimum(arrays, *start)
-        a = checkpoint_name(found.qacc, KEPT)
+        # What depends on them needs no second search.
+        found = jax.tree.map(lambda x: checkpoint_name(x, KEPT), minimum(arrays, *start))
+        a = found.qacc
 
         def balance(arrays: list[jax.Array]) -> jax.Array:
             problem, force = posed(arrays)
@@ -113,8 +114,6 @@ def solve(
 
         push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
         none: Any = np.zeros((), jax.dtypes.float0)  # of an integer
-        return found._replace(qacc=a), Solution(
-            move, push, wrench, none, jnp.zeros_like(found.residual)
-        )
+        return found, Solution(move, push, wrench, none, jnp.zeros_like(found.residual))
 
     return minimum(arrays, smooth.qacc, warmstart)

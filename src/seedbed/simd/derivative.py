@@ -18,6 +18,8 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from seedbed.simd.accumulate import accumulated
+
 KEPT = "seedbed.kept"
 """Name (`checkpoint_name`) of a value that derivatives take over instead of computing it again."""
 
@@ -140,6 +142,7 @@ def transpose(
     cotangents = [a for a, flag in zip(closed.out_avals, given, strict=True) if flag]
     traced = jax.make_jaxpr(pull)(*(closed.in_avals[i] for i in fixed), *cotangents)
     traced, used = _pruned(traced, [i >= len(fixed) for i in range(len(traced.in_avals))])
+    traced = accumulated(traced)
     return Pulled(traced, tuple(fixed[i] for i in used if i < len(fixed)))
 
 

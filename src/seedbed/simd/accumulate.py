@@ -1,0 +1,122 @@
+"""Sums of cotangents, a row at a time.
+
+The transpose of reading row i of an array is an array of zeros but for row i, and where a loop reads, the loop's
+transpose adds such an array to a sum in each iteration. Here only the row is added, in place. For any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+
+class _Zeros(NamedTuple):
+    """An array of zeros that is not made yet."""
+
+    aval: Any
+
+
+class _Rows(NamedTuple):
+    """A sum of arrays of zeros, each with a part that is not zero, and where that part begins."""
+
+    aval: Any
+    parts: tuple[tuple[Any, tuple[Any, ...]], ...]
+
+
+def accumulated(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Returns a function with the same results, in which sums touch only the parts that are not zero.
+
+    Calls in it are inlined.
+    """
+
+    def run(*operands: Any) -> list[Any]:
+        return list(map(_whole, _evaluate(closed, operands)))
+
+    return jax.make_jaxpr(run)(*closed.in_avals)
+
+
+def _evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Evaluates a function; operands and results may be arrays that are not made yet."""
+    jaxpr = closed.jaxpr
+    values: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        name = eqn.primitive.name
+        if name in _CALLS:
+            inner = eqn.params["jaxpr"]
+            inner = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+            results = _evaluate(inner, given)
+        else:
+            found = _RULES[name](eqn, given) if name in _RULES else None
+            results = _bind(eqn, given) if found is None else [found]
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _bind(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    """Evaluates an equation as it is, but for the functions inside it."""
+    params = {name: _inside(value) for name, value in eqn.params.items()}
+    results = eqn.primitive.bind(*map(_whole, given), **eqn.primitive.get_bind_params(params))
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, core.ClosedJaxpr):
+        return accumulated(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):
+        return tuple(map(accumulated, value))
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """Returns a value as an array."""
+    if isinstance(value, _Zeros):
+        return jnp.zeros(value.aval.shape, value.aval.dtype)
+    return _added(_whole(_Zeros(value.aval)), value) if isinstance(value, _Rows) else value
+
+
+def _added(total: Any, rows: _Rows) -> Any:
+    for part, start in rows.parts:
+        old = lax.dynamic_slice(total, start, part.shape)
+        total = lax.dynamic_update_slice(total, old + part, start)
+    return total
+
+
+def _broadcast(eqn: Any, given: Sequence[Any]) -> Any:
+    (atom, *_), (value, *_) = eqn.invars, given
+    zero = isinstance(value, _Zeros) or (isinstance(atom, core.Literal) and not atom.val)
+    return _Zeros(eqn.outvars[0].aval) if zero and not eqn.outvars[0].aval.weak_type else None
+
+
+def _update(eqn: Any, given: Sequence[Any]) -> Any:
+    array, part, *start = given
+    if not isinstance(array, _Zeros):
+        return None
+    return _Rows(eqn.outvars[0].aval, ((_whole(part), tuple(start)),))
+
+
+def _add(eqn: Any, given: Sequence[Any]) -> Any:
+    one, other = given
+    if isinstance(one, _Zeros):
+        return other
+    if isinstance(other, _Zeros):
+        return one
+    if isinstance(one, _Rows) and isinstance(other, _Rows):
+        return _Rows(one.aval, one.parts + other.parts)
+    if isinstance(one, _Rows):
+        return _added(other, one)
+    return _added(one, other) if isinstance(other, _Rows) else None
+
+
+_CALLS = ("jit", "remat2", "closed_call")
+_RULES = {"broadcast_in_dim": _broadcast, "dynamic_update_slice": _update, "add_any": _add}
