@@ -55,9 +55,9 @@ def euler(model: Model, data: Data, mass: Matrix, force: jax.Array) -> Data:
 def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> Data:
     """Advances by one time step through four forward passes, in a `lax.scan` (mj_RungeKutta).
 
-    The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc` is
-    the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the worst
-    stage. Only the first stage's acceleration can set `diverged`.
+    The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc`
+    is the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the
+    worst stage. Only the first stage's acceleration can set `diverged`.
     """
     h, dtype = model.opt.timestep, data.qpos.dtype
 

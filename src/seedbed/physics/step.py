@@ -101,8 +101,8 @@ def step(model: Model, state: State, ctrl: Array) -> State:
 def step_data(model: Model, state: State, ctrl: Array) -> Data:
     """Advances one environment as `step` does, and returns what mjData holds after mj_step.
 
-    In a kernel, fields that nobody reads cost nothing; those that it returns are written for each step. Raises
-    SeedbedError as `step` does.
+    In a kernel, fields that nobody reads cost nothing; those that it returns are written for each step.
+    Raises SeedbedError as `step` does.
     """
     dtype = _check(model, state)
     ctrl = _floats("ctrl", ctrl, model.nu, dtype)

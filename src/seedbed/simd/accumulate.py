@@ -1,7 +1,7 @@
 """Sums of cotangents, a row at a time.
 
-The transpose of reading row i of an array is an array of zeros but for row i, and where a loop reads, the loop's
-transpose adds such an array to a sum in each iteration. Here only the row is added, in place. For any thread.
+The transpose of reading row i of an array is an array of zeros but for row i. Where a loop reads rows, its
+transpose adds such an array to a sum in each iteration; here only the row is added, in place. For any thread.
 """
 
 from __future__ import annotations
