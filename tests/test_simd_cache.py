@@ -212,11 +212,20 @@ def f(x, k):
     return jax.lax.while_loop(lambda c: c[0] < k, lambda c: (c[0] + 1, c[1] * y), (0, x))[1]
 print(vectorize(f)(np.linspace(-1, 2, 20, dtype=np.float32), np.arange(20, dtype=np.int32)).sum())
 """
+DERIVED = (
+    SCRIPT.split("def f(x, k)")[0]
+    + """
+def f(x):
+    return jax.lax.scan(lambda y, row: (jnp.sin(y * row) + x, None), x, np.arange(60.0, dtype=np.float32))[0]
+x = np.linspace(-1, 2, 20, dtype=np.float32)
+print(jax.grad(lambda x: vectorize(f)(x).sum())(x).sum(), jax.jvp(vectorize(f), (x,), (x,))[1].sum())
+"""
+)
 
 
-def run_script(kind):
+def run_script(kind, script=SCRIPT):
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, kind], capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", script, kind], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -230,6 +239,13 @@ def test_another_process_finds_it_without_tracing(folder):
     path.write_bytes(path.read_bytes()[:-3])
     assert run_script("miss") == first
     assert run_script("hit") == first
+
+
+def test_another_process_finds_derivatives(folder):
+    first = run_script("miss", DERIVED)
+    # The function with what it keeps, its tangent, and the tangent's transpose.
+    assert len(files(folder)) >= 3
+    assert run_script("hit", DERIVED) == first
 
 
 def test_each_setting_has_code_of_its_own(folder, monkeypatch):

@@ -8,9 +8,10 @@ jaxprs with flat operands; those of floating-point numbers can have tangents. Fo
 from __future__ import annotations
 
 import functools
+import gc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from seedbed.simd.accumulate import accumulated
 KEPT = "seedbed.kept"
 """Name (`checkpoint_name`) of a value that derivatives take over instead of computing it again."""
 
+F = TypeVar("F", bound=Callable[..., Any])
 _policy = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
@@ -56,16 +58,34 @@ def is_differentiable(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
 
+def _without_collector(function: F) -> F:
+    """Makes a function run without Python's collector of cycles, which takes a quarter of long traces."""
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return run  # type: ignore[return-value]
+
+
 @functools.lru_cache(maxsize=512)
+@_without_collector
 def linearize(
     closed: core.ClosedJaxpr, moving: tuple[bool, ...], shared: tuple[bool, ...]
 ) -> Linear:
     """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows."""
     push: list[Any] = []
+    flat = accumulated(closed)
 
     def forward(*operands: Any) -> list[Any]:
         def of_moving(*moved: Any) -> list[Any]:
-            return core.jaxpr_as_fun(closed)(*_merge(moving, moved, operands))
+            return core.jaxpr_as_fun(flat)(*_merge(moving, moved, operands))
 
         moved = [o for o, m in zip(operands, moving, strict=True) if m]
         results, function = jax.linearize(recomputed(of_moving), *moved)
@@ -122,6 +142,7 @@ def _has_no_rows(moving: Sequence[bool], shared: Sequence[bool]) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
+@_without_collector
 def transpose(
     closed: core.ClosedJaxpr, linear: tuple[bool, ...], given: tuple[bool, ...]
 ) -> Pulled:

@@ -370,12 +370,19 @@ def _unstack(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
     return [np.asarray(row, object) for row in array]
 
 
+def _empty(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
+    """Makes what a branch that is not taken leaves of a derivative: nobody reads it."""
+    dtype = equation.params["dtype"]
+    return [tracer.lift(np.zeros((), dtype), dtype)]
+
+
 def _barrier(tracer: Tracer, equation: Any, args: list[Value]) -> list[Value]:
     return args
 
 
 _SPECIAL: dict[str, Callable[[Tracer, Any, list[Value]], Sequence[Value]]] = {
     "iota": _iota,
+    "empty2": _empty,
     "split": _split,
     "unstack": _unstack,
     "optimization_barrier": _barrier,
