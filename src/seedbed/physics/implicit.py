@@ -7,6 +7,7 @@ rules are differentiable themselves.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -74,12 +75,14 @@ def solve(
     none, and neither have `niter` and `residual`. Without constraint rows, qacc is that of `smooth`.
     """
     entries = tuple(mass)
-    given = (model, kin, tuple(mass.values()), contacts, rows)
+    leaves = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+    given = (leaves, kin, tuple(mass.values()), contacts, rows)
     arrays, rebuild = parted((given, smooth.force))
 
     def posed(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
-        (model, kin, values, contacts, rows), force = rebuild(arrays)
-        return pose(model, kin, dict(zip(entries, values, strict=True)), contacts, rows), force
+        (leaves, kin, values, contacts, rows), force = rebuild(arrays)
+        matrix = dict(zip(entries, values, strict=True))
+        return pose(Model(**leaves), kin, matrix, contacts, rows), force
 
     problem, _ = posed(arrays)
     if not problem.sides and not len(problem.limit_dof):
