@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "llvm", "machine", "compression"},
+    {"types", "trees", "files", "llvm", "ffi", "machine", "compression"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},
@@ -24,8 +24,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 LISTED = {
     ("trees", "types"),
     ("compression", "types"),
-    ("nets", "simd"),
-    ("ops", "simd"),
+    ("ffi", "llvm"),
     ("replay", "ops"),
     ("actors", "envs"),
     ("paramserver", "central"),
@@ -170,8 +169,9 @@ def write(source: Path, files: dict[str, str]) -> Path:
         ({"ops/a.py": "from seedbed.agents import impala"}, 1),
         ({"ops/a.py": "def f():\n    import seedbed.central.train"}, 1),
         ({"ops/a.py": "from seedbed.nets import torsos"}, 1),
-        ({"nets/a.py": "from seedbed.simd import ffi"}, 0),
-        ({"simd/a.py": "from seedbed.nets import ffi"}, 1),
+        ({"replay/a.py": "from seedbed.ops import returns"}, 0),
+        ({"nets/a.py": "from seedbed.simd import cpu"}, 1),
+        ({"nets/a.py": "from seedbed import ffi", "ffi.py": ""}, 0),
         ({"actors/a.py": "import seedbed.envs.host.gym"}, 0),
         ({"envs/a.py": "import seedbed.actors.slots"}, 1),
         ({"central/a.py": "from seedbed.fused import train"}, 1),

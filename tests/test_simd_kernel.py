@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedbed import ffi
 from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
-from seedbed.simd import build, ffi, inspect, vectorize
+from seedbed.simd import build, inspect, vectorize
 from seedbed.simd.kernel import ENTRY, HEAD, Port, kernel_ir
 from seedbed.simd.memory import Unsupported
 from seedbed.simd.room import Room

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import jax
 from jax.extend import core
 
-from seedbed import llvm
+from seedbed import ffi, llvm
+from seedbed.ffi import Chunks, Refused, kernel_module, register_object
 from seedbed.llvm import (
     architecture,
     compile_object,
@@ -33,7 +34,6 @@ from seedbed.llvm import (
 from seedbed.simd import cache
 from seedbed.simd.codegen import emit
 from seedbed.simd.digest import Indescribable, digest
-from seedbed.simd.ffi import Chunks, Refused, kernel_module, register_object
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
 from seedbed.simd.plan import Liveness
@@ -197,9 +197,9 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 
 @functools.cache
 def _compiler() -> str:
-    """Returns the SHA-256, in hex, of the source files of this package and of `seedbed.llvm`."""
+    """Returns the SHA-256, in hex, of the sources of this package and of the two modules below it."""
     total, folder = hashlib.sha256(), Path(__file__).parent
-    for path in (Path(llvm.__file__), *sorted(folder.rglob("*.py"))):
+    for path in (Path(llvm.__file__), Path(ffi.__file__), *sorted(folder.rglob("*.py"))):
         name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
         total.update(name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
