@@ -19,8 +19,8 @@ import pytest
 from seedbed import ffi
 from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
 from seedbed.simd import build, inspect, vectorize
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.kernel import ENTRY, HEAD, Port, kernel_ir
-from seedbed.simd.memory import Unsupported
 from seedbed.simd.room import Room
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]

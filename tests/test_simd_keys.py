@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.keys import without_keys
 from seedbed.simd.reference import evaluate
-from seedbed.simd.trace import Unsupported, trace
+from seedbed.simd.trace import trace
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
 

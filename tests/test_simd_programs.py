@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from seedbed.simd import inspect, vectorize
-from seedbed.simd.memory import Unsupported
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.plan import Liveness
 from seedbed.simd.trace import trace
 

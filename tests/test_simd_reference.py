@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from seedbed.simd import vectorize
-from seedbed.simd.memory import Unsupported
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.reference import evaluate
 from seedbed.simd.trace import trace
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from seedbed.simd.graph import Node
 from seedbed.simd.instructions import SCALARS, Writer, literal
-from seedbed.simd.memory import Unsupported
+from seedbed.simd.ir.graph import Node
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.room import ALIGN, Room
 
 MOST_BYTES = 4 << 20

@@ -34,16 +34,13 @@ from seedbed.llvm import (
 from seedbed.simd import cache
 from seedbed.simd.codegen import emit
 from seedbed.simd.digest import Indescribable, digest
+from seedbed.simd.ir.program import DTYPES, Program, Unsupported
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
 from seedbed.simd.plan import Liveness
 from seedbed.simd.room import MOST_STACK, Room
-from seedbed.simd.trace import Program, Unsupported, trace
+from seedbed.simd.trace import trace
 
-__all__ = ["Refused", "Unsupported", "compile_program", "lanes", "target", "unsupported"]
-
-DTYPES = ("float32", "int32", "uint32", "bool")
-"""The types that operands and results may have."""
 OLDEST_LLVMLITE = (0, 45)  # earlier versions do not parse opaque pointers
 LIMIT = 400_000
 """Most nodes (scalar operations, constants and inputs) in the graph of one function."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
+from seedbed.simd.ir.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
 from seedbed.simd.memory import (
     Memory,
     Special,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from seedbed.simd.graph import Loop, Node
+from seedbed.simd.ir.graph import Loop, Node
 from seedbed.simd.plan import Guard, Item, Schedule, sort
 from seedbed.simd.sparse import masked
 

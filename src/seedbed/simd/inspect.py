@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from seedbed.simd.graph import FLOATS, Loop, Node
 from seedbed.simd.guards import guarded
+from seedbed.simd.ir.graph import FLOATS, Loop, Node
 from seedbed.simd.measure import FREE, around
 from seedbed.simd.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.trace import trace

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.simd.graph import COMPARISONS, Node
+from seedbed.simd.ir.graph import COMPARISONS, Node
 from seedbed.simd.plan import FusedMultiplyAdd
 
 SCALARS = {"float32": "float", "int32": "i32", "uint32": "i32", "bool": "i1"}

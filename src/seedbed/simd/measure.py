@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 
-from seedbed.simd.graph import Graph, Loop, Node
+from seedbed.simd.ir.graph import Graph, Loop, Node
 
 FREE = frozenset(
     {"constant", "input", "variable", "index", "result", "record", "table", "pack", "memory"}

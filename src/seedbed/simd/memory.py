@@ -15,15 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Graph, Loop, Node, is_constant
-from seedbed.types import SeedbedError
+from seedbed.simd.ir.graph import Graph, Loop, Node, is_constant
+from seedbed.simd.ir.program import Unsupported
 
 # the most positions that are compared with an index that differs between lanes
 POSITIONS = 256
-
-
-class Unsupported(SeedbedError):
-    """Raised when a function cannot become a kernel, e.g. because an operation has no scalar form."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seedbed.simd.derivative import is_differentiable, linearize, sum_rows, transpose
+from seedbed.simd.ir.program import Unsupported
 from seedbed.types import SeedbedError
 
 LARGEST_FALLBACK = 15_000
@@ -275,6 +276,7 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
     large for `jax.vmap`.
     """
     try:
+        from seedbed.ffi import Refused
         from seedbed.simd import build
     except ImportError as error:
         return _give_up(f"install llvmlite ({error})", closed, name)
@@ -283,7 +285,7 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
         return _give_up(reason, closed, name)
     try:
         return build.target(closed, shared)
-    except (build.Unsupported, build.Refused) as error:
+    except (Unsupported, Refused) as error:
         return _give_up(str(error), closed, name)
 
 

@@ -7,7 +7,6 @@ primitive that only moves elements is run by numpy on the array of nodes.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,39 +16,11 @@ import numpy as np
 from jax.extend import core
 
 from seedbed.simd import control, memory
-from seedbed.simd.graph import Graph, GraphTooLarge, Loop
+from seedbed.simd.ir.graph import Graph, GraphTooLarge, Loop
+from seedbed.simd.ir.program import Operand, Program, Unsupported
 from seedbed.simd.keys import without_keys
-from seedbed.simd.memory import Memory, Unsupported, Value
+from seedbed.simd.memory import Memory, Value
 from seedbed.simd.rules import RULES
-
-
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """An argument or result of a program: `shape` is that of one example, `nodes` are its elements."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    shared: bool  # all examples use the same value
-    nodes: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A function of one example as a scalar graph, with its arguments and results."""
-
-    graph: Graph
-    inputs: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
-
-
-def slots(operands: tuple[Operand, ...]) -> list[int]:
-    """Returns the first slot of each operand; for a shared operand, its index among the shared operands."""
-    places, at, shared = [], 0, 0
-    for operand in operands:
-        places.append(shared if operand.shared else at)
-        shared += operand.shared
-        at += 0 if operand.shared else operand.nodes.size
-    return places
 
 
 def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
