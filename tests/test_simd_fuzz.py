@@ -21,7 +21,7 @@ from jax import lax
 
 from seedbed.simd import vectorize
 from seedbed.simd.codegen import emit
-from seedbed.simd.trace import trace
+from seedbed.simd.frontend.trace import trace
 
 EXAMPLES = int(os.environ.get("SEEDBED_FUZZ", "12"))
 """Programs that are tried."""

@@ -18,6 +18,7 @@ import mujoco_states
 from seedbed import physics
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import build, derivative, inspect, primitive, vectorize
+from seedbed.simd.frontend import trace
 from seedbed.types import SeedbedError
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
@@ -574,7 +575,7 @@ def test_inspect_counts():
 
 
 def test_too_large_a_graph_names_its_lines(monkeypatch):
-    monkeypatch.setattr(build, "LIMIT", 500)
+    monkeypatch.setattr(trace, "LIMIT", 500)
 
     def big(x):
         for _ in range(30):

@@ -34,16 +34,14 @@ from seedbed.llvm import (
 from seedbed.simd import cache
 from seedbed.simd.codegen import emit
 from seedbed.simd.digest import Indescribable, digest
+from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import DTYPES, Program, Unsupported
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.measure import work
 from seedbed.simd.plan import Liveness
 from seedbed.simd.room import MOST_STACK, Room
-from seedbed.simd.trace import trace
 
 OLDEST_LLVMLITE = (0, 45)  # earlier versions do not parse opaque pointers
-LIMIT = 400_000
-"""Most nodes (scalar operations, constants and inputs) in the graph of one function."""
 # The time that a chunk should take: to hand one out costs about 0.2 us.
 _CHUNK_SECONDS = 20e-6
 _OPERATION_SECONDS = 0.3e-9  # rough time of one vector operation
@@ -129,7 +127,7 @@ def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str
             raise Unsupported(f"an operand or result is {variable.aval.dtype}; use one of {DTYPES}")
     code = cache.load(key) if key else None
     if code is None:
-        code = compile_program(trace(closed, shared, limit=LIMIT), width).code
+        code = compile_program(trace(closed, shared), width).code
         if key:
             cache.save(key, code)
     name = register_object("seedbed_vectorize", code)

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
+from seedbed.simd.frontend.trace import trace
 from seedbed.simd.guards import guarded
 from seedbed.simd.ir.graph import FLOATS, Loop, Node
 from seedbed.simd.measure import FREE, around
 from seedbed.simd.plan import Guard, Item, Liveness, Schedule
-from seedbed.simd.trace import trace
 from seedbed.simd.vectorize import trace_example
 
 _NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "le", "gt", "ge"})
@@ -79,7 +79,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     traced = time.perf_counter()
     shared = [False] * (len(example.closed.in_avals) - len(example.shared))
     shared += [True] * len(example.shared)
-    program = trace(example.closed, shared, limit=build.LIMIT)
+    program = trace(example.closed, shared)
     made = time.perf_counter()
     compiled = build.compile_program(program, build.lanes())
     live = Liveness(program)

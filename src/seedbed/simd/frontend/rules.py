@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from seedbed.simd import elementary, trigonometry
+from seedbed.simd.frontend import elementary, trigonometry
 from seedbed.simd.ir.graph import FLOATS, Graph, Node
 from seedbed.simd.ir.program import DTYPES, Unsupported
 from seedbed.simd.ir.scalar import Scalar, copysign

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from seedbed.simd.elementary import INFINITY, ROUNDER
+from seedbed.simd.frontend.elementary import INFINITY, ROUNDER
 from seedbed.simd.ir.scalar import Scalar, copysign, polynomial
 
 LARGEST_ANGLE = 6.5e6
