@@ -37,9 +37,9 @@ from seedbed.simd.digest import Indescribable, digest
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import DTYPES, Program, Unsupported
 from seedbed.simd.kernel import ARCHITECTURES, Port, kernel_ir
-from seedbed.simd.measure import work
-from seedbed.simd.plan import Liveness
 from seedbed.simd.room import MOST_STACK, Room
+from seedbed.simd.schedule.measure import work
+from seedbed.simd.schedule.plan import Liveness
 
 OLDEST_LLVMLITE = (0, 45)  # earlier versions do not parse opaque pointers
 # The time that a chunk should take: to hand one out costs about 0.2 us.

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from seedbed.simd.frontend.trace import trace
-from seedbed.simd.guards import guarded
 from seedbed.simd.ir.graph import FLOATS, Loop, Node
-from seedbed.simd.measure import FREE, around
-from seedbed.simd.plan import Guard, Item, Liveness, Schedule
+from seedbed.simd.schedule.guards import guarded
+from seedbed.simd.schedule.measure import FREE, around
+from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.vectorize import trace_example
 
 _NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "le", "gt", "ge"})

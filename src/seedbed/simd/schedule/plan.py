@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from seedbed.simd.ir.graph import FLOATS, Graph, Loop, LoopCarry, Node, Record, innermost
 from seedbed.simd.ir.program import Program
-from seedbed.simd.sparse import listed
+from seedbed.simd.schedule.sparse import listed
 
 
 @dataclasses.dataclass(frozen=True)
