@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedbed.llvm import host_vector_unit
 from seedbed.simd import build, cache, vectorize
 from seedbed.simd.digest import Indescribable, digest
 
@@ -206,7 +207,7 @@ from seedbed.simd import build, vectorize
 if sys.argv[1] == "hit":
     def fail(*_, **__):
         raise AssertionError("a hit traces nothing")
-    build.trace = build.compile_object = fail
+    build.trace = build.compile_program = fail
 def f(x, k):
     y = jax.nn.gelu(jnp.where(k > 2, x, 0.0))
     return jax.lax.while_loop(lambda c: c[0] < k, lambda c: (c[0] + 1, c[1] * y), (0, x))[1]
@@ -240,10 +241,10 @@ def test_each_setting_has_code_of_its_own(folder, monkeypatch):
     assert len(files(folder)) == 1
     monkeypatch.setattr(build, "lanes", lambda: 4)
     vectorize(f)(np.ones(3, np.float32))
-    assert len(files(folder)) == 1 + (build.host_vector_unit().width != 4)
+    assert len(files(folder)) == 1 + (host_vector_unit().width != 4)
     monkeypatch.setattr(build, "_compiler", lambda: "another")
     vectorize(f)(np.ones(3, np.float32))
-    assert len(files(folder)) == 2 + (build.host_vector_unit().width != 4)
+    assert len(files(folder)) == 2 + (host_vector_unit().width != 4)
 
 
 def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):

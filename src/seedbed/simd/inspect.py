@@ -70,7 +70,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         SeedbedError: `fn` has side effects.
     """
     # The import needs llvmlite. Without it this module still loads, and functions run as jax.vmap.
-    from seedbed.simd import build
+    from seedbed.simd.cpu.compiler import compile_program, lanes
 
     name = getattr(fn, "__qualname__", repr(fn))
     begin = time.perf_counter()
@@ -81,7 +81,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     shared += [True] * len(example.shared)
     program = trace(example.closed, shared)
     made = time.perf_counter()
-    compiled = build.compile_program(program, build.lanes())
+    compiled = compile_program(program, lanes())
     live = Liveness(program)
     working = [node for node in live.nodes if node.op not in FREE]
     masks, within = _guards(live)
@@ -91,7 +91,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         guards=masks,
         guarded=within,
         flops=_flops(live, working),
-        lanes=build.lanes(),
+        lanes=lanes(),
         ir_bytes=len(compiled.text),
         code_bytes=len(compiled.code),
         seconds={

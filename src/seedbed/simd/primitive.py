@@ -273,9 +273,10 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
     try:
         from seedbed.ffi import Refused
         from seedbed.simd import build
+        from seedbed.simd.cpu import compiler
     except ImportError as error:
         return _give_up(f"install llvmlite ({error})", closed, name)
-    reason = build.unsupported()
+    reason = compiler.unsupported()
     if reason is not None:
         return _give_up(reason, closed, name)
     try:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from seedbed.simd.arrays import Arrays, Storage
-from seedbed.simd.instructions import SCALARS, Writer
+from seedbed.simd.cpu.arrays import Arrays, Storage
+from seedbed.simd.cpu.instructions import SCALARS, Writer
+from seedbed.simd.cpu.kernel import ENTRY, HEAD
+from seedbed.simd.cpu.room import Room
 from seedbed.simd.ir.graph import Loop, LoopCarry, Node
 from seedbed.simd.ir.program import Program, Unsupported, slots
-from seedbed.simd.kernel import ENTRY, HEAD
-from seedbed.simd.room import Room
 from seedbed.simd.schedule.guards import guarded
 from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 
