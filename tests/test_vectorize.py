@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec as P
 import mujoco_states
 from seedbed import physics
 from seedbed.llvm import host_vector_unit
-from seedbed.simd import build, derivative, inspect, primitive, vectorize
+from seedbed.simd import derivative, inspect, primitive, vectorize
 from seedbed.simd.cpu import compiler
 from seedbed.simd.frontend import trace
+from seedbed.simd.store import build
 from seedbed.types import SeedbedError
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]

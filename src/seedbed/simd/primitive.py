@@ -272,8 +272,8 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
     """
     try:
         from seedbed.ffi import Refused
-        from seedbed.simd import build
         from seedbed.simd.cpu import compiler
+        from seedbed.simd.store import build
     except ImportError as error:
         return _give_up(f"install llvmlite ({error})", closed, name)
     reason = compiler.unsupported()

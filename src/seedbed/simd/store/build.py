@@ -1,7 +1,7 @@
 """Turns a jaxpr into the name of a custom call: found in this process, else on disk, else compiled.
 
 The key on disk consists of the jaxpr with its constants, the flags of its shared operands, the width, the
-source of this package, the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr
+source of the compiler, the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr
 with a parameter that another process cannot name, such as a function made inside a function, is not kept on
 disk.
 """
@@ -18,15 +18,25 @@ from pathlib import Path
 import jax
 from jax.extend import core
 
-from seedbed import ffi, llvm
 from seedbed.ffi import Refused, register_object
 from seedbed.llvm import toolchain
-from seedbed.simd import cache
 from seedbed.simd.cpu.compiler import compile_program, lanes
-from seedbed.simd.digest import Indescribable, digest
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import DTYPES, Unsupported
+from seedbed.simd.store import cache
+from seedbed.simd.store.digest import Indescribable, digest
 
+COMPILER = (
+    "llvm.py",
+    "ffi.py",
+    "simd/ir",
+    "simd/frontend",
+    "simd/schedule",
+    "simd/cpu",
+    "simd/store/digest.py",
+)
+"""The files and folders that make machine code of a jaxpr, or that decide which jaxprs are equal."""
+_PACKAGE = Path(__file__).parents[2]
 _LOCK = threading.Lock()
 _BUILDS: dict[str, _Build] = {}
 
@@ -106,9 +116,17 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
 
 @functools.cache
 def _compiler() -> str:
-    """Returns the SHA-256, in hex, of the sources of this package and of the two modules below it."""
-    total, folder = hashlib.sha256(), Path(__file__).parent
-    for path in (Path(llvm.__file__), Path(ffi.__file__), *sorted(folder.rglob("*.py"))):
-        name = path.relative_to(folder).as_posix() if folder in path.parents else path.name
+    """Returns the SHA-256, in hex, of the sources of the compiler."""
+    total = hashlib.sha256()
+    for path in compiler_sources():
+        name = path.relative_to(_PACKAGE).as_posix()
         total.update(name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
+
+
+def compiler_sources() -> list[Path]:
+    """Returns the source files of the compiler, in the same order in every process."""
+    found: list[Path] = []
+    for path in (_PACKAGE / name for name in COMPILER):
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return found
