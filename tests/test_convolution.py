@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from seedbed.ffi import register_kernel
 from seedbed.llvm import VectorUnit, compile_ir
 from seedbed.nets import convolution
 from seedbed.nets.convolution import CLIP, Scaling, conv2d, rescale
-from seedbed.simd.ffi import register_kernel
 
 # image [N, H, W, C], kernel size, features, stride, padding, activation
 LAYERS = {

@@ -46,12 +46,13 @@ LEFT_OUT = (
     "types.py",
     "trees.py",
     "llvm.py",
+    "ffi.py",
     "actors/local.py",
     "actors/process.py",
     "actors/child.py",
 )
 """The mathematics and the leaves, and those who look after actors once a second; llvm.py makes the machine
-code of simd and nets."""
+code of simd and nets, and ffi.py lets XLA call it."""
 
 
 class Journey:

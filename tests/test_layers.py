@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "llvm", "machine", "compression"},
+    {"types", "trees", "files", "llvm", "ffi", "machine", "compression"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},
@@ -19,17 +19,23 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"presets", "defaults", "resolve", "options", "cli", "viewer", "api", "__init__", "__main__"},
 )
-FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {
     ("trees", "types"),
     ("compression", "types"),
-    ("nets", "simd"),
-    ("ops", "simd"),
+    ("ffi", "llvm"),
     ("replay", "ops"),
     ("actors", "envs"),
     ("paramserver", "central"),
 }
+# The floors inside simd: the stages of the compiler, and on top what JAX sees. Siblings are blind here, too.
+STAGES = (
+    {"ir"},
+    {"frontend", "schedule", "reference"},
+    {"cpu"},
+    {"store"},
+    {"derivative", "primitive", "vectorize", "inspect", "__init__"},
+)
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 8
 BANNED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
@@ -70,24 +76,65 @@ def import_graph(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set[s
 
 
 def floor_violations(source: Path) -> Iterator[str]:
-    modules = read_modules(source)
-    for name, imported in import_graph(modules).items():
+    yield from violations(import_graph(read_modules(source)), FLOORS, LISTED)
+
+
+def stage_violations(source: Path) -> Iterator[str]:
+    graph = import_graph(read_modules(source))
+    inside = {name: name.removeprefix("simd.") for name in graph if name.startswith("simd.")}
+    inside["simd"] = "__init__"
+    stages = {
+        short: {inside[other] for other in graph.get(name, ()) if other in inside}
+        for name, short in inside.items()
+    }
+    yield from violations(stages, STAGES, set())
+
+
+def violations(
+    graph: dict[str, set[str]], floors: Sequence[set[str]], listed: set[tuple[str, str]]
+) -> Iterator[str]:
+    """Lists the imports that go up, and those of siblings that are not listed."""
+    floor_of = {name: floor for floor, names in enumerate(floors) for name in names}
+    for name, imported in graph.items():
         part = name.split(".")[0]
-        if part not in FLOOR_OF:
+        if part not in floor_of:
             yield f"{name}: {part} has no floor; list it in tests/test_layers.py"
             continue
         for other in sorted(imported):
             target = other.split(".")[0]
-            if target == part or target not in FLOOR_OF:
+            if target == part or target not in floor_of:
                 continue
-            mine, theirs = FLOOR_OF[part], FLOOR_OF[target]
-            top = mine == theirs == len(FLOORS) - 1
-            if theirs > mine or (theirs == mine and not top and (part, target) not in LISTED):
+            mine, theirs = floor_of[part], floor_of[target]
+            top = mine == theirs == len(floors) - 1
+            if theirs > mine or (theirs == mine and not top and (part, target) not in listed):
                 yield f"{name} (floor {mine}) imports {other} (floor {theirs})"
 
 
 def import_cycles(source: Path) -> Iterator[str]:
     graph = import_graph(read_modules(source))
+    # The package's own __init__ loads its api lazily, which is no cycle.
+    graph["__init__"] = set()
+    yield from cycles(graph)
+
+
+def package_cycles(source: Path) -> Iterator[str]:
+    """Lists the circles of folders of which each imports a module of the next."""
+    modules = read_modules(source)
+    folder = {
+        name: name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for name, (path, _) in modules.items()
+    }
+    graph: dict[str, set[str]] = {}
+    for name, imported in import_graph(modules).items():
+        here = folder[name]
+        there = {folder[other] for other in imported if other in folder}
+        # The package's own folder has its lowest and its highest modules: `FLOORS` orders those.
+        if here not in ("", "__init__"):
+            graph.setdefault(here, set()).update(there - {here, "", "__init__"})
+    yield from cycles(graph)
+
+
+def cycles(graph: dict[str, set[str]]) -> Iterator[str]:
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> Iterator[str]:
@@ -98,8 +145,6 @@ def import_cycles(source: Path) -> Iterator[str]:
                 yield from visit(other, (*path, name))
             done.add(name)
 
-    # The package's own __init__ loads its api lazily, which is no cycle.
-    graph["__init__"] = set()
     for name in sorted(graph):
         yield from visit(name, ())
 
@@ -150,7 +195,15 @@ def public_things(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunction
 
 
 @pytest.mark.parametrize(
-    "check", [floor_violations, import_cycles, budget_violations, style_violations]
+    "check",
+    [
+        floor_violations,
+        stage_violations,
+        import_cycles,
+        package_cycles,
+        budget_violations,
+        style_violations,
+    ],
 )
 def test_house(check):
     assert list(check(SOURCE)) == []
@@ -170,8 +223,9 @@ def write(source: Path, files: dict[str, str]) -> Path:
         ({"ops/a.py": "from seedbed.agents import impala"}, 1),
         ({"ops/a.py": "def f():\n    import seedbed.central.train"}, 1),
         ({"ops/a.py": "from seedbed.nets import torsos"}, 1),
-        ({"nets/a.py": "from seedbed.simd import ffi"}, 0),
-        ({"simd/a.py": "from seedbed.nets import ffi"}, 1),
+        ({"replay/a.py": "from seedbed.ops import returns"}, 0),
+        ({"nets/a.py": "from seedbed.simd import cpu"}, 1),
+        ({"nets/a.py": "from seedbed import ffi", "ffi.py": ""}, 0),
         ({"actors/a.py": "import seedbed.envs.host.gym"}, 0),
         ({"envs/a.py": "import seedbed.actors.slots"}, 1),
         ({"central/a.py": "from seedbed.fused import train"}, 1),
@@ -186,6 +240,41 @@ def write(source: Path, files: dict[str, str]) -> Path:
 )
 def test_floors_are_checked(tmp_path, files, complaints):
     assert len(list(floor_violations(write(tmp_path, files)))) == complaints
+
+
+@pytest.mark.parametrize(
+    ("files", "complaints"),
+    [
+        ({"simd/cpu/a.py": "from seedbed.simd.ir import b", "simd/ir/b.py": ""}, 0),
+        ({"simd/ir/a.py": "from seedbed.simd.cpu import b", "simd/cpu/b.py": ""}, 1),
+        ({"simd/frontend/a.py": "from ..schedule import b", "simd/schedule/b.py": ""}, 1),
+        ({"simd/cpu/a.py": "def f():\n    from seedbed.simd import vectorize"}, 1),
+        ({"simd/inspect.py": "from seedbed.simd import vectorize", "simd/vectorize.py": ""}, 0),
+        (
+            {"simd/__init__.py": "from seedbed.simd.inspect import inspect", "simd/inspect.py": ""},
+            0,
+        ),
+        ({"simd/ir/a.py": "from seedbed import types", "types.py": ""}, 0),
+        ({"simd/helpers/a.py": ""}, 1),
+    ],
+)
+def test_stages_are_checked(tmp_path, files, complaints):
+    files = {"simd/__init__.py": "", "simd/ir/__init__.py": "", "simd/cpu/__init__.py": "", **files}
+    files = {"simd/schedule/__init__.py": "", **files}
+    assert len(list(stage_violations(write(tmp_path, files)))) == complaints
+
+
+def test_cycles_of_packages_are_found(tmp_path):
+    files = {
+        "ops/__init__.py": "",
+        "ops/a.py": "from seedbed.ops.inner import b",
+        "ops/c.py": "",
+        "ops/inner/__init__.py": "",
+        "ops/inner/b.py": "from seedbed.ops import c",
+        "types.py": "from seedbed.ops import a",
+    }
+    assert list(import_cycles(write(tmp_path, files))) == []
+    assert list(package_cycles(tmp_path)) == ["ops -> ops.inner -> ops"]
 
 
 def test_cycles_are_found(tmp_path):

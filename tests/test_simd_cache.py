@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedbed.simd import build, cache, vectorize
-from seedbed.simd.digest import Indescribable, digest
+from seedbed.llvm import host_vector_unit
+from seedbed.simd import vectorize
+from seedbed.simd.store import build, cache
+from seedbed.simd.store.digest import Indescribable, digest
+from test_layers import SOURCE, import_graph, read_modules
 
 
 @pytest.fixture(autouse=True)
@@ -202,11 +205,12 @@ def test_what_has_an_address_has_no_name():
 SCRIPT = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-from seedbed.simd import build, vectorize
+from seedbed.simd import vectorize
+from seedbed.simd.store import build
 if sys.argv[1] == "hit":
     def fail(*_, **__):
         raise AssertionError("a hit traces nothing")
-    build.trace = build.compile_object = fail
+    build.trace = build.compile_program = fail
 def f(x, k):
     y = jax.nn.gelu(jnp.where(k > 2, x, 0.0))
     return jax.lax.while_loop(lambda c: c[0] < k, lambda c: (c[0] + 1, c[1] * y), (0, x))[1]
@@ -256,22 +260,40 @@ def test_each_setting_has_code_of_its_own(folder, monkeypatch):
     assert len(files(folder)) == 1
     monkeypatch.setattr(build, "lanes", lambda: 4)
     vectorize(f)(np.ones(3, np.float32))
-    assert len(files(folder)) == 1 + (build.host_vector_unit().width != 4)
+    assert len(files(folder)) == 1 + (host_vector_unit().width != 4)
     monkeypatch.setattr(build, "_compiler", lambda: "another")
     vectorize(f)(np.ones(3, np.float32))
-    assert len(files(folder)) == 2 + (build.host_vector_unit().width != 4)
+    assert len(files(folder)) == 2 + (host_vector_unit().width != 4)
 
 
 def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "__file__", str(tmp_path / "build.py"))
-    names = set()
-    for path in ("a.py", "inner/a.py", "inner/deeper/b.py"):
-        for text in ("x = 1", "x = 2"):
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text)
-            names.add(build._compiler.__wrapped__())
-    (tmp_path / "inner" / "a.py").rename(tmp_path / "inner" / "deeper" / "a.py")
-    assert len(names | {build._compiler.__wrapped__()}) == 7
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def compiler_after(path, text):
+        write(path, text)
+        return build._compiler.__wrapped__()
+
+    monkeypatch.setattr(build, "_PACKAGE", tmp_path)
+    for path in build.COMPILER:
+        write(path if path.endswith(".py") else f"{path}/a.py", "")
+    inside = ("llvm.py", "ffi.py", "simd/ir/a.py", "simd/cpu/a.py", "simd/cpu/inner/b.py")
+    names = {compiler_after(path, text) for path in inside for text in ("x = 1", "x = 2")}
+    (tmp_path / "simd/cpu/a.py").rename(tmp_path / "simd/cpu/inner/a.py")
+    names.add(build._compiler.__wrapped__())
+    assert len(names) == 11
+    for path in ("simd/primitive.py", "simd/store/cache.py", "nets/native/tile.py", "ops/a.py"):
+        assert compiler_after(path, "x = 1") == compiler_after(path, "x = 2") in names
+
+
+def test_the_compiler_uses_no_other_source():
+    modules = read_modules(SOURCE)
+    graph, named = import_graph(modules), {path: name for name, (path, _) in modules.items()}
+    inside = {named[path] for path in build.compiler_sources()}
+    used = {module for name in inside for module in graph[name]}
+    assert {"simd.frontend.trace", "simd.cpu.compiler", "simd.store.digest"} <= inside
+    assert used - inside == {"types"}  # the base class of its error
 
 
 def test_it_works_without_a_directory(tmp_path, monkeypatch):

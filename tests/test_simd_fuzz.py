@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from seedbed.simd import vectorize
-from seedbed.simd.codegen import emit
-from seedbed.simd.trace import trace
+from seedbed.simd.cpu.codegen import emit
+from seedbed.simd.frontend.trace import trace
 
 EXAMPLES = int(os.environ.get("SEEDBED_FUZZ", "12"))
 """Programs that are tried."""

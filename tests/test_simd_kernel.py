@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seedbed import ffi
 from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
-from seedbed.simd import build, ffi, inspect, vectorize
-from seedbed.simd.kernel import ENTRY, HEAD, Port, kernel_ir
-from seedbed.simd.memory import Unsupported
-from seedbed.simd.room import Room
+from seedbed.simd import inspect, vectorize
+from seedbed.simd.cpu import compiler
+from seedbed.simd.cpu.kernel import ENTRY, HEAD, Port, kernel_ir
+from seedbed.simd.cpu.room import Room
+from seedbed.simd.ir.program import Unsupported
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 DTYPES = ("float32", "int32", "uint32", "bool")
@@ -251,7 +253,7 @@ def test_what_registers_do_not_hold_counts(monkeypatch):
         many = jnp.sqrt(x + np.arange(600, dtype=np.float32))
         return (many * many.sum() + many).max()  # all are needed after the sum
 
-    monkeypatch.setattr(build, "MOST_STACK", 600 * 2 * WIDTHS[-1])  # they take twice that
+    monkeypatch.setattr(compiler, "MOST_STACK", 600 * 2 * WIDTHS[-1])  # they take twice that
     with pytest.raises(Unsupported, match=r"takes \d+ KiB of stack, more than.*lax\.scan"):
         inspect(function, jax.ShapeDtypeStruct((), np.float32))
 

@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from seedbed.simd.keys import without_keys
+from seedbed.simd.frontend.keys import without_keys
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.reference import evaluate
-from seedbed.simd.trace import Unsupported, trace
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
 

@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from seedbed.simd import inspect, vectorize
-from seedbed.simd.memory import Unsupported
-from seedbed.simd.plan import Liveness
-from seedbed.simd.trace import trace
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import Unsupported
+from seedbed.simd.schedule.plan import Liveness
 
 N = 20
 TABLE = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)

@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from seedbed.simd import vectorize
-from seedbed.simd.memory import Unsupported
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.reference import evaluate
-from seedbed.simd.trace import trace
 
 TABLE = np.arange(1, 61, dtype=np.float32).reshape(20, 3)
 

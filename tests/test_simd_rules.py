@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 from seedbed.simd import vectorize
+from seedbed.simd.frontend.rules import RULES
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.reference import evaluate
-from seedbed.simd.rules import RULES
-from seedbed.simd.trace import Unsupported, trace
 
 ROWS = 1024
 TINY = np.finfo(np.float32).tiny

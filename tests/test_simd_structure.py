@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 from seedbed.simd import vectorize
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.reference import evaluate
-from seedbed.simd.trace import Unsupported, trace
 from seedbed.types import SeedbedError
 
 ROWS = 37  # more than two tiles, and no whole number of them

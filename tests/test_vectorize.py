@@ -17,7 +17,10 @@ from jax.sharding import PartitionSpec as P
 import mujoco_states
 from seedbed import physics
 from seedbed.llvm import host_vector_unit
-from seedbed.simd import build, derivative, inspect, primitive, vectorize
+from seedbed.simd import derivative, inspect, primitive, vectorize
+from seedbed.simd.cpu import compiler
+from seedbed.simd.frontend import trace
+from seedbed.simd.store import build
 from seedbed.types import SeedbedError
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
@@ -375,7 +378,7 @@ MESHES = [AxisType.Auto, AxisType.Explicit]
 @pytest.mark.parametrize("kernel", [True, False])
 def test_shard_map(check_vma, kind, kernel, monkeypatch):
     if not kernel:
-        monkeypatch.setattr(build, "unsupported", lambda: "this is a test")
+        monkeypatch.setattr(compiler, "unsupported", lambda: "this is a test")
     mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
 
     def one(v, scale):
@@ -521,7 +524,7 @@ def test_other_devices_run_vmap():
 
 def test_physics_runs_on_other_cpus(monkeypatch):
     """All tasks but the humanoids have a fallback."""
-    monkeypatch.setattr(build, "unsupported", lambda: "there is no code generator for vax CPUs")
+    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
     model = physics.load(mujoco_states.path("inverted_double_pendulum"))
     one = physics.init(model)
     state = jax.tree.map(lambda x: np.broadcast_to(x, (2, *x.shape)), one)
@@ -531,7 +534,7 @@ def test_physics_runs_on_other_cpus(monkeypatch):
 
 
 def test_other_cpus_run_vmap(monkeypatch):
-    monkeypatch.setattr(build, "unsupported", lambda: "there is no code generator for vax CPUs")
+    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
     x = np.ones(3, np.float32)
     with pytest.warns(RuntimeWarning, match="vax"):
         np.testing.assert_array_equal(vectorize(lambda v: v + 2)(x), x + 2)
@@ -574,7 +577,7 @@ def test_inspect_counts():
 
 
 def test_too_large_a_graph_names_its_lines(monkeypatch):
-    monkeypatch.setattr(build, "LIMIT", 500)
+    monkeypatch.setattr(trace, "LIMIT", 500)
 
     def big(x):
         for _ in range(30):

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from seedbed.ffi import register_kernel
 from seedbed.llvm import host_vector_unit
 from seedbed.nets.native import convolution as kernels
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes
 from seedbed.nets.native.convolution import Convolution
-from seedbed.simd.call import batched, call_kernel, count_chunks, same_axes
-from seedbed.simd.ffi import register_kernel
 
 CLIP = 5.0
 """Bound to which scaled numbers are clipped, usually in standard deviations."""

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from seedbed.ffi import register_kernel
 from seedbed.llvm import host_vector_unit
 from seedbed.nets.native import pooling as kernels
+from seedbed.nets.native.call import batched, call_kernel, count_chunks
 from seedbed.nets.native.pooling import Pooling
-from seedbed.simd.call import batched, call_kernel, count_chunks
-from seedbed.simd.ffi import register_kernel
 
 
 def max_pool(

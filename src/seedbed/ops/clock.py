@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.simd.call import varying_like
-from seedbed.simd.ffi import register_kernel
+from seedbed.ffi import register_kernel, varying_like
 
 _TASK = """
 declare i32 @clock_gettime(i32, ptr)

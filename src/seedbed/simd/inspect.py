@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
-from seedbed.simd.graph import FLOATS, Loop, Node
-from seedbed.simd.guards import guarded
-from seedbed.simd.measure import FREE, around
-from seedbed.simd.plan import Guard, Item, Liveness, Schedule
-from seedbed.simd.trace import trace
+from seedbed.simd.frontend.trace import trace
+from seedbed.simd.ir.graph import FLOATS, Loop, Node
+from seedbed.simd.schedule.guards import guarded
+from seedbed.simd.schedule.measure import FREE, around
+from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.vectorize import trace_example
 
 _NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "le", "gt", "ge"})
@@ -70,7 +70,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         SeedbedError: `fn` has side effects.
     """
     # The import needs llvmlite. Without it this module still loads, and functions run as jax.vmap.
-    from seedbed.simd import build
+    from seedbed.simd.cpu.compiler import compile_program, lanes
 
     name = getattr(fn, "__qualname__", repr(fn))
     begin = time.perf_counter()
@@ -79,9 +79,9 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     traced = time.perf_counter()
     shared = [False] * (len(example.closed.in_avals) - len(example.shared))
     shared += [True] * len(example.shared)
-    program = trace(example.closed, shared, limit=build.LIMIT)
+    program = trace(example.closed, shared)
     made = time.perf_counter()
-    compiled = build.compile_program(program, build.lanes())
+    compiled = compile_program(program, lanes())
     live = Liveness(program)
     working = [node for node in live.nodes if node.op not in FREE]
     masks, within = _guards(live)
@@ -91,7 +91,7 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         guards=masks,
         guarded=within,
         flops=_flops(live, working),
-        lanes=build.lanes(),
+        lanes=lanes(),
         ir_bytes=len(compiled.text),
         code_bytes=len(compiled.code),
         seconds={

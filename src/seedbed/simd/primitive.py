@@ -22,6 +22,8 @@ from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 from seedbed.simd.derivative import is_differentiable, linearize, sum_rows, transpose
+from seedbed.simd.frontend.jaxprs import count_equations
+from seedbed.simd.ir.program import Unsupported
 from seedbed.types import SeedbedError
 
 LARGEST_FALLBACK = 15_000
@@ -37,12 +39,6 @@ def mapped(closed: core.ClosedJaxpr, shared: Sequence[bool], *operands: Any) -> 
     """Applies the jaxpr of one example to the rows of operands, like the primitive, but by `jax.vmap`."""
     axes = [None if s else 0 for s in shared]
     return jax.vmap(core.jaxpr_as_fun(closed), in_axes=axes)(*operands)
-
-
-def count_equations(jaxpr: Any) -> int:
-    """Counts the equations of a jaxpr and of the jaxprs inside it; a call or a loop itself does not count."""
-    inner = [list(core.jaxprs_in_params(e.params)) for e in jaxpr.eqns]
-    return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
 
 
 def _admit(closed: core.ClosedJaxpr, name: str, reason: str) -> None:
@@ -275,15 +271,17 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
     large for `jax.vmap`.
     """
     try:
-        from seedbed.simd import build
+        from seedbed.ffi import Refused
+        from seedbed.simd.cpu import compiler
+        from seedbed.simd.store import build
     except ImportError as error:
         return _give_up(f"install llvmlite ({error})", closed, name)
-    reason = build.unsupported()
+    reason = compiler.unsupported()
     if reason is not None:
         return _give_up(reason, closed, name)
     try:
         return build.target(closed, shared)
-    except (build.Unsupported, build.Refused) as error:
+    except (Unsupported, Refused) as error:
         return _give_up(str(error), closed, name)
 
 

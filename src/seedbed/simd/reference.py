@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.simd.arithmetic import convert, numpy_operation
-from seedbed.simd.graph import Loop, LoopCarry, Node, Record
-from seedbed.simd.trace import Program
+from seedbed.simd.ir.arithmetic import convert, numpy_operation
+from seedbed.simd.ir.graph import Loop, LoopCarry, Node, Record
+from seedbed.simd.ir.program import Program
 
 
 def evaluate(program: Program, operands: Sequence[Any]) -> list[np.ndarray]:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from seedbed.simd.ir.program import DTYPES
 from seedbed.simd.primitive import vectorized_p
 from seedbed.types import SeedbedError
 
-DTYPES = ("float32", "int32", "uint32", "bool")
 LARGEST_CONSTANT = 512
 """The most elements of a closed-over JAX array that is compiled in. A larger one is a shared operand."""
 LARGEST_TABLE = 1 << 16

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from seedbed.llvm import Function, VectorUnit
-from seedbed.simd.tile import (
+from seedbed.nets.native.tile import (
     Grid,
     Reduction,
     declarations,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from seedbed.llvm import Function, VectorUnit
 from seedbed.nets.native.convolution import Rows, buffers, copy_rows, share
-from seedbed.simd.tile import declarations, load, store
+from seedbed.nets.native.tile import declarations, load, store
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 _MINUS_INFINITY = "0xFFF0000000000000"

@@ -15,15 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Graph, Loop, Node, is_constant
-from seedbed.types import SeedbedError
+from seedbed.simd.frontend.jaxprs import inner_jaxprs
+from seedbed.simd.ir.graph import Graph, Loop, Node, is_constant
+from seedbed.simd.ir.program import Unsupported
 
 # the most positions that are compared with an index that differs between lanes
 POSITIONS = 256
-
-
-class Unsupported(SeedbedError):
-    """Raised when a function cannot become a kernel, e.g. because an operation has no scalar form."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -376,23 +373,3 @@ def _places(equation: Any) -> Sequence[Any]:
     if name.startswith("scatter"):
         return operands[1:2]
     return operands[2:] if name == "dynamic_update_slice" else operands[1:]
-
-
-def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]]:
-    """Returns (jaxpr, operands, results) for each inner jaxpr; a while loop's condition has no results."""
-    params, atoms = equation.params, equation.invars
-    name = equation.primitive.name
-    if name == "cond":
-        return [(b.jaxpr, atoms[1:], equation.outvars) for b in params["branches"]]
-    if name == "while":
-        cond, body = params["cond_nconsts"], params["body_nconsts"]
-        inits = atoms[cond + body :]
-        return [
-            (params["cond_jaxpr"].jaxpr, [*atoms[:cond], *inits], ()),
-            (params["body_jaxpr"].jaxpr, [*atoms[cond : cond + body], *inits], equation.outvars),
-        ]
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            inner = params[key]
-            return [(getattr(inner, "jaxpr", inner), atoms, equation.outvars)]
-    return []

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from seedbed.simd import elementary, trigonometry
-from seedbed.simd.graph import FLOATS, Graph, Node
-from seedbed.simd.memory import Unsupported
-from seedbed.simd.scalar import Scalar, copysign
+from seedbed.simd.frontend import elementary, trigonometry
+from seedbed.simd.ir.graph import FLOATS, Graph, Node
+from seedbed.simd.ir.program import DTYPES, Unsupported
+from seedbed.simd.ir.scalar import Scalar, copysign
 
 Params = dict[str, Any]
 Rule = Callable[[Graph, Params, tuple[Node, ...]], Node]
 _SIGN_BIT = -0x80000000
-_TYPES = ("float32", "int32", "uint32", "bool", "float64", "int64", "uint64")
+_TYPES = (*DTYPES, "float64", "int64", "uint64")
 
 
 def _direct(op: str) -> Rule:

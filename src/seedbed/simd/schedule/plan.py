@@ -6,9 +6,9 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from seedbed.simd.graph import FLOATS, Graph, Loop, LoopCarry, Node, Record, innermost
-from seedbed.simd.sparse import listed
-from seedbed.simd.trace import Program
+from seedbed.simd.ir.graph import FLOATS, Graph, Loop, LoopCarry, Node, Record, innermost
+from seedbed.simd.ir.program import Program
+from seedbed.simd.schedule.sparse import listed
 
 
 @dataclasses.dataclass(frozen=True)

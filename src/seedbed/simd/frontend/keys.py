@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from seedbed.simd.memory import Unsupported, inner_jaxprs
+from seedbed.simd.frontend.jaxprs import inner_jaxprs
+from seedbed.simd.ir.program import Unsupported
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _MOVES = (

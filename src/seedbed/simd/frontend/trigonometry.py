@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from seedbed.simd.elementary import INFINITY, ROUNDER
-from seedbed.simd.scalar import Scalar, copysign, polynomial
+from seedbed.simd.frontend.elementary import INFINITY, ROUNDER
+from seedbed.simd.ir.scalar import Scalar, copysign, polynomial
 
 LARGEST_ANGLE = 6.5e6
 """The largest angle that sine, cosine and tangent reduce; a larger one has the results of 0.

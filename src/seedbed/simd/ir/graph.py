@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.simd.arithmetic import convert, numpy_operation
+from seedbed.simd.ir.arithmetic import convert, numpy_operation
 
 FLOATS = ("float32", "float64")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")

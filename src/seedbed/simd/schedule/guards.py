@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from seedbed.simd.graph import Loop, Node
-from seedbed.simd.plan import Guard, Item, Schedule, sort
-from seedbed.simd.sparse import masked
+from seedbed.simd.ir.graph import Loop, Node
+from seedbed.simd.schedule.measure import ADDITION, COSTS, LOOP
+from seedbed.simd.schedule.plan import Guard, Item, Schedule, sort
+from seedbed.simd.schedule.sparse import masked
 
 WORTH = 8.0
-"""Least cost, in additions, of items for which a branch is worth making."""
-_COSTS = {"div": 8.0, "sqrt": 8.0, "rem": 64.0, "load": 0.5, "constant": 0.0, "store": 0.5}
+"""The least that a guard must save, in additions, to be worth its branch."""
 
 
 def guarded(schedule: Schedule, items: Iterable[Node | Loop]) -> list[Item]:
@@ -23,11 +23,11 @@ def guarded(schedule: Schedule, items: Iterable[Node | Loop]) -> list[Item]:
     return _Body(schedule, [*items], frozenset()).arrange()
 
 
-def cost(item: Item) -> float:
-    """Returns the approximate cost of an item, in additions; a loop counts as 64."""
+def saved(item: Item) -> float:
+    """Returns what a guard saves that skips an item, in additions."""
     if isinstance(item, Guard):
-        return sum(cost(i) for i in item.items)
-    return 64.0 if isinstance(item, Loop) else _COSTS.get(item.op, 1.0)
+        return sum(saved(i) for i in item.items)
+    return LOOP if isinstance(item, Loop) else COSTS.get(item.op, ADDITION).saved
 
 
 class _Body:
@@ -51,12 +51,12 @@ class _Body:
     def arrange(self) -> list[Item]:
         """Groups by one mask after another, the costliest first, then within guards; returns the order."""
         found = [(self._grow(mask), mask) for mask in self._gates]
-        worth = [(sum(map(cost, s)), mask) for s, mask in found]
+        worth = [(sum(map(saved, s)), mask) for s, mask in found]
         for value, mask in sorted(worth, key=lambda pair: (-pair[0], pair[1].id)):
             if value < WORTH:
                 break
             members = self._grow(mask)
-            if sum(map(cost, members)) >= WORTH:
+            if sum(map(saved, members)) >= WORTH:
                 self._split(mask, members)
         for guard in self._members:
             inside = self._inside | {guard.mask}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from seedbed.simd.scalar import Scalar, copysign, polynomial
+from seedbed.simd.ir.scalar import Scalar, copysign, polynomial
 
 INFINITY, NAN = math.inf, math.nan
 # The sum of a number and 1.5 * 2^23 is rounded to an integer, which is in the low bits of the sum.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.simd.graph import COMPARISONS, Node
-from seedbed.simd.plan import FusedMultiplyAdd
+from seedbed.simd.ir.graph import COMPARISONS, Node
+from seedbed.simd.schedule.plan import FusedMultiplyAdd
 
 SCALARS = {"float32": "float", "int32": "i32", "uint32": "i32", "bool": "i1"}
 _FLOAT_COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}

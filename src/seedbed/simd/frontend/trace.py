@@ -7,7 +7,6 @@ primitive that only moves elements is run by numpy on the array of nodes.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -16,48 +15,24 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd import control, memory
-from seedbed.simd.graph import Graph, GraphTooLarge, Loop
-from seedbed.simd.keys import without_keys
-from seedbed.simd.memory import Memory, Unsupported, Value
-from seedbed.simd.rules import RULES
+from seedbed.simd.frontend import control, memory
+from seedbed.simd.frontend.keys import without_keys
+from seedbed.simd.frontend.memory import Memory, Value
+from seedbed.simd.frontend.rules import RULES
+from seedbed.simd.ir.graph import Graph, GraphTooLarge, Loop
+from seedbed.simd.ir.program import Operand, Program, Unsupported
+
+LIMIT = 400_000
+"""Most nodes (scalar operations, constants and inputs) in the graph of one function."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Operand:
-    """An argument or result of a program: `shape` is that of one example, `nodes` are its elements."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    shared: bool  # all examples use the same value
-    nodes: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A function of one example as a scalar graph, with its arguments and results."""
-
-    graph: Graph
-    inputs: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
-
-
-def slots(operands: tuple[Operand, ...]) -> list[int]:
-    """Returns the first slot of each operand; for a shared operand, its index among the shared operands."""
-    places, at, shared = [], 0, 0
-    for operand in operands:
-        places.append(shared if operand.shared else at)
-        shared += operand.shared
-        at += 0 if operand.shared else operand.nodes.size
-    return places
-
-
-def trace(closed: Any, shared: Sequence[bool], *, limit: int) -> Program:
+def trace(closed: Any, shared: Sequence[bool], *, limit: int | None = None) -> Program:
     """Turns a closed jaxpr into a program. Random keys become their data.
 
-    Raises Unsupported if an operation has no scalar form, or if the graph is larger than `limit` nodes. The
-    message names the primitive, or the lines that made the most nodes.
+    Raises Unsupported if an operation has no scalar form, or if the graph is larger than `limit` nodes (by
+    default LIMIT). The message names the primitive, or the lines that made the most nodes.
     """
+    limit = LIMIT if limit is None else limit
     tracer = Tracer(Graph(limit))
     try:
         return _program(tracer, without_keys(closed), shared)
@@ -227,7 +202,7 @@ def _where(equation: Any) -> str:
     if frame is None:
         return equation.primitive.name
     for entry in frame.frames:
-        if "/jax/" not in entry.file_name and not entry.file_name.endswith("simd/trace.py"):
+        if "/jax/" not in entry.file_name and not entry.file_name.endswith("frontend/trace.py"):
             return f"{entry.file_name}:{entry.line_num}"
     return equation.primitive.name
 

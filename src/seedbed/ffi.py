@@ -12,9 +12,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from seedbed.llvm import compile_object, host_vector_unit, load_object
 
@@ -327,3 +328,20 @@ def _capsule(address: int) -> object:
         [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
     )
     return new(address, None, None)
+
+
+def varying_axes(array: jax.Array) -> frozenset[str]:
+    """Returns the manual mesh axes (inside shard_map) over which an array varies."""
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def varying_like(result: jax.ShapeDtypeStruct, *arrays: jax.Array) -> jax.ShapeDtypeStruct:
+    """Returns the type of a result that varies over every mesh axis over which one of the arrays varies."""
+    axes = frozenset[str]().union(*map(varying_axes, arrays))
+    if not axes:
+        return result
+    sharding: Any = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    kind = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(
+        result.shape, result.dtype, sharding=sharding, manual_axis_type=kind
+    )

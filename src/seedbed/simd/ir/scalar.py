@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seedbed.simd.graph import Graph, Node
+from seedbed.simd.ir.graph import Graph, Node
 
 
 class Scalar:

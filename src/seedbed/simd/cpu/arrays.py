@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from seedbed.simd.graph import Node
-from seedbed.simd.instructions import SCALARS, Writer, literal
-from seedbed.simd.memory import Unsupported
-from seedbed.simd.room import ALIGN, Room
+from seedbed.simd.cpu.instructions import SCALARS, Writer, literal
+from seedbed.simd.cpu.room import ALIGN, Room
+from seedbed.simd.ir.graph import Node
+from seedbed.simd.ir.program import Unsupported
 
 MOST_BYTES = 4 << 20
 """Most bytes that the arrays of one kernel may take, in each thread that runs it."""

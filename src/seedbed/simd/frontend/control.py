@@ -9,29 +9,20 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
-from seedbed.simd.memory import (
+from seedbed.simd.frontend.jaxprs import count_equations, inner_jaxprs
+from seedbed.simd.frontend.memory import (
     Memory,
     Special,
     Tracer,
     Value,
     indexed_variables,
-    inner_jaxprs,
     load,
     readable,
 )
+from seedbed.simd.ir.graph import Graph, Loop, LoopCarry, Node, Record, innermost, is_constant
 
 TINY = 48
 """Most equations that an unrolled scan may become: its length times the equations of its body."""
-
-
-def count_equations(jaxpr: Any) -> int:
-    """Counts the equations of a jaxpr, each once. A call, a branch or a loop counts as those inside it."""
-    total = 0
-    for equation in jaxpr.eqns:
-        inner = inner_jaxprs(equation)
-        total += sum(count_equations(j) for j, _, _ in inner) if inner else 1
-    return total
 
 
 def uniform_results(jaxpr: Any, uniform: Sequence[bool]) -> list[bool]:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
+
+from seedbed.ffi import varying_axes, varying_like
 
 _IMAGES_PER_CHUNK = 4
 _MOST_CHUNKS = 32
@@ -18,8 +19,8 @@ def call_kernel(
     target: str, arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[jax.Array]:
     """Calls the registered kernel `target`; returns float32 arrays of the given shapes."""
-    axes = _axes(*arrays)
-    return jax.ffi.ffi_call(target, [_result(shape, axes) for shape in shapes])(*arrays)
+    plain = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jax.ffi.ffi_call(target, [varying_like(kind, *arrays) for kind in plain])(*arrays)
 
 
 def count_chunks(images: jax.Array) -> int:
@@ -30,44 +31,16 @@ def count_chunks(images: jax.Array) -> int:
     return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
 
 
-def _axes(*arrays: jax.Array) -> frozenset[str]:
-    """Returns the manual mesh axes over which any of the arrays varies (inside shard_map)."""
-    return frozenset().union(*(_varying(a) for a in arrays))
-
-
-def _varying(array: jax.Array) -> frozenset[str]:
-    return jax.typeof(array).manual_axis_type.varying
-
-
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Marks all arrays as varying over every mesh axis over which one of them varies.
 
     The derivative with respect to an array then sums over the axes that were added to it.
     """
-    axes = _axes(*arrays)
-    missing = [tuple(sorted(axes - _varying(a))) for a in arrays]
+    each = [varying_axes(a) for a in arrays]
+    axes = frozenset[str]().union(*each)
+    missing = [tuple(sorted(axes - mine)) for mine in each]
     return tuple(
         lax.pcast(a, m, to="varying") if m else a for a, m in zip(arrays, missing, strict=True)
-    )
-
-
-def _result(shape: tuple[int, ...], axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    """Returns the type of a float32 result that varies over the manual mesh axes `axes`."""
-    return _over(jax.ShapeDtypeStruct(shape, jnp.float32), axes)
-
-
-def varying_like(result: jax.ShapeDtypeStruct, array: jax.Array) -> jax.ShapeDtypeStruct:
-    """Returns the type of a result that varies over the same manual mesh axes as `array`."""
-    return _over(result, _varying(array))
-
-
-def _over(result: jax.ShapeDtypeStruct, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    if not axes:
-        return result
-    sharding: Any = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), P())
-    kind = jax.sharding.ManualAxisType(varying=axes)
-    return jax.ShapeDtypeStruct(
-        result.shape, result.dtype, sharding=sharding, manual_axis_type=kind
     )
 
 

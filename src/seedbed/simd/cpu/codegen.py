@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from seedbed.simd.arrays import Arrays, Storage
-from seedbed.simd.graph import Loop, LoopCarry, Node
-from seedbed.simd.guards import guarded
-from seedbed.simd.instructions import SCALARS, Writer
-from seedbed.simd.kernel import ENTRY, HEAD
-from seedbed.simd.memory import Unsupported
-from seedbed.simd.plan import Guard, Item, Liveness, Schedule
-from seedbed.simd.room import Room
-from seedbed.simd.trace import Program, slots
+from seedbed.simd.cpu.arrays import Arrays, Storage
+from seedbed.simd.cpu.instructions import SCALARS, Writer
+from seedbed.simd.cpu.kernel import ENTRY, HEAD
+from seedbed.simd.cpu.room import Room
+from seedbed.simd.ir.graph import Loop, LoopCarry, Node
+from seedbed.simd.ir.program import Program, Unsupported, slots
+from seedbed.simd.schedule.guards import guarded
+from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 
 
 def emit(program: Program, width: int, *, fma: bool = True, room: Room | None = None) -> str:

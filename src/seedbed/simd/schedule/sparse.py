@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from seedbed.simd.graph import Graph, Loop, LoopCarry, Node
+from seedbed.simd.ir.graph import Graph, Loop, LoopCarry, Node
 
 
 def masked(item: Node) -> Node | None:

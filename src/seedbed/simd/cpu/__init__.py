@@ -1,0 +1,1 @@
+"""From a program and its schedule to machine code for the vector unit of this CPU."""

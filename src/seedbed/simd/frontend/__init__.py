@@ -1,0 +1,1 @@
+"""From the jaxpr of one example to a program."""

@@ -1,0 +1,34 @@
+"""The jaxprs inside the equations of a jaxpr: those of calls, branches and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend import core
+
+
+def count_equations(jaxpr: Any) -> int:
+    """Counts the equations of a jaxpr and of the jaxprs inside it; a call or a loop itself does not count."""
+    inner = [list(core.jaxprs_in_params(e.params)) for e in jaxpr.eqns]
+    return sum(sum(map(count_equations, i)) if i else 1 for i in inner)
+
+
+def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]]:
+    """Returns (jaxpr, operands, results) for each inner jaxpr; a while loop's condition has no results."""
+    params, atoms = equation.params, equation.invars
+    name = equation.primitive.name
+    if name == "cond":
+        return [(b.jaxpr, atoms[1:], equation.outvars) for b in params["branches"]]
+    if name == "while":
+        cond, body = params["cond_nconsts"], params["body_nconsts"]
+        inits = atoms[cond + body :]
+        return [
+            (params["cond_jaxpr"].jaxpr, [*atoms[:cond], *inits], ()),
+            (params["body_jaxpr"].jaxpr, [*atoms[cond : cond + body], *inits], equation.outvars),
+        ]
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in params:
+            inner = params[key]
+            return [(getattr(inner, "jaxpr", inner), atoms, equation.outvars)]
+    return []

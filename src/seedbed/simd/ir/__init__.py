@@ -1,0 +1,1 @@
+"""Programs as scalar graphs, and what every stage must know of them. This stage knows nothing of JAX."""

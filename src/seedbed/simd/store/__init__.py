@@ -1,0 +1,1 @@
+"""Machine code that is kept: in this process and on disk."""
