@@ -34,7 +34,7 @@ STAGES = (
     {"frontend", "schedule", "reference"},
     {"cpu"},
     {"store"},
-    {"derivative", "primitive", "vectorize", "inspect", "__init__"},
+    {"accumulate", "derivative", "primitive", "vectorize", "inspect", "__init__"},
 )
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 8
 BANNED = re.compile(r"\b(TODO|FIXME|XXX)\b")
