@@ -48,7 +48,6 @@ MODELS = (
 )
 SOLVERS = {"PGS": 0, "CG": 1, "Newton": 2}
 HOLD, SETTLE = 5, 1500
-DYNAMIC = ("time", "qpos", "qpos_low", "qvel", "qacc_warmstart", "diverged")
 TOLERANCE = 1e-3  # of the velocity change, on the last lanes
 
 
@@ -98,47 +97,43 @@ class MujocoRollout:
 
 def ours(model: physics.Model) -> Any:
     """Returns the jitted function of (state, controls [T, B, nu]) to the last state."""
-    blank = physics.init(model)
 
-    def hold(dynamic: dict[str, jax.Array], ctrl: jax.Array) -> dict[str, jax.Array]:
-        def substep(carry: dict[str, jax.Array], _: None) -> tuple[dict[str, jax.Array], None]:
-            state = physics.step(model, blank._replace(**carry), ctrl)
-            return {name: getattr(state, name) for name in DYNAMIC}, None
+    def hold(state: physics.State, ctrl: jax.Array) -> physics.State:
+        def substep(state: physics.State, _: None) -> tuple[physics.State, None]:
+            return physics.step(model, state, ctrl), None
 
-        return jax.lax.scan(substep, dynamic, None, length=HOLD)[0]
+        return jax.lax.scan(substep, state, None, length=HOLD)[0]
 
     kernel = simd.vectorize(hold)
 
     @jax.jit
-    def run(dynamic: dict[str, jax.Array], ctrl: jax.Array) -> dict[str, jax.Array]:
-        return jax.lax.scan(lambda s, c: (kernel(s, c), None), dynamic, ctrl)[0]
+    def run(state: physics.State, ctrl: jax.Array) -> physics.State:
+        return jax.lax.scan(lambda s, c: (kernel(s, c), None), state, ctrl)[0]
 
     return run
 
 
-def dynamic_of(model: Any, states: np.ndarray) -> dict[str, jax.Array]:
+def state_of(model: Any, states: np.ndarray) -> physics.State:
     """Turns MuJoCo's states into ours."""
     nq, nv, batch = model.nq, model.nv, len(states)
-    return {
-        "time": jnp.zeros(batch),
-        "qpos": jnp.asarray(states[:, 1 : 1 + nq], jnp.float32),
-        "qpos_low": jnp.zeros((batch, nq)),
-        "qvel": jnp.asarray(states[:, 1 + nq : 1 + nq + nv], jnp.float32),
-        "qacc_warmstart": jnp.zeros((batch, nv)),
-        "diverged": jnp.zeros(batch, bool),
-    }
+    return physics.State(
+        time=jnp.zeros(batch),
+        qpos=jnp.asarray(states[:, 1 : 1 + nq], jnp.float32),
+        qpos_low=jnp.zeros((batch, nq)),
+        qvel=jnp.asarray(states[:, 1 + nq : 1 + nq + nv], jnp.float32),
+        qacc_warmstart=jnp.zeros((batch, nv)),
+        diverged=jnp.zeros(batch, bool),
+    )
 
 
-def parity(model: Any, name: str, dynamic: dict[str, jax.Array], rng: Any) -> float:
+def parity(model: Any, name: str, last: physics.State, rng: Any) -> float:
     """Steps the last lanes once on both sides; returns the 99th percentile of the relative error."""
     exact = read(name, "rk4" if model.opt.integrator == 1 else "euler")
     exact.opt.solver, exact.opt.tolerance, exact.opt.iterations = 2, 1e-12, 100
     data = mujoco.MjData(exact)
     ctrl = rng.uniform(-1, 1, (64, model.nu))
     step = jax.jit(simd.vectorize(lambda s, c: physics.step(from_mujoco(model), s, c).qvel))
-    blank = physics.init(from_mujoco(model))
-    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), blank)
-    state = state._replace(**{k: v[-64:] for k, v in dynamic.items()})
+    state = jax.tree.map(lambda x: x[-64:], last)
     after = np.asarray(step(state, jnp.asarray(ctrl, jnp.float32)))
     errors = []
     for i in range(64):
@@ -173,7 +168,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
     states = peer.run(states, ctrl)
     solver = peer.fastest(states[few], controls(20)[few])
     run = ours(from_mujoco(model))
-    mine = dynamic_of(model, states)
+    mine = state_of(model, states)
     rates: dict[str, list[float]] = {"ours": [], "mujoco": []}
     cpu: dict[str, list[float]] = {"ours": [], "mujoco": []}
     steps = batch * args.controls * HOLD
@@ -186,7 +181,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
         cpu[side].append(repeats * steps / (time.process_time() - before))
         return result
 
-    def advance() -> dict[str, jax.Array]:
+    def advance() -> physics.State:
         nonlocal mine
         mine = jax.block_until_ready(run(mine, given))
         return mine
@@ -198,7 +193,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
         given = jnp.asarray(ctrl.transpose(1, 0, 2), jnp.float32)
         states = timed("mujoco", functools.partial(peer.run, states, ctrl), 1)
         timed("ours", advance, 8)
-    finite = all(bool(jnp.isfinite(mine[k]).all()) for k in ("qpos", "qvel"))
+    finite = all(bool(jnp.isfinite(x).all()) for x in (mine.qpos, mine.qvel))
     error = parity(model, name, mine, rng)
     if not finite or error > TOLERANCE:
         raise SystemExit(f"{name}: finite {finite}, relative error {error:.1e} after one step")
@@ -214,7 +209,7 @@ def measure(name: str, integrator: str, args: argparse.Namespace) -> dict[str, A
         "steps_per_cpu_s": statistics.median(cpu["ours"]),
         "mujoco_steps_per_cpu_s": statistics.median(cpu["mujoco"]),
         "mujoco_solver": solver,
-        "diverged": int(np.asarray(mine["diverged"]).sum()),
+        "diverged": int(np.asarray(mine.diverged).sum()),
         "parity_99": error,
         "cold_compile_cpu_s": compile_seconds(name, integrator, cold=True),
     }
@@ -229,7 +224,7 @@ def compile_seconds(name: str, integrator: str, *, cold: bool) -> float:
         "start = time.process_time()\n"
         "run = b.ours(b.from_mujoco(model))\n"
         "states = b.np.zeros((16, 1 + model.nq + model.nv)); states[:, 1:1 + model.nq] = model.qpos0\n"
-        "jax.block_until_ready(run(b.dynamic_of(model, states), jnp.zeros((1, 16, model.nu))))\n"
+        "jax.block_until_ready(run(b.state_of(model, states), jnp.zeros((1, 16, model.nu))))\n"
         "print(time.process_time() - start)\n"
     )
     with tempfile.TemporaryDirectory() as empty:
