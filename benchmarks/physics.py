@@ -119,7 +119,7 @@ def state_of(model: Any, states: np.ndarray) -> physics.State:
     return physics.State(
         time=jnp.zeros(batch),
         qpos=jnp.asarray(states[:, 1 : 1 + nq], jnp.float32),
-        qpos_low=jnp.zeros((batch, nq)),
+        qpos_low=jnp.zeros((batch, len(from_mujoco(model).root_dofs))),
         qvel=jnp.asarray(states[:, 1 + nq : 1 + nq + nv], jnp.float32),
         qacc_warmstart=jnp.zeros((batch, nv)),
         diverged=jnp.zeros(batch, bool),
@@ -138,7 +138,8 @@ def parity(model: Any, name: str, last: physics.State, rng: Any) -> float:
     errors = []
     for i in range(64):
         mujoco.mj_resetData(exact, data)
-        data.qpos[:] = np.asarray(state.qpos[i], np.float64) + np.asarray(state.qpos_low[i])
+        data.qpos[:], low = state.qpos[i], np.asarray(state.qpos_low[i])
+        data.qpos[: low.size] += low
         data.qvel[:], data.ctrl[:] = state.qvel[i], np.float32(ctrl[i])
         before = data.qvel.copy()
         mujoco.mj_step(exact, data)

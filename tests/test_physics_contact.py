@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
 
 from mujoco_states import MODELS, path
 from numpy_jaxpr import evaluate
+from seedbed import physics
 from seedbed.physics import collision, constraint, mjcf, narrow
 from seedbed.physics.dynamics import velocity
 from seedbed.physics.kinematics import kinematics
@@ -54,7 +54,7 @@ def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]
     ours = mjcf.from_mujoco(model).astype(dtype)
 
     def one(q: jax.Array) -> Any:
-        kin = kinematics(ours, q, jnp.zeros_like(q))
+        kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
         return collision.detect(ours, kin), kin.origin[0]
 
     contacts, origin = evaluate(jax.vmap(one), qpos.astype(dtype))
@@ -310,7 +310,7 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
     ours = mjcf.from_mujoco(model).astype(dtype)
 
     def one(q: jax.Array, v: jax.Array) -> Any:
-        kin = kinematics(ours, q, jnp.zeros_like(q))
+        kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
         motion, _ = velocity(ours, kin.cdof, v)
         contacts = collision.detect(ours, kin)
         return contacts, constraint.make_rows(ours, contacts, q, v, motion)
@@ -379,7 +379,7 @@ def test_replaced_friction_is_an_input():
 
     def one(q: jax.Array, v: jax.Array, mu: jax.Array) -> Any:
         changed = ours.replace(geom_friction=mu)
-        kin = kinematics(changed, q, jnp.zeros_like(q))
+        kin = kinematics(changed, q, physics.init(changed, q).qpos_low)
         motion, _ = velocity(changed, kin.cdof, v)
         contacts = collision.detect(changed, kin)
         return constraint.make_rows(changed, contacts, q, v, motion)

@@ -86,7 +86,7 @@ FIELDS = (
 def smooth(model: physics.Model, qpos: Any, qvel: Any, ctrl: Any) -> dict[str, Any]:
     """All stages before contacts, by MuJoCo's names."""
     model = model.astype(qpos.dtype)
-    kin = kinematics(model, qpos, jnp.zeros_like(qpos))
+    kin = kinematics(model, qpos, physics.init(model, qpos).qpos_low)
     motion, before = dynamics.velocity(model, kin.cdof, qvel)
     matrix = dynamics.mass_matrix(model, kin)
     bias = dynamics.bias(model, kin, qvel, motion, before)
@@ -200,7 +200,7 @@ def test_products_with_the_jacobian_agree():
     matrix = matrix + matrix.swapaxes(1, 2)
 
     def products(x: Any, wrench: Any, matrix: Any) -> Any:
-        cdof = kinematics(model, jnp.asarray(model.qpos0), jnp.zeros(model.nq)).cdof
+        cdof = kinematics(model, *physics.init(model)[1:3]).cdof
         motion = dynamics.body_motion(model, cdof, x)
         entries = dynamics.composite(model, cdof, matrix)
         quadratic = math.dot(x, dynamics.multiply(entries, x))
@@ -221,7 +221,7 @@ def test_far_from_the_origin_nothing_is_lost(name):
     far = near[0].copy()
     exact = near[0][:, 0].astype(np.float64) + 500
     far[:, 0] = exact
-    low = np.zeros_like(far)
+    low = np.zeros((len(far), len(model.root_dofs)), far.dtype)
     low[:, 0] = exact - far[:, 0]
     run = jax.vmap(lambda q, low: kinematics(model, q, low)[2:])
     for a, b in zip(

@@ -13,6 +13,7 @@ import pytest
 
 from mujoco_states import cases, oracle, path
 from numpy_jaxpr import evaluate
+from seedbed import physics
 from seedbed.physics import collision, constraint, implicit, linear, mjcf
 from seedbed.physics.dynamics import mass_matrix, multiply, velocity
 from seedbed.physics.kinematics import kinematics
@@ -62,7 +63,7 @@ def solutions(
         ours = dataclasses.replace(ours, opt=ours.opt._replace(iterations=iterations))
 
     def one(q: jax.Array, v: jax.Array, warm: jax.Array, smooth: jax.Array) -> Any:
-        kin = kinematics(ours, q, jnp.zeros_like(q))
+        kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
         motion, _ = velocity(ours, kin.cdof, v)
         contacts = collision.detect(ours, kin)
         rows = constraint.make_rows(ours, contacts, q, v, motion)

@@ -186,7 +186,7 @@ def test_far_away_a_step_is_as_good(name):
     low = (qpos - high).astype(np.float32)
 
     def one(high: Any, low: Any, qvel: Any, ctrl: Any) -> physics.State:
-        begun = physics.init(model, high, qvel)._replace(qpos_low=low)
+        begun = physics.init(model, high, qvel)._replace(qpos_low=low[: len(model.root_dofs)])
         return physics.step(model, begun, ctrl)
 
     rest = [x.astype(np.float32) for x in given[1:3]]

@@ -124,7 +124,7 @@ def integrate_pos(
 ) -> tuple[jax.Array, jax.Array]:
     """Moves qpos [nq] along qvel [nv] for h seconds (mj_integratePos).
 
-    Returns the new qpos and its rounding residue [nq], which only the root's translation has.
+    Returns the new qpos, and the rounding residue of its root's translation.
     """
     q, low, v = math.unstack(qpos), math.unstack(qpos_low), math.unstack(qvel)
     for j in range(model.njnt):
@@ -132,12 +132,13 @@ def integrate_pos(
         free = model.jnt_type[j] == FREE
         for k in range(3 if free else 1):
             if d + k in model.root_dofs:
-                q[i + k], low[i + k] = math.two_sum(q[i + k], low[i + k] + h * v[d + k])
+                root = model.root_dofs.index(d + k)
+                q[i + k], low[root] = math.two_sum(q[i + k], low[root] + h * v[d + k])
             else:
                 q[i + k] = q[i + k] + h * v[d + k]
         if free:
             q[i + 3 : i + 7] = math.unstack(_turn(qpos[i + 3 : i + 7], qvel[d + 3 : d + 6], h))
-    return jnp.stack(q), jnp.stack(low)
+    return jnp.stack(q), jnp.stack(low) if low else qpos_low
 
 
 def _turn(quat: jax.Array, velocity: jax.Array, h: float) -> jax.Array:

@@ -33,7 +33,7 @@ class _Frames(NamedTuple):
 
 
 def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics:
-    """Computes forward kinematics from qpos [nq] and its rounding residue [nq] (mj_kinematics, mj_comPos)."""
+    """Computes forward kinematics from qpos [nq] and its residue (mj_kinematics, mj_comPos)."""
     origin = reference_point(model, qpos, qpos_low)
     frames = _chain(model, qpos, origin)
     welds, carrier = model.welds, model.body_weldid
@@ -75,16 +75,16 @@ def reference_point(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Origi
         return zero, zero
     joints = [int(model.dof_jntid[d]) for d in model.root_dofs]
     if model.jnt_type[joints[0]] == FREE:
-        return qpos[:3], qpos_low[:3]
+        return qpos[:3], qpos_low
     body = model.jnt_bodyid[joints[0]]
     high, low = model.welds.rest_pos[body], zero
     q, q_low = math.unstack(qpos), math.unstack(qpos_low)
-    for j in joints:
+    for k, j in enumerate(joints):
         i = model.jnt_qposadr[j]
         axis = model.welds.rest_mat[body] @ model.jnt_axis[j]
         moved, lost = math.two_sum(q[i], -model.qpos0[i])
         high, rounded = math.two_sum(high, axis * moved)
-        low = low + (rounded + axis * (lost + q_low[i]))
+        low = low + (rounded + axis * (lost + q_low[k]))
     return high, low
 
 

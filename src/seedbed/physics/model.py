@@ -193,7 +193,9 @@ class State(NamedTuple):
 
     time: Array  # s
     qpos: Array  # [nq]
-    qpos_low: Array  # [nq] rounding residue of the root's translation in qpos; ours
+    qpos_low: (
+        Array  # [n] rounding residue of the first n numbers of qpos, the root's translation; ours
+    )
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
@@ -209,7 +211,9 @@ class Data(NamedTuple):
 
     time: Array  # s
     qpos: Array  # [nq]
-    qpos_low: Array  # [nq] rounding residue of the root's translation in qpos; ours
+    qpos_low: (
+        Array  # [n] rounding residue of the first n numbers of qpos, the root's translation; ours
+    )
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours

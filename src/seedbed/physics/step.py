@@ -42,7 +42,7 @@ def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> 
     return State(
         time=jnp.zeros((), dtype),
         qpos=_floats("qpos", start, model.nq, dtype),
-        qpos_low=jnp.zeros(model.nq, dtype),
+        qpos_low=jnp.zeros(len(model.root_dofs), dtype),
         qvel=_floats("qvel", speed, model.nv, dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),

@@ -34,7 +34,7 @@ class TaskState(NamedTuple):
     """The state that an environment keeps between two steps."""
 
     qpos: Array  # [nq]
-    qpos_low: Array  # [nq] see physics.Data
+    qpos_low: Array  # [n] see physics.Data
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
     kept: Tree  # the task's `keep` of the state
@@ -203,7 +203,8 @@ def moved(before: TaskState, now: physics.Data, i: int) -> jax.Array:
 
     The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.
     """
-    return (now.qpos[i] - before.qpos[i]) + (now.qpos_low[i] - before.qpos_low[i])
+    way = now.qpos[i] - before.qpos[i]
+    return way + (now.qpos_low[i] - before.qpos_low[i]) if i < now.qpos_low.size else way
 
 
 def squares(x: Array) -> jax.Array:
