@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -19,9 +21,12 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver.cluster import roles_of
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import forget_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard
@@ -347,6 +352,46 @@ def test_whole_streams_move_to_other_numbers_of_shards_and_learners(tmp_path, ch
     moved.start(0)
     assert named_items(moved) == before
     moved.close()
+
+
+def saved_run(run: Path, save: str, rows: int = 20) -> Shards:
+    """Returns a run with one replay shard that has ended; its items are saved under a name."""
+    shards = Shards(run, learners=1, replay_shards=1)
+    environments = Environments(shards.learner(0, 1), 0)
+    for _ in range(rows):
+        environments.step(0)
+        environments.step(1)
+    shards.replays[0].finish()
+    wait_for(lambda: shards.replays[0].tally.added == 2 * ENVS * (rows - 1))
+    shards.works[0].replay.save(save)
+    shards.close()
+    return shards
+
+
+def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save(tmp_path):
+    run = saved_run(tmp_path, "5")
+    keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)
+    try:
+        wait_for(lambda: keeper.report, 120)
+        items = keeper.report["items"]
+        assert items == run.works[0].replay.items
+
+        def save(keeper: Keeper) -> None:
+            for name in ("6", "7"):
+                while name not in keeper.report.get("saved", ()):
+                    keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=None)
+                    keeper.report = keeper.ask(Kind.REPORT, Kind.REPORT).fields
+
+        keeper.request(save).result(30)
+        indexes = sorted((tmp_path / "roles" / role_of(0) / "replay").glob("*.index"))
+        assert [path.name.split(".")[1] for path in indexes] == ["6", "7"]
+        pid = keeper.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: keeper.pid != pid and keeper.connected, 120)
+        found = keeper.request(lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields)
+        assert found.result(30)["items"] == items
+    finally:
+        keeper.close()
 
 
 def test_items_of_groups_of_another_size_cannot_be_taken_over(tmp_path):

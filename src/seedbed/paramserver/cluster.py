@@ -37,7 +37,10 @@ class Cut(NamedTuple):
 
 
 def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
-    """Returns the roles of a run by kind: parameters, replay and learners."""
+    """Returns the roles of a run by kind: parameters, replay and learners.
+
+    Replay shards begin with the save of a name, if it is given; started again, they go on from their newest.
+    """
     config = job.config
     saved = () if save is None else ("--save", save)
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
@@ -47,7 +50,7 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i), *saved))
+            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i)), saved)
             for i in range(replays)
         ],
         "learners": [

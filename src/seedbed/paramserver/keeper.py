@@ -43,6 +43,7 @@ class Role(NamedTuple):
     name: str
     module: str  # "" if somebody else starts it, on another machine
     arguments: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # more arguments, until a process has reported
 
 
 class Keeper:
@@ -233,6 +234,7 @@ class Keeper:
                     "--run",
                     str(self._run),
                     *self.role.arguments,
+                    *(() if self.report else self.role.first),
                 ],
                 env={
                     memory.NAME: memory.settings(os.cpu_count() or 1),
