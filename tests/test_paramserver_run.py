@@ -218,33 +218,56 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_path):
-    folder, script = tmp_path / "run", tmp_path / "script.py"
+def start_script(folder: Path, steps: int, resume: bool) -> subprocess.Popen[str]:
+    """Starts a coordinator in a process of its own."""
+    script = folder.with_name("script.py")
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(folder), str(steps), str(int(resume))]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    def start(resume: bool) -> subprocess.Popen[str]:
-        command = [sys.executable, str(script), str(folder), "20000", str(int(resume))]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    first = start(resume=False)
+def kill_coordinator(folder: Path) -> dict[str, int]:
+    """Starts a run and kills its coordinator after 3000 steps; returns the processes that go on."""
+    first = start_script(folder, 20_000, resume=False)
     assert first.stdout is not None
     for line in first.stdout:
         if line.strip().isdecimal() and int(line) > 3000:
             break
     pids = roles(folder)
     first.kill()
-    first.wait()
+    first.communicate()
     time.sleep(2)
     assert not any(gone(pid) for pid in pids.values())
-    second = start(resume=True)
+    return pids
+
+
+@pytest.mark.slow
+def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_path):
+    folder = tmp_path / "run"
+    pids = kill_coordinator(folder)
+    second = start_script(folder, 20_000, resume=True)
     out, _ = second.communicate(timeout=300)
     assert second.returncode == 0, out
     assert "the processes of this run go on: taking them over" in out
     assert roles(folder) == pids
     assert all(gone(pid) for pid in pids.values())
     require_no_gaps(saved_items(folder), whole=True)
+
+
+@pytest.mark.slow
+def test_a_coordinator_with_other_options_ends_what_goes_on(tmp_path):
+    folder, view = tmp_path / "run", View()
+    pids = kill_coordinator(folder)
+    saved = list_steps(folder / "checkpoints")[-1]
+    others = {"learners": 3, "parameter_shards": 1, "replay_shards": 1}
+    summary = train(folder, view, resume=True, steps=saved + 1500, **others)
+    assert f"ended {len(pids)} processes of this run" in " ".join(view.messages)
+    assert all(gone(pid) for pid in pids.values())
+    assert summary["env_steps"] < saved + 1500 + 3 * 2 * 2
+    assert summary["cluster/learners"] == 3
+    assert "IndexError" not in (folder / "roles" / role_of(0) / "log.txt").read_text()
+    require_no_gaps(saved_items(folder), whole=False)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import os
 import queue
 import subprocess
@@ -35,6 +36,8 @@ _START_S = 120.0
 # Early deaths in a row after which the run fails, and what is early.
 _MAX_DEATHS, _EARLY_S = 5, 30.0
 _TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
+# How the names of all roles' modules begin.
+_MODULES = f"{__package__}."
 
 
 class Role(NamedTuple):
@@ -309,13 +312,34 @@ def running(run: Path, role: str) -> psutil.Process | None:
     return process if mine else None
 
 
-def end_all(run: Path, roles: Sequence[Role]) -> None:
-    """Kills what an earlier coordinator has left running."""
-    for role in roles:
-        process = running(run, role.name)
-        if process is not None:
+def end_all(run: Path) -> int:
+    """Kills all roles of a run on this machine; returns how many there were.
+
+    It finds them by their command lines, as one that has just been started has told no address.
+    """
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if _is_role(process.info["cmdline"] or (), run) and _is_here(process)
+    ]
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-            process.wait(10)
+    psutil.wait_procs(found, timeout=10)
+    return len(found)
+
+
+def _is_role(command: Sequence[str], run: Path) -> bool:
+    return str(run) in command and any(word.startswith(_MODULES) for word in command)
+
+
+def _is_here(process: psutil.Process) -> bool:
+    """Returns whether a process is of this machine, and not only seen from it, as that of a container."""
+    try:
+        network = Path(f"/proc/{process.pid}/ns/net").stat().st_ino
+    except OSError:
+        return False
+    return network == Path("/proc/self/ns/net").stat().st_ino
 
 
 def _exit_text(status: int) -> str:

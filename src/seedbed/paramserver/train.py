@@ -32,8 +32,8 @@ def train(
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
     This process starts all others, watches them, saves and evaluates. If it is killed, the others go on for a
-    minute, and the next start takes them over. If the folder has checkpoints, training goes on from the
-    newest whole one, also with other numbers of learners and parameter shards.
+    minute, and the next start with the same options takes them over. Else, if the folder has checkpoints,
+    training goes on from the newest whole one, also with other numbers of learners and shards.
 
     SIGINT, SIGTERM and SIGHUP stop training and save; see `central.train.train`. Raises SeedbedError if the
     run ends with a failure that the user can repair, KeyboardInterrupt at a second signal.
@@ -45,7 +45,7 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent))
-        adopts = is_running(job, path)
+        adopts = job.is_written(path) and is_running(job, path)
         save = None if adopts else _prepare(job, session)
         if adopts:
             view.message("the processes of this run go on: taking them over")
@@ -85,8 +85,11 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
 def _prepare(job: Job, session: Session) -> str | None:
     """Writes what the roles begin with; returns the name of the replay's save, if the run is resumed."""
     path = session.run.path.resolve()
-    roles = roles_of(job, path, None)
-    end_all(path, [role for kind in roles.values() for role in kind])
+    if ended := end_all(path):
+        session.view.message(
+            f"ended {ended} processes of this run, which could not be taken over: their options were others, "
+            "or a parameter shard was missing"
+        )
     state = job.agent.init(jax.random.split(jax.random.key(job.config.seed), 3)[0])
     resumed = session.resume(lambda: state)
     items, owed = 0, 0.0
@@ -97,6 +100,7 @@ def _prepare(job: Job, session: Session) -> str | None:
         session.view.message("moving the items of replay to their new shards")
     job.write(path)
     write_saves(job, path, state, session.start.env_steps, items, owed)
+    roles = roles_of(job, path, None)
     session.view.message(
         f"starting {job.config.parameter_shards} parameter shards, {len(roles['replay'])} replay shards and "
         f"{job.config.learners} learners, actors of each: {job.config.actors} (process {os.getpid()} "

@@ -1,0 +1,65 @@
+"""How the coordinator keeps roles going: what it adopts, what it ends, and what it starts again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seedbed.agents.dqn import Dqn
+from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import end_all
+from seedbed.paramserver.options import ParamServerConfig
+from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
+
+SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
+
+
+def job_of(**options) -> Job:
+    agent = bind(Dqn(hidden_sizes=(4,)), SPEC)
+    return Job(GymEnv("CartPole-v1"), agent, SPEC, ParamServerConfig(**options), ())
+
+
+@pytest.fixture
+def sleeper():
+    """Returns a function that starts a process which looks like a role that has told no address."""
+    made: list[psutil.Popen] = []
+
+    def start(run: Path, module: str = "seedbed.paramserver.shard") -> psutil.Popen:
+        command = [sys.executable, "-c", "import time; time.sleep(60)", module, "--run", str(run)]
+        made.append(psutil.Popen(command, stdout=subprocess.DEVNULL))
+        return made[-1]
+
+    yield start
+    for process in made:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+        process.wait()
+
+
+def test_a_job_with_other_options_is_another(tmp_path):
+    job = job_of(learners=2)
+    assert not job.is_written(tmp_path)
+    job.write(tmp_path)
+    assert job.is_written(tmp_path) and job_of(learners=2).is_written(tmp_path)
+    for other in (job_of(learners=3), job_of(steps=5), job_of(parameter_shards=1)):
+        assert not other.is_written(tmp_path)
+    agent = dataclasses.replace(job.agent, batch=7)
+    assert not dataclasses.replace(job, agent=agent).is_written(tmp_path)
+
+
+def test_all_roles_of_a_run_are_ended_and_no_others(tmp_path, sleeper: Callable[..., psutil.Popen]):
+    run, other = tmp_path / "run", tmp_path / "other"
+    mine = [sleeper(run) for _ in range(3)]
+    others = [sleeper(other), sleeper(run, "seedbed.central.train")]
+    assert end_all(run) == 3
+    assert not any(process.is_running() for process in mine)
+    assert all(process.is_running() for process in others)
+    assert end_all(run) == 0
