@@ -14,8 +14,10 @@ import pytest
 
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import train
+from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import end_all
+from seedbed.paramserver.keeper import end_all, end_starting
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 
@@ -63,3 +65,23 @@ def test_all_roles_of_a_run_are_ended_and_no_others(tmp_path, sleeper: Callable[
     assert not any(process.is_running() for process in mine)
     assert all(process.is_running() for process in others)
     assert end_all(run) == 0
+
+
+def test_roles_that_are_starting_are_ended_apart(tmp_path, sleeper: Callable[..., psutil.Popen]):
+    told, starting, directory = sleeper(tmp_path), sleeper(tmp_path), Directory(tmp_path)
+    assert directory.names() == []
+    number = directory.take_number("replay-0")
+    directory.announce("replay-0", Address(number, told.pid, "here", "name", ()))
+    assert directory.names() == ["replay-0"]
+    assert end_starting(tmp_path) == 1
+    assert told.is_running() and not starting.is_running()
+
+
+def test_nothing_is_taken_over_while_items_move(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "is_running", lambda job, run: True)
+    job = job_of()
+    assert not train._may_adopt(job, tmp_path)
+    job.write(tmp_path)
+    assert train._may_adopt(job, tmp_path) and not train._may_adopt(job_of(steps=5), tmp_path)
+    (tmp_path / "roles" / "former").mkdir()
+    assert not train._may_adopt(job, tmp_path)

@@ -28,7 +28,7 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_folder import forget_former, role_of, set_aside
+from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import Role
@@ -392,6 +392,31 @@ def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save
         assert found.result(30)["items"] == items
     finally:
         keeper.close()
+
+
+def test_a_kill_while_former_shards_are_removed_loses_nothing(tmp_path, monkeypatch):
+    run = saved_run(tmp_path, "5")
+    moved = Shards(tmp_path, "5", learners=1, replay_shards=2)
+    found = named_items(moved)
+    moved.close()
+    assert has_former(tmp_path) and len(found) == run.works[0].replay.items
+    remove = shutil.rmtree
+
+    def half(folder: Path, **options) -> None:
+        for shard in folder.glob("replay-*"):
+            remove(shard)
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(KeyboardInterrupt):
+        forget_former(tmp_path)
+    monkeypatch.undo()
+    again = Shards(tmp_path, "5", learners=1, replay_shards=2)
+    assert named_items(again) == found
+    again.close()
+    forget_former(tmp_path)
+    assert not list((tmp_path / "roles").glob("*former"))
 
 
 def test_items_of_groups_of_another_size_cannot_be_taken_over(tmp_path):

@@ -313,20 +313,32 @@ def running(run: Path, role: str) -> psutil.Process | None:
 
 
 def end_all(run: Path) -> int:
-    """Kills all roles of a run on this machine; returns how many there were.
+    """Kills all roles of a run on this machine; returns how many there were."""
+    return _end(_roles(run))
 
-    It finds them by their command lines, as one that has just been started has told no address.
-    """
-    found = [
+
+def end_starting(run: Path) -> int:
+    """Kills the roles of a run on this machine that have not told where they are; returns how many."""
+    directory = Directory(run)
+    told = {address.pid for name in directory.names() if (address := directory.find(name))}
+    return _end([process for process in _roles(run) if process.pid not in told])
+
+
+def _end(processes: Sequence[psutil.Process]) -> int:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=10)
+    return len(processes)
+
+
+def _roles(run: Path) -> list[psutil.Process]:
+    """Returns the processes of roles of a run on this machine, by their command lines."""
+    return [
         process
         for process in psutil.process_iter(["cmdline"])
         if _is_role(process.info["cmdline"] or (), run) and _is_here(process)
     ]
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(found, timeout=10)
-    return len(found)
 
 
 def _is_role(command: Sequence[str], run: Path) -> bool:

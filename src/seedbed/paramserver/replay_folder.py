@@ -2,8 +2,8 @@
 
 A shard's replay is in `roles/replay-N/replay`. A run that is resumed with another number of shards, or of
 groups of environments, first moves these folders to `roles/former`, with the job that they belong to. Each
-new shard copies its streams from there, and saves them; then `roles/former` is removed. A run that is killed
-meanwhile begins again from there.
+new shard copies its streams from there, and saves them; then `roles/former` is removed. If the coordinator is
+killed meanwhile, the next one begins again from there, and does not take the processes over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from seedbed.central.inference import act_output
-from seedbed.files import write_json
+from seedbed.files import sync, write_json
 from seedbed.paramserver.job import Job
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import HostReplay
@@ -26,6 +26,7 @@ from seedbed.types import SeedbedError, learns_from_replay
 
 _REPLAY, _CAPACITY = "replay", "capacity.json"
 _FORMER = "former"
+_ASIDE = f".{_FORMER}"  # not whole yet, or not any more
 
 
 def role_of(shard: int) -> str:
@@ -136,7 +137,7 @@ def set_aside(run: Path, job: Job) -> bool:
                 f"{job.config.group_size}: resume with --envs-per-actor {before.config.envs_per_actor}, or "
                 f"remove {roles} to begin with an empty replay"
             )
-        aside = former.with_name(f".{_FORMER}")
+        aside = roles / _ASIDE
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
@@ -155,9 +156,29 @@ def set_aside(run: Path, job: Job) -> bool:
     return True
 
 
+def has_former(run: Path) -> bool:
+    """Returns whether streams of a run are being moved, or were when it was killed."""
+    return (Job.folder(run) / _FORMER).is_dir()
+
+
 def forget_former(run: Path) -> None:
-    """Removes the former shards, when all streams have moved and were saved."""
-    shutil.rmtree(Job.folder(run) / _FORMER, ignore_errors=True)
+    """Removes the former shards, when all streams have moved and were saved.
+
+    No start finds a part of them: they are renamed first. Raises SeedbedError if the disk refuses that.
+    """
+    roles = Job.folder(run)
+    former, aside = roles / _FORMER, roles / _ASIDE
+    shutil.rmtree(aside, ignore_errors=True)
+    if not former.is_dir():
+        return
+    try:
+        former.rename(aside)
+        sync(roles)
+    except OSError as error:
+        raise SeedbedError(
+            f"{former} cannot be removed ({error.strerror}): mend the folder, and resume the run"
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _shape(job: Job) -> tuple[int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,9 +14,9 @@ from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import end_all
+from seedbed.paramserver.keeper import end_all, end_starting
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_folder import forget_former, set_aside
+from seedbed.paramserver.replay_folder import forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
@@ -45,9 +46,11 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent))
-        adopts = job.is_written(path) and is_running(job, path)
+        adopts = _may_adopt(job, path)
         save = None if adopts else _prepare(job, session)
         if adopts:
+            # They would be started twice.
+            end_starting(path)
             view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
         try:
@@ -82,13 +85,18 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     return spec
 
 
+def _may_adopt(job: Job, run: Path) -> bool:
+    """Returns whether the processes of a run go on, with these options and with all their items."""
+    return job.is_written(run) and not has_former(run) and is_running(job, run)
+
+
 def _prepare(job: Job, session: Session) -> str | None:
     """Writes what the roles begin with; returns the name of the replay's save, if the run is resumed."""
     path = session.run.path.resolve()
     if ended := end_all(path):
         session.view.message(
             f"ended {ended} processes of this run, which could not be taken over: their options were others, "
-            "or a parameter shard was missing"
+            "a parameter shard was missing, or items were moving to other replay shards"
         )
     state = job.agent.init(jax.random.split(jax.random.key(job.config.seed), 3)[0])
     resumed = session.resume(lambda: state)
