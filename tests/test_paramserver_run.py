@@ -297,11 +297,14 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
         ParamServerConfig(learners=0)
 
 
-def test_an_error_that_no_restart_repairs_ends_the_run(tmp_path):
-    env = counting_env(fault="raise", fault_at=30)
+def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_path):
+    folder, env = tmp_path / "run", counting_env(fault="raise", fault_at=150)
     with pytest.raises(SeedbedError, match="the counter broke"):
-        train(tmp_path / "run", env=env)
-    assert all(gone(pid) for pid in roles(tmp_path / "run").values())
+        train(folder, env=env, checkpoint_every_s=1000)
+    assert all(gone(pid) for pid in roles(folder).values())
+    first, last = list_steps(folder / "checkpoints")
+    assert first < last and last > 600
+    assert len(saved_items(folder)) > 100
 
 
 @pytest.mark.slow

@@ -127,19 +127,22 @@ class Cluster:
 
     def check(self) -> None:
         """Raises SeedbedError if a role has failed for good."""
-        for keeper in self.all:
-            if keeper.failure is not None:
-                raise keeper.failure
+        _check(self.all)
 
     def await_ready(self, stop: Callable[[], bool]) -> bool:
         """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
         mine = [keeper for keeper in self.all if not keeper.remote]
-        return self._wait(lambda: all(keeper.report for keeper in mine), stop, _PATIENCE_S * 5)
+
+        def ready() -> bool:
+            self.check()
+            return all(keeper.report for keeper in mine)
+
+        return self._wait(ready, stop, _PATIENCE_S * 5)
 
     def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
         until_s = time.monotonic() + patience_s
         while not ready():
-            self.check()
+            _check(self.parameters)
             if stop():
                 return False
             if time.monotonic() > until_s:
@@ -154,14 +157,15 @@ class Cluster:
     def _ask_all(self, keepers: Sequence[Keeper], function: Callable[[Keeper], _T]) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
 
-        Where a role dies meanwhile, the function is called again for its successor.
+        Where a role dies meanwhile, the function is called again for its successor. A learner or a replay
+        shard that fails for good has no result: what the others have is saved without it.
         """
         futures = [keeper.request(function) for keeper in keepers]
         results: list[_T] = []
         until_s = time.monotonic() + _PATIENCE_S
         for number, keeper in enumerate(keepers):
-            while True:
-                self.check()
+            while keeper.failure is None:
+                _check(self.parameters)
                 try:
                     results.append(futures[number].result(timeout=0.2))
                     break
@@ -173,6 +177,7 @@ class Cluster:
                     raise SeedbedError(
                         f"{keeper.role.name} has not answered for {_PATIENCE_S:.0f} s"
                     )
+        _check(self.parameters)
         return results
 
     def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
@@ -279,6 +284,12 @@ class Cluster:
         """Ends all roles at once: what they have not saved is lost."""
         for keeper in self.all:
             keeper.close()
+
+
+def _check(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        if keeper.failure is not None:
+            raise keeper.failure
 
 
 def _end(keepers: Sequence[Keeper]) -> None:
