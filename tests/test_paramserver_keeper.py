@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,14 +14,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import train
-from seedbed.paramserver.directory import Address, Directory
+from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import end_all, end_starting
+from seedbed.paramserver.keeper import Keeper, Role, end_all, end_starting
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
+from test_paramserver_run import gone, wait_for
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 
@@ -85,3 +91,35 @@ def test_nothing_is_taken_over_while_items_move(tmp_path, monkeypatch):
     assert train._may_adopt(job, tmp_path) and not train._may_adopt(job_of(steps=5), tmp_path)
     (tmp_path / "roles" / "former").mkdir()
     assert not train._may_adopt(job, tmp_path)
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """Returns a function that makes the keeper of a role."""
+    made: list[Keeper] = []
+    ensure_credentials(tmp_path / CREDENTIALS)
+
+    def make(module: str) -> Keeper:
+        made.append(Keeper(tmp_path, Role("replay-0", module), 0))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_role_that_hangs_before_it_tells_where_it_is_is_killed(tmp_path, keep, monkeypatch):
+    monkeypatch.setattr(keeping, "_START_S", 1.0)
+    # The address of the process before it is still there.
+    directory = Directory(tmp_path)
+    number = directory.take_number("replay-0")
+    directory.announce("replay-0", Address(number, 1, this_machine(), "seedbed-gone", ()))
+    keeper = keep("seedbed.paramserver.replay_shard")
+    wait_for(lambda: keeper.pid)
+    pid = keeper.pid
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: gone(pid))
+    wait_for(lambda: keeper.pid != pid or keeper.failure)
+    assert (
+        "replay-0 has done nothing for 1 s since its start: it is killed" in keeper.take_notices()
+    )

@@ -31,7 +31,7 @@ LOG = "log.txt"
 _REPORT_S = 0.2
 # Seconds of silence after which a process is killed: a role answers within a tenth of a second.
 _HUNG_S = 20.0
-# Seconds in which a process must have told where it is.
+# Seconds in which a process must answer that has told where it is; or do some work, if it has not told yet.
 _START_S = 120.0
 # Early deaths in a row after which the run fails, and what is early.
 _MAX_DEATHS, _EARLY_S = 5, 30.0
@@ -77,6 +77,10 @@ class Keeper:
         if down_bytes:
             self._caller.make_room(0, down_bytes)
         self.connected = False
+        self._used_s, self._worked_s = (
+            0.0,
+            time.monotonic(),
+        )  # CPU time, and when it was seen to grow
         self._number = 0  # of the start that was met last
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
@@ -112,8 +116,22 @@ class Keeper:
             return False
 
     def _gone(self) -> bool:
-        """Returns whether nobody can answer."""
+        """Returns whether nobody can answer; kills a process that hangs before it has told where it is."""
+        if not (self.connected or self.remote):
+            self._kill_idle()
         return self._closed.is_set() or not self._alive()
+
+    def _kill_idle(self) -> None:
+        """Kills a process that has used no CPU time for long: opening a large replay may take longer."""
+        process, now_s = self._process, time.monotonic()
+        used_s = 0.0 if process is None else _cpu_seconds(process)
+        if used_s != self._used_s:
+            self._used_s, self._worked_s = used_s, now_s
+        elif now_s > self._worked_s + _START_S:
+            self._notices.append(
+                f"{self.role.name} has done nothing for {_START_S:.0f} s since its start: it is killed"
+            )
+            self._kill()
 
     def _guard(self) -> None:
         try:
@@ -251,7 +269,7 @@ class Keeper:
                 start_new_session=True,
             )
         self._process = psutil.Process(self._popen.pid)
-        self._started_s = time.monotonic()
+        self._started_s = self._worked_s = time.monotonic()
 
     def _last_words(self) -> list[str]:
         """Returns the last lines that the process has written."""
@@ -352,6 +370,13 @@ def _is_here(process: psutil.Process) -> bool:
     except OSError:
         return False
     return network == Path("/proc/self/ns/net").stat().st_ino
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        return sum(process.cpu_times()[:2])
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _exit_text(status: int) -> str:
