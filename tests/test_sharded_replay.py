@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -21,6 +22,7 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import train
 from seedbed.paramserver.cluster import roles_of
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
@@ -32,7 +34,12 @@ from seedbed.paramserver.replay_folder import forget_former, has_former, role_of
 from seedbed.paramserver.replay_shard import ReplayShard
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import Role
+from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.run.checking import check_agent
+from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.runtime import Start
 from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep, bind
+from test_central import View
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 ENVS = 4
@@ -392,6 +399,35 @@ def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save
         assert found.result(30)["items"] == items
     finally:
         keeper.close()
+
+
+def test_a_run_is_resumed_with_the_items_that_its_shards_have_saved(tmp_path):
+    run = saved_run(tmp_path, name_of(5))
+    items, view = run.works[0].replay.items, View()
+    job = dataclasses.replace(run.job, gradient=check_agent(run.job.agent))
+    job.write(tmp_path)
+    state = job.agent.init(jax.random.key(0))
+    session = types.SimpleNamespace(
+        run=types.SimpleNamespace(path=tmp_path),
+        view=view,
+        start=Start(5),
+        resume=lambda template: (state, {"items": 900, "owed": 3.0}),
+    )
+
+    def leases() -> tuple[int, float]:
+        assert train._prepare(job, session) == name_of(5)
+        saved = ShardSave.read(tmp_path / "roles" / "parameters-0" / NAME).books["leases"]
+        return saved["held"], saved["owed"]
+
+    assert leases() == (items, 3.0)
+    assert not any("was not saved" in each for each in view.messages)
+    (index,) = (tmp_path / "roles" / role_of(0) / "replay").glob("*.index")
+    index.unlink()
+    assert leases() == (0, 0.0)
+    assert (
+        "the replay of replay-0 was not saved with this checkpoint: filling it again"
+        in view.messages
+    )
 
 
 def test_a_kill_while_former_shards_are_removed_loses_nothing(tmp_path, monkeypatch):

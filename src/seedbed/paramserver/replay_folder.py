@@ -20,6 +20,7 @@ from seedbed.central.inference import act_output
 from seedbed.files import sync, write_json
 from seedbed.paramserver.job import Job
 from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.persistence import saved_items
 from seedbed.replay.host.replay import HostReplay
 from seedbed.replay.host.writing import Priorities
 from seedbed.types import SeedbedError, learns_from_replay
@@ -69,7 +70,7 @@ def open_replay(
     folder = Job.folder(run) / role_of(shard)
     former = Job.folder(run) / _FORMER
     seed = job.config.seed
-    if save is None or not former.is_dir() or _saved(folder, save):
+    if save is None or not former.is_dir() or saved_items(folder / _REPLAY, save) is not None:
         replay = HostReplay(layout_of(job, _capacity(folder)), folder / _REPLAY, seed, priorities)
         replay.restore(None if save is None else [save])
         return replay
@@ -84,10 +85,6 @@ def open_replay(
     replay.take_over(sources)
     replay.save(save)
     return replay
-
-
-def _saved(folder: Path, save: str) -> bool:
-    return any((folder / _REPLAY).glob(f"*.{save}.index"))
 
 
 def _capacity(folder: Path) -> int:
@@ -154,6 +151,21 @@ def set_aside(run: Path, job: Job) -> bool:
     for number in range(job.config.replay_shards):
         shutil.rmtree(roles / role_of(number), ignore_errors=True)
     return True
+
+
+def count_items(run: Path, job: Job, save: str) -> tuple[int, list[str]]:
+    """Returns the number of items in the shards' saves of a name, and the names of shards that have none.
+
+    Call after `set_aside`. If streams are to move, they are those of the former shards.
+    """
+    folder = Job.folder(run)
+    if has_former(run):
+        folder = folder / _FORMER
+        job = Job.read(run, folder)
+    names = [role_of(shard) for shard in range(job.config.replay_shards)]
+    found = {name: saved_items(folder / name / _REPLAY, save) for name in names}
+    missing = [name for name, items in found.items() if items is None]
+    return sum(items or 0 for items in found.values()), missing
 
 
 def has_former(run: Path) -> bool:

@@ -16,7 +16,7 @@ from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_sav
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import end_all, end_starting
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_folder import forget_former, has_former, set_aside
+from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
@@ -103,9 +103,9 @@ def _prepare(job: Job, session: Session) -> str | None:
     items, owed = 0, 0.0
     if resumed is not None:
         state, metadata = resumed
-        items, owed = metadata["items"], metadata["owed"]
-    if resumed is not None and learns_from_replay(job.agent) and set_aside(path, job):
-        session.view.message("moving the items of replay to their new shards")
+        if learns_from_replay(job.agent):
+            items = _find_replay(job, session)
+        owed = metadata["owed"] if items else 0.0
     job.write(path)
     write_saves(job, path, state, session.start.env_steps, items, owed)
     roles = roles_of(job, path, None)
@@ -115,3 +115,16 @@ def _prepare(job: Job, session: Session) -> str | None:
         "coordinates them)"
     )
     return None if resumed is None else name_of(session.start.env_steps)
+
+
+def _find_replay(job: Job, session: Session) -> int:
+    """Returns how many items the replay shards of a resumed run begin with; tells what is missing."""
+    path = session.run.path.resolve()
+    if set_aside(path, job):
+        session.view.message("moving the items of replay to their new shards")
+    items, missing = count_items(path, job, name_of(session.start.env_steps))
+    if missing:
+        session.view.message(
+            f"the replay of {', '.join(missing)} was not saved with this checkpoint: filling it again"
+        )
+    return items
