@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,11 +21,13 @@ from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
-from seedbed.paramserver import train
+from seedbed.paramserver import role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role, end_all, end_starting
+from seedbed.paramserver.messages import Message
 from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from test_paramserver_run import gone, wait_for
 
@@ -95,17 +99,70 @@ def test_nothing_is_taken_over_while_items_move(tmp_path, monkeypatch):
 
 @pytest.fixture
 def keep(tmp_path):
-    """Returns a function that makes the keeper of a role."""
+    """Returns a function that makes the keeper of a role, which somebody else starts without a module."""
     made: list[Keeper] = []
     ensure_credentials(tmp_path / CREDENTIALS)
 
-    def make(module: str) -> Keeper:
+    def make(module: str = "") -> Keeper:
         made.append(Keeper(tmp_path, Role("replay-0", module), 0))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+
+
+class Reporting:
+    """The work of a role that tells something with each report."""
+
+    def __init__(self) -> None:
+        self.reports = 0
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def take(self, client: Client, message: Message) -> None:
+        raise AssertionError(message)
+
+    def leave(self, client: Client) -> None: ...
+
+    def tick(self, now_s: float) -> bool:
+        return True
+
+    def report(self) -> dict[str, Any]:
+        self.reports += 1
+        return {"notices": [f"notice {self.reports}"]}
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Returns a function that serves a role's work in a thread."""
+    made: list[tuple[role.Role, threading.Thread]] = []
+    ensure_credentials(tmp_path / CREDENTIALS)
+
+    def start(work: role.Work) -> None:
+        serving = role.Role(tmp_path, "replay-0")
+        thread = threading.Thread(target=serving.serve, args=(work, None))
+        thread.start()
+        made.append((serving, thread))
+
+    yield start
+    for serving, thread in made:
+        serving.finish()
+        thread.join()
+
+
+def test_no_notice_of_a_role_is_lost_while_nobody_asks_for_them(keep, serve):
+    work = Reporting()
+    serve(work)
+    keeper = keep()
+    wait_for(lambda: work.reports >= 3)
+    keeper.request(lambda keeper: keeper.fetch_report()).result(30)
+    found = keeper.take_notices()
+    assert len(found) >= 4
+    assert found == [f"replay-0: notice {number + 1}" for number in range(len(found))]
 
 
 def test_a_role_that_hangs_before_it_tells_where_it_is_is_killed(tmp_path, keep, monkeypatch):

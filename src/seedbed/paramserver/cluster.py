@@ -213,9 +213,7 @@ class Cluster:
     def _close_the_dead(self) -> None:
         """Ends the pushes of learners that are gone, which some shards may have and others not."""
         living = {keeper.report.get("learner") for keeper in self.learners if keeper.connected}
-        reports = self._ask_all(
-            self.parameters, lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields
-        )
+        reports = self._ask_all(self.parameters, lambda keeper: keeper.fetch_report())
         ended: dict[int, int] = {}
         for report in reports:
             for name, counts in report["books"].items():
@@ -258,7 +256,7 @@ class Cluster:
         def save(keeper: Keeper) -> str:
             while True:
                 keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep)
-                report = keeper.ask(Kind.REPORT, Kind.REPORT).fields
+                report = keeper.fetch_report()
                 if name in report["saved"]:
                     return report["saved"][name]
                 time.sleep(_POLL_S)

@@ -160,8 +160,7 @@ class Keeper:
             self.connected = True
             self._greeted(self, said)
             while not self._gone():
-                self._caller.send(Kind.REPORT)
-                self.report = self._await(Kind.REPORT).fields
+                self.fetch_report()
                 self._serve(time.monotonic() + _REPORT_S)
         except (ConnectionError, Stopped):
             self.connected = False
@@ -204,6 +203,14 @@ class Keeper:
         """Sends a message and returns its answer. Only functions given to `request` may call this."""
         self._caller.send(kind, **fields)
         return self._await(answer)
+
+    def fetch_report(self) -> dict[str, Any]:
+        """Asks for a report, and takes its notices. Only functions given to `request` may call this."""
+        report = self.ask(Kind.REPORT, Kind.REPORT).fields
+        name = self.role.name
+        self._notices.extend(f"{name}: {notice}" for notice in report.pop("notices", ()))
+        self.report = report
+        return report
 
     def request(self, function: Callable[[Keeper], Any]) -> concurrent.futures.Future[Any]:
         """Has a function called by the role's thread when there is a stream. Any thread may call this."""
@@ -290,9 +297,7 @@ class Keeper:
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user, each once. One thread at a time may call this."""
-        own = [self._notices.popleft() for _ in range(len(self._notices))]
-        theirs = self.report.pop("notices", [])
-        return [*own, *(f"{self.role.name}: {notice}" for notice in theirs)]
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def finish(self) -> None:
         """Lets the role end by itself, after it has saved what it has; does not wait."""
