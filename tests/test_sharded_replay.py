@@ -22,13 +22,13 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import train
-from seedbed.paramserver.cluster import roles_of
+from seedbed.paramserver.cluster import Cluster, roles_of
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
-from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard
@@ -38,7 +38,16 @@ from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.runtime import Start
-from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep, bind
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    SeedbedError,
+    StorageError,
+    Timestep,
+    bind,
+)
 from test_central import View
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
@@ -375,6 +384,44 @@ def saved_run(run: Path, save: str, rows: int = 20) -> Shards:
     return shards
 
 
+def save_replay(keeper: Keeper, name: str) -> list[str]:
+    """Saves a replay shard as the coordinator does; returns what went wrong."""
+    cluster = Cluster.__new__(Cluster)
+    cluster.replay, cluster.parameters = [keeper], []
+    return cluster.save_replay(name, None)
+
+
+def test_a_save_may_take_long_and_one_that_has_failed_is_made_again(shards, monkeypatch):
+    monkeypatch.setattr("seedbed.paramserver.cluster._PATIENCE_S", 0.1)
+    run = shards(learners=1, replay_shards=1)
+    keeper, calls, replay = (
+        Keeper(run.run, keeping.Role(role_of(0), ""), 0),
+        [],
+        run.works[0].replay,
+    )
+    save, failing = replay.save, [True]
+
+    def slowly(name: str, keep: str | None) -> None:
+        calls.append(name)
+        time.sleep(0.5)
+        if failing[0]:
+            raise StorageError("disk full")
+        save(name, keep)
+
+    monkeypatch.setattr(replay, "save", slowly)
+    try:
+        assert save_replay(keeper, "5") == ["disk full"]
+        failing[0] = False
+        assert save_replay(keeper, "5") == []
+        assert save_replay(keeper, "5") == []
+        assert calls == ["5", "5"]
+        # That of a coordinator that has died may still be going on.
+        assert run.works[0]._save("6", None) and not run.works[0]._save("7", None)
+        assert save_replay(keeper, "7") == [] and calls[2:] == ["6", "7"]
+    finally:
+        keeper.close()
+
+
 def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save(tmp_path):
     run = saved_run(tmp_path, "5")
     keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)
@@ -383,19 +430,13 @@ def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save
         items = keeper.report["items"]
         assert items == run.works[0].replay.items
 
-        def save(keeper: Keeper) -> None:
-            for name in ("6", "7"):
-                while name not in keeper.report.get("saved", ()):
-                    keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=None)
-                    keeper.report = keeper.ask(Kind.REPORT, Kind.REPORT).fields
-
-        keeper.request(save).result(30)
+        assert [save_replay(keeper, name) for name in ("6", "7")] == [[], []]
         indexes = sorted((tmp_path / "roles" / role_of(0) / "replay").glob("*.index"))
         assert [path.name.split(".")[1] for path in indexes] == ["6", "7"]
         pid = keeper.pid
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: keeper.pid != pid and keeper.connected, 120)
-        found = keeper.request(lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields)
+        found = keeper.request(lambda keeper: keeper.fetch_report())
         assert found.result(30)["items"] == items
     finally:
         keeper.close()

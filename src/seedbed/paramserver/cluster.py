@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,7 +155,12 @@ class Cluster:
             time.sleep(_POLL_S)
         return True
 
-    def _ask_all(self, keepers: Sequence[Keeper], function: Callable[[Keeper], _T]) -> list[_T]:
+    def _ask_all(
+        self,
+        keepers: Sequence[Keeper],
+        function: Callable[[Keeper], _T],
+        patience_s: float = _PATIENCE_S,
+    ) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
 
         Where a role dies meanwhile, the function is called again for its successor. A learner or a replay
@@ -162,7 +168,7 @@ class Cluster:
         """
         futures = [keeper.request(function) for keeper in keepers]
         results: list[_T] = []
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + patience_s
         for number, keeper in enumerate(keepers):
             while keeper.failure is None:
                 _check(self.parameters)
@@ -175,7 +181,7 @@ class Cluster:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
                     raise SeedbedError(
-                        f"{keeper.role.name} has not answered for {_PATIENCE_S:.0f} s"
+                        f"{keeper.role.name} has not answered for {patience_s:.0f} s"
                     )
         _check(self.parameters)
         return results
@@ -251,17 +257,20 @@ class Cluster:
         return Cut(plan.division.join(parts, plan.state), [books for _, books in found])
 
     def save_replay(self, name: str, keep: str | None) -> list[str]:
-        """Has all replay shards save under a name, and waits; returns what went wrong."""
+        """Has all replay shards save under a name, and waits; returns what went wrong.
+
+        A save may take as long as it needs: a shard that hangs meanwhile is killed.
+        """
 
         def save(keeper: Keeper) -> str:
-            while True:
-                keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep)
-                report = keeper.fetch_report()
-                if name in report["saved"]:
-                    return report["saved"][name]
+            while not keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep).fields["begun"]:
                 time.sleep(_POLL_S)
+            while name not in (report := keeper.fetch_report())["saved"]:
+                time.sleep(_POLL_S)
+            return report["saved"][name]
 
-        return [error for error in self._ask_all(self.replay, save) if error]
+        errors = self._ask_all(self.replay, save, patience_s=math.inf)
+        return [error for error in errors if error]
 
     def pids(self) -> list[int]:
         """Returns the ids of all processes, those of actors among them."""
