@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
@@ -24,9 +25,10 @@ from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role, end_all, end_starting
+from seedbed.paramserver.keeper import Keeper, Role
 from seedbed.paramserver.messages import Message
 from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from test_paramserver_run import gone, wait_for
@@ -180,3 +182,43 @@ def test_a_role_that_hangs_before_it_tells_where_it_is_is_killed(tmp_path, keep,
     assert (
         "replay-0 has done nothing for 1 s since its start: it is killed" in keeper.take_notices()
     )
+
+
+FULL_DISK = """
+import errno, os, pathlib, sys, time
+from seedbed.paramserver.role import run_role
+from seedbed.types import SeedbedError
+
+tries = pathlib.Path(sys.argv[2]) / "tries"
+number = len(tries.read_text()) if tries.exists() else 0
+tries.write_text((number + 1) * "x")
+
+def make():
+    if number == 7:
+        time.sleep(60)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    if number % 2:
+        raise error
+    raise SeedbedError("cannot be written: mend it") from error
+
+run_role(make)
+"""
+
+
+def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, monkeypatch):
+    (tmp_path / "full_disk.py").write_text(FULL_DISK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(keeping, "_ROOM_S", 0.05)
+    opened, failures = Path.open, [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def without_room(path: Path, *arguments, **options):
+        if path.name == keeping.LOG and failures:
+            raise failures.pop()
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", without_room)
+    keeper, tries = keep("full_disk"), tmp_path / "tries"
+    wait_for(lambda: keeper.failure or (tries.exists() and len(tries.read_text()) == 8))
+    assert keeper.failure is None and not failures and keeper.restarts == 0
+    (notice,) = keeper.take_notices()
+    assert notice.startswith("replay-0 cannot be started, as the disk of")

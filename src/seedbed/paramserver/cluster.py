@@ -14,10 +14,11 @@ import numpy as np
 
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role, running
+from seedbed.paramserver.keeper import Keeper, Role
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import BlockLayout, Kind
+from seedbed.paramserver.processes import running
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.run.folder import ROLES
 from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
@@ -271,6 +272,10 @@ class Cluster:
 
         errors = self._ask_all(self.replay, save, patience_s=math.inf)
         return [error for error in errors if error]
+
+    def take_notices(self) -> list[str]:
+        """Returns messages of all roles for the user, each once."""
+        return [notice for keeper in self.all for notice in keeper.take_notices()]
 
     def pids(self) -> list[int]:
         """Returns the ids of all processes, those of actors among them."""

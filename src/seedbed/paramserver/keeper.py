@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +19,10 @@ import psutil
 from seedbed.actors.child import same_modules
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.paramserver.caller import Caller, Stopped
-from seedbed.paramserver.directory import Directory, this_machine
+from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
-from seedbed.paramserver.role import COORDINATOR, FATAL
+from seedbed.paramserver.processes import running
+from seedbed.paramserver.role import COORDINATOR, FATAL, FULL, no_room
 from seedbed.run import memory
 from seedbed.types import SeedbedError
 
@@ -33,11 +33,11 @@ _REPORT_S = 0.2
 _HUNG_S = 20.0
 # Seconds in which a process must answer that has told where it is; or do some work, if it has not told yet.
 _START_S = 120.0
+# Seconds between two starts for which the disk has no room.
+_ROOM_S = 5.0
 # Early deaths in a row after which the run fails, and what is early.
 _MAX_DEATHS, _EARLY_S = 5, 30.0
 _TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
-# How the names of all roles' modules begin.
-_MODULES = f"{__package__}."
 
 
 class Role(NamedTuple):
@@ -81,6 +81,7 @@ class Keeper:
             0.0,
             time.monotonic(),
         )  # CPU time, and when it was seen to grow
+        self._full = False  # whether the disk had no room for the last start
         self._number = 0  # of the start that was met last
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
@@ -153,11 +154,17 @@ class Keeper:
                 self._closed.set()
                 return
             self._bury()
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                if not no_room(error):
+                    raise
+                self._await_room()
+                return
         try:
             until_s = time.monotonic() + _START_S
             said = self._caller.connect(lambda: self._hello(until_s))
-            self.connected = True
+            self.connected, self._full = True, False
             self._greeted(self, said)
             while not self._gone():
                 self.fetch_report()
@@ -232,6 +239,10 @@ class Keeper:
         if self._process is None:
             return
         code = None if self._popen is None else self._popen.returncode
+        self._process = None
+        if code == FULL:
+            self._await_room()
+            return
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
         early = time.monotonic() < self._started_s + _EARLY_S
@@ -278,6 +289,16 @@ class Keeper:
         self._process = psutil.Process(self._popen.pid)
         self._started_s = self._worked_s = time.monotonic()
 
+    def _await_room(self) -> None:
+        """Waits before a start for which the disk had no room is tried again; tells it at the first time."""
+        if not self._full:
+            self._notices.append(
+                f"{self.role.name} cannot be started, as the disk of {self._directory.path} is full: make "
+                f"room there; it is tried again every {_ROOM_S:.0f} s"
+            )
+        self._full = True
+        self._closed.wait(_ROOM_S)
+
     def _last_words(self) -> list[str]:
         """Returns the last lines that the process has written."""
         try:
@@ -320,61 +341,6 @@ class _Request(NamedTuple):
 
     function: Callable[[Keeper], Any]
     answer: concurrent.futures.Future[Any]
-
-
-def running(run: Path, role: str) -> psutil.Process | None:
-    """Returns the process of a role that has told its address, if it still runs on this machine."""
-    address = Directory(run).find(role)
-    if address is None or address.machine != this_machine():
-        return None
-    try:
-        process = psutil.Process(address.pid)
-        mine = str(run) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return None
-    return process if mine else None
-
-
-def end_all(run: Path) -> int:
-    """Kills all roles of a run on this machine; returns how many there were."""
-    return _end(_roles(run))
-
-
-def end_starting(run: Path) -> int:
-    """Kills the roles of a run on this machine that have not told where they are; returns how many."""
-    directory = Directory(run)
-    told = {address.pid for name in directory.names() if (address := directory.find(name))}
-    return _end([process for process in _roles(run) if process.pid not in told])
-
-
-def _end(processes: Sequence[psutil.Process]) -> int:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, timeout=10)
-    return len(processes)
-
-
-def _roles(run: Path) -> list[psutil.Process]:
-    """Returns the processes of roles of a run on this machine, by their command lines."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if _is_role(process.info["cmdline"] or (), run) and _is_here(process)
-    ]
-
-
-def _is_role(command: Sequence[str], run: Path) -> bool:
-    return str(run) in command and any(word.startswith(_MODULES) for word in command)
-
-
-def _is_here(process: psutil.Process) -> bool:
-    """Returns whether a process is of this machine, and not only seen from it, as that of a container."""
-    try:
-        network = Path(f"/proc/{process.pid}/ns/net").stat().st_ino
-    except OSError:
-        return False
-    return network == Path("/proc/self/ns/net").stat().st_ino
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

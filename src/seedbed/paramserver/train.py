@@ -14,8 +14,8 @@ from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import end_all, end_starting
 from seedbed.paramserver.options import ParamServerConfig
+from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import check_agent
@@ -58,10 +58,7 @@ def train(
                 view.message(
                     f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
                 )
-            if not cluster.await_ready(session.interrupted):
-                raise KeyboardInterrupt(
-                    "interrupted before training began: there was nothing to save"
-                )
+            _await_roles(cluster, session)
             forget_former(path)
             trained = ClusterRun(cluster, run)
             if adopts:
@@ -83,6 +80,18 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     if spec is None:
         raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
     return spec
+
+
+def _await_roles(cluster: Cluster, session: Session) -> None:
+    """Waits until all roles of this machine have begun, and shows their notices meanwhile."""
+
+    def stop() -> bool:
+        for notice in cluster.take_notices():
+            session.view.message(notice)
+        return session.interrupted()
+
+    if not cluster.await_ready(stop):
+        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
 
 
 def _may_adopt(job: Job, run: Path) -> bool:
