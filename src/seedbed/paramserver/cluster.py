@@ -275,9 +275,10 @@ class Cluster:
         return [notice for keeper in self.all for notice in keeper.take_notices()]
 
     def pids(self) -> list[int]:
-        """Returns the ids of all processes, those of actors among them."""
+        """Returns the ids of all processes of this machine, those of actors among them."""
         own = [keeper.pid for keeper in self.all]
-        actors = [pid for keeper in self.learners for pid in keeper.report.get("actor_pids", [])]
+        here = [keeper for keeper in self.learners if not keeper.remote]
+        actors = [pid for keeper in here for pid in keeper.report.get("actor_pids", [])]
         return [pid for pid in [*own, *actors] if pid is not None]
 
     def end_learners(self) -> None:
