@@ -69,9 +69,9 @@ class Server:
         state = agent.init(jax.random.key(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         write_saves(self.job, run, state, 0, 0, 0.0)
+        roles = [Role(shard.role_of(i), shard.__name__, ("--shard", str(i))) for i in range(shards)]
         self.keepers = [
-            Keeper(run, Role(shard.role_of(i), shard.__name__, ("--shard", str(i))), 0)
-            for i in range(shards)
+            Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)
         ]
         # Where the shards are said to be on another machine, nothing is shared.
         caller.this_machine = (lambda: "another") if tls else this_machine

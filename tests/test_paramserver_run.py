@@ -218,33 +218,56 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_path):
-    folder, script = tmp_path / "run", tmp_path / "script.py"
+def start_script(folder: Path, steps: int, resume: bool) -> subprocess.Popen[str]:
+    """Starts a coordinator in a process of its own."""
+    script = folder.with_name("script.py")
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script), str(folder), str(steps), str(int(resume))]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    def start(resume: bool) -> subprocess.Popen[str]:
-        command = [sys.executable, str(script), str(folder), "20000", str(int(resume))]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    first = start(resume=False)
+def kill_coordinator(folder: Path) -> dict[str, int]:
+    """Starts a run and kills its coordinator after 3000 steps; returns the processes that go on."""
+    first = start_script(folder, 20_000, resume=False)
     assert first.stdout is not None
     for line in first.stdout:
         if line.strip().isdecimal() and int(line) > 3000:
             break
     pids = roles(folder)
     first.kill()
-    first.wait()
+    first.communicate()
     time.sleep(2)
     assert not any(gone(pid) for pid in pids.values())
-    second = start(resume=True)
+    return pids
+
+
+@pytest.mark.slow
+def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_path):
+    folder = tmp_path / "run"
+    pids = kill_coordinator(folder)
+    second = start_script(folder, 20_000, resume=True)
     out, _ = second.communicate(timeout=300)
     assert second.returncode == 0, out
     assert "the processes of this run go on: taking them over" in out
     assert roles(folder) == pids
     assert all(gone(pid) for pid in pids.values())
     require_no_gaps(saved_items(folder), whole=True)
+
+
+@pytest.mark.slow
+def test_a_coordinator_with_other_options_ends_what_goes_on(tmp_path):
+    folder, view = tmp_path / "run", View()
+    pids = kill_coordinator(folder)
+    saved = list_steps(folder / "checkpoints")[-1]
+    others = {"learners": 3, "parameter_shards": 1, "replay_shards": 1}
+    summary = train(folder, view, resume=True, steps=saved + 1500, **others)
+    assert f"ended {len(pids)} processes of this run" in " ".join(view.messages)
+    assert all(gone(pid) for pid in pids.values())
+    assert summary["env_steps"] < saved + 1500 + 3 * 2 * 2
+    assert summary["cluster/learners"] == 3
+    assert "IndexError" not in (folder / "roles" / role_of(0) / "log.txt").read_text()
+    require_no_gaps(saved_items(folder), whole=False)
 
 
 @pytest.mark.slow
@@ -274,11 +297,14 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
         ParamServerConfig(learners=0)
 
 
-def test_an_error_that_no_restart_repairs_ends_the_run(tmp_path):
-    env = counting_env(fault="raise", fault_at=30)
+def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_path):
+    folder, env = tmp_path / "run", counting_env(fault="raise", fault_at=150)
     with pytest.raises(SeedbedError, match="the counter broke"):
-        train(tmp_path / "run", env=env)
-    assert all(gone(pid) for pid in roles(tmp_path / "run").values())
+        train(folder, env=env, checkpoint_every_s=1000)
+    assert all(gone(pid) for pid in roles(folder).values())
+    first, last = list_steps(folder / "checkpoints")
+    assert first < last and last > 600
+    assert len(saved_items(folder)) > 100
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -19,15 +22,33 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.envs.host.gym import GymEnv
+from seedbed.paramserver import keeper as keeping
+from seedbed.paramserver import train
+from seedbed.paramserver.cluster import Cluster, roles_of
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_folder import forget_former, role_of, set_aside
+from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import Role
-from seedbed.types import ActorState, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep, bind
+from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.run.checking import check_agent
+from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.runtime import Start
+from seedbed.types import (
+    ActorState,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    SeedbedError,
+    StorageError,
+    Timestep,
+    bind,
+)
+from test_central import View
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 ENVS = 4
@@ -347,6 +368,132 @@ def test_whole_streams_move_to_other_numbers_of_shards_and_learners(tmp_path, ch
     moved.start(0)
     assert named_items(moved) == before
     moved.close()
+
+
+def saved_run(run: Path, save: str, rows: int = 20) -> Shards:
+    """Returns a run with one replay shard that has ended; its items are saved under a name."""
+    shards = Shards(run, learners=1, replay_shards=1)
+    environments = Environments(shards.learner(0, 1), 0)
+    for _ in range(rows):
+        environments.step(0)
+        environments.step(1)
+    shards.replays[0].finish()
+    wait_for(lambda: shards.replays[0].tally.added == 2 * ENVS * (rows - 1))
+    shards.works[0].replay.save(save)
+    shards.close()
+    return shards
+
+
+def save_replay(keeper: Keeper, name: str) -> list[str]:
+    """Saves a replay shard as the coordinator does; returns what went wrong."""
+    cluster = Cluster.__new__(Cluster)
+    cluster.replay, cluster.parameters = [keeper], []
+    return cluster.save_replay(name, None)
+
+
+def test_a_save_may_take_long_and_one_that_has_failed_is_made_again(shards, monkeypatch):
+    monkeypatch.setattr("seedbed.paramserver.cluster._PATIENCE_S", 0.1)
+    run = shards(learners=1, replay_shards=1)
+    keeper, calls, replay = (
+        Keeper(run.run, keeping.Role(role_of(0), ""), 0),
+        [],
+        run.works[0].replay,
+    )
+    save, failing = replay.save, [True]
+
+    def slowly(name: str, keep: str | None) -> None:
+        calls.append(name)
+        time.sleep(0.5)
+        if failing[0]:
+            raise StorageError("disk full")
+        save(name, keep)
+
+    monkeypatch.setattr(replay, "save", slowly)
+    try:
+        assert save_replay(keeper, "5") == ["disk full"]
+        failing[0] = False
+        assert save_replay(keeper, "5") == []
+        assert save_replay(keeper, "5") == []
+        assert calls == ["5", "5"]
+        # That of a coordinator that has died may still be going on.
+        assert run.works[0]._save("6", None) and not run.works[0]._save("7", None)
+        assert save_replay(keeper, "7") == [] and calls[2:] == ["6", "7"]
+    finally:
+        keeper.close()
+
+
+def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save(tmp_path):
+    run = saved_run(tmp_path, "5")
+    keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)
+    try:
+        wait_for(lambda: keeper.report, 120)
+        items = keeper.report["items"]
+        assert items == run.works[0].replay.items
+
+        assert [save_replay(keeper, name) for name in ("6", "7")] == [[], []]
+        indexes = sorted((tmp_path / "roles" / role_of(0) / "replay").glob("*.index"))
+        assert [path.name.split(".")[1] for path in indexes] == ["6", "7"]
+        pid = keeper.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: keeper.pid != pid and keeper.connected, 120)
+        found = keeper.request(lambda keeper: keeper.fetch_report())
+        assert found.result(30)["items"] == items
+    finally:
+        keeper.close()
+
+
+def test_a_run_is_resumed_with_the_items_that_its_shards_have_saved(tmp_path):
+    run = saved_run(tmp_path, name_of(5))
+    items, view = run.works[0].replay.items, View()
+    job = dataclasses.replace(run.job, gradient=check_agent(run.job.agent))
+    job.write(tmp_path)
+    state = job.agent.init(jax.random.key(0))
+    session = types.SimpleNamespace(
+        run=types.SimpleNamespace(path=tmp_path),
+        view=view,
+        start=Start(5),
+        resume=lambda template: (state, {"items": 900, "owed": 3.0}),
+    )
+
+    def leases() -> tuple[int, float]:
+        assert train._prepare(job, session) == name_of(5)
+        saved = ShardSave.read(tmp_path / "roles" / "parameters-0" / NAME).books["leases"]
+        return saved["held"], saved["owed"]
+
+    assert leases() == (items, 3.0)
+    assert not any("was not saved" in each for each in view.messages)
+    (index,) = (tmp_path / "roles" / role_of(0) / "replay").glob("*.index")
+    index.unlink()
+    assert leases() == (0, 0.0)
+    assert (
+        "the replay of replay-0 was not saved with this checkpoint: filling it again"
+        in view.messages
+    )
+
+
+def test_a_kill_while_former_shards_are_removed_loses_nothing(tmp_path, monkeypatch):
+    run = saved_run(tmp_path, "5")
+    moved = Shards(tmp_path, "5", learners=1, replay_shards=2)
+    found = named_items(moved)
+    moved.close()
+    assert has_former(tmp_path) and len(found) == run.works[0].replay.items
+    remove = shutil.rmtree
+
+    def half(folder: Path, **options) -> None:
+        for shard in folder.glob("replay-*"):
+            remove(shard)
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    with pytest.raises(KeyboardInterrupt):
+        forget_former(tmp_path)
+    monkeypatch.undo()
+    again = Shards(tmp_path, "5", learners=1, replay_shards=2)
+    assert named_items(again) == found
+    again.close()
+    forget_former(tmp_path)
+    assert not list((tmp_path / "roles").glob("*former"))
 
 
 def test_items_of_groups_of_another_size_cannot_be_taken_over(tmp_path):

@@ -19,8 +19,11 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
+from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import Books, ShardLedger
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import Role
@@ -197,6 +200,20 @@ def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
             Tally,
             lambda: False,
         )
+
+
+def test_the_coordinator_is_let_in_with_room_for_the_state_of_a_shard(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 2)
+    for number, work in run.works.items():
+        layout = run.job.plan.state_layout(number)
+        keeper = Keeper(run.run, KeptRole(role_of(number), ""), layout.size)
+        try:
+            copy = keeper.request(lambda keeper: keeper.ask(Kind.STATE, Kind.STATE)).result(30)
+            found = layout.views(keeper.caller.take_block(copy, layout.size))
+            expected = jax.tree.leaves(work._state)
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+        finally:
+            keeper.close()
 
 
 def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ import numpy as np
 
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role, running
+from seedbed.paramserver.keeper import Keeper, Role
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
-from seedbed.paramserver.messages import BlockLayout, Kind
+from seedbed.paramserver.messages import Kind
+from seedbed.paramserver.processes import running
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.run.folder import ROLES
 from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
@@ -37,7 +39,10 @@ class Cut(NamedTuple):
 
 
 def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
-    """Returns the roles of a run by kind: parameters, replay and learners."""
+    """Returns the roles of a run by kind: parameters, replay and learners.
+
+    Replay shards begin with the save of a name, if it is given; started again, they go on from their newest.
+    """
     config = job.config
     saved = () if save is None else ("--save", save)
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
@@ -47,7 +52,7 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i), *saved))
+            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i)), saved)
             for i in range(replays)
         ],
         "learners": [
@@ -98,10 +103,7 @@ class Cluster:
         """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
         self.job, self._run = job, run
         self._roles = roles_of(job, run, save)
-        plan = job.plan
-        self._layouts = [
-            BlockLayout(jax.tree.leaves(plan.part(plan.state, i))) for i in range(plan.shards)
-        ]
+        self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
         self._cutting = False
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [
@@ -124,19 +126,22 @@ class Cluster:
 
     def check(self) -> None:
         """Raises SeedbedError if a role has failed for good."""
-        for keeper in self.all:
-            if keeper.failure is not None:
-                raise keeper.failure
+        _check(self.all)
 
     def await_ready(self, stop: Callable[[], bool]) -> bool:
         """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
         mine = [keeper for keeper in self.all if not keeper.remote]
-        return self._wait(lambda: all(keeper.report for keeper in mine), stop, _PATIENCE_S * 5)
+
+        def ready() -> bool:
+            self.check()
+            return all(keeper.report for keeper in mine)
+
+        return self._wait(ready, stop, _PATIENCE_S * 5)
 
     def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
         until_s = time.monotonic() + patience_s
         while not ready():
-            self.check()
+            _check(self.parameters)
             if stop():
                 return False
             if time.monotonic() > until_s:
@@ -148,17 +153,23 @@ class Cluster:
             time.sleep(_POLL_S)
         return True
 
-    def _ask_all(self, keepers: Sequence[Keeper], function: Callable[[Keeper], _T]) -> list[_T]:
+    def _ask_all(
+        self,
+        keepers: Sequence[Keeper],
+        function: Callable[[Keeper], _T],
+        patience_s: float = _PATIENCE_S,
+    ) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
 
-        Where a role dies meanwhile, the function is called again for its successor.
+        Where a role dies meanwhile, the function is called again for its successor. A learner or a replay
+        shard that fails for good has no result: what the others have is saved without it.
         """
         futures = [keeper.request(function) for keeper in keepers]
         results: list[_T] = []
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + patience_s
         for number, keeper in enumerate(keepers):
-            while True:
-                self.check()
+            while keeper.failure is None:
+                _check(self.parameters)
                 try:
                     results.append(futures[number].result(timeout=0.2))
                     break
@@ -168,8 +179,9 @@ class Cluster:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
                     raise SeedbedError(
-                        f"{keeper.role.name} has not answered for {_PATIENCE_S:.0f} s"
+                        f"{keeper.role.name} has not answered for {patience_s:.0f} s"
                     )
+        _check(self.parameters)
         return results
 
     def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
@@ -205,9 +217,7 @@ class Cluster:
     def _close_the_dead(self) -> None:
         """Ends the pushes of learners that are gone, which some shards may have and others not."""
         living = {keeper.report.get("learner") for keeper in self.learners if keeper.connected}
-        reports = self._ask_all(
-            self.parameters, lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields
-        )
+        reports = self._ask_all(self.parameters, lambda keeper: keeper.fetch_report())
         ended: dict[int, int] = {}
         for report in reports:
             for name, counts in report["books"].items():
@@ -245,22 +255,30 @@ class Cluster:
         return Cut(plan.division.join(parts, plan.state), [books for _, books in found])
 
     def save_replay(self, name: str, keep: str | None) -> list[str]:
-        """Has all replay shards save under a name, and waits; returns what went wrong."""
+        """Has all replay shards save under a name, and waits; returns what went wrong.
+
+        A save may take as long as it needs: a shard that hangs meanwhile is killed.
+        """
 
         def save(keeper: Keeper) -> str:
-            while True:
-                keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep)
-                report = keeper.ask(Kind.REPORT, Kind.REPORT).fields
-                if name in report["saved"]:
-                    return report["saved"][name]
+            while not keeper.ask(Kind.SAVE, Kind.SAVE, name=name, keep=keep).fields["begun"]:
                 time.sleep(_POLL_S)
+            while name not in (report := keeper.fetch_report())["saved"]:
+                time.sleep(_POLL_S)
+            return report["saved"][name]
 
-        return [error for error in self._ask_all(self.replay, save) if error]
+        errors = self._ask_all(self.replay, save, patience_s=math.inf)
+        return [error for error in errors if error]
+
+    def take_notices(self) -> list[str]:
+        """Returns messages of all roles for the user, each once."""
+        return [notice for keeper in self.all for notice in keeper.take_notices()]
 
     def pids(self) -> list[int]:
-        """Returns the ids of all processes, those of actors among them."""
+        """Returns the ids of all processes of this machine, those of actors among them."""
         own = [keeper.pid for keeper in self.all]
-        actors = [pid for keeper in self.learners for pid in keeper.report.get("actor_pids", [])]
+        here = [keeper for keeper in self.learners if not keeper.remote]
+        actors = [pid for keeper in here for pid in keeper.report.get("actor_pids", [])]
         return [pid for pid in [*own, *actors] if pid is not None]
 
     def end_learners(self) -> None:
@@ -276,6 +294,12 @@ class Cluster:
         """Ends all roles at once: what they have not saved is lost."""
         for keeper in self.all:
             keeper.close()
+
+
+def _check(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        if keeper.failure is not None:
+            raise keeper.failure
 
 
 def _end(keepers: Sequence[Keeper]) -> None:

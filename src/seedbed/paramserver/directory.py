@@ -11,7 +11,7 @@ from seedbed.files import write_json
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
-_ADDRESS = "address.json"
+_ADDRESS, _STARTS = "address.json", "starts"
 
 
 class Address(NamedTuple):
@@ -42,7 +42,7 @@ class Directory:
 
         Raises SeedbedError if the disk refuses.
         """
-        folder = self.path / role / "starts"
+        folder = self.path / role / _STARTS
         try:
             folder.mkdir(parents=True, exist_ok=True)
             while True:
@@ -73,6 +73,12 @@ class Directory:
             raise SeedbedError(
                 f"{path} cannot be written ({error.strerror}): mend it, or name another folder with --run"
             ) from error
+
+    def names(self) -> list[str]:
+        """Returns the names of all roles that have been started."""
+        if not self.path.is_dir():
+            return []
+        return [path.name for path in self.path.iterdir() if (path / _STARTS).is_dir()]
 
     def find(self, role: str) -> Address | None:
         """Returns the address of a role; None if it has never told one, or the folder cannot be read."""

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.envs.host import registry
@@ -56,20 +57,30 @@ class Job:
     def write(self, run: Path, folder: Path | None = None) -> None:
         """Writes the job into a run's folder `roles`, or another; raises SeedbedError if the disk refuses."""
         path = (folder or self.folder(run)) / _NAME
-        content = {
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, self._content())
+        except OSError as error:
+            raise SeedbedError(
+                f"{path} cannot be written ({error.strerror}): name another folder with --run"
+            ) from error
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "env": registry.to_json(self.env),
             "agent": encode(self.agent, BOUND),
             "spec": spec_to_json(self.spec),
             "config": encode(self.config),
             "gradient": encode_shapes(self.gradient),
         }
+
+    def is_written(self, run: Path) -> bool:
+        """Returns whether the job in a run's folder is this one, with all its options."""
         try:
-            path.parent.mkdir(exist_ok=True)
-            write_json(path, content)
-        except OSError as error:
-            raise SeedbedError(
-                f"{path} cannot be written ({error.strerror}): name another folder with --run"
-            ) from error
+            written = json.loads((self.folder(run) / _NAME).read_text())
+        except (OSError, ValueError):
+            return False
+        return written == json.loads(json.dumps(self._content()))
 
     @classmethod
     def read(cls, run: Path, folder: Path | None = None) -> Job:

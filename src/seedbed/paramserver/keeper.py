@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ import psutil
 from seedbed.actors.child import same_modules
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.paramserver.caller import Caller, Stopped
-from seedbed.paramserver.directory import Directory, this_machine
+from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
-from seedbed.paramserver.role import COORDINATOR, FATAL
+from seedbed.paramserver.processes import running
+from seedbed.paramserver.role import COORDINATOR, FATAL, FULL, no_room
 from seedbed.run import memory
 from seedbed.types import SeedbedError
 
@@ -30,8 +31,10 @@ LOG = "log.txt"
 _REPORT_S = 0.2
 # Seconds of silence after which a process is killed: a role answers within a tenth of a second.
 _HUNG_S = 20.0
-# Seconds in which a process must have told where it is.
+# Seconds in which a process must answer that has told where it is; or do some work, if it has not told yet.
 _START_S = 120.0
+# Seconds between two starts for which the disk has no room.
+_ROOM_S = 5.0
 # Early deaths in a row after which the run fails, and what is early.
 _MAX_DEATHS, _EARLY_S = 5, 30.0
 _TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
@@ -43,6 +46,7 @@ class Role(NamedTuple):
     name: str
     module: str  # "" if somebody else starts it, on another machine
     arguments: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()  # more arguments, until a process has reported
 
 
 class Keeper:
@@ -73,6 +77,11 @@ class Keeper:
         if down_bytes:
             self._caller.make_room(0, down_bytes)
         self.connected = False
+        self._used_s, self._worked_s = (
+            0.0,
+            time.monotonic(),
+        )  # CPU time, and when it was seen to grow
+        self._full = False  # whether the disk had no room for the last start
         self._number = 0  # of the start that was met last
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
@@ -108,8 +117,22 @@ class Keeper:
             return False
 
     def _gone(self) -> bool:
-        """Returns whether nobody can answer."""
+        """Returns whether nobody can answer; kills a process that hangs before it has told where it is."""
+        if not (self.connected or self.remote):
+            self._kill_idle()
         return self._closed.is_set() or not self._alive()
+
+    def _kill_idle(self) -> None:
+        """Kills a process that has used no CPU time for long: opening a large replay may take longer."""
+        process, now_s = self._process, time.monotonic()
+        used_s = 0.0 if process is None else _cpu_seconds(process)
+        if used_s != self._used_s:
+            self._used_s, self._worked_s = used_s, now_s
+        elif now_s > self._worked_s + _START_S:
+            self._notices.append(
+                f"{self.role.name} has done nothing for {_START_S:.0f} s since its start: it is killed"
+            )
+            self._kill()
 
     def _guard(self) -> None:
         try:
@@ -131,15 +154,20 @@ class Keeper:
                 self._closed.set()
                 return
             self._bury()
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                if not no_room(error):
+                    raise
+                self._await_room()
+                return
         try:
             until_s = time.monotonic() + _START_S
             said = self._caller.connect(lambda: self._hello(until_s))
-            self.connected = True
+            self.connected, self._full = True, False
             self._greeted(self, said)
             while not self._gone():
-                self._caller.send(Kind.REPORT)
-                self.report = self._await(Kind.REPORT).fields
+                self.fetch_report()
                 self._serve(time.monotonic() + _REPORT_S)
         except (ConnectionError, Stopped):
             self.connected = False
@@ -183,6 +211,14 @@ class Keeper:
         self._caller.send(kind, **fields)
         return self._await(answer)
 
+    def fetch_report(self) -> dict[str, Any]:
+        """Asks for a report, and takes its notices. Only functions given to `request` may call this."""
+        report = self.ask(Kind.REPORT, Kind.REPORT).fields
+        name = self.role.name
+        self._notices.extend(f"{name}: {notice}" for notice in report.pop("notices", ()))
+        self.report = report
+        return report
+
     def request(self, function: Callable[[Keeper], Any]) -> concurrent.futures.Future[Any]:
         """Has a function called by the role's thread when there is a stream. Any thread may call this."""
         request = _Request(function, concurrent.futures.Future())
@@ -203,6 +239,10 @@ class Keeper:
         if self._process is None:
             return
         code = None if self._popen is None else self._popen.returncode
+        self._process = None
+        if code == FULL:
+            self._await_room()
+            return
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
         early = time.monotonic() < self._started_s + _EARLY_S
@@ -233,6 +273,7 @@ class Keeper:
                     "--run",
                     str(self._run),
                     *self.role.arguments,
+                    *(() if self.report else self.role.first),
                 ],
                 env={
                     memory.NAME: memory.settings(os.cpu_count() or 1),
@@ -246,7 +287,17 @@ class Keeper:
                 start_new_session=True,
             )
         self._process = psutil.Process(self._popen.pid)
-        self._started_s = time.monotonic()
+        self._started_s = self._worked_s = time.monotonic()
+
+    def _await_room(self) -> None:
+        """Waits before a start for which the disk had no room is tried again; tells it at the first time."""
+        if not self._full:
+            self._notices.append(
+                f"{self.role.name} cannot be started, as the disk of {self._directory.path} is full: make "
+                f"room there; it is tried again every {_ROOM_S:.0f} s"
+            )
+        self._full = True
+        self._closed.wait(_ROOM_S)
 
     def _last_words(self) -> list[str]:
         """Returns the last lines that the process has written."""
@@ -267,9 +318,7 @@ class Keeper:
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user, each once. One thread at a time may call this."""
-        own = [self._notices.popleft() for _ in range(len(self._notices))]
-        theirs = self.report.pop("notices", [])
-        return [*own, *(f"{self.role.name}: {notice}" for notice in theirs)]
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def finish(self) -> None:
         """Lets the role end by itself, after it has saved what it has; does not wait."""
@@ -294,26 +343,11 @@ class _Request(NamedTuple):
     answer: concurrent.futures.Future[Any]
 
 
-def running(run: Path, role: str) -> psutil.Process | None:
-    """Returns the process of a role that has told its address, if it still runs on this machine."""
-    address = Directory(run).find(role)
-    if address is None or address.machine != this_machine():
-        return None
+def _cpu_seconds(process: psutil.Process) -> float:
     try:
-        process = psutil.Process(address.pid)
-        mine = str(run) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return None
-    return process if mine else None
-
-
-def end_all(run: Path, roles: Sequence[Role]) -> None:
-    """Kills what an earlier coordinator has left running."""
-    for role in roles:
-        process = running(run, role.name)
-        if process is not None:
-            process.kill()
-            process.wait(10)
+        return sum(process.cpu_times()[:2])
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _exit_text(status: int) -> str:

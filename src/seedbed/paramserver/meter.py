@@ -33,7 +33,10 @@ class ClusterMeter:
         last, now = self._last, self._totals()
         self._last = now
         cluster = self._cluster
-        reports = [keeper.report for keeper in cluster.learners if keeper.report]
+        # The last report of a learner that is gone says nothing about the others.
+        reports = [
+            keeper.report for keeper in cluster.learners if keeper.connected and keeper.report
+        ]
         gone = now - last  # a Counter leaves out what has not grown
         pushes = sum(gone[fate] for fate in _FATES)
         return {

@@ -2,8 +2,8 @@
 
 A shard's replay is in `roles/replay-N/replay`. A run that is resumed with another number of shards, or of
 groups of environments, first moves these folders to `roles/former`, with the job that they belong to. Each
-new shard copies its streams from there, and saves them; then `roles/former` is removed. A run that is killed
-meanwhile begins again from there.
+new shard copies its streams from there, and saves them; then `roles/former` is removed. If the coordinator is
+killed meanwhile, the next one begins again from there, and does not take the processes over.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import jax
 import numpy as np
 
 from seedbed.central.inference import act_output
-from seedbed.files import write_json
+from seedbed.files import sync, write_json
 from seedbed.paramserver.job import Job
 from seedbed.replay.host.layout import Layout
+from seedbed.replay.host.persistence import saved_items
 from seedbed.replay.host.replay import HostReplay
 from seedbed.replay.host.writing import Priorities
 from seedbed.types import SeedbedError, learns_from_replay
 
 _REPLAY, _CAPACITY = "replay", "capacity.json"
 _FORMER = "former"
+_ASIDE = f".{_FORMER}"  # not whole yet, or not any more
 
 
 def role_of(shard: int) -> str:
@@ -68,7 +70,7 @@ def open_replay(
     folder = Job.folder(run) / role_of(shard)
     former = Job.folder(run) / _FORMER
     seed = job.config.seed
-    if save is None or not former.is_dir() or _saved(folder, save):
+    if save is None or not former.is_dir() or saved_items(folder / _REPLAY, save) is not None:
         replay = HostReplay(layout_of(job, _capacity(folder)), folder / _REPLAY, seed, priorities)
         replay.restore(None if save is None else [save])
         return replay
@@ -83,10 +85,6 @@ def open_replay(
     replay.take_over(sources)
     replay.save(save)
     return replay
-
-
-def _saved(folder: Path, save: str) -> bool:
-    return any((folder / _REPLAY).glob(f"*.{save}.index"))
 
 
 def _capacity(folder: Path) -> int:
@@ -136,7 +134,7 @@ def set_aside(run: Path, job: Job) -> bool:
                 f"{job.config.group_size}: resume with --envs-per-actor {before.config.envs_per_actor}, or "
                 f"remove {roles} to begin with an empty replay"
             )
-        aside = former.with_name(f".{_FORMER}")
+        aside = roles / _ASIDE
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir()
@@ -155,9 +153,44 @@ def set_aside(run: Path, job: Job) -> bool:
     return True
 
 
+def count_items(run: Path, job: Job, save: str) -> tuple[int, list[str]]:
+    """Returns the number of items in the shards' saves of a name, and the names of shards that have none.
+
+    Call after `set_aside`. If streams are to move, they are those of the former shards.
+    """
+    folder = Job.folder(run)
+    if has_former(run):
+        folder = folder / _FORMER
+        job = Job.read(run, folder)
+    names = [role_of(shard) for shard in range(job.config.replay_shards)]
+    found = {name: saved_items(folder / name / _REPLAY, save) for name in names}
+    missing = [name for name, items in found.items() if items is None]
+    return sum(items or 0 for items in found.values()), missing
+
+
+def has_former(run: Path) -> bool:
+    """Returns whether streams of a run are being moved, or were when it was killed."""
+    return (Job.folder(run) / _FORMER).is_dir()
+
+
 def forget_former(run: Path) -> None:
-    """Removes the former shards, when all streams have moved and were saved."""
-    shutil.rmtree(Job.folder(run) / _FORMER, ignore_errors=True)
+    """Removes the former shards, when all streams have moved and were saved.
+
+    No start finds a part of them: they are renamed first. Raises SeedbedError if the disk refuses that.
+    """
+    roles = Job.folder(run)
+    former, aside = roles / _FORMER, roles / _ASIDE
+    shutil.rmtree(aside, ignore_errors=True)
+    if not former.is_dir():
+        return
+    try:
+        former.rename(aside)
+        sync(roles)
+    except OSError as error:
+        raise SeedbedError(
+            f"{former} cannot be removed ({error.strerror}): mend the folder, and resume the run"
+        ) from error
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _shape(job: Job) -> tuple[int, int, int]:

@@ -125,8 +125,7 @@ class ReplayShard:
             slots, generations, priorities = self._priorities(message)
             self.replay.update_priorities(slots, generations, priorities)
         elif kind is Kind.SAVE and client.role == COORDINATOR:
-            self._save(str(fields["name"]), fields["keep"])
-            client.send(Kind.SAVE)
+            client.send(Kind.SAVE, begun=self._save(str(fields["name"]), fields["keep"]))
         else:
             raise ProtocolError(f"{kind.name} came out of turn")
 
@@ -187,10 +186,16 @@ class ReplayShard:
             raise ProtocolError(f"{count} priorities have {len(message.block)} bytes")
         return layout.views(np.frombuffer(message.block, np.uint8))
 
-    def _save(self, name: str, keep: str | None) -> None:
-        """Begins to save beside the work, if this save has not begun yet."""
-        if name in self._saved or (self._saving is not None and self._saving.is_alive()):
-            return
+    def _save(self, name: str, keep: str | None) -> bool:
+        """Begins to save beside the work, unless this save is there; returns False if another is being made.
+
+        `report` says how it has ended.
+        """
+        if self._saving is not None and self._saving.is_alive():
+            return False
+        if self._saved.get(name) == "":
+            return True
+        self._saved = {}
 
         def write() -> None:
             try:
@@ -201,6 +206,7 @@ class ReplayShard:
 
         self._saving = threading.Thread(target=write, daemon=True)
         self._saving.start()
+        return True
 
     def tick(self, now_s: float) -> bool:
         """Seals what waits; returns True: a shard always has more to do."""

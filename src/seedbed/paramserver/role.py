@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -25,6 +27,8 @@ COORDINATOR = "coordinator"
 """What the coordinator calls itself."""
 FATAL = 3
 """The exit status of a role that no restart would repair; its last line is for the user."""
+FULL = 4
+"""The exit status of a role for which the disk has no room: it is started again later."""
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
@@ -142,11 +146,16 @@ def end_on_signals(role: Role) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
-    """Makes a role with its work and the host where it listens, and serves; ends the process with `FATAL`.
+def no_room(error: BaseException | None) -> bool:
+    """Returns whether an error says that the disk, or the user's part of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
-    The exit status is 0 if the role ends as it should, and `FATAL` with a line for the user after a
-    SeedbedError. Call from the main thread.
+
+def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
+    """Makes a role with its work and the host where it listens, and serves; ends the process if that fails.
+
+    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, and `FATAL` with a line
+    for the user after another SeedbedError. Call from the main thread.
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
@@ -155,7 +164,15 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
         role.serve(work, host)
     except Stopped:
         return
-    except SeedbedError as error:
-        traceback.print_exc()
-        sys.stderr.write(f"{str(error).splitlines()[0]}\n")
+    except (SeedbedError, OSError) as error:
+        full = no_room(error) or no_room(error.__cause__)
+        if not full and isinstance(error, OSError):
+            raise
+        # The log may be on the full disk.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+            sys.stderr.write(f"{str(error).splitlines()[0]}\n")
+        if full:
+            # The interpreter's own end would fail to write the rest, and have another status.
+            os._exit(FULL)
         sys.exit(FATAL)

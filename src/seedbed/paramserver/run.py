@@ -131,7 +131,7 @@ class ClusterRun:
         own, self._notices = self._notices, []
         return [
             *own,
-            *(notice for keeper in self._cluster.all for notice in keeper.take_notices()),
+            *self._cluster.take_notices(),
             *(
                 f"evaluation: {notice}"
                 for each in self._evaluations

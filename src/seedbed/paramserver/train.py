@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,9 +14,9 @@ from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import end_all
 from seedbed.paramserver.options import ParamServerConfig
-from seedbed.paramserver.replay_folder import forget_former, set_aside
+from seedbed.paramserver.processes import end_all, end_starting
+from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
@@ -32,8 +33,8 @@ def train(
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
     This process starts all others, watches them, saves and evaluates. If it is killed, the others go on for a
-    minute, and the next start takes them over. If the folder has checkpoints, training goes on from the
-    newest whole one, also with other numbers of learners and parameter shards.
+    minute, and the next start with the same options takes them over. Else, if the folder has checkpoints,
+    training goes on from the newest whole one, also with other numbers of learners and shards.
 
     SIGINT, SIGTERM and SIGHUP stop training and save; see `central.train.train`. Raises SeedbedError if the
     run ends with a failure that the user can repair, KeyboardInterrupt at a second signal.
@@ -45,9 +46,11 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent))
-        adopts = is_running(job, path)
+        adopts = _may_adopt(job, path)
         save = None if adopts else _prepare(job, session)
         if adopts:
+            # They would be started twice.
+            end_starting(path)
             view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
         try:
@@ -55,10 +58,7 @@ def train(
                 view.message(
                     f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
                 )
-            if not cluster.await_ready(session.interrupted):
-                raise KeyboardInterrupt(
-                    "interrupted before training began: there was nothing to save"
-                )
+            _await_roles(cluster, session)
             forget_former(path)
             trained = ClusterRun(cluster, run)
             if adopts:
@@ -82,24 +82,58 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     return spec
 
 
+def _await_roles(cluster: Cluster, session: Session) -> None:
+    """Waits until all roles of this machine have begun, and shows their notices meanwhile."""
+
+    def stop() -> bool:
+        for notice in cluster.take_notices():
+            session.view.message(notice)
+        return session.interrupted()
+
+    if not cluster.await_ready(stop):
+        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+
+
+def _may_adopt(job: Job, run: Path) -> bool:
+    """Returns whether the processes of a run go on, with these options and with all their items."""
+    return job.is_written(run) and not has_former(run) and is_running(job, run)
+
+
 def _prepare(job: Job, session: Session) -> str | None:
     """Writes what the roles begin with; returns the name of the replay's save, if the run is resumed."""
     path = session.run.path.resolve()
-    roles = roles_of(job, path, None)
-    end_all(path, [role for kind in roles.values() for role in kind])
+    if ended := end_all(path):
+        session.view.message(
+            f"ended {ended} processes of this run, which could not be taken over: their options were others, "
+            "a parameter shard was missing, or items were moving to other replay shards"
+        )
     state = job.agent.init(jax.random.split(jax.random.key(job.config.seed), 3)[0])
     resumed = session.resume(lambda: state)
     items, owed = 0, 0.0
     if resumed is not None:
         state, metadata = resumed
-        items, owed = metadata["items"], metadata["owed"]
-    if resumed is not None and learns_from_replay(job.agent) and set_aside(path, job):
-        session.view.message("moving the items of replay to their new shards")
+        if learns_from_replay(job.agent):
+            items = _find_replay(job, session)
+        owed = metadata["owed"] if items else 0.0
     job.write(path)
     write_saves(job, path, state, session.start.env_steps, items, owed)
+    roles = roles_of(job, path, None)
     session.view.message(
         f"starting {job.config.parameter_shards} parameter shards, {len(roles['replay'])} replay shards and "
         f"{job.config.learners} learners, actors of each: {job.config.actors} (process {os.getpid()} "
         "coordinates them)"
     )
     return None if resumed is None else name_of(session.start.env_steps)
+
+
+def _find_replay(job: Job, session: Session) -> int:
+    """Returns how many items the replay shards of a resumed run begin with; tells what is missing."""
+    path = session.run.path.resolve()
+    if set_aside(path, job):
+        session.view.message("moving the items of replay to their new shards")
+    items, missing = count_items(path, job, name_of(session.start.env_steps))
+    if missing:
+        session.view.message(
+            f"the replay of {', '.join(missing)} was not saved with this checkpoint: filling it again"
+        )
+    return items

@@ -267,6 +267,15 @@ class ReplayArchive:
         frames.load(chunks, arrays["image_offset"], arrays["image_size"])
 
 
+def saved_items(folder: Path, name: str) -> int | None:
+    """Returns the number of items in the newest whole save of a name in a folder; None if it has none."""
+    for path in _list_indexes(folder) if folder.is_dir() else ():
+        if _name_of(path) == name:
+            with contextlib.suppress(OSError, ValueError):
+                return len(_read_index(path)[1]["weights"])
+    return None
+
+
 def _list_indexes(folder: Path) -> list[Path]:
     """Returns the paths of the indexes in a folder, newest first."""
     return sorted((p for p in folder.iterdir() if _INDEX.fullmatch(p.name)), reverse=True)
