@@ -23,7 +23,7 @@ from seedbed.physics.problem import Problem, Side
 from seedbed.simd.derivative import recomputed
 from seedbed.types import Array
 
-UPPER = np.triu_indices(6)
+UPPER = tuple(i.astype(np.int32) for i in np.triu_indices(6))
 """Row and column indices of the 21 elements that a packed symmetric 6 x 6 matrix stores."""
 
 
