@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.extend import core
+
+NAMED: list[tuple[str, Any]] = []
+"""What `checkpoint_name` has named in the functions evaluated so far, in order: (name, value)."""
 
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -88,7 +92,31 @@ STRUCTURAL: dict[str, Callable[..., Any]] = {
     "reduce_min": lambda x, axes, **_: x.min(tuple(axes)),
     "reduce_and": lambda x, axes, **_: x.all(tuple(axes)),
     "reduce_or": lambda x, axes, **_: x.any(tuple(axes)),
+    "pad": lambda x, value, padding_config: _pad(x, value, padding_config),
+    "optimization_barrier": lambda *xs: list(xs),
+    "name": lambda x, name: _named(x, name),
 }
+
+
+def _pad(x: Any, value: Any, config: Any) -> Any:
+    shape = [
+        low + size + max(size - 1, 0) * inner + high
+        for size, (low, high, inner) in zip(x.shape, config, strict=True)
+    ]
+    if any(low < 0 or high < 0 for low, high, _ in config):
+        return np.asarray(jax.lax.pad(x, value, config))
+    out = np.full(shape, value, x.dtype)
+    window = tuple(
+        slice(low, low + size + max(size - 1, 0) * inner, inner + 1)
+        for size, (low, _, inner) in zip(x.shape, config, strict=True)
+    )
+    out[window] = x
+    return out
+
+
+def _named(x: Any, name: str) -> Any:
+    NAMED.append((name, x))
+    return x
 
 
 def _reshape(eqn: Any) -> Callable[..., Any]:
@@ -167,24 +195,35 @@ class Program:
             for eqn in jaxpr.eqns
         ]
         self.outputs = [self._slot(atom) for atom in jaxpr.outvars]
+        # What no later call reads is let go, or large batches would fill the memory.
+        last = {slot: k for k, (_, given, made) in enumerate(self.calls) for slot in given + made}
+        kept = {*self.outputs, *(i for i, value in enumerate(self.values) if value is not None)}
+        self.dead: list[list[int]] = [[] for _ in self.calls]
+        for slot, k in last.items():
+            if slot not in kept:
+                self.dead[k].append(slot)
 
     @classmethod
-    def of(cls, closed: Any) -> Program:
-        if id(closed) not in cls.known:
-            cls.known[id(closed)] = cls(closed)
-        return cls.known[id(closed)]
+    def of(cls, jaxpr: Any) -> Program:
+        """The program of a jaxpr, closed or with no constants."""
+        if id(jaxpr) not in cls.known:
+            is_closed = isinstance(jaxpr, core.ClosedJaxpr)
+            cls.known[id(jaxpr)] = cls(jaxpr if is_closed else core.ClosedJaxpr(jaxpr, ()))
+        return cls.known[id(jaxpr)]
 
     def __call__(self, *args: Any) -> list[Any]:
         values = self.values.copy()
         for slot, arg in zip(self.inputs, args, strict=True):
             values[slot] = arg
-        for fn, given, made in self.calls:
+        for (fn, given, made), dead in zip(self.calls, self.dead, strict=True):
             out = fn(*[values[i] for i in given])
             if isinstance(out, list):
                 for slot, value in zip(made, out, strict=True):
                     values[slot] = value
             else:
                 values[made[0]] = out
+            for slot in dead:
+                values[slot] = None
         return [values[i] for i in self.outputs]
 
     def _new(self, value: Any) -> int:
@@ -203,11 +242,22 @@ class Program:
 
 def evaluate(fn: Callable[..., Any], *args: Any) -> Any:
     """Calls a JAX function on arrays with numpy arithmetic of the arrays' own precision."""
-    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
-    with jax.enable_x64(True), np.errstate(all="ignore"):
+    return prepare(fn, *args)(*args)
+
+
+def prepare(fn: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """Traces a JAX function for arguments like these; returns it for arrays, with numpy arithmetic."""
+    with jax.enable_x64(True):
         closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        out = map(np.asarray, Program(closed)(*flat))
-    return jax.tree.unflatten(jax.tree.structure(shape), out)
+        program = Program(closed)
+
+    def run(*args: Any) -> Any:
+        flat = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
+        with jax.enable_x64(True), np.errstate(all="ignore"):
+            out = map(np.asarray, program(*flat))
+        return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+    return run
 
 
 def _call(eqn: Any) -> Callable[..., Any]:
@@ -216,10 +266,8 @@ def _call(eqn: Any) -> Callable[..., Any]:
         return ELEMENTWISE[name]
     if name in STRUCTURAL:
         return functools.partial(STRUCTURAL[name], **params)
-    if name in ("jit", "pjit", "closed_call"):
-        return Program.of(params["jaxpr"])
-    if name == "custom_jvp_call":
-        return Program.of(params["call_jaxpr"])
+    if name in ("jit", "pjit", "closed_call", "remat2", "custom_jvp_call"):
+        return Program.of(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
     if name == "cond":
         branches = [Program.of(branch) for branch in params["branches"]]
         return lambda which, *values: branches[int(which)](*values)
@@ -256,7 +304,7 @@ def _while(eqn: Any) -> Callable[..., Any]:
 def _scan(eqn: Any) -> Callable[..., Any]:
     params = eqn.params
     n, k = params["num_consts"], params["num_carry"]
-    body = Program.of(params["jaxpr"])
+    body = Program.of(params.get("jaxpr") or params["call_jaxpr"])
     avals = params["jaxpr"].out_avals[k:]
     order = range(params["length"])
 
