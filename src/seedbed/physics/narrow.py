@@ -371,7 +371,9 @@ def _least_depth(tilt: _Tilt) -> jax.Array:
         slope = _slope_of_depth(middle, tilt)
         return jnp.where(slope > 0, ends[0], middle), jnp.where(slope > 0, middle, ends[1])
 
-    first = unit2(jnp.stack([slant, jnp.sqrt(bend)]))
+    # In the limit of a level segment the search begins at cos f = 1.
+    level = (slant <= 0) & (bend <= 0)
+    first = unit2(jnp.stack([jnp.where(level, 1, slant), jnp.sqrt(bend)]))
     top = jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)])
     return lax.fori_loop(0, jnp.finfo(c.dtype).nmant + 1, halve, (first, top))[0]
 
