@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -16,14 +17,15 @@ from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import LocalUpdater
 from seedbed.envs.host.gym import GymEnv
-from seedbed.paramserver.caller import Stopped
+from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
-from seedbed.paramserver.ledger import Books, ShardLedger
+from seedbed.paramserver.ledger import BookError, Books, ShardLedger
+from seedbed.paramserver.messages import BlockLayout, Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
-from seedbed.paramserver.role import Role
+from seedbed.paramserver.role import COORDINATOR, FATAL, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
@@ -71,6 +73,17 @@ class Shards:
         self.roles[shard].finish()
         self.threads[shard].join()
 
+    def close_learner(self, shard: int, learner: int, push: int) -> None:
+        """Does what the coordinator does with a learner that it does not see."""
+        caller = Caller(self.directory, self.run / CREDENTIALS, role_of(shard), lambda: False)
+        state = self.job.plan.part(self.job.plan.state, shard)
+        caller.make_room(0, BlockLayout(jax.tree.leaves(state)).size)
+        caller.connect(lambda: {"role": COORDINATOR, "number": 0})
+        caller.send(Kind.CLOSE, learner=learner, push=push)
+        message = caller.receive()
+        assert message is not None and message.kind is Kind.CLOSED
+        caller.close()
+
     def learner(self, number: int, deviations: float = 0.0) -> ShardedUpdater:
         outliers = Outliers(deviations)
         return ShardedUpdater(
@@ -99,6 +112,13 @@ def shards(tmp_path, monkeypatch):
     yield make
     for each in made:
         each.close()
+
+
+def wait_for(ready, timeout_s=30.0):
+    until_s = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < until_s, "it did not come"
+        time.sleep(0.005)
 
 
 def noise(tree, seed):
@@ -167,7 +187,48 @@ def test_a_shard_that_ends_goes_on_from_its_save_and_learners_wait_for_it(shards
     second.settle()
     for shard in range(2):
         ledger = run.works[shard].ledger
-        assert ledger.version.number == 7 + shard and ledger.ended() == {1: 5, 2: 3}
+        assert ledger.version.number == 7 + shard
+        assert {number: books.ended for number, books in ledger.books.items()} == {1: 5, 2: 3}
+
+
+def test_a_learner_that_was_closed_goes_on(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 2)
+    updater, output = run.learner(1), Output({}, jnp.float32(8))
+    updater.push(noise(run.job.plan.gradient, 0), output)
+    for shard in range(2):
+        wait_for(lambda: run.works[shard].ledger.version.number == 1)  # noqa: B023
+        # Its answer is lost with its stream, and the coordinator does not see it either.
+        updater._shards[shard].caller.close()
+        run.close_learner(shard, 1, 1)
+    updater.settle()
+    assert updater.books == [Books(applied=1)] * 2
+    # One shard was told that the next push is missing, before it comes.
+    run.close_learner(1, 1, 2)
+    for number in (1, 2):
+        updater.pull()
+        updater.push(noise(run.job.plan.gradient, number), output)
+    updater.settle()
+    assert updater.books == [Books(applied=3), Books(applied=2, discarded=1)]
+
+
+def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, monkeypatch):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater, output = run.learner(1), Output({}, jnp.float32(8))
+    updater._shards[0].ledger.push()
+    updater._shards[0].ledger.books.applied = 1
+    updater.push(noise(run.job.plan.gradient, 0), output)
+    with pytest.raises(BookError, match="push 2 of learner 1 came after push 0"):
+        updater.settle()
+    run.works[0].ledger.books[2] = Books(applied=9)
+    with pytest.raises(BookError, match="the shard knows of 9 pushes"):
+        run.learner(2)
+
+    def make():
+        raise BookError("it goes on under another number")
+
+    with pytest.raises(SystemExit) as ended:
+        run_role(make)
+    assert ended.value.code not in (0, FATAL)
 
 
 def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):

@@ -19,10 +19,13 @@ from seedbed.actors.credentials import KEY, ActorKey
 from seedbed.actors.names import Names
 from seedbed.actors.wire import ProtocolError
 from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
 from seedbed.paramserver.server import SEEDBED, keep_alive
 from seedbed.types import SeedbedError
 
+BOOKS = "books"
+"""The code of a refusal after which a learner goes on under another number."""
 _CONNECT_S = 5.0
 # Seconds between two tries, which double up to the second.
 _RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
@@ -181,7 +184,7 @@ class Caller:
 
         It returns None, too, if the eventfd `wake` was written to, which it reads. A block is in
         `blocks.down` if it is no part of the message. Raises ConnectionError if the stream has ended,
-        SeedbedError if this process was refused, and Stopped.
+        SeedbedError if this process was refused, BookError if only its number was, and Stopped.
         """
         connection = self._require()
         try:
@@ -189,9 +192,8 @@ class Caller:
                 for kind, body in connection.receive():
                     message = unpack(kind, body)
                     if kind is Kind.REFUSE:
-                        raise SeedbedError(
-                            f"{self.role} refuses this process: {message.fields['text']}"
-                        )
+                        refusal = BookError if message.fields["code"] == BOOKS else SeedbedError
+                        raise refusal(f"{self.role} refuses this process: {message.fields['text']}")
                     return message
                 left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
                 if left_s <= 0:

@@ -15,7 +15,10 @@ from seedbed.types import SeedbedError
 
 
 class BookError(SeedbedError):
-    """Raised for a push that cannot come now; the stream is to be ended."""
+    """Raised if the books of a learner and a shard do not fit.
+
+    The learner's process is to end, and another start of it goes on under another number.
+    """
 
 
 class Version(NamedTuple):
@@ -89,14 +92,17 @@ class ShardLedger:
         """Decides about a push of a gradient of parameters of version `base`; says whether it is a new one.
 
         The gradient of a new push is to be applied if its fate is `APPLIED`; that of a repeated one never.
-        Raises BookError if another push must come first, or if this one is no longer answered.
+        Raises BookError if another push must come first, or if one after this has come.
         """
         books = self._books.setdefault(learner, Books())
         last = self._last.get(learner)
         if last is not None and push == last.push:
             return last, False
         if push != books.ended + 1:
-            raise BookError(f"push {push} of learner {learner} came after push {books.ended}")
+            raise BookError(
+                f"push {push} of learner {learner} came after push {books.ended}: it goes on under another "
+                "number"
+            )
         fresh = base.epoch == self.version.epoch
         stale = not fresh or self.version.number - base.number > self._most_lag
         if not stale:
@@ -107,14 +113,19 @@ class ShardLedger:
         return verdict, True
 
     def close(self, learner: int, push: int) -> None:
-        """Ends the books of a learner that is gone; pushes up to `push` that are missing are discarded."""
-        books = self._books.setdefault(learner, Books())
-        books.discarded += max(0, push - books.ended)
-        self._last.pop(learner, None)
+        """Discards the pushes up to `push` that are missing, of a learner that the coordinator does not see.
 
-    def ended(self) -> dict[int, int]:
-        """Returns the number of the last push that has ended, by learner."""
-        return {learner: books.ended for learner, books in self._books.items()}
+        The learner may still live, and come back: it gets the answer to its last push like any other.
+        """
+        books = self._books.setdefault(learner, Books())
+        if push > books.ended:
+            books.discarded += push - books.ended
+            self._last[learner] = Verdict(push, Fate.DISCARDED, self.version)
+
+    @property
+    def books(self) -> dict[int, Books]:
+        """How the pushes have ended, by learner."""
+        return self._books
 
     def save(self) -> dict[str, object]:
         """Returns the books as JSON, to be saved with the parameters of the same moment."""
@@ -180,7 +191,7 @@ class LearnerLedger:
         if theirs.ended != self.books.ended:
             raise BookError(
                 f"the shard knows of {theirs.ended} pushes that have ended, and this learner of "
-                f"{self.books.ended}"
+                f"{self.books.ended}: it goes on under another number"
             )
         self.books = dataclasses.replace(theirs)
         return self.waits

@@ -15,6 +15,7 @@ from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
 from seedbed.run import memory
@@ -145,8 +146,8 @@ def end_on_signals(role: Role) -> None:
 def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     """Makes a role with its work and the host where it listens, and serves; ends the process with `FATAL`.
 
-    The exit status is 0 if the role ends as it should, and `FATAL` with a line for the user after a
-    SeedbedError. Call from the main thread.
+    The exit status is 0 if the role ends as it should, `FATAL` with a line for the user after a SeedbedError,
+    and another after a BookError, so that the role is started again. Call from the main thread.
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
@@ -155,6 +156,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
         role.serve(work, host)
     except Stopped:
         return
+    except BookError as error:
+        sys.exit(str(error))
     except SeedbedError as error:
         traceback.print_exc()
         sys.stderr.write(f"{str(error).splitlines()[0]}\n")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.actors.wire import ProtocolError
+from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
@@ -164,7 +165,7 @@ class ParameterShard:
         try:
             verdict, fresh = self.ledger.judge(client.number, int(fields["push"]), base)
         except BookError as error:
-            raise ProtocolError(str(error)) from error
+            raise ProtocolError(str(error), BOOKS) from error
         if fresh and verdict.fate is Fate.APPLIED:
             grads = self.layout.gradient(block)
             # Until it is applied, the learner must not write its next gradient into the block.
