@@ -24,6 +24,8 @@ from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
 _PATIENCE_S = 120.0
+# Seconds in which a learner must have paused, or a snapshot is made without it.
+_PAUSE_S = 30.0
 # How often a cut is tried, and the seconds between two tries.
 _TRIES, _RETRY_S = 20, 0.2
 _T = TypeVar("_T")
@@ -117,10 +119,12 @@ class Cluster:
         return [*self.parameters, *self.replay, *self.learners]
 
     def _greeted(self, keeper: Keeper, said: dict[str, Any]) -> None:
-        """Lets a learner begin, unless a cut is being made."""
+        """Lets a learner begin, or pauses it while a cut is being made: its pause ended with its stream."""
         del said
-        if not self._cutting:
-            keeper.ask(Kind.RESUME, Kind.RESUME)
+        if self._cutting:
+            _pause(keeper)
+        else:
+            _resume(keeper)
 
     def check(self) -> None:
         """Raises SeedbedError if a role has failed for good."""
@@ -172,39 +176,49 @@ class Cluster:
                     )
         return results
 
-    def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
-        """Stops all pushes, copies the state of all shards, and lets learners go on.
+    def cut(self) -> Cut | None:
+        """Pauses the learners, copies the state of all shards, and lets learners go on.
 
-        Returns None if `stop` returns True before they have stopped, or if some have not.
+        A learner that hangs or is gone is left out. Returns None if one that is left out goes on pushing.
         """
         self._cutting = True
         try:
-            self._ask_all([keeper for keeper in self.learners if keeper.connected], _pause)
-            if not self._wait(self._paused, stop, _PATIENCE_S):
-                return None
-            # One whose stream to this process is broken may have pushed meanwhile.
+            self._pause_learners()
             for _ in range(_TRIES):
-                self._close_the_dead()
+                self._close_learners()
                 if (cut := self._copy()) is not None:
                     return cut
                 time.sleep(_RETRY_S)
             return None
         finally:
             self._cutting = False
+            # `_greeted` lets a learner go on that comes back later.
             for keeper in self.learners:
-                keeper.request(lambda keeper: keeper.ask(Kind.RESUME, Kind.RESUME))
+                if keeper.connected:
+                    keeper.request(_resume)
 
-    def _paused(self) -> bool:
-        # One that is not connected waits for the coordinator before it pushes anything.
-        return all(
-            keeper.report.get("paused", False)
+    def _pause_learners(self) -> None:
+        """Asks all learners to pause, and waits for those that are connected, but not for long.
+
+        `_greeted` pauses one that comes back, or begins, meanwhile.
+        """
+        asked = {keeper: keeper.request(_pause) for keeper in self.learners if keeper.connected}
+
+        def missing(keeper: Keeper) -> bool:
+            paused = asked[keeper].done() and keeper.report.get("paused", False)
+            return keeper.connected and not paused
+
+        until_s = time.monotonic() + _PAUSE_S
+        while any(map(missing, asked)) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
+    def _close_learners(self) -> None:
+        """Ends the pushes of learners that have not paused, which some shards may have and others not."""
+        paused = {
+            keeper.report["learner"]
             for keeper in self.learners
-            if keeper.connected and keeper.report
-        )
-
-    def _close_the_dead(self) -> None:
-        """Ends the pushes of learners that are gone, which some shards may have and others not."""
-        living = {keeper.report.get("learner") for keeper in self.learners if keeper.connected}
+            if keeper.connected and keeper.report.get("paused", False)
+        }
         reports = self._ask_all(
             self.parameters, lambda keeper: keeper.ask(Kind.REPORT, Kind.REPORT).fields
         )
@@ -212,10 +226,10 @@ class Cluster:
         for report in reports:
             for name, counts in report["books"].items():
                 ended[int(name)] = max(ended.get(int(name), 0), sum(counts))
-        dead = {number: push for number, push in ended.items() if number not in living}
+        others = {number: push for number, push in ended.items() if number not in paused}
 
         def close(keeper: Keeper) -> None:
-            for number, push in dead.items():
+            for number, push in others.items():
                 keeper.ask(Kind.CLOSE, Kind.CLOSED, learner=number, push=push)
 
         self._ask_all(self.parameters, close)
@@ -287,5 +301,10 @@ def _end(keepers: Sequence[Keeper]) -> None:
 
 def _pause(keeper: Keeper) -> None:
     keeper.ask(Kind.PAUSE, Kind.PAUSE)
-    # What was reported before says nothing about this pause.
-    keeper.report["paused"] = False
+    if keeper.report:
+        # What was reported before says nothing about this pause.
+        keeper.report["paused"] = False
+
+
+def _resume(keeper: Keeper) -> None:
+    keeper.ask(Kind.RESUME, Kind.RESUME)

@@ -156,8 +156,9 @@ class Keeper:
         while True:
             message = self._caller.receive(until_s)
             if message is None:
+                how = "the run goes on without it" if self.remote else "it is killed"
                 self._notices.append(
-                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: it is killed"
+                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: {how}"
                 )
                 self._kill()
                 raise ConnectionError(f"{self.role.name} gave no sign")

@@ -29,6 +29,8 @@ LEARNER = "learner"
 """What a learner calls itself."""
 SAVE_S = 10.0
 """The most seconds between two saves of a shard that has changed."""
+LEASE_S = 60.0
+"""Seconds without a PULL after which a learner's lease is for others, though its stream has not ended."""
 _SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -61,6 +63,7 @@ class ParameterShard:
                 experience if isinstance(experience, Replay) else None, job.config.steps
             )
             self.leases.restore(save.books["leases"])
+        self._pulled_s: dict[int, float] = {}  # when each learner with a lease has pulled last
         self._auxiliary = Auxiliary(self._state.auxiliary, self.ledger.version.number)
         self._saver, self._saved_s, self._changed = Saver(path), time.monotonic(), False
         gradient = plan.part(plan.gradient, shard)
@@ -93,6 +96,7 @@ class ParameterShard:
         """Takes back a learner's lease; its books stay open, as it may come back."""
         if self.leases is not None and client.role == LEARNER:
             self.leases.expire(client.number)
+            self._pulled_s.pop(client.number, None)
 
     def books(self) -> dict[str, Any]:
         """Returns the books of pushes and of leases, as JSON types."""
@@ -150,6 +154,7 @@ class ParameterShard:
             return None
         tally = Tally(*(int(count) for count in fields["tally"]))
         self._changed |= any(tally)
+        self._pulled_s[learner] = time.monotonic()
         self.leases.report(learner, tally)
         return list(self.leases.lease(learner))
 
@@ -178,7 +183,14 @@ class ParameterShard:
         )
 
     def tick(self, now_s: float) -> bool:
-        """Saves beside the work if that is due; returns True: a shard always has more to do."""
+        """Takes back leases that are too old, and saves beside the work if that is due.
+
+        Returns True: a shard always has more to do.
+        """
+        for learner, pulled_s in list(self._pulled_s.items()):
+            if self.leases is not None and now_s > pulled_s + LEASE_S:
+                self.leases.expire(learner)
+                del self._pulled_s[learner]
         if self._changed and now_s > self._saved_s + SAVE_S and not self._saver.busy:
             self._save(now_s)
         return True
