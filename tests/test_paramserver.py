@@ -117,8 +117,8 @@ class Pushes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shards = [Shard() for _ in range(SHARDS)]
-        self.learners = [Learner(number, self.shards) for number in range(2)]
-        self.numbers = 2
+        self.learners = [Learner(number, self.shards) for number in (1, 2)]
+        self.numbers = 3
         for which in range(2):
             self.connect_all(which)
 
@@ -281,14 +281,14 @@ def test_a_shard_that_was_restored_says_what_it_has_lost() -> None:
     ledger, learner = ShardLedger(1, 8), LearnerLedger()
     saved = ledger.save()
     for _ in range(3):
-        learner.answer(ledger.judge(0, learner.push(), ledger.version)[0])
+        learner.answer(ledger.judge(1, learner.push(), ledger.version)[0])
         saved = saved if ledger.version.number > 1 else ledger.save()
     restored = ShardLedger.restore(json.loads(json.dumps(saved)), 2, 8)
-    theirs, last = restored.greet(0, learner.books.ended)
+    theirs, last = restored.greet(1, learner.books.ended)
     assert theirs == Books(applied=1, rolled_back=2) and last is None
     assert not learner.greeted(theirs, last, restored.version)
-    assert learner.books == theirs and ended_of(restored) == {0: 3}
-    assert restored.judge(0, learner.push(), restored.version)[0].push == 4
+    assert learner.books == theirs and ended_of(restored) == {1: 3}
+    assert restored.judge(1, learner.push(), restored.version)[0].push == 4
 
 
 DISCRETE = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))

@@ -18,6 +18,7 @@ from seedbed.agents.impala import Impala
 from seedbed.central.learning import LocalUpdater
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Caller, Stopped
+from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
@@ -229,6 +230,26 @@ def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, m
     with pytest.raises(SystemExit) as ended:
         run_role(make)
     assert ended.value.code not in (0, FATAL)
+
+
+def test_a_learner_of_an_earlier_session_goes_on_under_another_number(shards, tmp_path):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater = run.learner(run.directory.take_number("learner"))
+    run.end(0)
+    # The run is resumed from a checkpoint with 6000 steps, in which those of the learner are counted.
+    state = run.job.agent.init(jax.random.key(0))
+    write_saves(run.job, tmp_path, state, steps=6000, items=0, owed=0.0)
+    run.start(0)
+    with pytest.raises(BookError, match="is of an earlier session"):
+        updater.begin(np.float32(0))
+    leases = run.works[0].leases
+    assert leases is not None and leases.total_steps == 6000
+    # Also when the shard was started again.
+    run.end(0)
+    run.start(0)
+    with pytest.raises(BookError, match="is of an earlier session"):
+        run.learner(1)
+    run.learner(run.directory.take_number("learner"))
 
 
 def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
+from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role, running
 from seedbed.paramserver.leases import Leases
@@ -66,16 +67,17 @@ def write_saves(
 ) -> None:
     """Writes what the parameter shards begin with: their parts of a state, and books without pushes.
 
-    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Raises
-    SeedbedError if the disk refuses.
+    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Learners
+    that still live from an earlier session have to begin again. Raises SeedbedError if the disk refuses.
     """
+    earlier = Directory(run).take_number("learner")
     experience = job.agent.experience
     replay = experience if isinstance(experience, Replay) else None
     updates = int(state.updates)
     host = jax.tree.map(np.asarray, state)
     for number in range(job.config.parameter_shards):
         folder = job.folder(run) / shard.role_of(number)
-        pushes = ShardLedger(0, 0, updates).save()
+        pushes = ShardLedger(0, 0, updates, earlier).save()
         leases = Leases(replay, job.config.steps, steps, items, owed).save()
         leaves = jax.tree.leaves(job.plan.part(host, number))
         try:

@@ -67,12 +67,14 @@ class Verdict(NamedTuple):
 class ShardLedger:
     """A shard's books of all learners. What `save` returns belongs to the parameters of that moment."""
 
-    def __init__(self, epoch: int, most_lag: int, number: int = 0) -> None:
+    def __init__(self, epoch: int, most_lag: int, number: int = 0, earlier: int = 0) -> None:
         """Opens books of a shard to which `number` gradients were applied already.
 
-        A gradient of parameters more than `most_lag` gradients old is discarded.
+        A gradient of parameters more than `most_lag` gradients old is discarded. Learners up to the number
+        `earlier` are of an earlier session: what they have done is counted, or lost.
         """
         self.version = Version(epoch, number)
+        self._earlier = earlier
         self._most_lag = most_lag
         self._books: dict[int, Books] = {}  # by learner
         self._last: dict[int, Verdict] = {}
@@ -80,8 +82,13 @@ class ShardLedger:
     def greet(self, learner: int, ended: int) -> tuple[Books, Verdict | None]:
         """Begins a stream of a learner that knows the end of `ended` pushes; returns books and last verdict.
 
-        Pushes that the learner knows of and the shard does not were rolled back with the shard.
+        Pushes that the learner knows of and the shard does not were rolled back with the shard. Raises
+        BookError if the learner is of an earlier session.
         """
+        if learner <= self._earlier:
+            raise BookError(
+                f"learner {learner} is of an earlier session of the run: it goes on under another number"
+            )
         books = self._books.setdefault(learner, Books())
         if ended > books.ended:
             books.rolled_back += ended - books.ended
@@ -131,6 +138,7 @@ class ShardLedger:
         """Returns the books as JSON, to be saved with the parameters of the same moment."""
         return {
             "number": self.version.number,
+            "earlier": self._earlier,
             "books": {str(each): dataclasses.astuple(b) for each, b in self._books.items()},
             "last": {str(each): (v.push, v.fate.value) for each, v in self._last.items()},
         }
@@ -138,10 +146,12 @@ class ShardLedger:
     @classmethod
     def restore(cls, saved: dict[str, object], epoch: int, most_lag: int) -> ShardLedger:
         """Opens the books that were saved, in another epoch."""
-        ledger = cls(epoch, most_lag)
-        number, books, last = saved["number"], saved["books"], saved["last"]
-        assert isinstance(number, int) and isinstance(books, dict) and isinstance(last, dict)
-        ledger.version = Version(epoch, number)
+        number, earlier, books, last = (
+            saved[name] for name in ("number", "earlier", "books", "last")
+        )
+        assert isinstance(number, int) and isinstance(earlier, int)
+        assert isinstance(books, dict) and isinstance(last, dict)
+        ledger = cls(epoch, most_lag, number, earlier)
         ledger._books = {int(each): Books(*counts) for each, counts in books.items()}
         ledger._last = {
             int(each): Verdict(push, Fate(fate), ledger.version)

@@ -72,7 +72,10 @@ class ParameterShard:
         self._pulls = self._unmodified = self._bytes = 0
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
-        """Opens the books of a learner; raises ProtocolError if its blocks are of another plan."""
+        """Opens the books of a learner.
+
+        Raises ProtocolError if its blocks are of another plan, or if it is of an earlier session.
+        """
         role, version = said["role"], list(self.ledger.version)
         blocks = said["up_bytes"], said["down_bytes"]
         if role == COORDINATOR and blocks == (0, self._whole.size):
@@ -84,8 +87,11 @@ class ParameterShard:
                 "number of shards",
                 "plan",
             )
+        try:
+            books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
+        except BookError as error:
+            raise ProtocolError(str(error), BOOKS) from error
         client.share(*blocks)
-        books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
         return {
             "version": version,
             "books": [books.applied, books.discarded, books.rolled_back],
