@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -250,6 +251,41 @@ def test_a_learner_of_an_earlier_session_goes_on_under_another_number(shards, tm
     with pytest.raises(BookError, match="is of an earlier session"):
         run.learner(1)
     run.learner(run.directory.take_number("learner"))
+
+
+def test_a_shard_that_cannot_save_says_so_and_tries_again(shards, monkeypatch):
+    monkeypatch.setattr("seedbed.paramserver.shard.SAVE_S", 0.05)
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater, work = run.learner(1), run.works[0]
+    full, write = [True], ShardSave.write
+
+    def writes(save: ShardSave, path: Path) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(save, path)
+
+    monkeypatch.setattr(ShardSave, "write", writes)
+    updater.push(noise(run.job.plan.gradient, 0), Output({}, jnp.float32(8)))
+    updater.settle()
+    notices: list[str] = []
+    wait_for(lambda: notices.extend(work.report()["notices"]) or notices)
+    time.sleep(0.5)  # it fails again and again
+    notices += work.report()["notices"]
+    assert len(notices) == 1 and "cannot be written (No space left on device)" in notices[0]
+    saves = work.report()["saves"]
+    full[0] = False
+    wait_for(lambda: work.report()["saves"] > saves)
+    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    assert saved.books["pushes"]["number"] == 1
+    # The last save is tried again, too, though nothing has changed since.
+    full[0] = True
+    updater.push(noise(run.job.plan.gradient, 1), Output({}, jnp.float32(8)))
+    updater.settle()
+    wait_for(lambda: work.report()["notices"])
+    full[0] = False
+    run.end(0)
+    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    assert saved.books["pushes"]["number"] == 2
 
 
 def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):

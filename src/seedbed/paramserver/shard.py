@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -197,9 +198,14 @@ class ParameterShard:
             if self.leases is not None and now_s > pulled_s + LEASE_S:
                 self.leases.expire(learner)
                 del self._pulled_s[learner]
-        if self._changed and now_s > self._saved_s + SAVE_S and not self._saver.busy:
+        if self._unsaved and now_s > self._saved_s + SAVE_S and not self._saver.busy:
             self._save(now_s)
         return True
+
+    @property
+    def _unsaved(self) -> bool:
+        """Whether the last save lacks something, or could not be written."""
+        return self._changed or bool(self._saver.error)
 
     def _save(self, now_s: float) -> None:
         """Begins to write a copy of the state and the books, unless another start has this place now."""
@@ -219,15 +225,16 @@ class ParameterShard:
             "total_steps": 0 if self.leases is None else self.leases.total_steps,
             "owed": 0.0 if self.leases is None else self.leases.owed,
             "saves": self._saver.written,
-            "error": self._saver.error,
+            "notices": self._saver.take_notices(),
         }
 
     def close(self) -> None:
         """Saves for the last time."""
         self._saver.close()
-        if self._changed:
+        if self._unsaved:
             self._save(time.monotonic())
         self._saver.close()
+        sys.stderr.writelines(f"{notice}\n" for notice in self._saver.take_notices())
 
 
 class Auxiliary:
