@@ -71,7 +71,11 @@ class Server:
         write_saves(self.job, run, state, 0, 0, 0.0)
         directory = Directory(run)
         self.keepers = [
-            Keeper(run, Role(shard.role_of(i), shard.__name__, ("--shard", str(i))), 0)
+            Keeper(
+                run,
+                Role(shard.role_of(i), shard.__name__, ("--shard", str(i))),
+                self.job.plan.block(i).size,
+            )
             for i in range(shards)
         ]
         # Where the shards are said to be on another machine, nothing is shared.
@@ -112,6 +116,8 @@ class Server:
     def close(self) -> None:
         self.updater.close()
         for keeper in self.keepers:
+            if keeper.failure is not None:
+                raise keeper.failure
             keeper.finish()
         for keeper in self.keepers:
             keeper.close()

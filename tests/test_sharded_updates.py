@@ -24,7 +24,7 @@ from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
-from seedbed.paramserver.messages import BlockLayout, Kind
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, FATAL, Role, run_role
@@ -78,8 +78,7 @@ class Shards:
     def close_learner(self, shard: int, learner: int, push: int) -> None:
         """Does what the coordinator does with a learner that it does not see."""
         caller = Caller(self.directory, self.run / CREDENTIALS, role_of(shard), lambda: False)
-        state = self.job.plan.part(self.job.plan.state, shard)
-        caller.make_room(0, BlockLayout(jax.tree.leaves(state)).size)
+        caller.make_room(0, self.job.plan.block(shard).size)
         caller.connect(lambda: {"role": COORDINATOR, "number": 0})
         caller.send(Kind.CLOSE, learner=learner, push=push)
         message = caller.receive()

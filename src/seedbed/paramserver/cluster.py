@@ -17,7 +17,7 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role, running
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
-from seedbed.paramserver.messages import BlockLayout, Kind
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.run.folder import ROLES
 from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
@@ -102,10 +102,7 @@ class Cluster:
         """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
         self.job, self._run = job, run
         self._roles = roles_of(job, run, save)
-        plan = job.plan
-        self._layouts = [
-            BlockLayout(jax.tree.leaves(plan.part(plan.state, i))) for i in range(plan.shards)
-        ]
+        self._layouts = [job.plan.block(i) for i in range(job.plan.shards)]
         self._cutting = False
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [

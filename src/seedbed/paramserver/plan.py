@@ -39,6 +39,10 @@ class Plan:
             return jax.eval_shape(lambda whole: self.division.part(whole, shard), tree)
         return self.division.part(tree, shard)
 
+    def block(self, shard: int) -> BlockLayout:
+        """Returns the block of a shard's part of a learner state, which a shard sends the coordinator."""
+        return BlockLayout(jax.tree.leaves(self.part(self.state, shard)))
+
 
 class ShardLayout:
     """The blocks of the streams between a parameter shard and its learners. Immutable; for any thread.

@@ -18,7 +18,7 @@ from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
-from seedbed.paramserver.messages import BlockLayout, Kind, Message
+from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
@@ -55,7 +55,7 @@ class ParameterShard:
         self.layout = ShardLayout(plan, shard)
         like = plan.part(plan.state, shard)
         self._state: LearnerState = jax.tree.map(jnp.array, save.state(like))
-        self._whole = BlockLayout(jax.tree.leaves(like))
+        self._whole = plan.block(shard)
         self.ledger = ShardLedger.restore(save.books["pushes"], role.number, job.config.most_lag)
         self.leases: Leases | None = None
         if shard == 0:
