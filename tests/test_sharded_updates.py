@@ -16,7 +16,7 @@ from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
-from seedbed.central.learning import LocalUpdater
+from seedbed.central.learning import Learner, LocalUpdater
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.cluster import write_saves
@@ -32,17 +32,20 @@ from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
+from seedbed.run.stacking import FrameTrajectory
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
+from test_learning import SPEC as RECORDED
+from test_learning import record
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 
 
-def job_of(agent, shards, most_lag=100, host=None) -> Job:
+def job_of(agent, shards, most_lag=100, host=None, spec=SPEC) -> Job:
     options = ParamServerConfig(
         parameter_shards=shards, most_lag=most_lag, steps=10_000, listen=host or ""
     )
-    agent = bind(agent, SPEC)
-    return Job(GymEnv("CartPole-v1"), agent, SPEC, options, check_agent(agent))
+    agent = bind(agent, spec)
+    return Job(GymEnv("CartPole-v1"), agent, spec, options, check_agent(agent))
 
 
 class Shards:
@@ -149,6 +152,48 @@ def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypa
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert updater.books == [Books(applied=7)] * count
     assert updater.lags == {0: 7 * count}
+
+
+def recorded(agent, state, batches):
+    """Yields batches as replay gives them: what the agent has done, with other rewards in each."""
+    timesteps, action, extras, memory = record(agent, state, 8)
+    for seed in range(batches):
+        rng = np.random.default_rng(seed)
+        reward = rng.normal(size=timesteps.reward.shape).astype(np.float32)
+        importance = rng.uniform(0.5, 1, 8).astype(np.float32)
+        changed = timesteps._replace(reward=reward)
+        yield FrameTrajectory(changed, action, extras, memory, importance=importance)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_learner_learns_as_plain_dqn_from_the_same_data_and_keys(tmp_path, count):
+    agent = Dqn(batch=8, n_step=6, hidden_sizes=(16, 8), target_period=3, dueling=True)
+    run = Shards(tmp_path, job_of(agent, count, spec=RECORDED))
+    try:
+        agent, devices, key = run.job.agent, jax.devices()[:1], jax.random.key(5)
+        initial = agent.init(jax.random.key(0))
+        plain, sharded = (
+            Learner(agent, 1, devices, key, updater)
+            for updater in (LocalUpdater(agent, initial, devices), run.learner(1))
+        )
+        for number, frames in enumerate(recorded(agent, initial, 8)):
+            progress = np.float32(number / 10)
+            results = [
+                jax.device_get(learner.update(learner.assemble([frames]), progress))
+                for learner in (plain, sharded)
+            ]
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *results)
+        ours, theirs = sharded.updater.pull(), plain.updater.pull()
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6),
+            (ours.params, ours.auxiliary),
+            (theirs.params, theirs.auxiliary),
+        )
+        assert ours.updates == theirs.updates == 8
+        moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), initial.params, ours.params)
+        assert max(jax.tree.leaves(moved)) > 1e-4
+    finally:
+        run.close()
 
 
 def test_what_is_pulled_stays_valid(shards):
