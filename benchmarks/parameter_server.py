@@ -74,7 +74,7 @@ class Server:
             Keeper(
                 run,
                 Role(shard.role_of(i), shard.__name__, ("--shard", str(i))),
-                self.job.plan.block(i).size,
+                self.job.plan.state_layout(i).size,
             )
             for i in range(shards)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from seedbed.paramserver.leases import Tally
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.role import Role
 from seedbed.paramserver.server import Client
+from seedbed.types import SeedbedError
 from test_sharded_updates import Shards, job_of, wait_for
 
 
@@ -127,6 +129,19 @@ def test_a_learner_whose_stream_breaks_in_a_cut_is_paused_again(run, monkeypatch
     assert made.cut() is None
     assert copied[-1] and learners[0].pauses > 1
     wait_for(lambda: not learners[0].pausing)
+
+
+def test_a_parameter_shard_that_does_not_answer_is_named_with_the_reason(run, monkeypatch):
+    made, _ = run
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(made.parameters[1].caller, "last_error", "no route to host")
+    monkeypatch.setattr(made, "_close_learners", lambda: None)
+    monkeypatch.setattr(made.parameters[1], "request", lambda _: Future())
+    with pytest.raises(
+        SeedbedError,
+        match=r"parameters-1 has not answered for 1 s \(no route to host\): see .*resume",
+    ):
+        made.cut()
 
 
 def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ class Shards:
     def close_learner(self, shard: int, learner: int, push: int) -> None:
         """Does what the coordinator does with a learner that it does not see."""
         caller = Caller(self.directory, self.run / CREDENTIALS, role_of(shard), lambda: False)
-        caller.make_room(0, self.job.plan.block(shard).size)
+        caller.make_room(0, self.job.plan.state_layout(shard).size)
         caller.connect(lambda: {"role": COORDINATOR, "number": 0})
         caller.send(Kind.CLOSE, learner=learner, push=push)
         message = caller.receive()

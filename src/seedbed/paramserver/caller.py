@@ -57,7 +57,7 @@ class Caller:
         self.most_bytes = CONTROL_BYTES  # of a message that comes, but for `blocks.down`
         self.blocks = Blocks(0, 0)
         self._names = Names()
-        self.last_error = ""  # why the last try failed
+        self.last_error = ""  # why the last try to connect failed
 
     def make_room(self, up_bytes: int, down_bytes: int) -> None:
         """Takes memory for the blocks of both directions. Call it before `connect`."""
@@ -70,13 +70,6 @@ class Caller:
     def connected(self) -> bool:
         """Whether there is a stream."""
         return self._connection is not None
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """The bytes of this connection that were received, and sent; blocks that are shared are not in it."""
-        if self._connection is None:
-            return 0, 0
-        return self._connection.received_bytes, self._connection.sent_bytes
 
     def connect(self, hello: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Connects, tries again until it has succeeded, and returns the fields of the WELCOME.

@@ -14,7 +14,7 @@ import numpy as np
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role, running
+from seedbed.paramserver.keeper import LOG, Keeper, Role, running
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
@@ -25,6 +25,8 @@ from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
 _PATIENCE_S = 120.0
+# Seconds in which all roles of this machine must have begun.
+_READY_S = 600.0
 # Seconds in which a learner must have paused, or a snapshot is made without it.
 _PAUSE_S = 30.0
 # How often a cut is tried, and the seconds between two tries.
@@ -102,7 +104,7 @@ class Cluster:
         """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
         self.job, self._run = job, run
         self._roles = roles_of(job, run, save)
-        self._layouts = [job.plan.block(i) for i in range(job.plan.shards)]
+        self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
         self._cutting = False
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [
@@ -134,22 +136,23 @@ class Cluster:
     def await_ready(self, stop: Callable[[], bool]) -> bool:
         """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
         mine = [keeper for keeper in self.all if not keeper.remote]
-        return self._wait(lambda: all(keeper.report for keeper in mine), stop, _PATIENCE_S * 5)
-
-    def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
-        until_s = time.monotonic() + patience_s
-        while not ready():
+        until_s = time.monotonic() + _READY_S
+        while silent := [keeper for keeper in mine if not keeper.report]:
             self.check()
             if stop():
                 return False
             if time.monotonic() > until_s:
-                slow = [keeper.role.name for keeper in self.all if not keeper.connected]
-                raise SeedbedError(
-                    f"{', '.join(slow) or 'a role'} has not answered for {patience_s:.0f} s; see its log.txt "
-                    f"in {self._run / ROLES}"
-                )
+                raise SeedbedError(self._silence(silent[0], _READY_S))
             time.sleep(_POLL_S)
         return True
+
+    def _silence(self, keeper: Keeper, patience_s: float) -> str:
+        """Returns what a user is told of a role that does not answer."""
+        name, why = keeper.role.name, keeper.caller.last_error
+        return (
+            f"{name} has not answered for {patience_s:.0f} s{f' ({why})' if why else ''}: see "
+            f"{self._run / ROLES / name / LOG}, and go on with seedbed train --resume --run {self._run}"
+        )
 
     def _ask_all(self, keepers: Sequence[Keeper], function: Callable[[Keeper], _T]) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
@@ -170,9 +173,7 @@ class Cluster:
                 except ConnectionError:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
-                    raise SeedbedError(
-                        f"{keeper.role.name} has not answered for {_PATIENCE_S:.0f} s"
-                    )
+                    raise SeedbedError(self._silence(keeper, _PATIENCE_S))
         return results
 
     def cut(self) -> Cut | None:

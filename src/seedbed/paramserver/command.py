@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from seedbed.actors.child import same_modules
 from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.run import memory
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -25,7 +22,7 @@ DESCRIPTION = """Learns on this machine, with actors of its own, for a run that 
 --runtime paramserver --remote-learners N --listen ADDRESS. Both machines see the run's folder. Ends when the
 run ends; a learner that dies is started again."""
 _FATAL = 3  # as in `role.FATAL`, which this command does not import: it would load JAX
-_MAX_DEATHS, _EARLY_S, _RETRY_S = 5, 30.0, 1.0
+_RETRY_S = 1.0
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +56,11 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     tell(f"learner {seat.number} of {run}")
-    deaths = 0
+    deaths = EarlyDeaths()
     while not stopped:
-        begun_s = time.monotonic()
-        child = _start(run, seat.number)
+        deaths.begin()
+        arguments = ("--seat", str(seat.number), "--host", "")
+        child = start_role(run, "seedbed.paramserver.learner", arguments, None)
         status = child.wait()
         if stopped:
             break
@@ -71,24 +69,11 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
                 "the run has ended, has been without a coordinator for a minute, or has another learner in "
                 "this place"
             )
-        deaths = deaths + 1 if time.monotonic() < begun_s + _EARLY_S else 1
-        if status == _FATAL or deaths >= _MAX_DEATHS:
+        if deaths.add() or status == _FATAL:
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
     return "stopped"
-
-
-def _start(run: Path, seat: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "seedbed.paramserver.learner"]
-    settings = {memory.NAME: memory.settings(os.cpu_count() or 1)}
-    return subprocess.Popen(
-        [*command, "--run", str(run), "--seat", str(seat), "--host", ""],
-        env={**settings, **os.environ, **same_modules()},
-        stdin=subprocess.DEVNULL,
-        # What the terminal sends is for this process, which passes it on.
-        start_new_session=True,
-    )
 
 
 def _config(run: Path) -> dict[str, Any]:

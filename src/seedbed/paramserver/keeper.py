@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +14,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from seedbed.actors.child import same_modules
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.role import COORDINATOR, FATAL
-from seedbed.run import memory
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"
@@ -32,8 +29,6 @@ _REPORT_S = 0.2
 _HUNG_S = 20.0
 # Seconds in which a process must have told where it is.
 _START_S = 120.0
-# Early deaths in a row after which the run fails, and what is early.
-_MAX_DEATHS, _EARLY_S = 5, 30.0
 _TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
 
 
@@ -68,12 +63,11 @@ class Keeper:
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._process: psutil.Process | None = self._running()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._started_s, self._deaths = time.monotonic(), 0
+        self._deaths = EarlyDeaths()
         self._caller = Caller(self._directory, run / CREDENTIALS, role.name, self._gone)
         if down_bytes:
             self._caller.make_room(0, down_bytes)
         self.connected = False
-        self._number = 0  # of the start that was met last
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
 
@@ -206,15 +200,14 @@ class Keeper:
         code = None if self._popen is None else self._popen.returncode
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
-        early = time.monotonic() < self._started_s + _EARLY_S
-        self._deaths = self._deaths + 1 if early else 1
+        useless = self._deaths.add()
         said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
-        if self._deaths >= _MAX_DEATHS or code == FATAL:
+        if useless or code == FATAL:
             raise SeedbedError(
                 words[-1]
                 if code == FATAL and words
-                else f"{self.role.name} {how} {self._deaths} times in a row soon after its start{said}; see "
-                f"{self._directory.path / self.role.name / LOG}"
+                else f"{self.role.name} {how} {self._deaths.count} times in a row soon after its start{said}"
+                f"; see {self._directory.path / self.role.name / LOG}"
             )
         self._notices.append(f"{self.role.name} {how}{said}; started again")
         self.restarts += 1
@@ -223,31 +216,9 @@ class Keeper:
         folder = self._directory.path / self.role.name
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
-            self._popen = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    self.role.module,
-                    "--run",
-                    str(self._run),
-                    *self.role.arguments,
-                ],
-                env={
-                    memory.NAME: memory.settings(os.cpu_count() or 1),
-                    **os.environ,
-                    **same_modules(),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # What the terminal sends is for the coordinator.
-                start_new_session=True,
-            )
+            self._popen = start_role(self._run, self.role.module, self.role.arguments, log)
         self._process = psutil.Process(self._popen.pid)
-        self._started_s = time.monotonic()
+        self._deaths.begin()
 
     def _last_words(self) -> list[str]:
         """Returns the last lines that the process has written."""

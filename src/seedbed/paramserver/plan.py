@@ -39,8 +39,8 @@ class Plan:
             return jax.eval_shape(lambda whole: self.division.part(whole, shard), tree)
         return self.division.part(tree, shard)
 
-    def block(self, shard: int) -> BlockLayout:
-        """Returns the block of a shard's part of a learner state, which a shard sends the coordinator."""
+    def state_layout(self, shard: int) -> BlockLayout:
+        """Returns the block of a shard's part of the learner state, as it sends it to the coordinator."""
         return BlockLayout(jax.tree.leaves(self.part(self.state, shard)))
 
 

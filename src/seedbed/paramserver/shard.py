@@ -55,7 +55,7 @@ class ParameterShard:
         self.layout = ShardLayout(plan, shard)
         like = plan.part(plan.state, shard)
         self._state: LearnerState = jax.tree.map(jnp.array, save.state(like))
-        self._whole = plan.block(shard)
+        self._whole = plan.state_layout(shard)
         self.ledger = ShardLedger.restore(save.books["pushes"], role.number, job.config.most_lag)
         self.leases: Leases | None = None
         if shard == 0:
