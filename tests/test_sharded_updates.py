@@ -33,7 +33,7 @@ from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
+from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind
 from test_learning import SPEC as RECORDED
 from test_learning import record
 
@@ -374,6 +374,13 @@ def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
             Tally,
             lambda: True,
         )
+
+
+def test_an_address_that_cannot_be_listened_at_is_named_with_a_remedy(tmp_path):
+    ensure_credentials(tmp_path / CREDENTIALS)
+    role = Role(tmp_path, "x")
+    with pytest.raises(SeedbedError, match=r"x cannot listen at 192\.0\.2\.1 .* with --listen"):
+        role.serve(None, "192.0.2.1")
 
 
 def test_the_directory_gives_each_number_once(tmp_path):

@@ -324,7 +324,7 @@ def cartpole_gorila() -> TrainConfig:
 def pong_gorila() -> TrainConfig:
     """Atari Pong with Gorila: DQN with AdaGrad, and one exploration rate that falls.
 
-    As published, but for schedules that fit Pong: the rate falls over 25,000 updates instead of a million, and
+    As published, but for shorter schedules: the rate falls over 25,000 updates instead of a million, and
     targets are copied every 1,000 updates instead of 60,000.
     """
     config = _pong_dqn(

@@ -159,7 +159,7 @@ class Caller:
     def send(self, kind: Kind, block: np.ndarray | None = None, **fields: Any) -> None:
         """Sends a message, with a block behind it if it is given; raises ConnectionError.
 
-        What cannot go now goes later.
+        The connection keeps what the kernel does not take at once, and `receive` sends it.
         """
         connection = self._require()
         try:

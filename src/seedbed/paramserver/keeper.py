@@ -160,7 +160,7 @@ class Keeper:
                 return message
 
     def _serve(self, until_s: float) -> None:
-        """Does what is asked for meanwhile."""
+        """Calls the functions that `request` gets until this time."""
         while (left_s := until_s - time.monotonic()) > 0 and not self._gone():
             try:
                 request = self._requests.get(timeout=min(left_s, 0.05))

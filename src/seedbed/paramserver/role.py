@@ -80,7 +80,10 @@ class Role:
         try:
             server = Server(self.name, self.number, self._run / CREDENTIALS, host)
         except OSError as error:
-            raise SeedbedError(f"{self.name} cannot listen at {host}: {error.strerror}") from error
+            raise SeedbedError(
+                f"{self.name} cannot listen at {host or 'this machine'} ({error.strerror}): name an address "
+                "that this machine has with --listen"
+            ) from error
         names = [] if host is None else advertised(host, server.port, ())
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
         self.directory.announce(self.name, server.address(hosts))
