@@ -47,11 +47,16 @@ def output(command: list[str], environment: dict[str, str] | None = None) -> dic
 
 
 class Watch(threading.Thread):
-    """Samples the memory of a process and its children each second; the largest sum is `peak_mb`."""
+    """Samples the memory and CPU time of a process and its children each second.
+
+    `peak_mb` is the largest sum of their memory; `cpu` are pairs of a time of day and the CPU seconds of all
+    until then, of children that have ended, too.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self._process, self._over, self.peak_mb = psutil.Process(pid), threading.Event(), 0.0
+        self.cpu: list[tuple[float, float]] = []
         self.start()
 
     def run(self) -> None:
@@ -59,6 +64,8 @@ class Watch(threading.Thread):
             with contextlib.suppress(psutil.NoSuchProcess):
                 tree = (self._process, *self._process.children(recursive=True))
                 self.peak_mb = max(self.peak_mb, sum(p.memory_info().rss for p in tree) / 1e6)
+                # Times of a process, and of its children that have ended.
+                self.cpu.append((time.time(), sum(sum(p.cpu_times()[:4]) for p in tree)))
 
     def stop(self) -> float:
         self._over.set()

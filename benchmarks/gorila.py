@@ -6,7 +6,9 @@
 
 A learner, with its actor process, gets a quarter of a core by a control group (Linux, root), in the central
 runtime as in Gorila, so that more learners have more to learn with, as on more machines. Parameter shards,
-replay shards and the coordinator have no quota. `cartpole` tells returns at equal samples and at equal
+replay shards and the coordinator have no quota, while the central learner pays for its replay, its optimizer
+and its checkpoints from its quarter: so each row has `cpu_ms_per_step`, the CPU time of all processes for a
+step, while they learn. `cartpole` tells returns at equal samples and at equal
 wall-clock, `pong` only updates a second, and `simulation` what the paper's size, 100 learners and 31
 parameter shards, would do, from costs that are measured here. All sides have as many environments, which the
 learners share: with more of them, each would see less of an episode in as many samples. For two cores, run it
@@ -26,6 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 import _cluster
@@ -84,15 +87,34 @@ def train(preset: str, learners: int, seed: int, steps: int, run: Path) -> dict[
             peak_mb = watch.stop()
     if process.returncode:
         raise CommandError(f"{' '.join(full)}\nended with {process.returncode}:\n{said[-3000:]}")
-    return {"lines": read_lines(run / "metrics.jsonl"), "peak_mb": peak_mb}
+    metrics = run / "metrics.jsonl"
+    lines = read_lines(metrics)
+    zero = metrics.stat().st_mtime - lines[-1]["wall_s"]  # of the run's clock, as a time of day
+    return {"lines": lines, "peak_mb": peak_mb, "cpu_s": cpu_of_step(lines, zero, watch.cpu)}
+
+
+def learning(lines: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the first and the last line of learning; the very last counts an evaluation in."""
+    grown = [line for line in lines[:-1] if line["learner_steps"]]
+    if len(grown) < 3:
+        raise CommandError("the run was too short to measure: raise --steps")
+    return grown[0], grown[-1]
+
+
+def cpu_of_step(lines: list[dict[str, Any]], zero: float, cpu: list[tuple[float, float]]) -> float:
+    """Returns the CPU seconds of all processes for a step while they learn.
+
+    `zero` is the time of day at which the run's clock began, and `cpu` is what `Watch` has sampled.
+    """
+    first, last = learning(lines)
+    times, used = zip(*cpu, strict=True)
+    begun, ended = np.interp([zero + first["wall_s"], zero + last["wall_s"]], times, used)
+    return float(ended - begun) / (last["env_steps"] - first["env_steps"])
 
 
 def growth(lines: list[dict[str, Any]], name: str) -> float:
-    """Returns how much a metric has grown a second since it first has, without the last line's evaluation."""
-    grown = [line for line in lines[:-1] if line[name]]
-    if len(grown) < 3:
-        raise CommandError("the run was too short to measure: raise --steps")
-    first, last = grown[0], grown[-1]
+    """Returns how much a metric has grown a second while the run learned."""
+    first, last = learning(lines)
     return (last[name] - first[name]) / (last["wall_s"] - first["wall_s"])
 
 
@@ -112,6 +134,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "wall_s": lines[-1]["wall_s"],
         "staleness_mean": staleness(lines),
         "discarded_share": statistics.mean(x.get("cluster/discarded_share", 0.0) for x in lines),
+        "cpu_ms_per_step": 1e3 * found["cpu_s"],
         "peak_mb": found["peak_mb"],
     }
 

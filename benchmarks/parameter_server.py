@@ -69,6 +69,7 @@ class Server:
         state = agent.init(jax.random.key(0))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         write_saves(self.job, run, state, 0, 0, 0.0)
+        directory = Directory(run)
         roles = [Role(shard.role_of(i), shard.__name__, ("--shard", str(i))) for i in range(shards)]
         self.keepers = [
             Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)
@@ -77,8 +78,8 @@ class Server:
         caller.this_machine = (lambda: "another") if tls else this_machine
         self.updater = ShardedUpdater(
             self.job.plan,
-            1,
-            Directory(run),
+            directory.take_number("learner"),
+            directory,
             run / CREDENTIALS,
             Outliers(0.0),
             Tally,
@@ -111,6 +112,8 @@ class Server:
     def close(self) -> None:
         self.updater.close()
         for keeper in self.keepers:
+            if keeper.failure is not None:
+                raise keeper.failure
             keeper.finish()
         for keeper in self.keepers:
             keeper.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -14,34 +16,38 @@ from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
-from seedbed.central.learning import LocalUpdater
+from seedbed.central.learning import Learner, LocalUpdater
 from seedbed.envs.host.gym import GymEnv
-from seedbed.paramserver.caller import Stopped
+from seedbed.paramserver.caller import Caller, Stopped
+from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Leases, Tally
-from seedbed.paramserver.ledger import Books, ShardLedger
+from seedbed.paramserver.ledger import BookError, Books, ShardLedger
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
-from seedbed.paramserver.role import Role
+from seedbed.paramserver.role import COORDINATOR, FATAL, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, bind
+from seedbed.run.stacking import FrameTrajectory
+from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind
+from test_learning import SPEC as RECORDED
+from test_learning import record
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 
 
-def job_of(agent, shards, most_lag=100, host=None) -> Job:
+def job_of(agent, shards, most_lag=100, host=None, spec=SPEC) -> Job:
     options = ParamServerConfig(
         parameter_shards=shards, most_lag=most_lag, steps=10_000, listen=host or ""
     )
-    agent = bind(agent, SPEC)
-    return Job(GymEnv("CartPole-v1"), agent, SPEC, options, check_agent(agent))
+    agent = bind(agent, spec)
+    return Job(GymEnv("CartPole-v1"), agent, spec, options, check_agent(agent))
 
 
 class Shards:
@@ -74,6 +80,16 @@ class Shards:
         self.roles[shard].finish()
         self.threads[shard].join()
 
+    def close_learner(self, shard: int, learner: int, push: int) -> None:
+        """Does what the coordinator does with a learner that it does not see."""
+        caller = Caller(self.directory, self.run / CREDENTIALS, role_of(shard), lambda: False)
+        caller.make_room(0, self.job.plan.state_layout(shard).size)
+        caller.connect(lambda: {"role": COORDINATOR, "number": 0})
+        caller.send(Kind.CLOSE, learner=learner, push=push)
+        message = caller.receive()
+        assert message is not None and message.kind is Kind.CLOSED
+        caller.close()
+
     def learner(self, number: int, deviations: float = 0.0) -> ShardedUpdater:
         outliers = Outliers(deviations)
         return ShardedUpdater(
@@ -104,6 +120,13 @@ def shards(tmp_path, monkeypatch):
         each.close()
 
 
+def wait_for(ready, timeout_s=30.0):
+    until_s = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < until_s, "it did not come"
+        time.sleep(0.005)
+
+
 def noise(tree, seed):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
@@ -131,6 +154,48 @@ def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypa
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert updater.books == [Books(applied=7)] * count
     assert updater.lags == {0: 7 * count}
+
+
+def recorded(agent, state, batches):
+    """Yields batches as replay gives them: what the agent has done, with other rewards in each."""
+    timesteps, action, extras, memory = record(agent, state, 8)
+    for seed in range(batches):
+        rng = np.random.default_rng(seed)
+        reward = rng.normal(size=timesteps.reward.shape).astype(np.float32)
+        importance = rng.uniform(0.5, 1, 8).astype(np.float32)
+        changed = timesteps._replace(reward=reward)
+        yield FrameTrajectory(changed, action, extras, memory, importance=importance)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_learner_learns_as_plain_dqn_from_the_same_data_and_keys(tmp_path, count):
+    agent = Dqn(batch=8, n_step=6, hidden_sizes=(16, 8), target_period=3, dueling=True)
+    run = Shards(tmp_path, job_of(agent, count, spec=RECORDED))
+    try:
+        agent, devices, key = run.job.agent, jax.devices()[:1], jax.random.key(5)
+        initial = agent.init(jax.random.key(0))
+        plain, sharded = (
+            Learner(agent, 1, devices, key, updater)
+            for updater in (LocalUpdater(agent, initial, devices), run.learner(1))
+        )
+        for number, frames in enumerate(recorded(agent, initial, 8)):
+            progress = np.float32(number / 10)
+            results = [
+                jax.device_get(learner.update(learner.assemble([frames]), progress))
+                for learner in (plain, sharded)
+            ]
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), *results)
+        ours, theirs = sharded.updater.pull(), plain.updater.pull()
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6),
+            (ours.params, ours.auxiliary),
+            (theirs.params, theirs.auxiliary),
+        )
+        assert ours.updates == theirs.updates == 8
+        moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), initial.params, ours.params)
+        assert max(jax.tree.leaves(moved)) > 1e-4
+    finally:
+        run.close()
 
 
 def test_what_is_pulled_stays_valid(shards):
@@ -170,7 +235,103 @@ def test_a_shard_that_ends_goes_on_from_its_save_and_learners_wait_for_it(shards
     second.settle()
     for shard in range(2):
         ledger = run.works[shard].ledger
-        assert ledger.version.number == 7 + shard and ledger.ended() == {1: 5, 2: 3}
+        assert ledger.version.number == 7 + shard
+        assert {number: books.ended for number, books in ledger.books.items()} == {1: 5, 2: 3}
+
+
+def test_a_learner_that_was_closed_goes_on(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 2)
+    updater, output = run.learner(1), Output({}, jnp.float32(8))
+    updater.push(noise(run.job.plan.gradient, 0), output)
+    for shard in range(2):
+        wait_for(lambda: run.works[shard].ledger.version.number == 1)  # noqa: B023
+        # Its answer is lost with its stream, and the coordinator does not see it either.
+        updater._shards[shard].caller.close()
+        run.close_learner(shard, 1, 1)
+    updater.settle()
+    assert updater.books == [Books(applied=1)] * 2
+    # One shard was told that the next push is missing, before it comes.
+    run.close_learner(1, 1, 2)
+    for number in (1, 2):
+        updater.pull()
+        updater.push(noise(run.job.plan.gradient, number), output)
+    updater.settle()
+    assert updater.books == [Books(applied=3), Books(applied=2, discarded=1)]
+
+
+def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, monkeypatch):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater, output = run.learner(1), Output({}, jnp.float32(8))
+    updater._shards[0].ledger.push()
+    updater._shards[0].ledger.books.applied = 1
+    updater.push(noise(run.job.plan.gradient, 0), output)
+    with pytest.raises(BookError, match="push 2 of learner 1 came after push 0"):
+        updater.settle()
+    run.works[0].ledger.books[2] = Books(applied=9)
+    with pytest.raises(BookError, match="the shard knows of 9 pushes"):
+        run.learner(2)
+
+    def make():
+        raise BookError("it goes on under another number")
+
+    with pytest.raises(SystemExit) as ended:
+        run_role(make)
+    assert ended.value.code not in (0, FATAL)
+
+
+def test_a_learner_of_an_earlier_session_goes_on_under_another_number(shards, tmp_path):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater = run.learner(run.directory.take_number("learner"))
+    run.end(0)
+    # The run is resumed from a checkpoint with 6000 steps, in which those of the learner are counted.
+    state = run.job.agent.init(jax.random.key(0))
+    write_saves(run.job, tmp_path, state, steps=6000, items=0, owed=0.0)
+    run.start(0)
+    with pytest.raises(BookError, match="is of an earlier session"):
+        updater.begin(np.float32(0))
+    leases = run.works[0].leases
+    assert leases is not None and leases.total_steps == 6000
+    # Also when the shard was started again.
+    run.end(0)
+    run.start(0)
+    with pytest.raises(BookError, match="is of an earlier session"):
+        run.learner(1)
+    run.learner(run.directory.take_number("learner"))
+
+
+def test_a_shard_that_cannot_save_says_so_and_tries_again(shards, monkeypatch):
+    monkeypatch.setattr("seedbed.paramserver.shard.SAVE_S", 0.05)
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    updater, work = run.learner(1), run.works[0]
+    full, write = [True], ShardSave.write
+
+    def writes(save: ShardSave, path: Path) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(save, path)
+
+    monkeypatch.setattr(ShardSave, "write", writes)
+    updater.push(noise(run.job.plan.gradient, 0), Output({}, jnp.float32(8)))
+    updater.settle()
+    notices: list[str] = []
+    wait_for(lambda: notices.extend(work.report()["notices"]) or notices)
+    time.sleep(0.5)  # it fails again and again
+    notices += work.report()["notices"]
+    assert len(notices) == 1 and "cannot be written (No space left on device)" in notices[0]
+    saves = work.report()["saves"]
+    full[0] = False
+    wait_for(lambda: work.report()["saves"] > saves)
+    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    assert saved.books["pushes"]["number"] == 1
+    # The last save is tried again, too, though nothing has changed since.
+    full[0] = True
+    updater.push(noise(run.job.plan.gradient, 1), Output({}, jnp.float32(8)))
+    updater.settle()
+    wait_for(lambda: work.report()["notices"])
+    full[0] = False
+    run.end(0)
+    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    assert saved.books["pushes"]["number"] == 2
 
 
 def test_gradients_of_losses_far_from_the_usual_are_not_pushed(shards):
@@ -229,6 +390,13 @@ def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
             Tally,
             lambda: True,
         )
+
+
+def test_an_address_that_cannot_be_listened_at_is_named_with_a_remedy(tmp_path):
+    ensure_credentials(tmp_path / CREDENTIALS)
+    role = Role(tmp_path, "x")
+    with pytest.raises(SeedbedError, match=r"x cannot listen at 192\.0\.2\.1 .* with --listen"):
+        role.serve(None, "192.0.2.1")
 
 
 def test_the_directory_gives_each_number_once(tmp_path):

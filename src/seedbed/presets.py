@@ -322,7 +322,11 @@ def cartpole_gorila() -> TrainConfig:
 
 
 def pong_gorila() -> TrainConfig:
-    """Atari Pong with Gorila as published: DQN with AdaGrad, and one exploration rate that falls."""
+    """Atari Pong with Gorila: DQN with AdaGrad, and one exploration rate that falls.
+
+    As published, but for shorter schedules: the rate falls over 25,000 updates instead of a million, and
+    targets are copied every 1,000 updates instead of 60,000.
+    """
     config = _pong_dqn(
         double=False,
         dueling=False,

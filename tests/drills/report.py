@@ -97,7 +97,7 @@ def main() -> None:
     commits = sorted({run["commit"] for run in runs})
     seconds = [run["seconds"] for run in runs]
     how = textwrap.fill(
-        "`pytest -m slow tests/drills/test_drill.py` makes each of these faults, in an order of chance, on "
+        "`pytest -m slow tests/drills/test_drill.py` makes each of these faults, in random order, on "
         f"five machines made of namespaces: {len(runs)} seeds of {min(seconds):.0f} to {max(seconds):.0f} s, "
         f"on {runs[0]['cores']} cores of {cpu[1] if cpu else 'a CPU'}, commit {' and '.join(commits)}. "
         "`tests/drills/report.py` has written this page.",

@@ -1,4 +1,4 @@
-"""The drill: every fault, one after another in an order of chance, on machines of namespaces."""
+"""The drill: every fault, one after another in random order, on machines of namespaces."""
 
 from __future__ import annotations
 

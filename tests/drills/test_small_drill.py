@@ -161,7 +161,7 @@ def drill(tmp_path, faults: tuple[Fault, ...], seed: int, timed: bool) -> dict[s
 
 
 def test_one_fault_after_another(tmp_path):
-    """The quick ones, in an order of chance."""
+    """The quick ones, in random order."""
     quick = tuple(f for f in FAULTS if "7 s" not in f.name)
     drill(tmp_path, quick, seed=random.randrange(1 << 30), timed=False)
 

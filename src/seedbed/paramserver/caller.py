@@ -19,10 +19,13 @@ from seedbed.actors.credentials import KEY, ActorKey
 from seedbed.actors.names import Names
 from seedbed.actors.wire import ProtocolError
 from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
 from seedbed.paramserver.server import SEEDBED, keep_alive
 from seedbed.types import SeedbedError
 
+BOOKS = "books"
+"""The code of a refusal after which a learner goes on under another number."""
 _CONNECT_S = 5.0
 # Seconds between two tries, which double up to the second.
 _RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
@@ -54,7 +57,7 @@ class Caller:
         self.most_bytes = CONTROL_BYTES  # of a message that comes, but for `blocks.down`
         self.blocks = Blocks(0, 0)
         self._names = Names()
-        self.last_error = ""  # why the last try failed
+        self.last_error = ""  # why the last try to connect failed
 
     def make_room(self, up_bytes: int, down_bytes: int) -> None:
         """Takes memory for the blocks of both directions. Call it before `connect`."""
@@ -67,13 +70,6 @@ class Caller:
     def connected(self) -> bool:
         """Whether there is a stream."""
         return self._connection is not None
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """The bytes of this connection that were received, and sent; blocks that are shared are not in it."""
-        if self._connection is None:
-            return 0, 0
-        return self._connection.received_bytes, self._connection.sent_bytes
 
     def connect(self, hello: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Connects, tries again until it has succeeded, and returns the fields of the WELCOME.
@@ -163,7 +159,7 @@ class Caller:
     def send(self, kind: Kind, block: np.ndarray | None = None, **fields: Any) -> None:
         """Sends a message, with a block behind it if it is given; raises ConnectionError.
 
-        What cannot go now goes later.
+        The connection keeps what the kernel does not take at once, and `receive` sends it.
         """
         connection = self._require()
         try:
@@ -181,7 +177,7 @@ class Caller:
 
         It returns None, too, if the eventfd `wake` was written to, which it reads. A block is in
         `blocks.down` if it is no part of the message. Raises ConnectionError if the stream has ended,
-        SeedbedError if this process was refused, and Stopped.
+        SeedbedError if this process was refused, BookError if only its number was, and Stopped.
         """
         connection = self._require()
         try:
@@ -189,9 +185,8 @@ class Caller:
                 for kind, body in connection.receive():
                     message = unpack(kind, body)
                     if kind is Kind.REFUSE:
-                        raise SeedbedError(
-                            f"{self.role} refuses this process: {message.fields['text']}"
-                        )
+                        refusal = BookError if message.fields["code"] == BOOKS else SeedbedError
+                        raise refusal(f"{self.role} refuses this process: {message.fields['text']}")
                     return message
                 left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
                 if left_s <= 0:

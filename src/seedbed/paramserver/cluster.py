@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
+from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role
+from seedbed.paramserver.keeper import LOG, Keeper, Role
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
@@ -26,6 +27,10 @@ from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
 _PATIENCE_S = 120.0
+# Seconds in which all roles of this machine must have begun.
+_READY_S = 600.0
+# Seconds in which a learner must have paused, or a snapshot is made without it.
+_PAUSE_S = 30.0
 # How often a cut is tried, and the seconds between two tries.
 _TRIES, _RETRY_S = 20, 0.2
 _T = TypeVar("_T")
@@ -69,16 +74,17 @@ def write_saves(
 ) -> None:
     """Writes what the parameter shards begin with: their parts of a state, and books without pushes.
 
-    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Raises
-    SeedbedError if the disk refuses.
+    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Learners
+    that still live from an earlier session have to begin again. Raises SeedbedError if the disk refuses.
     """
+    earlier = Directory(run).take_number("learner")
     experience = job.agent.experience
     replay = experience if isinstance(experience, Replay) else None
     updates = int(state.updates)
     host = jax.tree.map(np.asarray, state)
     for number in range(job.config.parameter_shards):
         folder = job.folder(run) / shard.role_of(number)
-        pushes = ShardLedger(0, 0, updates).save()
+        pushes = ShardLedger(0, 0, updates, earlier).save()
         leases = Leases(replay, job.config.steps, steps, items, owed).save()
         leaves = jax.tree.leaves(job.plan.part(host, number))
         try:
@@ -119,10 +125,12 @@ class Cluster:
         return [*self.parameters, *self.replay, *self.learners]
 
     def _greeted(self, keeper: Keeper, said: dict[str, Any]) -> None:
-        """Lets a learner begin, unless a cut is being made."""
+        """Lets a learner begin, or pauses it while a cut is being made: its pause ended with its stream."""
         del said
-        if not self._cutting:
-            keeper.ask(Kind.RESUME, Kind.RESUME)
+        if self._cutting:
+            _pause(keeper)
+        else:
+            _resume(keeper)
 
     def check(self) -> None:
         """Raises SeedbedError if a role has failed for good."""
@@ -131,27 +139,23 @@ class Cluster:
     def await_ready(self, stop: Callable[[], bool]) -> bool:
         """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
         mine = [keeper for keeper in self.all if not keeper.remote]
-
-        def ready() -> bool:
+        until_s = time.monotonic() + _READY_S
+        while silent := [keeper for keeper in mine if not keeper.report]:
             self.check()
-            return all(keeper.report for keeper in mine)
-
-        return self._wait(ready, stop, _PATIENCE_S * 5)
-
-    def _wait(self, ready: Callable[[], bool], stop: Callable[[], bool], patience_s: float) -> bool:
-        until_s = time.monotonic() + patience_s
-        while not ready():
-            _check(self.parameters)
             if stop():
                 return False
             if time.monotonic() > until_s:
-                slow = [keeper.role.name for keeper in self.all if not keeper.connected]
-                raise SeedbedError(
-                    f"{', '.join(slow) or 'a role'} has not answered for {patience_s:.0f} s; see its log.txt "
-                    f"in {self._run / ROLES}"
-                )
+                raise SeedbedError(self._silence(silent[0], _READY_S))
             time.sleep(_POLL_S)
         return True
+
+    def _silence(self, keeper: Keeper, patience_s: float) -> str:
+        """Returns what a user is told of a role that does not answer."""
+        name, why = keeper.role.name, keeper.caller.last_error
+        return (
+            f"{name} has not answered for {patience_s:.0f} s{f' ({why})' if why else ''}: see "
+            f"{self._run / ROLES / name / LOG}, and go on with seedbed train --resume --run {self._run}"
+        )
 
     def _ask_all(
         self,
@@ -178,54 +182,62 @@ class Cluster:
                 except ConnectionError:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
-                    raise SeedbedError(
-                        f"{keeper.role.name} has not answered for {patience_s:.0f} s"
-                    )
+                    raise SeedbedError(self._silence(keeper, patience_s))
         _check(self.parameters)
         return results
 
-    def cut(self, stop: Callable[[], bool] = lambda: False) -> Cut | None:
-        """Stops all pushes, copies the state of all shards, and lets learners go on.
+    def cut(self) -> Cut | None:
+        """Pauses the learners, copies the state of all shards, and lets learners go on.
 
-        Returns None if `stop` returns True before they have stopped, or if some have not.
+        A learner that hangs or is gone is left out. Returns None if one that is left out goes on pushing.
         """
         self._cutting = True
         try:
-            self._ask_all([keeper for keeper in self.learners if keeper.connected], _pause)
-            if not self._wait(self._paused, stop, _PATIENCE_S):
-                return None
-            # One whose stream to this process is broken may have pushed meanwhile.
+            self._pause_learners()
             for _ in range(_TRIES):
-                self._close_the_dead()
+                self._close_learners()
                 if (cut := self._copy()) is not None:
                     return cut
                 time.sleep(_RETRY_S)
             return None
         finally:
             self._cutting = False
+            # `_greeted` lets a learner go on that comes back later.
             for keeper in self.learners:
-                keeper.request(lambda keeper: keeper.ask(Kind.RESUME, Kind.RESUME))
+                if keeper.connected:
+                    keeper.request(_resume)
 
-    def _paused(self) -> bool:
-        # One that is not connected waits for the coordinator before it pushes anything.
-        return all(
-            keeper.report.get("paused", False)
+    def _pause_learners(self) -> None:
+        """Asks all learners to pause, and waits for those that are connected, but not for long.
+
+        `_greeted` pauses one that comes back, or begins, meanwhile.
+        """
+        asked = {keeper: keeper.request(_pause) for keeper in self.learners if keeper.connected}
+
+        def missing(keeper: Keeper) -> bool:
+            paused = asked[keeper].done() and keeper.report.get("paused", False)
+            return keeper.connected and not paused
+
+        until_s = time.monotonic() + _PAUSE_S
+        while any(map(missing, asked)) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
+    def _close_learners(self) -> None:
+        """Ends the pushes of learners that have not paused, which some shards may have and others not."""
+        paused = {
+            keeper.report["learner"]
             for keeper in self.learners
-            if keeper.connected and keeper.report
-        )
-
-    def _close_the_dead(self) -> None:
-        """Ends the pushes of learners that are gone, which some shards may have and others not."""
-        living = {keeper.report.get("learner") for keeper in self.learners if keeper.connected}
+            if keeper.connected and keeper.report.get("paused", False)
+        }
         reports = self._ask_all(self.parameters, lambda keeper: keeper.fetch_report())
         ended: dict[int, int] = {}
         for report in reports:
             for name, counts in report["books"].items():
                 ended[int(name)] = max(ended.get(int(name), 0), sum(counts))
-        dead = {number: push for number, push in ended.items() if number not in living}
+        others = {number: push for number, push in ended.items() if number not in paused}
 
         def close(keeper: Keeper) -> None:
-            for number, push in dead.items():
+            for number, push in others.items():
                 keeper.ask(Kind.CLOSE, Kind.CLOSED, learner=number, push=push)
 
         self._ask_all(self.parameters, close)
@@ -311,5 +323,10 @@ def _end(keepers: Sequence[Keeper]) -> None:
 
 def _pause(keeper: Keeper) -> None:
     keeper.ask(Kind.PAUSE, Kind.PAUSE)
-    # What was reported before says nothing about this pause.
-    keeper.report["paused"] = False
+    if keeper.report:
+        # What was reported before says nothing about this pause.
+        keeper.report["paused"] = False
+
+
+def _resume(keeper: Keeper) -> None:
+    keeper.ask(Kind.RESUME, Kind.RESUME)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from seedbed.actors.child import same_modules
 from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.run import memory
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -24,7 +22,7 @@ DESCRIPTION = """Learns on this machine, with actors of its own, for a run that 
 --runtime paramserver --remote-learners N --listen ADDRESS. Both machines see the run's folder. Ends when the
 run ends; a learner that dies is started again."""
 _FATAL = 3  # as in `role.FATAL`, which this command does not import: it would load JAX
-_MAX_DEATHS, _EARLY_S, _RETRY_S = 5, 30.0, 1.0
+_RETRY_S = 1.0
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +44,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     places are taken, or if the learner cannot work.
     """
     run = given.run.resolve()
-    seat = _free_seat(run) if given.seat is None else _checked(run, given.seat)
+    seat = take_seat(run, given.seat)
     stopped: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -57,34 +55,25 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    tell(f"learner {seat} of {run}")
-    deaths = 0
+    tell(f"learner {seat.number} of {run}")
+    deaths = EarlyDeaths()
     while not stopped:
-        begun_s = time.monotonic()
-        child = _start(run, seat)
+        deaths.begin()
+        arguments = ("--seat", str(seat.number), "--host", "")
+        child = start_role(run, "seedbed.paramserver.learner", arguments, None)
         status = child.wait()
         if stopped:
             break
         if status == 0:
-            return "the run has ended, or has been without a coordinator for a minute"
-        deaths = deaths + 1 if time.monotonic() < begun_s + _EARLY_S else 1
-        if status == _FATAL or deaths >= _MAX_DEATHS:
+            return (
+                "the run has ended, has been without a coordinator for a minute, or has another learner in "
+                "this place"
+            )
+        if deaths.add() or status == _FATAL:
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
     return "stopped"
-
-
-def _start(run: Path, seat: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-X", "faulthandler", "-m", "seedbed.paramserver.learner"]
-    settings = {memory.NAME: memory.settings(os.cpu_count() or 1)}
-    return subprocess.Popen(
-        [*command, "--run", str(run), "--seat", str(seat), "--host", ""],
-        env={**settings, **os.environ, **same_modules()},
-        stdin=subprocess.DEVNULL,
-        # What the terminal sends is for this process, which passes it on.
-        start_new_session=True,
-    )
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -103,24 +92,53 @@ def _config(run: Path) -> dict[str, Any]:
     return config
 
 
-def _checked(run: Path, seat: int) -> int:
-    config = _config(run)
-    first, last = config["learners"] - config["remote_learners"], config["learners"] - 1
-    if not first <= seat <= last:
-        raise SeedbedError(
-            f"seat is {seat}: this run has places from {first} to {last} for learners of other machines"
-        )
-    return seat
+class Seat:
+    """A learner's place in a run, which no other command takes while this process lives."""
+
+    def __init__(self, run: Path, number: int) -> None:
+        """Locks the place if no other command has; raises SeedbedError if the disk refuses."""
+        self.number = number
+        path = run / ROLES / f"learner-{number}" / "seat.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a")
+        except OSError as error:
+            raise SeedbedError(
+                f"{path} cannot be written ({error.strerror}): give this user the right to write there"
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locked = True
+        except BlockingIOError:
+            self.locked = False
+
+    def release(self) -> None:
+        """Lets others take the place."""
+        self._file.close()
 
 
-def _free_seat(run: Path) -> int:
-    """Returns the first place that nobody has taken, or that was this machine's and is free again."""
+def take_seat(run: Path, number: int | None) -> Seat:
+    """Takes the place of this number, or if it is None, the first that no learner has.
+
+    Without a number, it takes no place whose learner has told another machine's address, even if that machine
+    is gone. Raises SeedbedError if there is no such place.
+    """
     config, directory = _config(run), Directory(run)
-    for seat in range(config["learners"] - config["remote_learners"], config["learners"]):
-        address = directory.find(f"learner-{seat}")
+    first, last = config["learners"] - config["remote_learners"], config["learners"] - 1
+    if number is not None and not first <= number <= last:
+        raise SeedbedError(
+            f"seat is {number}: this run has places from {first} to {last} for learners of other machines; "
+            "name one of them, or leave --seat out"
+        )
+    if number is not None:
+        return Seat(run, number)
+    for each in range(first, last + 1):
+        seat, address = Seat(run, each), directory.find(f"learner-{each}")
         mine = address is not None and address.machine == this_machine()
-        if address is None or (mine and not Path(f"/proc/{address.pid}").exists()):
+        gone = address is None or (mine and not Path(f"/proc/{address.pid}").exists())
+        if seat.locked and gone:
             return seat
+        seat.release()
     raise SeedbedError(
         f"all {config['remote_learners']} places for learners of other machines are taken: name the one of a "
         "machine that is gone with --seat"

@@ -65,8 +65,13 @@ class Directory:
             ) from error
 
     def announce(self, role: str, address: Address) -> None:
-        """Writes an address; raises SeedbedError if the disk refuses."""
-        path = self.path / role / _ADDRESS
+        """Writes an address, unless a later start has told its own.
+
+        Raises SeedbedError if the disk refuses.
+        """
+        path, told = self.path / role / _ADDRESS, self.find(role)
+        if told is not None and told.number > address.number:
+            return
         try:
             write_json(path, address._asdict())
         except OSError as error:

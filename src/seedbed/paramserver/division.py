@@ -74,11 +74,6 @@ class Division:
                 leaves = jax.tree.leaves(part_cuts, is_leaf=lambda x: isinstance(x, (_Whole, _Cut)))
                 self._known.append((_signature(part), part_name, leaves))
 
-    @property
-    def loads(self) -> tuple[float, ...]:
-        """Bytes of weights by shard."""
-        return tuple(self._loads)
-
     def _divide(self, leaves: Sequence[Array]) -> list[_Cut | _Whole]:
         """Returns how each leaf is cut: the largest first, each for the shard that has least."""
         cuts: list[_Cut | _Whole] = [_Whole(-1)] * len(leaves)

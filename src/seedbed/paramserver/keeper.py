@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,14 +14,13 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from seedbed.actors.child import same_modules
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.processes import running
 from seedbed.paramserver.role import COORDINATOR, FATAL, FULL, no_room
-from seedbed.run import memory
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"
@@ -35,8 +32,6 @@ _HUNG_S = 20.0
 _START_S = 120.0
 # Seconds between two starts for which the disk has no room.
 _ROOM_S = 5.0
-# Early deaths in a row after which the run fails, and what is early.
-_MAX_DEATHS, _EARLY_S = 5, 30.0
 _TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
 
 
@@ -72,17 +67,14 @@ class Keeper:
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._process: psutil.Process | None = self._running()
         self._popen: subprocess.Popen[bytes] | None = None
-        self._started_s, self._deaths = time.monotonic(), 0
+        self._deaths = EarlyDeaths()
         self._caller = Caller(self._directory, run / CREDENTIALS, role.name, self._gone)
         if down_bytes:
             self._caller.make_room(0, down_bytes)
         self.connected = False
-        self._used_s, self._worked_s = (
-            0.0,
-            time.monotonic(),
-        )  # CPU time, and when it was seen to grow
+        # The CPU time that the process has used, and when that was seen to grow.
+        self._used_s, self._worked_s = 0.0, time.monotonic()
         self._full = False  # whether the disk had no room for the last start
-        self._number = 0  # of the start that was met last
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
 
@@ -184,8 +176,9 @@ class Keeper:
         while True:
             message = self._caller.receive(until_s)
             if message is None:
+                how = "the run goes on without it" if self.remote else "it is killed"
                 self._notices.append(
-                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: it is killed"
+                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: {how}"
                 )
                 self._kill()
                 raise ConnectionError(f"{self.role.name} gave no sign")
@@ -193,7 +186,7 @@ class Keeper:
                 return message
 
     def _serve(self, until_s: float) -> None:
-        """Does what is asked for meanwhile."""
+        """Calls the functions that `request` gets until this time."""
         while (left_s := until_s - time.monotonic()) > 0 and not self._gone():
             try:
                 request = self._requests.get(timeout=min(left_s, 0.05))
@@ -245,15 +238,14 @@ class Keeper:
             return
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
-        early = time.monotonic() < self._started_s + _EARLY_S
-        self._deaths = self._deaths + 1 if early else 1
+        useless = self._deaths.add()
         said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
-        if self._deaths >= _MAX_DEATHS or code == FATAL:
+        if useless or code == FATAL:
             raise SeedbedError(
                 words[-1]
                 if code == FATAL and words
-                else f"{self.role.name} {how} {self._deaths} times in a row soon after its start{said}; see "
-                f"{self._directory.path / self.role.name / LOG}"
+                else f"{self.role.name} {how} {self._deaths.count} times in a row soon after its start{said}"
+                f"; see {self._directory.path / self.role.name / LOG}"
             )
         self._notices.append(f"{self.role.name} {how}{said}; started again")
         self.restarts += 1
@@ -262,32 +254,12 @@ class Keeper:
         folder = self._directory.path / self.role.name
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("ab") as log:
-            self._popen = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    self.role.module,
-                    "--run",
-                    str(self._run),
-                    *self.role.arguments,
-                    *(() if self.report else self.role.first),
-                ],
-                env={
-                    memory.NAME: memory.settings(os.cpu_count() or 1),
-                    **os.environ,
-                    **same_modules(),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # What the terminal sends is for the coordinator.
-                start_new_session=True,
-            )
+            more = () if self.report else self.role.first
+            arguments = (*self.role.arguments, *more)
+            self._popen = start_role(self._run, self.role.module, arguments, log)
         self._process = psutil.Process(self._popen.pid)
-        self._started_s = self._worked_s = time.monotonic()
+        self._worked_s = time.monotonic()
+        self._deaths.begin()
 
     def _await_room(self) -> None:
         """Waits before a start for which the disk had no room is tried again; tells it at the first time."""

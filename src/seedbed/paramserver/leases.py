@@ -2,7 +2,8 @@
 
 Parameter shard 0 keeps both, since no learner works without it. A learner reports what it has done since its
 start, and gets a lease: how far it may go before it has to ask again. What a lease leaves unused is given to
-others when its learner's stream ends. Reports are totals, so none counts twice. For one thread.
+others when its learner's stream ends, or when it has not asked for long; a learner that works on with such a
+lease goes beyond what is left by no more than that. Reports are totals, so none counts twice. For one thread.
 """
 
 from __future__ import annotations

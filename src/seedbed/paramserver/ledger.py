@@ -15,7 +15,10 @@ from seedbed.types import SeedbedError
 
 
 class BookError(SeedbedError):
-    """Raised for a push that cannot come now; the stream is to be ended."""
+    """Raised if the books of a learner and a shard do not fit.
+
+    The learner's process is to end, and another start of it goes on under another number.
+    """
 
 
 class Version(NamedTuple):
@@ -64,12 +67,14 @@ class Verdict(NamedTuple):
 class ShardLedger:
     """A shard's books of all learners. What `save` returns belongs to the parameters of that moment."""
 
-    def __init__(self, epoch: int, most_lag: int, number: int = 0) -> None:
+    def __init__(self, epoch: int, most_lag: int, number: int = 0, earlier: int = 0) -> None:
         """Opens books of a shard to which `number` gradients were applied already.
 
-        A gradient of parameters more than `most_lag` gradients old is discarded.
+        A gradient of parameters more than `most_lag` gradients old is discarded. Learners up to the number
+        `earlier` are of an earlier session: what they have done is counted, or lost.
         """
         self.version = Version(epoch, number)
+        self._earlier = earlier
         self._most_lag = most_lag
         self._books: dict[int, Books] = {}  # by learner
         self._last: dict[int, Verdict] = {}
@@ -77,8 +82,13 @@ class ShardLedger:
     def greet(self, learner: int, ended: int) -> tuple[Books, Verdict | None]:
         """Begins a stream of a learner that knows the end of `ended` pushes; returns books and last verdict.
 
-        Pushes that the learner knows of and the shard does not were rolled back with the shard.
+        Pushes that the learner knows of and the shard does not were rolled back with the shard. Raises
+        BookError if the learner is of an earlier session.
         """
+        if learner <= self._earlier:
+            raise BookError(
+                f"learner {learner} is of an earlier session of the run: it goes on under another number"
+            )
         books = self._books.setdefault(learner, Books())
         if ended > books.ended:
             books.rolled_back += ended - books.ended
@@ -89,14 +99,17 @@ class ShardLedger:
         """Decides about a push of a gradient of parameters of version `base`; says whether it is a new one.
 
         The gradient of a new push is to be applied if its fate is `APPLIED`; that of a repeated one never.
-        Raises BookError if another push must come first, or if this one is no longer answered.
+        Raises BookError if another push must come first, or if one after this has come.
         """
         books = self._books.setdefault(learner, Books())
         last = self._last.get(learner)
         if last is not None and push == last.push:
             return last, False
         if push != books.ended + 1:
-            raise BookError(f"push {push} of learner {learner} came after push {books.ended}")
+            raise BookError(
+                f"push {push} of learner {learner} came after push {books.ended}: it goes on under another "
+                "number"
+            )
         fresh = base.epoch == self.version.epoch
         stale = not fresh or self.version.number - base.number > self._most_lag
         if not stale:
@@ -107,19 +120,25 @@ class ShardLedger:
         return verdict, True
 
     def close(self, learner: int, push: int) -> None:
-        """Ends the books of a learner that is gone; pushes up to `push` that are missing are discarded."""
-        books = self._books.setdefault(learner, Books())
-        books.discarded += max(0, push - books.ended)
-        self._last.pop(learner, None)
+        """Discards the pushes up to `push` that are missing, of a learner that the coordinator does not see.
 
-    def ended(self) -> dict[int, int]:
-        """Returns the number of the last push that has ended, by learner."""
-        return {learner: books.ended for learner, books in self._books.items()}
+        The learner may still live, and come back: it gets the answer to its last push like any other.
+        """
+        books = self._books.setdefault(learner, Books())
+        if push > books.ended:
+            books.discarded += push - books.ended
+            self._last[learner] = Verdict(push, Fate.DISCARDED, self.version)
+
+    @property
+    def books(self) -> dict[int, Books]:
+        """How the pushes have ended, by learner."""
+        return self._books
 
     def save(self) -> dict[str, object]:
         """Returns the books as JSON, to be saved with the parameters of the same moment."""
         return {
             "number": self.version.number,
+            "earlier": self._earlier,
             "books": {str(each): dataclasses.astuple(b) for each, b in self._books.items()},
             "last": {str(each): (v.push, v.fate.value) for each, v in self._last.items()},
         }
@@ -127,10 +146,12 @@ class ShardLedger:
     @classmethod
     def restore(cls, saved: dict[str, object], epoch: int, most_lag: int) -> ShardLedger:
         """Opens the books that were saved, in another epoch."""
-        ledger = cls(epoch, most_lag)
-        number, books, last = saved["number"], saved["books"], saved["last"]
-        assert isinstance(number, int) and isinstance(books, dict) and isinstance(last, dict)
-        ledger.version = Version(epoch, number)
+        number, earlier, books, last = (
+            saved[name] for name in ("number", "earlier", "books", "last")
+        )
+        assert isinstance(number, int) and isinstance(earlier, int)
+        assert isinstance(books, dict) and isinstance(last, dict)
+        ledger = cls(epoch, most_lag, number, earlier)
         ledger._books = {int(each): Books(*counts) for each, counts in books.items()}
         ledger._last = {
             int(each): Verdict(push, Fate(fate), ledger.version)
@@ -180,7 +201,7 @@ class LearnerLedger:
         if theirs.ended != self.books.ended:
             raise BookError(
                 f"the shard knows of {theirs.ended} pushes that have ended, and this learner of "
-                f"{self.books.ended}"
+                f"{self.books.ended}: it goes on under another number"
             )
         self.books = dataclasses.replace(theirs)
         return self.waits

@@ -80,7 +80,10 @@ def open_replay(
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _CAPACITY, moved)
     except OSError as error:
-        raise SeedbedError(f"{folder} cannot be written: {error.strerror}") from error
+        raise SeedbedError(
+            f"{folder} cannot be written ({error.strerror}): give this user the right and the room to write "
+            "there, and resume again"
+        ) from error
     replay = HostReplay(layout_of(job, moved), folder / _REPLAY, seed, priorities)
     replay.take_over(sources)
     replay.save(save)
@@ -141,7 +144,10 @@ def set_aside(run: Path, job: Job) -> bool:
             before.write(run, aside)
             aside.rename(former)
         except OSError as error:
-            raise SeedbedError(f"{roles} cannot be written: {error.strerror}") from error
+            raise SeedbedError(
+                f"{roles} cannot be written ({error.strerror}): give this user the right and the room to "
+                "write there, and resume again"
+            ) from error
     before = Job.read(run, former)
     for number in range(before.config.replay_shards):
         folder, there = roles / role_of(number), former / role_of(number)

@@ -7,7 +7,6 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -293,10 +292,6 @@ class ShardedReplay:
         for client in self._clients:
             if client.failure is not None:
                 raise client.failure
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns figures of this learner's replay. Any thread may call this."""
-        return {"replay/ready": len(self._ready), "replay/homeless": len(self._homeless)}
 
     def close(self) -> None:
         """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""

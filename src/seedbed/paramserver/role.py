@@ -17,6 +17,7 @@ from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
 from seedbed.run import memory
@@ -83,7 +84,10 @@ class Role:
         try:
             server = Server(self.name, self.number, self._run / CREDENTIALS, host)
         except OSError as error:
-            raise SeedbedError(f"{self.name} cannot listen at {host}: {error.strerror}") from error
+            raise SeedbedError(
+                f"{self.name} cannot listen at {host or 'this machine'} ({error.strerror}): name an address "
+                "that this machine has with --listen"
+            ) from error
         names = [] if host is None else advertised(host, server.port, ())
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
         self.directory.announce(self.name, server.address(hosts))
@@ -154,8 +158,9 @@ def no_room(error: BaseException | None) -> bool:
 def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     """Makes a role with its work and the host where it listens, and serves; ends the process if that fails.
 
-    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, and `FATAL` with a line
-    for the user after another SeedbedError. Call from the main thread.
+    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, `FATAL` with a line for
+    the user after another SeedbedError, and 1 after a BookError, so that the role is started again. Call from
+    the main thread.
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
@@ -164,6 +169,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
         role.serve(work, host)
     except Stopped:
         return
+    except BookError as error:
+        sys.exit(str(error))
     except (SeedbedError, OSError) as error:
         full = no_room(error) or no_room(error.__cause__)
         if not full and isinstance(error, OSError):

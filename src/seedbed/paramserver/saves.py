@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,7 @@ class Saver:
         self._path = path
         self.error = ""  # why the last save could not be written; "" if it was
         self.written = 0  # saves
+        self._notices: collections.deque[str] = collections.deque()
         self._thread: threading.Thread | None = None
 
     @property
@@ -78,7 +80,16 @@ class Saver:
             save.write(self._path)
             self.error, self.written = "", self.written + 1
         except OSError as error:
-            self.error = f"{self._path} cannot be written: {error.strerror or error}"
+            if not self.error:
+                self._notices.append(
+                    f"{self._path} cannot be written ({error.strerror or error}): free the disk, or what is "
+                    "learned until the next checkpoint is lost if this shard dies; tried again"
+                )
+            self.error = str(error)
+
+    def take_notices(self) -> list[str]:
+        """Returns messages for the user, each once; a failure that goes on is told once."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def close(self) -> None:
         """Waits until nothing is written."""

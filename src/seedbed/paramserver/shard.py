@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.actors.wire import ProtocolError
+from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
@@ -28,6 +30,8 @@ LEARNER = "learner"
 """What a learner calls itself."""
 SAVE_S = 10.0
 """The most seconds between two saves of a shard that has changed."""
+LEASE_S = 60.0
+"""Seconds without a PULL after which a learner's lease is for others, though its stream has not ended."""
 _SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -60,6 +64,7 @@ class ParameterShard:
                 experience if isinstance(experience, Replay) else None, job.config.steps
             )
             self.leases.restore(save.books["leases"])
+        self._pulled_s: dict[int, float] = {}  # when each learner with a lease has pulled last
         self._auxiliary = Auxiliary(self._state.auxiliary, self.ledger.version.number)
         self._saver, self._saved_s, self._changed = Saver(path), time.monotonic(), False
         gradient = plan.part(plan.gradient, shard)
@@ -68,7 +73,10 @@ class ParameterShard:
         self._pulls = self._unmodified = self._bytes = 0
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
-        """Opens the books of a learner; raises ProtocolError if its blocks are of another plan."""
+        """Opens the books of a learner.
+
+        Raises ProtocolError if its blocks are of another plan, or if it is of an earlier session.
+        """
         role, version = said["role"], list(self.ledger.version)
         blocks = said["up_bytes"], said["down_bytes"]
         if role == COORDINATOR and blocks == (0, self._whole.size):
@@ -80,8 +88,11 @@ class ParameterShard:
                 "number of shards",
                 "plan",
             )
+        try:
+            books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
+        except BookError as error:
+            raise ProtocolError(str(error), BOOKS) from error
         client.share(*blocks)
-        books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
         return {
             "version": version,
             "books": [books.applied, books.discarded, books.rolled_back],
@@ -92,6 +103,7 @@ class ParameterShard:
         """Takes back a learner's lease; its books stay open, as it may come back."""
         if self.leases is not None and client.role == LEARNER:
             self.leases.expire(client.number)
+            self._pulled_s.pop(client.number, None)
 
     def books(self) -> dict[str, Any]:
         """Returns the books of pushes and of leases, as JSON types."""
@@ -149,6 +161,7 @@ class ParameterShard:
             return None
         tally = Tally(*(int(count) for count in fields["tally"]))
         self._changed |= any(tally)
+        self._pulled_s[learner] = time.monotonic()
         self.leases.report(learner, tally)
         return list(self.leases.lease(learner))
 
@@ -164,7 +177,7 @@ class ParameterShard:
         try:
             verdict, fresh = self.ledger.judge(client.number, int(fields["push"]), base)
         except BookError as error:
-            raise ProtocolError(str(error)) from error
+            raise ProtocolError(str(error), BOOKS) from error
         if fresh and verdict.fate is Fate.APPLIED:
             grads = self.layout.gradient(block)
             # Until it is applied, the learner must not write its next gradient into the block.
@@ -177,10 +190,22 @@ class ParameterShard:
         )
 
     def tick(self, now_s: float) -> bool:
-        """Saves beside the work if that is due; returns True: a shard always has more to do."""
-        if self._changed and now_s > self._saved_s + SAVE_S and not self._saver.busy:
+        """Takes back leases that are too old, and saves beside the work if that is due.
+
+        Returns True: a shard always has more to do.
+        """
+        for learner, pulled_s in list(self._pulled_s.items()):
+            if self.leases is not None and now_s > pulled_s + LEASE_S:
+                self.leases.expire(learner)
+                del self._pulled_s[learner]
+        if self._unsaved and now_s > self._saved_s + SAVE_S and not self._saver.busy:
             self._save(now_s)
         return True
+
+    @property
+    def _unsaved(self) -> bool:
+        """Whether the last save lacks something, or could not be written."""
+        return self._changed or bool(self._saver.error)
 
     def _save(self, now_s: float) -> None:
         """Begins to write a copy of the state and the books, unless another start has this place now."""
@@ -200,15 +225,16 @@ class ParameterShard:
             "total_steps": 0 if self.leases is None else self.leases.total_steps,
             "owed": 0.0 if self.leases is None else self.leases.owed,
             "saves": self._saver.written,
-            "error": self._saver.error,
+            "notices": self._saver.take_notices(),
         }
 
     def close(self) -> None:
         """Saves for the last time."""
         self._saver.close()
-        if self._changed:
+        if self._unsaved:
             self._save(time.monotonic())
         self._saver.close()
+        sys.stderr.writelines(f"{notice}\n" for notice in self._saver.take_notices())
 
 
 class Auxiliary:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from seedbed.actors.pool import ActorPool
 from seedbed.central.inference import act_output
@@ -70,10 +69,6 @@ class LeasedUnrolls(UnrollSink):
         """Counts the transitions of the last batch. Call from the learner thread only."""
         del priorities
         self._learned += transitions
-
-    def metrics(self) -> dict[str, Any]:
-        """Returns the number of queued unrolls. Any thread may call this."""
-        return {"queued_unrolls": self._unrolls.metrics()["queued_unrolls"]}
 
     def close(self) -> None:
         """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""

@@ -217,6 +217,7 @@ class ShardedUpdater:
             try:
                 if not shard.caller.connected:
                     shard.greet(self._learner)
+                    continue  # the greeting may have brought all that was missing
                 shard.ask(self._tally())
                 message = shard.caller.receive()
                 verdict = None if message is None else shard.take(message)

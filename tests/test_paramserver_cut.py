@@ -1,0 +1,165 @@
+"""Cuts through parameter shards while learners hang, or lose their streams: all in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from seedbed.agents.dqn import Dqn
+from seedbed.paramserver import cluster, keeper, shard
+from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.keeper import Role as RoleStart
+from seedbed.paramserver.leases import Tally
+from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.role import Role
+from seedbed.paramserver.server import Client
+from seedbed.types import SeedbedError
+from test_sharded_updates import Shards, job_of, wait_for
+
+
+class StubLearner:
+    """A learner for the coordinator only: a `role.Work` that pauses when it is asked to, and may hang."""
+
+    def __init__(self, run: Shards, seat: int) -> None:
+        self.number, self.pausing = seat + 1, True
+        self.pauses, self.hang = 0, threading.Event()
+        self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
+        self.role = Role(run.run, f"learner-{seat}")
+        self.thread = threading.Thread(target=self.role.serve, args=(self, None))
+        self.thread.start()
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        return {"learner": self.number}
+
+    def leave(self, client: Client) -> None:
+        self.pausing = False
+
+    def take(self, client: Client, message: Message) -> None:
+        if self.hang.is_set():
+            while self.hang.is_set():
+                time.sleep(0.01)
+            raise ConnectionError
+        self.pausing = message.kind is Kind.PAUSE
+        self.pauses += self.pausing
+        client.send(message.kind)
+        if self.pausing and self.breaks:
+            self.breaks = False
+            raise ConnectionError
+
+    def tick(self, now_s: float) -> bool:
+        return True
+
+    def report(self) -> dict[str, Any]:
+        return {"learner": self.number, "paused": self.pausing}
+
+    def close(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.hang.clear()
+        self.role.finish()
+        self.thread.join()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Two parameter shards, two learners, and a cluster that starts no process of its own."""
+    monkeypatch.setattr(keeper, "_HUNG_S", 0.5)
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(cluster, "_RETRY_S", 0.05)
+    shards = Shards(tmp_path, job_of(Dqn(hidden_sizes=(8,)), 2))
+    learners = [StubLearner(shards, seat) for seat in range(2)]
+    roles = {
+        "parameters": [RoleStart(shard.role_of(i), "") for i in range(2)],
+        "replay": [],
+        "learners": [RoleStart(f"learner-{i}", "") for i in range(2)],
+    }
+    monkeypatch.setattr(cluster, "roles_of", lambda *_: roles)
+    made = Cluster(shards.job, tmp_path, None)
+    wait_for(lambda: all(each.report for each in made.all))
+    wait_for(lambda: not any(each.pausing for each in learners))
+    yield made, learners
+    for each in learners:
+        each.hang.clear()
+    made.kill()
+    for each in learners:
+        each.end()
+    shards.close()
+
+
+def test_a_cut_pauses_learners_and_lets_them_go_on(run):
+    made, learners = run
+    cut = made.cut()
+    assert cut is not None and [each.pauses for each in learners] == [1, 1]
+    state = made.job.agent.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, cut.state, jax.device_get(state))
+    wait_for(lambda: not any(each.pausing for each in learners))
+
+
+def test_a_learner_that_hangs_is_left_out_of_a_cut(run):
+    made, learners = run
+    learners[1].hang.set()
+    assert made.cut() is not None and learners[0].pauses == 1
+    made.check()
+    notices = made.learners[1].take_notices()
+    assert notices == ["learner-1 has given no sign for 0 s: the run goes on without it"]
+    # It is no longer connected.
+    assert made.cut() is not None
+    learners[1].hang.clear()
+    wait_for(lambda: made.learners[1].connected and not learners[1].pausing)
+    assert made.cut() is not None and learners[1].pauses
+
+
+def test_a_learner_whose_stream_breaks_in_a_cut_is_paused_again(run, monkeypatch):
+    made, learners = run
+    copied: list[bool] = []
+
+    def copy() -> None:
+        """The shards have not had the same pushes until the learner has paused again."""
+        copied.append(learners[0].pausing)
+
+    monkeypatch.setattr(made, "_copy", copy)
+    learners[0].breaks = True
+    assert made.cut() is None
+    assert copied[-1] and learners[0].pauses > 1
+    wait_for(lambda: not learners[0].pausing)
+
+
+def test_a_parameter_shard_that_does_not_answer_is_named_with_the_reason(run, monkeypatch):
+    made, _ = run
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(made.parameters[1].caller, "last_error", "no route to host")
+    monkeypatch.setattr(made, "_close_learners", lambda: None)
+    monkeypatch.setattr(made.parameters[1], "request", lambda _: Future())
+    with pytest.raises(
+        SeedbedError,
+        match=r"parameters-1 has not answered for 1 s \(no route to host\): see .*resume",
+    ):
+        made.cut()
+
+
+def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard, "LEASE_S", 0.3)
+    shards = Shards(tmp_path, job_of(Dqn(hidden_sizes=(8,)), 1))
+    leases = shards.works[0].leases
+    assert leases is not None
+    silent, other = shards.learner(1), shards.learner(2)
+    try:
+        assert silent.lease.steps and set(leases._holders) == {1, 2}
+
+        def asked() -> bool:
+            other.begin(np.float32(0))
+            return set(leases._holders) == {2}
+
+        wait_for(asked)
+        # Its stream has not ended: it gets another lease when it asks.
+        silent.begin(np.float32(0))
+        assert silent.lease.steps > Tally().steps and set(leases._holders) == {1, 2}
+    finally:
+        shards.close()
