@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import signal
 
 import pytest
 
 from seedbed.paramserver import command
 from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.starting import FULL
 from seedbed.types import SeedbedError
 
 
@@ -53,3 +56,23 @@ def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
     assert directory.find("x") == newer
     directory.announce("x", newer._replace(number=4))
     assert directory.find("x") == newer._replace(number=4)
+
+
+def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatch):
+    statuses = [FULL] * 7 + [0]
+
+    class Child:
+        def wait(self) -> int:
+            return statuses.pop(0)
+
+    monkeypatch.setattr(command, "start_role", lambda *_: Child())
+    monkeypatch.setattr(command, "_ROOM_S", 0.0)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    said: list[str] = []
+    try:
+        end = command.serve(argparse.Namespace(run=run, seat=None), said.append)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert end.startswith("the run has ended") and not statuses
+    assert sum("is full: make room" in line for line in said) == 7

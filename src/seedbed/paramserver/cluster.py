@@ -161,7 +161,7 @@ class Cluster:
         self,
         keepers: Sequence[Keeper],
         function: Callable[[Keeper], _T],
-        patience_s: float = _PATIENCE_S,
+        patience_s: float | None = None,
     ) -> list[_T]:
         """Calls a function in the threads of several roles, and waits for the results.
 
@@ -170,6 +170,7 @@ class Cluster:
         """
         futures = [keeper.request(function) for keeper in keepers]
         results: list[_T] = []
+        patience_s = _PATIENCE_S if patience_s is None else patience_s
         until_s = time.monotonic() + patience_s
         for number, keeper in enumerate(keepers):
             while keeper.failure is None:

@@ -14,15 +14,15 @@ from types import FrameType
 from typing import Any
 
 from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.paramserver.starting import EarlyDeaths, start_role
+from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Learns on this machine, with actors of its own, for a run that was started elsewhere with
 --runtime paramserver --remote-learners N --listen ADDRESS. Both machines see the run's folder. Ends when the
 run ends; a learner that dies is started again."""
-_FATAL = 3  # as in `role.FATAL`, which this command does not import: it would load JAX
 _RETRY_S = 1.0
+_ROOM_S = 5.0  # between two starts for which the disk has no room
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,13 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
                 "the run has ended, has been without a coordinator for a minute, or has another learner in "
                 "this place"
             )
-        if deaths.add() or status == _FATAL:
+        if status == FULL:
+            tell(
+                f"the disk of {run} is full: make room there; it is tried again every {_ROOM_S:.0f} s"
+            )
+            time.sleep(_ROOM_S)
+            continue
+        if deaths.add() or status == FATAL:
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)

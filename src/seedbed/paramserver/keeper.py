@@ -19,8 +19,8 @@ from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.processes import running
-from seedbed.paramserver.role import COORDINATOR, FATAL, FULL, no_room
-from seedbed.paramserver.starting import EarlyDeaths, start_role
+from seedbed.paramserver.role import COORDINATOR, no_room
+from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"

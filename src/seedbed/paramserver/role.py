@@ -20,16 +20,13 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
+from seedbed.paramserver.starting import FATAL, FULL
 from seedbed.run import memory
 from seedbed.run.options import split_address
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
 """What the coordinator calls itself."""
-FATAL = 3
-"""The exit status of a role that no restart would repair; its last line is for the user."""
-FULL = 4
-"""The exit status of a role for which the disk has no room: it is started again later."""
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
