@@ -136,7 +136,7 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
     monkeypatch.setattr(CheckpointWriter, "_write", slow)
     monkeypatch.setattr(ReplayFeed, "save", checked)
     env = counting_env(sleep_s=0.002)
-    replay_train(run_folder, env=env, steps=8000, checkpoint_every_s=0.1)
+    replay_train(run_folder, env=env, steps=12_000, checkpoint_every_s=0.1)
     assert len(seen) >= 3 and all(seen)
 
 

@@ -43,6 +43,11 @@ PUSHED = """
 """
 
 
+# The second of each goes over the same ground.
+INTEGRATORS = [oracle.EULER, pytest.param(oracle.RK4, marks=pytest.mark.slow)]
+DTYPES = [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)]
+
+
 def scene(*kinds: str) -> physics.Model:
     """Free bodies of one geom each, above a plane that they do not reach."""
     sizes = {"sphere": ".06", "capsule": ".05 .12", "cylinder": ".07 .1"}
@@ -95,7 +100,7 @@ def is_finite(tree: Any) -> bool:
 # The solver
 
 
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
+@pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_the_residuals_root_does_no_harm_where_it_is_zero(integrator):
     """Its two norms are zero without constraints, and their difference is at the minimum."""
     model = directional.load("hopper", integrator)
@@ -140,7 +145,7 @@ def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, r
     np.testing.assert_allclose(back.qpos_low, back.qpos[:, :root], atol=1e-9 * scale)
 
 
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
+@pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_the_length_of_a_quaternion_has_no_effect(integrator):
     model = directional.load("ant", integrator)
     given = directional.inputs_of(model, oracle.cases(oracle.path("ant"), 8))
@@ -248,7 +253,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SAME)
 def test_geoms_in_one_place_have_finite_gradients(case, dtype):
     kinds, apart = SAME[case]
@@ -297,7 +302,7 @@ def kernel_gradients(
     return run(state, ctrl, damping)
 
 
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
+@pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_a_frozen_environment_is_harmless(integrator):
     """It keeps its state, so the state's cotangents pass, and nothing else has any."""
     model = directional.load("inverted_double_pendulum", integrator)
@@ -423,7 +428,7 @@ def pushed_gradient(ctrl: float, friction: tuple[float, float], dtype: Any) -> t
     return float(found[0][0, 0]), np.asarray(found[1][0])
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_tie_each_side_has_half(dtype):
     """A control on its clamp has half of the derivative that it has inside; of equal frictions, each half."""
     near = 1e-6
