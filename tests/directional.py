@@ -1,7 +1,8 @@
 """Directional derivatives of physics steps in double precision, and central differences beside them.
 
 A case is comparable if the same piece of the step is taken at all points that its difference needs: the same
-contacts and limits exist, the same rows push, the same controls are clamped.
+contacts and limits exist, the same rows push, on the same pieces of their impedance, and the same controls
+are clamped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ import mujoco_states as oracle
 import numpy_jaxpr
 from seedbed import physics
 from seedbed.physics.assembly import at_limits, over_slots
-from seedbed.physics.constraint import edges, motion_of, velocity
+from seedbed.physics.collision import Contacts
+from seedbed.physics.constraint import (
+    edges,
+    groups,
+    limit_table,
+    motion_of,
+    softness,
+    velocity,
+)
 from seedbed.physics.dynamics import body_motion
 from seedbed.physics.model import FREE
 from seedbed.physics.problem import Problem, pose
@@ -39,6 +48,8 @@ STEP = importlib.import_module("seedbed.physics.step")
 """The module, whose name in the package is that of its function."""
 PIECE = "piece"
 """Name of the booleans that tell which piece of the solver's problem a forward pass is on."""
+BEND = "bend"
+"""Name of those that tell which pieces of their impedance a forward pass's rows are on."""
 
 
 class Inputs(NamedTuple):
@@ -121,10 +132,34 @@ def pieces_of(problem: Problem, qacc: jax.Array) -> jax.Array:
     return jnp.concatenate(flags)
 
 
+def bends_of(model: physics.Model, contacts: Contacts, qpos: jax.Array) -> jax.Array:
+    """Flags: rows beyond the middle of their impedance's width, where its curvature jumps, and beyond it."""
+    table, flags = limit_table(model), [jnp.zeros(1, bool)]
+    if len(table["dof"]):
+        q = qpos[table["address"]]
+        excess = jnp.minimum(q - table["low"], table["high"] - q) - table["margin"]
+        flags += bends(table, excess, excess < 0)
+    for group, points in zip(groups(model), (contacts.fixed, contacts.moving), strict=True):
+        if len(group.slots.geom):
+            row = softness(model, group.slots.solref, group.slots.solimp)
+            flags += bends(row, points.dist - group.slots.margin, points.active)
+    return jnp.concatenate(flags)
+
+
+def bends(row: dict[str, np.ndarray], excess: jax.Array, there: jax.Array) -> list[jax.Array]:
+    share = jnp.abs(excess) / row["width"]
+    return [there & (share > row["middle"]), there & (share > 1)]
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
     """While it is open, steps that numpy evaluates put the flags of their forward passes into a list."""
-    solve = STEP.solve
+    solve, make_rows = STEP.solve, STEP.make_rows
+
+    def bending(model: Any, contacts: Any, qpos: Any, qvel: Any, motion: Any) -> Any:
+        rows = make_rows(model, contacts, qpos, qvel, motion)
+        flags = bends_of(model, contacts, qpos)
+        return jax.lax.optimization_barrier((rows, checkpoint_name(flags, BEND)))[0]
 
     def watching(
         model: Any, kin: Any, mass: Any, smooth: Any, start: Any, contacts: Any, rows: Any
@@ -138,6 +173,7 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(STEP, "solve", watching)
+        patch.setattr(STEP, "make_rows", bending)
         numpy_jaxpr.NAMED.clear()
         yield numpy_jaxpr.NAMED
         numpy_jaxpr.NAMED.clear()
@@ -148,10 +184,11 @@ def stepped(model: physics.Model, given: Inputs) -> tuple[np.ndarray, Pieces]:
     with watched() as named:
         result = numpy_jaxpr.evaluate(jax.vmap(stepper(model)), given)
         passes = [np.asarray(flags) for name, flags in named if name == PIECE]
+        bent = [np.asarray(flags) for name, flags in named if name == BEND]
     low, high = model.actuator_ctrlrange.T
     clamped = [(given.ctrl < low) & model.actuator_ctrllimited, given.ctrl > high]
     clamped[1] &= np.asarray(model.actuator_ctrllimited, bool)
-    flags = np.concatenate([*passes, *clamped], axis=1).astype(bool)
+    flags = np.concatenate([*passes, *bent, *clamped], axis=1).astype(bool)
     touching, limited = (np.any([p[:, k] for p in passes], axis=0) for k in (0, 1))
     return result, Pieces(flags, touching, limited)
 

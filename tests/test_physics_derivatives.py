@@ -49,7 +49,8 @@ def count(name: str) -> int:
 
 def classes(model: physics.Model, pieces: Pieces) -> dict[str, np.ndarray]:
     """Which cases [n] have contacts, limits or neither; only the classes that the model can have."""
-    found = {"free": pieces.free}
+    # Pusher's object never leaves its table.
+    found = {"free": pieces.free} if pieces.free.any() else {}
     if any(collision.pairs(model)):
         found["contact"] = pieces.touching
     if any(model.jnt_limited):

@@ -17,6 +17,7 @@ import mujoco_states as oracle
 from seedbed import physics, simd
 from seedbed.simd.accumulate import accumulated
 from seedbed.simd.derivative import linearize, transpose
+from seedbed.simd.store.function import Function
 from seedbed.simd.vectorize import trace_example
 
 ROWS = np.array([3, 0, 3, 1, 2, 0], np.int32)
@@ -110,11 +111,11 @@ def test_the_pull_back_of_physics_searches_for_nothing(integrator):
 
     given = state.qpos, state.qvel, np.zeros(model.nu, np.float32)
     closed = trace_example(step, "step", (given, {})).closed
-    linear = linearize(closed, (True,) * 3, (False,) * 3)
+    linear = linearize(Function.of(closed), (True,) * 3, (False,) * 3)
     tangents = len(linear.tangent.in_avals) - 3
     pulled = transpose(linear.tangent, (False,) * tangents + (True,) * 3, (True, True))
     assert " while[" in str(closed)
-    assert " while[" not in str(pulled.closed)
+    assert " while[" not in str(pulled.function.closed)
     kept = sum(aval.size for aval in linear.forward.out_avals[2:])
     assert kept == (2 if integrator == oracle.EULER else 4) * model.nv
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from seedbed.llvm import host_vector_unit
-from seedbed.simd import vectorize
-from seedbed.simd.store import build, cache
+from seedbed.simd import derivative, vectorize
+from seedbed.simd.store import build, cache, sources
 from seedbed.simd.store.digest import Indescribable, digest
+from seedbed.simd.store.function import Function
 from test_layers import SOURCE, import_graph, read_modules
 
 
@@ -205,7 +206,7 @@ def test_what_has_an_address_has_no_name():
 SCRIPT = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-from seedbed.simd import vectorize
+from seedbed.simd import derivative, vectorize
 from seedbed.simd.store import build
 if sys.argv[1] == "hit":
     def fail(*_, **__):
@@ -219,18 +220,27 @@ print(vectorize(f)(np.linspace(-1, 2, 20, dtype=np.float32), np.arange(20, dtype
 DERIVED = (
     SCRIPT.split("def f(x, k)")[0]
     + """
-def f(x):
-    return jax.lax.scan(lambda y, row: (jnp.sin(y * row) + x, None), x, np.arange(60.0, dtype=np.float32))[0]
+from seedbed.simd import derivative
+if sys.argv[1] == "hit":
+    derivative._linearized = derivative._transposed = fail
+SLOPE = float(sys.argv[2])
+@jax.custom_jvp
+def scaled(x):
+    return 2 * x
+scaled.defjvp(lambda primals, tangents: (scaled(*primals), SLOPE * tangents[0]))
+def f(x, row):
+    rows = np.linspace(0, 0.5, 60, dtype=np.float32)
+    return jax.lax.scan(lambda y, row: (jnp.sin(scaled(y) * row) + x, None), x * row, rows)[0]
 x = np.linspace(-1, 2, 20, dtype=np.float32)
-print(jax.grad(lambda x: vectorize(f)(x).sum())(x).sum(), jax.jvp(vectorize(f), (x,), (x,))[1].sum())
+loss = lambda x: jax.lax.scan(lambda y, u: (vectorize(f)(y, u), None), x, jnp.stack([x, x]))[0].sum()
+print(jax.grad(loss)(x).sum(), jax.jvp(lambda x: vectorize(f)(x, x), (x,), (x,))[1].sum())
 """
 )
 
 
-def run_script(kind, script=SCRIPT):
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, kind], capture_output=True, text=True
-    )
+def run_script(kind, script=SCRIPT, *more):
+    command = [sys.executable, "-W", "error", "-c", script, kind, *more]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -245,11 +255,67 @@ def test_another_process_finds_it_without_tracing(folder):
     assert run_script("hit") == first
 
 
-def test_another_process_finds_derivatives(folder):
-    first = run_script("miss", DERIVED)
-    # The function with what it keeps, its tangent, and the tangent's transpose.
-    assert len(files(folder)) >= 3
-    assert run_script("hit", DERIVED) == first
+def test_another_process_finds_derivatives_and_traces_none(folder):
+    first = run_script("miss", DERIVED, "2")
+    # The function, its tangent, that one's transpose, and what is known of the two.
+    assert len(files(folder)) >= 5
+    assert run_script("hit", DERIVED, "2") == first
+
+
+def test_another_rule_is_another_derivative(folder):
+    """Although the function itself is the same."""
+    first = run_script("miss", DERIVED, "2")
+    assert np.isfinite([float(number) for number in first.split()]).all()
+    assert run_script("miss", DERIVED, "0.5") != first
+    assert run_script("hit", DERIVED, "0.5") != first
+    assert run_script("hit", DERIVED, "2") == first
+
+
+def ruled(slope):
+    @jax.custom_jvp
+    def scaled(x):
+        return 2 * x
+
+    scaled.defjvp(lambda primals, tangents: (scaled(*primals), slope * tangents[0]))
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 3, lambda _, y: jax.jit(scaled)(y), x)
+
+    return jax.make_jaxpr(loop)(X)
+
+
+def test_rules_are_part_of_a_description_if_they_are_asked_for():
+    one, other = ruled(2.0), ruled(np.full(1, 3.0, np.float32))
+    assert digest(one) == digest(other)
+    assert digest(one, rules=True) != digest(other, rules=True)
+    assert digest(one, rules=True) == digest(ruled(2.0), rules=True) != digest(one)
+
+
+def test_rules_of_other_kinds_have_no_description():
+    @jax.custom_vjp
+    def doubled(x):
+        return 2 * x
+
+    doubled.defvjp(lambda x: (2 * x, x), lambda x, g: (x * g,))
+    closed = jax.make_jaxpr(doubled)(X)
+    assert digest(closed)
+    with pytest.raises(Indescribable):
+        digest(closed, rules=True)
+    assert jax.grad(lambda x: vectorize(doubled)(x).sum())(X).tolist() == X.tolist()
+
+
+def test_what_is_known_must_agree_with_what_is_made(folder):
+    """A file about a derivative is not believed where the derivative itself says something else."""
+
+    def f(x):
+        return jnp.sin(x) * x
+
+    aval = jax.ShapeDtypeStruct((), np.float32)
+    function = Function.of(jax.make_jaxpr(f)(aval))
+    linear = derivative.linearize(function, (True,), (False,))
+    other = Function([*linear.tangent.in_avals, aval], [aval], lambda: linear.tangent.closed, "x")
+    with pytest.raises(RuntimeError, match="not those on disk"):
+        _ = other.closed
 
 
 def test_each_setting_has_code_of_its_own(folder, monkeypatch):
@@ -261,7 +327,7 @@ def test_each_setting_has_code_of_its_own(folder, monkeypatch):
     monkeypatch.setattr(build, "lanes", lambda: 4)
     vectorize(f)(np.ones(3, np.float32))
     assert len(files(folder)) == 1 + (host_vector_unit().width != 4)
-    monkeypatch.setattr(build, "_compiler", lambda: "another")
+    monkeypatch.setattr(build, "fingerprint", lambda names: "another")
     vectorize(f)(np.ones(3, np.float32))
     assert len(files(folder)) == 2 + (host_vector_unit().width != 4)
 
@@ -273,15 +339,15 @@ def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
 
     def compiler_after(path, text):
         write(path, text)
-        return build._compiler.__wrapped__()
+        return sources.fingerprint.__wrapped__(sources.COMPILER)
 
-    monkeypatch.setattr(build, "_PACKAGE", tmp_path)
-    for path in build.COMPILER:
+    monkeypatch.setattr(sources, "_PACKAGE", tmp_path)
+    for path in sources.COMPILER:
         write(path if path.endswith(".py") else f"{path}/a.py", "")
     inside = ("llvm.py", "ffi.py", "simd/ir/a.py", "simd/cpu/a.py", "simd/cpu/inner/b.py")
     names = {compiler_after(path, text) for path in inside for text in ("x = 1", "x = 2")}
     (tmp_path / "simd/cpu/a.py").rename(tmp_path / "simd/cpu/inner/a.py")
-    names.add(build._compiler.__wrapped__())
+    names.add(sources.fingerprint.__wrapped__(sources.COMPILER))
     assert len(names) == 11
     for path in ("simd/primitive.py", "simd/store/cache.py", "nets/native/tile.py", "ops/a.py"):
         assert compiler_after(path, "x = 1") == compiler_after(path, "x = 2") in names
@@ -290,7 +356,7 @@ def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
 def test_the_compiler_uses_no_other_source():
     modules = read_modules(SOURCE)
     graph, named = import_graph(modules), {path: name for name, (path, _) in modules.items()}
-    inside = {named[path] for path in build.compiler_sources()}
+    inside = {named[path] for path in sources.sources(sources.COMPILER)}
     used = {module for name in inside for module in graph[name]}
     assert {"simd.frontend.trace", "simd.cpu.compiler", "simd.store.digest"} <= inside
     assert used - inside == {"types"}  # the base class of its error

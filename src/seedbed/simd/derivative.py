@@ -1,17 +1,17 @@
 """Derivatives of functions of one example, as functions of one example: a kernel's derivative is a kernel.
 
 A derivative gets the function's operands and computes what it needs of the function again, but for the values
-that are named `KEPT`: the function returns those, too, where it is differentiated. Functions are closed
-jaxprs with flat operands; those of floating-point numbers can have tangents. For any thread.
+that are named `KEPT`: the function returns those, too, where it is differentiated. Operands of floating-point
+numbers can have tangents. What is known of a derivative is kept on disk, so that a later process, which finds
+its machine code there, too, need not trace it. For any thread.
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,13 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from seedbed.simd.accumulate import accumulated
+from seedbed.simd.frontend.jaxprs import without_collector
+from seedbed.simd.store.function import Function, describe, recall, remember, types_of
+from seedbed.simd.store.sources import DERIVATION, fingerprint
 
 KEPT = "seedbed.kept"
 """Name (`checkpoint_name`) of a value that derivatives take over instead of computing it again."""
 
-F = TypeVar("F", bound=Callable[..., Any])
 _policy = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 
@@ -40,8 +42,8 @@ class Linear(NamedTuple):
     it is linear.
     """
 
-    forward: core.ClosedJaxpr  # returns the results, and then what it keeps
-    tangent: core.ClosedJaxpr
+    forward: Function  # returns the results, and then what it keeps
+    tangent: Function
     operands: tuple[int, ...]  # of the function, which the tangent needs
     kept: tuple[int, ...]  # which of the values that `forward` returns after its results
 
@@ -49,8 +51,16 @@ class Linear(NamedTuple):
 class Pulled(NamedTuple):
     """The transpose of a linear function: from cotangents of results to cotangents of linear operands."""
 
-    closed: core.ClosedJaxpr
+    function: Function
     operands: tuple[int, ...]  # of the linear function, which the transpose needs
+
+
+class _Made(NamedTuple):
+    """Jaxprs of derivatives, and the places of what they need."""
+
+    jaxprs: tuple[core.ClosedJaxpr, ...]
+    operands: tuple[int, ...]
+    kept: tuple[int, ...] = ()
 
 
 def is_differentiable(aval: Any) -> bool:
@@ -58,28 +68,82 @@ def is_differentiable(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
 
-def _without_collector(function: F) -> F:
-    """Makes a function run without Python's collector of cycles, which takes a quarter of long traces."""
-
-    @functools.wraps(function)
-    def run(*args: Any) -> Any:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return function(*args)
-        finally:
-            if enabled:
-                gc.enable()
-
-    return run  # type: ignore[return-value]
-
-
 @functools.lru_cache(maxsize=512)
-@_without_collector
-def linearize(
+def linearize(function: Function, moving: tuple[bool, ...], shared: tuple[bool, ...]) -> Linear:
+    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows.
+
+    Only the tangent by all operands is derived: JAX asks for tangents by some of a loop's operands first, to
+    find out which ones move in the end. Where some do not move, the tangent has zeros.
+    """
+    able = tuple(map(is_differentiable, function.in_avals))
+    if moving != able and not _has_no_rows(moving, shared):
+        whole = linearize(function, able, shared)
+        still = [not m for m, a in zip(moving, able, strict=True) if a]
+        return whole._replace(tangent=_with_zeros(whole.tangent, still))
+    recipe = _recipe(f"tangent by {moving} with {shared}", function.rules)
+    make = functools.cache(lambda: _linearized(function.closed, moving, shared))
+    known = _known(recipe, make)
+    forward, tangent = (_derived(known, i, make, recipe) for i in (0, 1))
+    kept = tuple(known["kept"])
+    if len(forward.out_avals) == len(function.out_avals):
+        forward = function
+    return Linear(forward, tangent, tuple(known["operands"]), kept)
+
+
+def _with_zeros(tangent: Function, still: Sequence[bool]) -> Function:
+    """Returns a tangent with zeros instead of those of its last operands that are flagged as still."""
+    given = tangent.in_avals
+    flags = [*(False for _ in given[len(still) :]), *still]
+
+    def make() -> core.ClosedJaxpr:
+        closed = tangent.closed
+        pairs = list(zip(closed.jaxpr.invars, flags, strict=True))
+        zeros = [v for v, f in pairs if f]
+        jaxpr = closed.jaxpr.replace(
+            invars=[v for v, f in pairs if not f], constvars=[*closed.jaxpr.constvars, *zeros]
+        )
+        constants = [np.zeros(v.aval.shape, v.aval.dtype) for v in zeros]
+        return core.ClosedJaxpr(jaxpr, [*closed.consts, *constants])
+
+    moved = [a for a, f in zip(given, flags, strict=True) if not f]
+    recipe = _recipe(f"with zeros at {flags}", tangent.derived)
+    return Function(moved, tangent.out_avals, make, recipe)
+
+
+def _recipe(what: str, of: str | None) -> str | None:
+    """Returns all that a derived function depends on, or None if what it is derived from has no name."""
+    if of is None:
+        return None
+    return f"{what} of {of}, {jnp.result_type(float)}, {fingerprint(DERIVATION)}"
+
+
+def _known(recipe: str | None, make: Callable[[], _Made]) -> dict[str, Any]:
+    """Returns what a derivation comes to, from disk if it is there."""
+    found = recall(recipe) if recipe else None
+    if found is None:
+        made = make()
+        found = {
+            "types": [[describe(j.in_avals), describe(j.out_avals)] for j in made.jaxprs],
+            "operands": made.operands,
+            "kept": made.kept,
+        }
+        if recipe:
+            remember(recipe, found)
+    return found
+
+
+def _derived(
+    known: dict[str, Any], number: int, make: Callable[[], _Made], recipe: str | None
+) -> Function:
+    own = recipe and f"{number} of {recipe}"
+    given, results = map(types_of, known["types"][number])
+    return Function(given, results, lambda: make().jaxprs[number], own)
+
+
+@without_collector
+def _linearized(
     closed: core.ClosedJaxpr, moving: tuple[bool, ...], shared: tuple[bool, ...]
-) -> Linear:
-    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows."""
+) -> _Made:
     push: list[Any] = []
     flat = accumulated(closed)
 
@@ -129,9 +193,8 @@ def linearize(
             jaxpr.replace(outvars=[*jaxpr.outvars[:count], *kept]), whole.consts
         )
         forward_closed, _ = _pruned(returned, [True] * len(places))
-    return Linear(
-        forward_closed,
-        traced,
+    return _Made(
+        (forward_closed, traced),
         tuple(i for i in used if i < len(places)),
         tuple(i - len(places) for i in used if len(places) <= i < size),
     )
@@ -142,11 +205,18 @@ def _has_no_rows(moving: Sequence[bool], shared: Sequence[bool]) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-@_without_collector
-def transpose(
-    closed: core.ClosedJaxpr, linear: tuple[bool, ...], given: tuple[bool, ...]
-) -> Pulled:
+def transpose(function: Function, linear: tuple[bool, ...], given: tuple[bool, ...]) -> Pulled:
     """Returns the transpose of a function that is linear in some operands, for the `given` cotangents."""
+    recipe = _recipe(f"transpose by {linear} for {given}", function.name)
+    make = functools.cache(lambda: _transposed(function.closed, linear, given))
+    known = _known(recipe, make)
+    return Pulled(_derived(known, 0, make, recipe), tuple(known["operands"]))
+
+
+@without_collector
+def _transposed(
+    closed: core.ClosedJaxpr, linear: tuple[bool, ...], given: tuple[bool, ...]
+) -> _Made:
     moved = [a for a, flag in zip(closed.in_avals, linear, strict=True) if flag]
     fixed = [i for i, flag in enumerate(linear) if not flag]
 
@@ -164,7 +234,7 @@ def transpose(
     traced = jax.make_jaxpr(pull)(*(closed.in_avals[i] for i in fixed), *cotangents)
     traced, used = _pruned(traced, [i >= len(fixed) for i in range(len(traced.in_avals))])
     traced = accumulated(traced)
-    return Pulled(traced, tuple(fixed[i] for i in used if i < len(fixed)))
+    return _Made((traced,), tuple(fixed[i] for i in used if i < len(fixed)))
 
 
 def _merge(flags: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""A JAX primitive that applies a jaxpr of one example to the rows of arrays.
+"""A JAX primitive that applies a function of one example to the rows of arrays.
 
 Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPU the primitive is a
-kernel, and so are its derivatives, which are the same primitive with other jaxprs. On other devices, and if
-there is no kernel, it is `jax.vmap` of the same jaxpr, provided that XLA compiles that in reasonable time.
+kernel, and so are its derivatives, which are the same primitive with other functions. On other devices, and
+if there is no kernel, it is `jax.vmap` of the same function, if XLA compiles that in reasonable time.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from seedbed.simd.derivative import is_differentiable, linearize, sum_rows, transpose
 from seedbed.simd.frontend.jaxprs import count_equations
 from seedbed.simd.ir.program import Unsupported
+from seedbed.simd.store.function import Function
 from seedbed.types import SeedbedError
 
 LARGEST_FALLBACK = 15_000
@@ -35,18 +36,18 @@ vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
 
 
-def mapped(closed: core.ClosedJaxpr, shared: Sequence[bool], *operands: Any) -> list[jax.Array]:
-    """Applies the jaxpr of one example to the rows of operands, like the primitive, but by `jax.vmap`."""
+def mapped(function: Function, shared: Sequence[bool], *operands: Any) -> list[jax.Array]:
+    """Applies a function of one example to the rows of operands, like the primitive, but by `jax.vmap`."""
     axes = [None if s else 0 for s in shared]
-    return jax.vmap(core.jaxpr_as_fun(closed), in_axes=axes)(*operands)
+    return jax.vmap(core.jaxpr_as_fun(function.closed), in_axes=axes)(*operands)
 
 
-def _admit(closed: core.ClosedJaxpr, name: str, reason: str) -> None:
+def _admit(function: Function, name: str, reason: str) -> None:
     """Raises SeedbedError, which states `reason`, if a function is too large for `jax.vmap`.
 
     The limit is LARGEST_FALLBACK.
     """
-    equations = count_equations(closed.jaxpr)
+    equations = count_equations(function.closed.jaxpr)
     if equations > LARGEST_FALLBACK:
         raise SeedbedError(
             f"simd.vectorize({name}): {reason}. It is left to jax.vmap then, and {equations} equations "
@@ -55,9 +56,7 @@ def _admit(closed: core.ClosedJaxpr, name: str, reason: str) -> None:
         )
 
 
-def _types(
-    *operands: Any, closed: core.ClosedJaxpr, shared: Sequence[bool], name: str
-) -> list[Any]:
+def _types(*operands: Any, function: Function, shared: Sequence[bool], name: str) -> list[Any]:
     """Returns the types of the results, which vary over every mesh axis over which an operand varies.
 
     Raises SeedbedError if operands have their rows split over different mesh axes.
@@ -72,7 +71,7 @@ def _types(
     axes = frozenset[str]().union(*(o.manual_axis_type.varying for o in operands))
     mesh = jax.sharding.get_abstract_mesh()
     types = []
-    for one in closed.out_avals:
+    for one in function.out_avals:
         shape = (rows[0].shape[0], *one.shape)
         if mesh.empty:
             types.append(jax.core.ShapedArray(shape, one.dtype))
@@ -114,7 +113,7 @@ def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    closed: core.ClosedJaxpr,
+    function: Function,
     shared: tuple[bool, ...],
     name: str,
 ) -> tuple[Any, Any]:
@@ -125,12 +124,12 @@ def _jvp(
     )
     zeros = [
         ad.Zero(a.to_tangent_aval())
-        for a in _types(*map(jax.typeof, primals), closed=closed, shared=shared, name=name)
+        for a in _types(*map(jax.typeof, primals), function=function, shared=shared, name=name)
     ]
     if not any(moving):
-        return vectorized_p.bind(*primals, closed=closed, shared=shared, name=name), zeros
-    linear = linearize(closed, moving, shared)
-    found: Any = vectorized_p.bind(*primals, closed=linear.forward, shared=shared, name=name)
+        return vectorized_p.bind(*primals, function=function, shared=shared, name=name), zeros
+    linear = linearize(function, moving, shared)
+    found: Any = vectorized_p.bind(*primals, function=linear.forward, shared=shared, name=name)
     results, kept = found[: len(zeros)], found[len(zeros) :]
     places = [*linear.operands, *(i for i, m in enumerate(moving) if m)]
     flags = [shared[i] for i in linear.operands] + [False] * len(linear.kept)
@@ -138,7 +137,7 @@ def _jvp(
         *(primals[i] for i in linear.operands),
         *(kept[i] for i in linear.kept),
         *(t for t, m in zip(tangents, moving, strict=True) if m),
-        closed=linear.tangent,
+        function=linear.tangent,
         shared=(*flags, *(shared[i] for i in places[len(linear.operands) :])),
         name=name if name.startswith(_DERIVED) else _DERIVED + name,
     )
@@ -151,7 +150,7 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any],
     *operands: Any,
-    closed: core.ClosedJaxpr,
+    function: Function,
     shared: tuple[bool, ...],
     name: str,
 ) -> list[Any]:
@@ -160,12 +159,12 @@ def _transpose(
     given = tuple(not isinstance(c, ad.Zero) for c in cotangents)
     if not any(given):
         return [ad.Zero(o.aval) if f else None for o, f in zip(operands, linear, strict=True)]
-    pulled = transpose(closed, linear, given)
+    pulled = transpose(function, linear, given)
     rows = [c for c, g in zip(cotangents, given, strict=True) if g]
     made: Any = vectorized_p.bind(
         *(operands[i] for i in pulled.operands),
         *rows,
-        closed=pulled.closed,
+        function=pulled.function,
         shared=(*(shared[i] for i in pulled.operands), *(False for _ in rows)),
         name=name,
     )
@@ -190,10 +189,10 @@ _DERIVED = "derivative of "
 # On the CPU
 
 
-def _lower(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
-    target = _kernel(closed, shared, name)
+def _lower(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
+    target = _kernel(function, shared, name)
     if target is None:
-        return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
+        return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
     extra = {} if any(shared) else _split(ctx)
     return jax.ffi.ffi_lowering(target, extra_attributes=extra)(ctx, *operands)
 
@@ -227,17 +226,17 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
     return f"#sdy.op_sharding_rule<{sides[0]}->{sides[1]} {{{factors}}}{whole}, custom>"
 
 
-def _lower_elsewhere(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
+def _lower_elsewhere(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _admit(closed, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
-    return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
+    _admit(function, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
+    return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
 
 
-def _lower_mapped(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
+def _lower_mapped(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
     del name
-    run = functools.partial(mapped, closed, shared)
-    if _knows_axes(closed):
+    run = functools.partial(mapped, function, shared)
+    if _knows_axes(function):
         return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
     return _lower_opaque(ctx, *operands, run=run)
 
@@ -250,9 +249,9 @@ def _varying(array: Any) -> frozenset[str]:
     return jax.typeof(array).manual_axis_type.varying
 
 
-def _knows_axes(closed: core.ClosedJaxpr) -> bool:
-    """Returns whether a jaxpr was traced with the mesh axes over which its operands vary."""
-    return any(a.manual_axis_type.varying for a in closed.in_avals)
+def _knows_axes(function: Function) -> bool:
+    """Returns whether a function was traced with the mesh axes over which its operands vary."""
+    return any(a.manual_axis_type.varying for a in function.in_avals)
 
 
 def _lower_opaque(ctx: Any, *operands: Any, run: Callable[..., Any]) -> Any:
@@ -264,7 +263,7 @@ def _lower_opaque(ctx: Any, *operands: Any, run: Callable[..., Any]) -> Any:
 _NOWHERE = jax.sharding.ManualAxisType()
 
 
-def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> str | None:
+def _kernel(function: Function, shared: tuple[bool, ...], name: str) -> str | None:
     """Returns the custom-call target of a kernel, or None if `jax.vmap` replaces it.
 
     Without a kernel it warns, once for each message, and raises SeedbedError if the function is too
@@ -275,18 +274,18 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
         from seedbed.simd.cpu import compiler
         from seedbed.simd.store import build
     except ImportError as error:
-        return _give_up(f"install llvmlite ({error})", closed, name)
+        return _give_up(f"install llvmlite ({error})", function, name)
     reason = compiler.unsupported()
     if reason is not None:
-        return _give_up(reason, closed, name)
+        return _give_up(reason, function, name)
     try:
-        return build.target(closed, shared)
+        return build.target(function, shared)
     except (Unsupported, Refused) as error:
-        return _give_up(str(error), closed, name)
+        return _give_up(str(error), function, name)
 
 
-def _give_up(reason: str, closed: core.ClosedJaxpr, name: str) -> None:
-    _admit(closed, name, reason)
+def _give_up(reason: str, function: Function, name: str) -> None:
+    _admit(function, name, reason)
     _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {reason}")
 
 

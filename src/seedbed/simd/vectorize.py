@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.ir.program import DTYPES
 from seedbed.simd.primitive import vectorized_p
+from seedbed.simd.store.function import Function
 from seedbed.types import SeedbedError
 
 LARGEST_CONSTANT = 512
@@ -73,7 +75,11 @@ def _apply(fn: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
     if not example.closed.out_avals:
         return example.rebuild([])
     results = vectorized_p.bind(
-        *operands, *example.shared, closed=example.closed, shared=flags, name=name
+        *operands,
+        *example.shared,
+        function=Function.of(example.closed),
+        shared=flags,
+        name=name,
     )
     return example.rebuild(results)
 
@@ -89,6 +95,7 @@ def _varying_example(leaf: Any) -> jax.ShapeDtypeStruct:
     )
 
 
+@without_collector
 def trace_example(fn: Callable[..., Any], name: str, arguments: Any) -> Example:
     """Traces `fn` over the leaves of `arguments`: (args, kwargs) of the shapes of one example.
 

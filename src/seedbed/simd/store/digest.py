@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax.extend import core
 
@@ -35,13 +36,16 @@ class Indescribable(Exception):
     """Raised when a jaxpr contains something that has no lasting description."""
 
 
-def digest(closed: core.ClosedJaxpr) -> str:
+def digest(closed: core.ClosedJaxpr, *, rules: bool = False) -> str:
     """Returns the SHA-256, in hex, of a jaxpr's text and of the bytes of its constants.
 
+    With `rules`, also of the rules by which its `jax.custom_jvp` functions are differentiated once.
+
     Raises:
-        Indescribable: a parameter has no description that another process would share.
+        Indescribable: a parameter has no description that another process would share; or, with `rules`, the
+            jaxpr has a rule of another kind.
     """
-    scribe = _Scribe({})
+    scribe = _Scribe({}, rules)
     scribe.closed(closed)
     return _hash(scribe.lines)
 
@@ -49,10 +53,11 @@ def digest(closed: core.ClosedJaxpr) -> str:
 class _Scribe:
     """A writer of jaxprs as lines of text. Variables are numbered in the order in which they appear."""
 
-    def __init__(self, known: dict[int, str]) -> None:
+    def __init__(self, known: dict[int, str], rules: bool) -> None:
         self.lines: list[str] = []
         self._numbers: dict[Any, int] = {}
         self._known = known  # hashes of inner jaxprs by id: calls of one function share one
+        self._rules = rules
 
     def closed(self, closed: core.ClosedJaxpr) -> None:
         self.jaxpr(closed.jaxpr)
@@ -68,7 +73,22 @@ class _Scribe:
             ]
             results, given = self._atoms(equation.outvars), self._atoms(equation.invars)
             self.lines.append(f"{results}={equation.primitive.name} {given} {' '.join(params)}")
+            if self._rules and equation.primitive.name.startswith("custom_"):
+                self.lines.append(self._rule(equation))
         self.lines.append(f"in {self._atoms(jaxpr.outvars)}")
+
+    def _rule(self, equation: Any) -> str:
+        """Returns the hash of what a function's own rule computes, for tangents of all operands."""
+        params = equation.params
+        if "jvp_jaxpr_fun" not in params or params["symbolic_zeros"]:
+            raise Indescribable(f"the rule of {equation.primitive.name}")
+        zeros = [False] * (len(equation.invars) - params["num_consts"])
+        jaxpr, consts, without_tangent = params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+        if any(isinstance(constant, jax.core.Tracer) for constant in consts):
+            raise Indescribable("a rule that closes over traced values")
+        inner = _Scribe({}, rules=False)
+        inner.closed(core.ClosedJaxpr(jaxpr, consts))
+        return _hash([*inner.lines, str(without_tangent)])
 
     def _atoms(self, atoms: Iterable[Any]) -> str:
         return " ".join(map(self._atom, atoms))
@@ -86,6 +106,7 @@ class _Scribe:
         """Returns a description of a parameter or a constant; raises Indescribable if there is none."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return repr(value)
+        value = getattr(value, "closed", value)  # a Function, of a kernel inside
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             return self._inner(value)
         if isinstance(value, enum.Enum):
@@ -114,7 +135,7 @@ class _Scribe:
         """Returns the hash of an inner jaxpr, which is written separately."""
         if id(jaxpr) in self._known:
             return self._known[id(jaxpr)]
-        inner = _Scribe(self._known)
+        inner = _Scribe(self._known, self._rules)
         if isinstance(jaxpr, core.ClosedJaxpr):
             inner.closed(jaxpr)
         else:
