@@ -31,6 +31,11 @@ LARGEST_FALLBACK = 15_000
 
 XLA takes about 4 ms to compile one equation of a physics step, so a minute for all.
 """
+_EXPECT = (
+    "What simd.vectorize would make a kernel, such as a step of physics, runs as jax.vmap instead: on a CPU, "
+    "Ant then takes XX times as long, and XLA compiles its step for YY s"
+)
+"""What to expect on a device without kernels; docs/hardware.md says how it was measured."""
 vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
 
@@ -230,7 +235,7 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
 def _lower_elsewhere(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _admit(closed, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
+    _do_without(f"there are kernels for CPUs only, not for {where}: run it on a CPU", closed, name)
     return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
 
 
@@ -268,26 +273,33 @@ def _kernel(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> st
     """Returns the custom-call target of a kernel, or None if `jax.vmap` replaces it.
 
     Without a kernel it warns, once for each message, and raises SeedbedError if the function is too
-    large for `jax.vmap`.
+    large for `jax.vmap`. If there are no kernels at all on this machine, it warns only once.
     """
     try:
         from seedbed.ffi import Refused
         from seedbed.simd.cpu import compiler
         from seedbed.simd.store import build
     except ImportError as error:
-        return _give_up(f"install llvmlite ({error})", closed, name)
+        return _do_without(f"install llvmlite ({error})", closed, name)
     reason = compiler.unsupported()
     if reason is not None:
-        return _give_up(reason, closed, name)
+        return _do_without(reason, closed, name)
     try:
         return build.target(closed, shared)
-    except (Unsupported, Refused) as error:
-        return _give_up(str(error), closed, name)
+    except Refused as error:
+        return _do_without(str(error), closed, name)
+    except Unsupported as error:
+        _admit(closed, name, str(error))
+        return _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {error}")
 
 
-def _give_up(reason: str, closed: core.ClosedJaxpr, name: str) -> None:
+def _do_without(reason: str, closed: core.ClosedJaxpr, name: str) -> None:
+    """Warns, once for each reason, that there are no kernels at all, and what to expect then.
+
+    Raises SeedbedError if the function is too large for `jax.vmap`.
+    """
     _admit(closed, name, reason)
-    _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {reason}")
+    _say(f"{reason}. {_EXPECT}")
 
 
 @functools.cache

@@ -1,0 +1,65 @@
+"""Makes a Python process look as on macOS: on PYTHONPATH, it runs at the start of each process, children too.
+
+What CPython lacks on macOS goes away at once. `sys.platform` changes when seedbed is imported, because the
+other packages here were built for Linux; those that look at it are imported before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+# How the names begin that CPython has on Linux, and not on macOS.
+MISSING: dict[Any, str] = {
+    os: "memfd_create MFD_ eventfd EFD_ timerfd_ pidfd_open pipe2 splice SPLICE_ copy_file_range waitid "
+    "sched_getaffinity sched_setaffinity sched_getparam sched_setparam sched_getscheduler "
+    "sched_setscheduler getresuid setresuid unshare setns CLONE_ getxattr setxattr listxattr XATTR_ "
+    "posix_fallocate posix_fadvise POSIX_FADV_ fdatasync getrandom GRND_ O_TMPFILE O_PATH O_DIRECT",
+    fcntl: "F_ADD_SEALS F_GET_SEALS F_SEAL F_SETPIPE_SZ F_GETPIPE_SZ F_SETLEASE",
+    select: "epoll EPOLL",
+    signal: "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR",
+    mmap: "MADV_HUGEPAGE MADV_NOHUGEPAGE MADV_REMOVE MADV_DONTFORK MAP_POPULATE",
+    resource: "prlimit RUSAGE_THREAD",
+    socket: "SO_PEERCRED AF_PACKET AF_VSOCK AF_ALG SOCK_CLOEXEC SOCK_NONBLOCK",
+    time: "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
+}
+LOOKS_AT_PLATFORM = ("psutil",)
+HIDDEN = ("/proc/", "/sys/")
+
+for module, names in MISSING.items():
+    for name in [n for n in vars(module) if n.startswith(tuple(names.split()))]:
+        delattr(module, name)
+
+
+class _Darwin:
+    """A finder that finds nothing, but knows when seedbed is imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "seedbed" and sys.platform == "linux":
+            for other in LOOKS_AT_PLATFORM:
+                importlib.import_module(other)
+            sys.platform = "darwin"
+
+
+def _hide(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuses to open files that only Linux has; psutil's build for macOS would not open them."""
+    if event == "open" and sys.platform == "darwin" and str(arguments[0]).startswith(HIDDEN):
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").startswith("psutil"):
+                return
+            frame = frame.f_back
+        raise FileNotFoundError(2, "macOS has no such file", arguments[0])
+
+
+sys.meta_path.insert(0, _Darwin())
+sys.addaudithook(_hide)
