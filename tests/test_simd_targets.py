@@ -68,7 +68,8 @@ def of_fuzz(seed: int) -> Case:
     tape = rng.bytes(300)
     x = rng.integers(-50, 50, (ROWS, 3)).astype(np.int32)
     n, shared = rng.integers(-9, 99, ROWS).astype(np.int32), np.int32(rng.integers(0, 9))
-    return traced(lambda x, n, s: fuzz.Composer(tape).program(x, n, s), (x, n), (shared,))
+    with fuzz.addresses(seed):
+        return traced(lambda x, n, s: fuzz.Composer(tape).program(x, n, s), (x, n), (shared,))
 
 
 def of_elementary_functions() -> Case:
