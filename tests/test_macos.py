@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from seedbed import resolve
+from untrained_run import write_run
+
 HERE = Path(__file__).parent
 REFUSED = {
     "train pong": "the central runtime",
@@ -18,6 +21,7 @@ REFUSED = {
     "train pong/gorila --runtime paramserver": "the paramserver runtime",
     "actor somewhere:1234": "seedbed actor",
     "learner somewhere": "seedbed learner",
+    "evaluate {host}": "an environment of the host",
 }
 NEEDS = "needs Linux (memfd, eventfd, epoll), and this is darwin"
 
@@ -52,7 +56,7 @@ def test_what_linux_has_is_hidden():
 
 
 def test_the_fused_runtime_trains(run_folder):
-    options = "--steps 2000 --evaluate-every 1000 --evaluate-episodes 2 --checkpoint-every-s 0"
+    options = "--steps 2000 --evaluate-every 1000 --evaluate-episodes 2 --checkpoint-every-s 0.1"
     found = seedbed("train", "cartpole/ppo", *options.split(), "--run", str(run_folder))
     assert found.returncode == 0, found.stderr
     assert "trained with a mean return of" in found.stdout
@@ -69,7 +73,9 @@ def test_what_needs_linux_is_refused(tmp_path):
         "    status = seedbed.cli.main(line.split())\n"
         "    print(status, flush=True)\n"
     )
-    lines = [f"{line} --run {tmp_path / 'run'}" if "train" in line else line for line in REFUSED]
+    host = write_run(tmp_path / "host", resolve.train_config("cartpole/impala"))
+    lines = [line.format(host=host) for line in REFUSED]
+    lines = [f"{line} --run {tmp_path / 'run'}" if "train" in line else line for line in lines]
     found = on_macos("-c", code, *lines)
     assert found.stdout.split() == ["1"] * len(REFUSED), found.stderr
     for line, what in zip(found.stderr.splitlines(), REFUSED.values(), strict=True):

@@ -1,13 +1,12 @@
 """Makes a Python process look as on macOS: on PYTHONPATH, it runs at the start of each process, children too.
 
 What CPython lacks on macOS goes away at once. `sys.platform` changes when seedbed is imported, because the
-other packages here were built for Linux; those that look at it are imported before.
+other packages here were built for Linux; two that look at it are imported before.
 """
 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import mmap
 import os
 import resource
@@ -15,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from typing import Any
 
@@ -29,15 +29,18 @@ MISSING: dict[Any, str] = {
     signal: "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR",
     mmap: "MADV_HUGEPAGE MADV_NOHUGEPAGE MADV_REMOVE MADV_DONTFORK MAP_POPULATE",
     resource: "prlimit RUSAGE_THREAD",
-    socket: "SO_PEERCRED AF_PACKET AF_VSOCK AF_ALG SOCK_CLOEXEC SOCK_NONBLOCK",
+    socket: "SO_PEERCRED AF_VSOCK AF_ALG SOCK_CLOEXEC SOCK_NONBLOCK",
     time: "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
 }
-LOOKS_AT_PLATFORM = ("psutil",)
 HIDDEN = ("/proc/", "/sys/")
 
 for module, names in MISSING.items():
     for name in [n for n in vars(module) if n.startswith(tuple(names.split()))]:
         delattr(module, name)
+
+# These ask for the platform when they are imported; afterwards they are as they were built, for Linux.
+import llvmlite.binding  # noqa: E402, F401
+import psutil  # noqa: E402, F401
 
 
 class _Darwin:
@@ -45,19 +48,18 @@ class _Darwin:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "seedbed" and sys.platform == "linux":
-            for other in LOOKS_AT_PLATFORM:
-                importlib.import_module(other)
+            sysconfig.get_config_vars()  # of this Python; it remembers them
             sys.platform = "darwin"
 
 
 def _hide(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuses to open files that only Linux has; psutil's build for macOS would not open them."""
-    if event == "open" and sys.platform == "darwin" and str(arguments[0]).startswith(HIDDEN):
-        frame = sys._getframe(1)
-        while frame is not None:
-            if frame.f_globals.get("__name__", "").startswith("psutil"):
-                return
-            frame = frame.f_back
+    """Refuses to open files that only Linux has, to seedbed: what others open depends on their build."""
+    if event != "open" or sys.platform == "linux" or not str(arguments[0]).startswith(HIDDEN):
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"] in ("pathlib", "io"):
+        frame = frame.f_back
+    if frame.f_globals["__name__"].partition(".")[0] in ("seedbed", "__main__"):
         raise FileNotFoundError(2, "macOS has no such file", arguments[0])
 
 
