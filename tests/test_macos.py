@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -60,9 +59,6 @@ def test_the_fused_runtime_trains(run_folder):
     found = seedbed("train", "cartpole/ppo", *options.split(), "--run", str(run_folder))
     assert found.returncode == 0, found.stderr
     assert "trained with a mean return of" in found.stdout
-    played = seedbed("evaluate", str(run_folder), "--episodes", "2", "--json")
-    assert played.returncode == 0, played.stderr
-    assert json.loads(played.stdout)["episodes"] == 2
 
 
 def test_what_needs_linux_is_refused(tmp_path):

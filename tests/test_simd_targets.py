@@ -119,7 +119,7 @@ CASES: dict[str, Callable[[], Case]] = {
     **{f"fuzz-{seed}": functools.partial(of_fuzz, seed) for seed in range(TAPES)},
     **{name: functools.partial(of_physics, name) for name in oracle.MODELS},
 }
-QUICK = ("elementary", "fuzz-0", "fuzz-1", "hopper")
+QUICK = ("elementary", "fuzz-0", "fuzz-1", "inverted_double_pendulum")
 every_case = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
 )

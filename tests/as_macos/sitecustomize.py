@@ -6,35 +6,30 @@ other packages here were built for Linux; two that look at it are imported befor
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import resource
-import select
-import signal
-import socket
+import importlib
 import sys
 import sysconfig
-import time
 from typing import Any
 
-# How the names begin that CPython has on Linux, and not on macOS.
-MISSING: dict[Any, str] = {
-    os: "memfd_create MFD_ eventfd EFD_ timerfd_ pidfd_open pipe2 splice SPLICE_ copy_file_range waitid "
+# How the names begin that CPython has on Linux, and not on macOS, by module. Some of these modules look at
+# earlier ones when they are imported.
+MISSING = {
+    "os": "memfd_create MFD_ eventfd EFD_ timerfd_ pidfd_open pipe2 splice SPLICE_ copy_file_range waitid "
     "sched_getaffinity sched_setaffinity sched_getparam sched_setparam sched_getscheduler "
     "sched_setscheduler getresuid setresuid unshare setns CLONE_ getxattr setxattr listxattr XATTR_ "
     "posix_fallocate posix_fadvise POSIX_FADV_ fdatasync getrandom GRND_ O_TMPFILE O_PATH O_DIRECT",
-    fcntl: "F_ADD_SEALS F_GET_SEALS F_SEAL F_SETPIPE_SZ F_GETPIPE_SZ F_SETLEASE",
-    select: "epoll EPOLL",
-    signal: "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR",
-    mmap: "MADV_HUGEPAGE MADV_NOHUGEPAGE MADV_REMOVE MADV_DONTFORK MAP_POPULATE",
-    resource: "prlimit RUSAGE_THREAD",
-    socket: "SO_PEERCRED AF_VSOCK AF_ALG SOCK_CLOEXEC SOCK_NONBLOCK",
-    time: "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
+    "fcntl": "F_ADD_SEALS F_GET_SEALS F_SEAL F_SETPIPE_SZ F_GETPIPE_SZ F_SETLEASE",
+    "select": "epoll EPOLL",
+    "signal": "sigtimedwait sigwaitinfo SIGRTMIN SIGRTMAX SIGPWR",
+    "mmap": "MADV_HUGEPAGE MADV_NOHUGEPAGE MADV_REMOVE MADV_DONTFORK MAP_POPULATE",
+    "resource": "prlimit RUSAGE_THREAD",
+    "socket": "SO_PEERCRED AF_VSOCK AF_ALG SOCK_CLOEXEC SOCK_NONBLOCK",
+    "time": "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
 }
 HIDDEN = ("/proc/", "/sys/")
 
-for module, names in MISSING.items():
+for where, names in MISSING.items():
+    module = importlib.import_module(where)
     for name in [n for n in vars(module) if n.startswith(tuple(names.split()))]:
         delattr(module, name)
 
