@@ -89,14 +89,21 @@ def by_own_index_far(x, n):
     def body(c):
         k, y, on, counts = c
         place = (first + k * 7) % 300
-        y = y.at[place].add(x[k % 3] * FAR[place, k % 3])
+        y = y.at[place].add(x[k % 3] * jnp.asarray(FAR)[place, k % 3])
         on = on.at[place].set(~on[place + 1])
         return k + 1, y, on, counts.at[(first + k * k) % 270].max(k)
 
     start = 0, jnp.zeros(310), jnp.arange(310) % 3 == 0, jnp.zeros(270, jnp.int32)
     _, y, on, counts = lax.while_loop(lambda c: c[0] < jnp.abs(n) % 9, body, start)
     beyond = jnp.asarray(FAR).at[first * 3, 1].get(mode="fill", fill_value=-1.0)
-    return y.sum(), y[first % 310], on[first % 310], counts[first % 270], FAR[first], beyond
+    return (
+        y.sum(),
+        y[first % 310],
+        on[first % 310],
+        counts[first % 270],
+        jnp.asarray(FAR)[first],
+        beyond,
+    )
 
 
 def branches(x, n):

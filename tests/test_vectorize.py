@@ -559,7 +559,7 @@ def test_physics_and_its_derivatives_without_kernels(monkeypatch, request):
     step, rows = pendulum()
 
     def both(*rows):
-        one = [np.ones_like(row) for row in rows]
+        one = tuple(jnp.ones_like(row) for row in rows)
         results, pull = jax.vjp(vectorize(step), *rows)
         pushed = jax.jvp(vectorize(step), rows, one)[1]
         return results, pull(results), pushed
