@@ -33,7 +33,7 @@ XLA takes about 4 ms to compile one equation of a physics step, so a minute for 
 """
 _EXPECT = (
     "What simd.vectorize would make a kernel, such as a step of physics, runs as jax.vmap instead: on a CPU, "
-    "Ant then takes XX times as long, and XLA compiles its step for YY s"
+    "Ant then takes about 200 times as long, and XLA compiles its step for 40 s"
 )
 """What to expect on a device without kernels; docs/hardware.md says how it was measured."""
 vectorized_p = core.Primitive("vectorized")
