@@ -36,7 +36,10 @@ from seedbed.resolve import TrainConfig
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
+from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
+from seedbed.simd import primitive
+from seedbed.simd.cpu import compiler
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -615,6 +618,16 @@ def test_impala_learns_in_the_fused_runtime():
     assert carry.learner.updates == 150
     assert np.isfinite(list(report.metrics.values())).all()
     assert program.evaluate(carry, 0)[0]["episode_return_mean"] > 6
+
+
+@pytest.mark.slow
+def test_it_trains_without_kernels(run_folder, monkeypatch):
+    primitive._say.cache_clear()
+    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
+    with pytest.warns(RuntimeWarning, match="vax CPUs.* Ant then takes"):
+        summary = train(run_folder, CartPole())
+    assert summary["env_steps"] >= 640
+    assert all(0 <= summary[f"time/{stage}"] < 1.5 for stage in STAGES)
 
 
 # -- what goes wrong --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ FLOORS = (
 LISTED = {
     ("trees", "types"),
     ("compression", "types"),
+    ("machine", "types"),
     ("ffi", "llvm"),
     ("replay", "ops"),
     ("actors", "envs"),

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 from seedbed import ffi
-from seedbed.llvm import compile_object, host_vector_unit, load_object, toolchain
+from seedbed.llvm import compile_object, host_target, host_vector_unit, load_object
 from seedbed.simd import inspect, vectorize
 from seedbed.simd.cpu import compiler
 from seedbed.simd.cpu.kernel import ENTRY, HEAD, Port, kernel_ir
 from seedbed.simd.cpu.room import Room
 from seedbed.simd.ir.program import Unsupported
 
+HOST = host_target().architecture
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 DTYPES = ("float32", "int32", "uint32", "bool")
 PROGRAM = HEAD + ENTRY
@@ -59,7 +60,8 @@ def alone(text):
 
 
 def compile_task(program, inputs, outputs, width, tiles):
-    code = compile_object(alone(kernel_ir(program, inputs, outputs, width, tiles, Room())), width)
+    text = alone(kernel_ir(program, inputs, outputs, width, tiles, Room(), HOST))
+    code = compile_object(text, host_target(width))
     pointer = ctypes.POINTER(ctypes.c_void_p)
     kind = ctypes.CFUNCTYPE(None, pointer, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     return kind(load_object(code, "task"))
@@ -137,9 +139,9 @@ OUTPUTS = [Port(1, "float32"), Port(1, "float32")]
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, 17, 4096])
 def test_inside_jit(width, rows):
-    text = kernel_ir(double_program(width), INPUTS, OUTPUTS, width, 2, Room())
+    text = kernel_ir(double_program(width), INPUTS, OUTPUTS, width, 2, Room(), HOST)
     module = ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(2, 2 * width))
-    target = ffi.register_object("test", compile_object(module, width))
+    target = ffi.register_object("test", compile_object(module, host_target(width)))
     kinds = [jax.ShapeDtypeStruct((rows, 1), np.float32)] * 2
     x = np.arange(rows, dtype=np.float32)[:, None]
     shared = np.array([0.5], np.float32)
@@ -147,7 +149,7 @@ def test_inside_jit(width, rows):
     np.testing.assert_array_equal(y, x + np.float32(0.5))
 
 
-@pytest.mark.skipif(toolchain(4).find("x86_64") < 0, reason="reads x86's control register")
+@pytest.mark.skipif(HOST != "x86_64", reason="reads x86's control register")
 def test_the_caller_keeps_its_rounding_mode():
     get, put = (
         "define i32 @get() {\n%s = alloca i32\ncall void @llvm.x86.sse.stmxcsr(ptr %s)\n"
@@ -156,8 +158,12 @@ def test_the_caller_keeps_its_rounding_mode():
         "call void @llvm.x86.sse.ldmxcsr(ptr %s)\nret void\n}\n"
         "declare void @llvm.x86.sse.ldmxcsr(ptr)\n",
     )
-    read = ctypes.CFUNCTYPE(ctypes.c_uint32)(load_object(compile_object(get, 4), "get"))
-    write = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(load_object(compile_object(put, 4), "put"))
+    read = ctypes.CFUNCTYPE(ctypes.c_uint32)(
+        load_object(compile_object(get, host_target(4)), "get")
+    )
+    write = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(
+        load_object(compile_object(put, host_target(4)), "put")
+    )
     task = compile_task(double_program(4), INPUTS, OUTPUTS, 4, 1)
     rows = np.float32([[1e-9], [2e-9], [3e-9], [1e9]])
     arrays = [np.float32([2.0**-30]), rows, np.zeros_like(rows), np.zeros_like(rows)]
@@ -180,10 +186,10 @@ def test_the_caller_keeps_its_rounding_mode():
 def test_emission_is_deterministic():
     ports = [Port(5, "bool"), Port(7, "float32"), Port(3, "int32", shared=True)]
     program = copy_program(ports, ports[:2], 8)
-    texts = {kernel_ir(program, ports, ports[:2], 8, 3, Room()) for _ in range(2)}
+    texts = {kernel_ir(program, ports, ports[:2], 8, 3, Room(), HOST) for _ in range(2)}
     assert len(texts) == 1
     module = alone(next(iter(texts)))
-    assert compile_object(module, 8) == compile_object(module, 8)
+    assert compile_object(module, host_target(8)) == compile_object(module, host_target(8))
 
 
 # The stack
@@ -261,9 +267,9 @@ def test_what_registers_do_not_hold_counts(monkeypatch):
 @pytest.mark.parametrize("width", [4, 8])
 def test_narrower_kernels_use_no_wider_registers(width):
     ports = [Port(16, "float32")]
-    text = kernel_ir(copy_program(ports, ports, width), ports, ports, width, 1, Room())
-    code = compile_object(alone(text), width)
-    flags = toolchain(width)
+    text = kernel_ir(copy_program(ports, ports, width), ports, ports, width, 1, Room(), HOST)
+    code = compile_object(alone(text), host_target(width))
+    flags = host_target(width).features
     assert not re.search(r"\+avx512", flags)
     assert ("+avx2" in flags) <= (width == 8)
     assert code

@@ -79,6 +79,33 @@ def by_own_index(x, n):
     return jnp.asarray(TABLE)[i], x[i % 3], y
 
 
+FAR = np.arange(1, 1201, dtype=np.float32).reshape(400, 3)
+
+
+def by_own_index_far(x, n):
+    """Indices that differ between examples, in arrays too long to compare with every place."""
+    first = jnp.abs(n) * 4
+
+    def body(c):
+        k, y, on, counts = c
+        place = (first + k * 7) % 300
+        y = y.at[place].add(x[k % 3] * jnp.asarray(FAR)[place, k % 3])
+        on = on.at[place].set(~on[place + 1])
+        return k + 1, y, on, counts.at[(first + k * k) % 270].max(k)
+
+    start = 0, jnp.zeros(310), jnp.arange(310) % 3 == 0, jnp.zeros(270, jnp.int32)
+    _, y, on, counts = lax.while_loop(lambda c: c[0] < jnp.abs(n) % 9, body, start)
+    beyond = jnp.asarray(FAR).at[first * 3, 1].get(mode="fill", fill_value=-1.0)
+    return (
+        y.sum(),
+        y[first % 310],
+        on[first % 310],
+        counts[first % 270],
+        jnp.asarray(FAR)[first],
+        beyond,
+    )
+
+
 def branches(x, n):
     return lax.switch(
         n % 3, [lambda v: v, lambda v: v[::-1] * 2, lambda v: jnp.full(3, v.sum())], x
@@ -100,7 +127,16 @@ def newton(x, n):
     return lax.while_loop(goes_on, body, (start, 0))
 
 
-PROGRAMS = (over_a_table, collatz, nested, in_memory, by_own_index, branches, newton)
+PROGRAMS = (
+    over_a_table,
+    collatz,
+    nested,
+    in_memory,
+    by_own_index,
+    by_own_index_far,
+    branches,
+    newton,
+)
 
 
 def batch(rows, dtype=np.float32):

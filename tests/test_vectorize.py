@@ -515,29 +515,72 @@ def test_large_functions_are_refused_rather_than_slow(run, words, monkeypatch):
         run(x[:2])  # of another shape, or it would be found compiled
 
 
-def test_other_devices_run_vmap():
-    x = np.ones((3, 4), np.float32)
-    run = jax.jit(vectorize(doubled_thrice)).trace(x)
-    assert "custom_call" in run.lower().as_text()
-    assert "custom_call" not in run.lower(lowering_platforms=("cuda",)).as_text()
+@pytest.mark.parametrize("platform", ["tpu", "METAL"])
+def test_other_devices_run_vmap_and_say_so_once(platform):
+    x, both = np.ones((3, 4), np.float32), (doubled_thrice, jax.grad(doubled_thrice))
+    primitive._say.cache_clear()
+    traced = [jax.jit(vectorize(f)).trace(x) for f in both]
+    assert all("custom_call" in run.lower().as_text() for run in traced)
+    with pytest.warns(RuntimeWarning, match=f"not for {platform}.* Ant then takes") as said:
+        texts = [run.lower(lowering_platforms=(platform,)).as_text() for run in traced]
+    assert len(said) == 1
+    assert "custom_call" not in "".join(texts)
 
 
-def test_physics_runs_on_other_cpus(monkeypatch):
-    """All tasks but the humanoids have a fallback."""
+@pytest.fixture
+def vax(monkeypatch):
+    """A CPU that has no kernels."""
+    primitive._say.cache_clear()
     monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
-    model = physics.load(mujoco_states.path("inverted_double_pendulum"))
-    one = physics.init(model)
-    state = jax.tree.map(lambda x: np.broadcast_to(x, (2, *x.shape)), one)
+
+
+def pendulum(name="inverted_pendulum"):
+    """A step of a pendulum, from (qpos, qvel, ctrl) to (qpos, qvel), and three rows of arguments."""
+    model, rng = physics.load(mujoco_states.path(name)), np.random.default_rng(0)
+
+    def step(qpos, qvel, ctrl):
+        after = physics.step(model, physics.init(model)._replace(qpos=qpos, qvel=qvel), ctrl)
+        return after.qpos, after.qvel
+
+    sizes = (model.nq, model.nv, model.nu)
+    return step, [0.1 * rng.normal(size=(3, n)).astype(np.float32) for n in sizes]
+
+
+def test_other_cpus_run_vmap_and_say_so_once(vax):
+    step, rows = pendulum("inverted_double_pendulum")
+    with pytest.warns(RuntimeWarning, match=r"vax CPUs\. .*Ant then takes .* XLA compiles") as said:
+        np.testing.assert_array_equal(vectorize(lambda v: v + 2)(np.ones(3, np.float32)), 3)
+        jax.jit(vectorize(step)).lower(*rows)
+    assert len(said) == 1
+
+
+@pytest.mark.slow
+def test_physics_and_its_derivatives_without_kernels(monkeypatch, request):
+    step, rows = pendulum()
+
+    def both(*rows):
+        one = tuple(jnp.ones_like(row) for row in rows)
+        results, pull = jax.vjp(vectorize(step), *rows)
+        pushed = jax.jvp(vectorize(step), rows, one)[1]
+        return results, pull(results), pushed
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        want = jax.jit(both)(*rows)
+    request.getfixturevalue("vax")
+    with pytest.warns(RuntimeWarning, match="vax") as said:
+        got = jax.jit(lambda *rows: both(*rows))(*rows)
+    assert len(said) == 1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+
+
+@pytest.mark.slow
+def test_humanoid_is_refused_without_kernels(vax):
+    model = physics.load(mujoco_states.path("humanoid"))
+    state = jax.tree.map(lambda x: np.broadcast_to(x, (2, *x.shape)), physics.init(model))
     step = vectorize(lambda state, ctrl: physics.step(model, state, ctrl))
-    with pytest.warns(RuntimeWarning, match="vax"):
+    with pytest.raises(SeedbedError, match=r"vax CPUs\. .* equations are too many"):
         jax.jit(step).lower(state, np.zeros((2, model.nu), np.float32))
-
-
-def test_other_cpus_run_vmap(monkeypatch):
-    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
-    x = np.ones(3, np.float32)
-    with pytest.warns(RuntimeWarning, match="vax"):
-        np.testing.assert_array_equal(vectorize(lambda v: v + 2)(x), x + 2)
 
 
 def test_another_ffi_version_runs_vmap(monkeypatch):

@@ -18,6 +18,7 @@ from seedbed import resolve, trees
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.machine import require_linux
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
@@ -67,7 +68,14 @@ def train(
     if isinstance(options, ParamServerConfig):
         options.require_fit(config.agent)
     config = dataclasses.replace(config, runtime=options)
-    # Encode before the folder is made: an option that cannot be saved must leave no folder behind.
+    # What is refused must leave no folder behind: also an option that cannot be saved.
+    if not isinstance(options, FusedConfig):
+        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
+        require_linux(
+            f"the {kind} runtime",
+            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
+            "one on Linux",
+        )
     encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)

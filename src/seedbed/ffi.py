@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from seedbed.llvm import compile_object, host_vector_unit, load_object
+from seedbed.llvm import compile_object, host_target, load_object
 
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, str] = {}  # module text -> target name
@@ -295,7 +295,7 @@ def register_kernel(
     module = kernel_module(text, arguments=arguments, results=results, chunks=chunks)
     with _LOCK:
         if module not in _REGISTERED:
-            code = compile_object(module, host_vector_unit().width)
+            code = compile_object(module, host_target())
             _REGISTERED[module] = register_object(prefix, code)
         return _REGISTERED[module]
 

@@ -1,4 +1,4 @@
-"""Compilation of LLVM IR text for the host CPU, and a writer of such text with loops and temporaries."""
+"""Compilation of LLVM IR text to machine code, and a writer of such text with loops and temporaries."""
 
 from __future__ import annotations
 
@@ -35,10 +35,30 @@ class VectorUnit(NamedTuple):
     registers: int
 
 
+class Target(NamedTuple):
+    """What machine code is made for: an LLVM triple, a CPU, and features of it such as "+avx2,-avx512f"."""
+
+    triple: str
+    cpu: str
+    features: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """The name of the instruction set: "x86_64", "aarch64" or another."""
+        name = self.triple.split("-")[0]
+        return "aarch64" if name == "arm64" else name
+
+    @property
+    def fused_multiply_add(self) -> bool:
+        """Whether the CPU multiplies and adds with one rounding in one instruction."""
+        return self.architecture == "aarch64" or "+fma" in self.features.split(",")
+
+
 @functools.cache
 def _initialize() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    # Other targets than this machine's are for tests: to look at what other machines would run.
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
 
 
 @functools.cache
@@ -50,37 +70,32 @@ def host_vector_unit() -> VectorUnit:
         return VectorUnit(16, 32)
     if features.get("avx2") and features.get("fma"):
         return VectorUnit(8, 16)
-    arm = llvm.get_process_triple().startswith(("aarch64", "arm64"))
-    return VectorUnit(4, 32 if arm else 16)
+    return VectorUnit(4, 32 if host_target(4).architecture == "aarch64" else 16)
 
 
-def narrowed(width: int) -> dict[str, bool]:
-    """Returns the features of this CPU by name; those that need more than `width` float32 lanes are off.
+@functools.cache
+def host_target(width: int | None = None) -> Target:
+    """Returns this machine, without the features that need more than `width` float32 lanes.
 
-    Only x86 features are turned off. Fused multiply-add stays on: x86 has it for 128-bit registers too.
+    The default is the width of `host_vector_unit`. Only x86 features are turned off. Fused multiply-add
+    stays on: x86 has it for 128-bit registers too.
     """
     _initialize()
-    wide = _WIDER[width] if architecture() == "x86_64" else ()
-    features = llvm.get_host_cpu_features()
-    return {name: on and not name.startswith(wide) for name, on in features.items()}
-
-
-def architecture() -> str:
-    """Returns the name of this CPU's instruction set: "x86_64", "aarch64" or another."""
-    name = llvm.get_process_triple().split("-")[0]
-    return "aarch64" if name == "arm64" else name
-
-
-def fused_multiply_add() -> bool:
-    """Returns whether this CPU multiplies and adds with one rounding in one instruction."""
-    _initialize()
-    return architecture() == "aarch64" or bool(llvm.get_host_cpu_features().get("fma"))
+    if width is None:
+        width = host_vector_unit().width
+    here = Target(llvm.get_process_triple(), llvm.get_host_cpu_name())
+    wide = _WIDER[width] if here.architecture == "x86_64" else ()
+    flags = [
+        f"{'+' if on and not name.startswith(wide) else '-'}{name}"
+        for name, on in sorted(llvm.get_host_cpu_features().items())
+    ]
+    return here._replace(features=",".join(flags))
 
 
 def toolchain(width: int) -> str:
     """Describes everything about LLVM and this CPU on which machine code for `width` lanes depends."""
     versions = f"llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}"
-    return f"{versions}, {llvm.get_process_triple()}, {llvm.get_host_cpu_name()}, {_flags(width)}"
+    return ", ".join([versions, *host_target(width)])
 
 
 def compile_ir(text: str, symbol: str) -> int:
@@ -91,11 +106,11 @@ def compile_ir(text: str, symbol: str) -> int:
     Raises:
         RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or lacks `symbol`.
     """
-    return load_object(compile_object(text, host_vector_unit().width), symbol)
+    return load_object(compile_object(text, host_target()), symbol)
 
 
-def compile_object(text: str, width: int) -> bytes:
-    """Compiles the module `text` to an object file, for vectors of at most `width` float32 lanes.
+def compile_object(text: str, target: Target) -> bytes:
+    """Compiles the module `text` to an object file for `target`.
 
     Any thread may call this.
 
@@ -103,7 +118,7 @@ def compile_object(text: str, width: int) -> bytes:
         RuntimeError: the text is not valid LLVM IR; LLVM's message is kept.
     """
     with _LOCK:
-        machine = _target_machine(width)
+        machine = _machine(target)
         module = llvm.parse_assembly(text + _FAR_CALLS)
         module.verify()
         for function in module.functions:
@@ -127,7 +142,7 @@ def load_object(code: bytes, symbol: str) -> int:
     with _LOCK:
         # LLVM's own memory manager may put code and constants more than 2 GiB apart.
         engine = llvm.create_mcjit_compiler(
-            llvm.parse_assembly(""), _target_machine(host_vector_unit().width), use_lmm=True
+            llvm.parse_assembly(""), _machine(host_target()), use_lmm=True
         )
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
@@ -138,17 +153,12 @@ def load_object(code: bytes, symbol: str) -> int:
         return address
 
 
-def _flags(width: int) -> str:
-    return ",".join(f"{'+' if on else '-'}{name}" for name, on in sorted(narrowed(width).items()))
-
-
-def _target_machine(width: int) -> llvm.TargetMachine:
+def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
-    target = llvm.Target.from_triple(llvm.get_process_triple())
     # The JIT's default code model, "large", needs an extra instruction for the address of each constant.
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=_flags(width),
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu,
+        features=target.features,
         opt=2,
         reloc="pic",
         codemodel="small",

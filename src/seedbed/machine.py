@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from pathlib import Path
+
+from seedbed.types import SeedbedError
+
+
+def require_linux(what: str, remedy: str) -> None:
+    """Raises SeedbedError, which names `what` and the remedy, on another system than Linux.
+
+    Call it before anything is made for `what`.
+    """
+    if sys.platform != "linux":
+        raise SeedbedError(
+            f"{what} needs Linux (memfd, eventfd, epoll), and this is {sys.platform}: {remedy}"
+        )
 
 
 def usable_cores() -> float:
     """Returns the number of CPU cores that this process may use, by affinity and its container's quota.
 
-    A quota need not be a whole number. Only version 2 of cgroups is known.
+    A quota need not be a whole number. Only version 2 of cgroups is known. macOS has neither: there, it is
+    the number of all cores.
     """
+    if sys.platform != "linux":
+        return float(os.cpu_count() or 1)
     cores = float(len(os.sched_getaffinity(0)))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -11,7 +11,7 @@ from types import FrameType
 
 from seedbed.actors.credentials import ADDRESS, FOLDER, KEY, ActorKey
 from seedbed.actors.host import Host, HostOptions
-from seedbed.machine import usable_cores
+from seedbed.machine import require_linux, usable_cores
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
@@ -62,6 +62,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     Call from the main thread. Raises SeedbedError if the options cannot be, if the learner refuses this
     actor, or if its environments cannot work.
     """
+    require_linux("seedbed actor", "start it on a Linux machine")
     for name in ("processes", "envs"):
         if getattr(given, name) < 0:
             raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")

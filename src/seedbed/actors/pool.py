@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import os
 import select
 import time
 from collections.abc import Callable
-from os import eventfd_write
 from types import TracebackType
 
 from seedbed.actors.peers import Peer, Policy
@@ -152,7 +152,7 @@ class ActorPool:
         if not seat.owed:
             seat.heard_s = self._attended_s
         seat.owed += 1
-        eventfd_write(stream.bells[1], 1)
+        os.eventfd_write(stream.bells[1], 1)
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable when `poll` has something to do. Any thread may call this."""

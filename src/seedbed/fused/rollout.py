@@ -296,7 +296,9 @@ def unroll(
         moved = move(state, action)
         reward, ready = stamp(moved.timestep.reward)
         moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        now = (moved, actor, _add(ended, moved), busy + ready[0] - begun[0])
+        # Without a kernel, a reward that does not depend on the action may be ready before the action.
+        passed = jnp.maximum((ready[0] - begun[0]).astype(jnp.int32), 0).astype(jnp.uint32)
+        now = (moved, actor, _add(ended, moved), busy + passed)
         return now, Rows(state.timestep, action, extras, core)
 
     nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,12 @@ from jax import lax
 
 from seedbed.ffi import register_kernel, varying_like
 
-_TASK = """
+# The number of the monotonic clock is 1 on Linux, and 6 on macOS.
+_TASK = f"""
 declare i32 @clock_gettime(i32, ptr)
-define internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
+define internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {{
   %now = alloca [2 x i64]
-  %failed = call i32 @clock_gettime(i32 1, ptr %now)
+  %failed = call i32 @clock_gettime(i32 {int(time.CLOCK_MONOTONIC)}, ptr %now)
   %s = load i64, ptr %now
   %pns = getelementptr i64, ptr %now, i64 1
   %ns = load i64, ptr %pns
@@ -26,7 +28,7 @@ define internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
   %result = load ptr, ptr %place
   store i32 %low, ptr %result
   ret void
-}
+}}
 """
 
 
@@ -57,14 +59,14 @@ def _read(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     )
     # The value passes through the call, in place: this keeps XLA from moving its users before the call.
     call = jax.ffi.ffi_call(_target(), results, input_output_aliases={0: 1})
-    time, same = call(value)
-    return same, time
+    now, same = call(value)
+    return same, now
 
 
 def _zero(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     axes = tuple(jax.typeof(value).manual_axis_type.varying)
-    time = jnp.zeros(1, jnp.uint32)
-    return value, lax.pcast(time, axes, to="varying") if axes else time
+    zero = jnp.zeros(1, jnp.uint32)
+    return value, lax.pcast(zero, axes, to="varying") if axes else zero
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from seedbed.machine import require_linux
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
@@ -43,6 +44,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     Call from the main thread. Raises SeedbedError if the run takes no learners of other machines, if all its
     places are taken, or if the learner cannot work.
     """
+    require_linux("seedbed learner", "start it on a Linux machine")
     run = given.run.resolve()
     seat = take_seat(run, given.seat)
     stopped: list[int] = []

@@ -14,6 +14,7 @@ from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.machine import require_linux
 from seedbed.ops.keys import environment_keys, later
 from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import ActorState, Agent, Array, EnvSpec, SeedbedError, Timestep, Tree
@@ -110,6 +111,7 @@ def evaluate(
     Returns the mean, standard deviation, minimum and maximum of the raw return, the mean length and the
     number of episodes. Raises SeedbedError if an episode does not end, or if the actor fails for good.
     """
+    require_linux("an environment of the host", "evaluate on a Linux machine")
     envs = evaluation_envs(episodes)
     with evaluation_pool(env, envs, seed, actor_timeout_s) as pool:
         state = initial_player(agent, pool.spec, env.frame_stack, envs)

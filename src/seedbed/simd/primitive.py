@@ -32,6 +32,11 @@ LARGEST_FALLBACK = 15_000
 
 XLA takes about 4 ms to compile one equation of a physics step, so a minute for all.
 """
+_EXPECT = (
+    "What simd.vectorize would make a kernel, such as a step of physics, runs as jax.vmap instead: on a CPU, "
+    "Ant then takes about 200 times as long, and XLA compiles its step for 40 s"
+)
+"""What to expect on a device without kernels; docs/hardware.md says how it was measured."""
 vectorized_p = core.Primitive("vectorized")
 vectorized_p.multiple_results = True
 
@@ -229,7 +234,7 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
 def _lower_elsewhere(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _admit(function, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
+    _do_without(f"there are kernels for CPUs only, not for {where}: run it on a CPU", function, name)
     return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
 
 
@@ -267,26 +272,33 @@ def _kernel(function: Function, shared: tuple[bool, ...], name: str) -> str | No
     """Returns the custom-call target of a kernel, or None if `jax.vmap` replaces it.
 
     Without a kernel it warns, once for each message, and raises SeedbedError if the function is too
-    large for `jax.vmap`.
+    large for `jax.vmap`. If there are no kernels at all on this machine, it warns only once.
     """
     try:
         from seedbed.ffi import Refused
         from seedbed.simd.cpu import compiler
         from seedbed.simd.store import build
     except ImportError as error:
-        return _give_up(f"install llvmlite ({error})", function, name)
+        return _do_without(f"install llvmlite ({error})", function, name)
     reason = compiler.unsupported()
     if reason is not None:
-        return _give_up(reason, function, name)
+        return _do_without(reason, function, name)
     try:
         return build.target(function, shared)
-    except (Unsupported, Refused) as error:
-        return _give_up(str(error), function, name)
+    except Refused as error:
+        return _do_without(str(error), function, name)
+    except Unsupported as error:
+        _admit(function, name, str(error))
+        return _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {error}")
 
 
-def _give_up(reason: str, function: Function, name: str) -> None:
+def _do_without(reason: str, function: Function, name: str) -> None:
+    """Warns, once for each reason, that there are no kernels at all, and what to expect then.
+
+    Raises SeedbedError if the function is too large for `jax.vmap`.
+    """
     _admit(function, name, reason)
-    _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {reason}")
+    _say(f"{reason}. {_EXPECT}")
 
 
 @functools.cache

@@ -189,9 +189,12 @@ class _Evaluation:
         if op == "memory":
             return args[0]
         if op == "load":
-            return args[0][int(args[1]) + node.value]
+            if np.ndim(args[1]) == 0:
+                return args[0][int(args[1]) + node.value]
+            places = args[1] + node.value
+            return args[0][places] if args[0].ndim == 1 else args[0][places, np.arange(len(places))]
         if op == "store":
-            return _stored(args[0], int(args[1]) + node.value, args[2])
+            return _stored(args[0], args[1] + node.value, args[2])
         if op == "rem" and node.dtype not in ("float32", "float64"):
             return np.where(args[1] == 0, args[0], numpy_operation("rem")(*args))
         return (_FUNCTIONS.get(op) or numpy_operation(op))(*args)
@@ -206,12 +209,16 @@ def _columns(array: np.ndarray) -> np.ndarray:
     return array if array.ndim == 2 else array[:, None]
 
 
-def _stored(array: np.ndarray, index: int, value: Any) -> np.ndarray:
-    """Returns a copy of an array in which element `index` is `value`."""
-    if array.ndim == 1 and np.ndim(value):
-        array = np.broadcast_to(array[:, None], (len(array), len(value)))
+def _stored(array: np.ndarray, index: Any, value: Any) -> np.ndarray:
+    """Returns a copy of an array in which element `index` is `value`; each example may have its own index."""
+    rows = [len(x) for x in (index, value) if np.ndim(x)]
+    if array.ndim == 1 and rows:
+        array = np.broadcast_to(array[:, None], (len(array), rows[0]))
     array = array.copy()
-    array[index] = value
+    if np.ndim(index):
+        array[index, np.arange(len(index))] = value
+    else:
+        array[int(index)] = value
     return array
 
 

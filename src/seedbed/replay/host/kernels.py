@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seedbed.compression import lz4_address
-from seedbed.llvm import compile_object, host_vector_unit, load_object
+from seedbed.llvm import compile_object, host_target, load_object
 from seedbed.replay.host import kernel_ir
 from seedbed.types import SeedbedError
 
@@ -185,7 +185,7 @@ def _address(array: np.ndarray) -> int:
 
 @functools.cache
 def _kernels() -> _Kernels:
-    code = compile_object(kernel_ir.module(), host_vector_unit().width)
+    code = compile_object(kernel_ir.module(), host_target())
     p, n = ctypes.c_void_p, ctypes.c_int64
     long: dict[str, list[type]] = {
         "scatter": [p, n, p, n, n],

@@ -28,6 +28,10 @@ class Storage:
     masked: bool = False
 
 
+class Lanes(str):
+    """The name of a vector of addresses, one for each lane."""
+
+
 class Arrays:
     """The arrays of one LLVM function. `writer` receives their instructions, `room` gives their memory."""
 
@@ -90,9 +94,41 @@ class Arrays:
             return first
         return self._w.op(f"getelementptr {self.kind(storage)}, ptr {first}, i64 {offset}")
 
+    def own(self, storage: Storage, base: str, offset: int) -> Lanes:
+        """Returns the addresses of the elements `base + offset`; each lane has its own 32-bit `base`."""
+        w, kind = self._w, self._w.kind("int32")
+        index = w.op(f"add {kind} {base}, {w.constant(offset, 'int32', uniform=False)}")
+        if not storage.uniform:
+            lanes = ", ".join(f"i32 {lane}" for lane in range(w.width))
+            index = w.op(f"mul {kind} {index}, {w.constant(w.width, 'int32', uniform=False)}")
+            index = w.op(f"add {kind} {index}, <{lanes}>")
+        scalar = "i32" if storage.dtype == "bool" else SCALARS[storage.dtype]
+        return Lanes(w.op(f"getelementptr {scalar}, ptr {storage.address}, {kind} {index}"))
+
+    def _each(self, storage: Storage, verb: str) -> tuple[str, str, str]:
+        """Declares a gather or scatter; returns its name, the type of its vector, and all lanes as a mask."""
+        w = self._w
+        kind = w.kind("int32" if storage.dtype == "bool" else storage.dtype)
+        pointers, mask = f"<{w.width} x ptr>", w.kind("bool")
+        number = "f32" if storage.dtype == "float32" else "i32"
+        name = f"llvm.masked.{verb}.v{w.width}{number}.v{w.width}p0"
+        if verb == "gather":
+            declared = f"declare {kind} @{name}({pointers}, i32, {mask}, {kind})"
+        else:
+            declared = f"declare void @{name}({kind}, {pointers}, i32, {mask})"
+        w.declared[name] = declared
+        return name, kind, f"{mask} {w.constant(True, 'bool', uniform=False)}"
+
     def get(self, storage: Storage, address: str, *, uniform: bool) -> str:
         """Loads an element: a scalar if `uniform` (of a uniform array only), else a vector."""
         w, kind = self._w, self.kind(storage)
+        if isinstance(address, Lanes):
+            name, kind, every = self._each(storage, "gather")
+            pointers = f"<{w.width} x ptr> {address}"
+            name = w.op(f"call {kind} @{name}({pointers}, i32 4, {every}, {kind} poison)")
+            return (
+                w.op(f"icmp ne {kind} {name}, zeroinitializer") if storage.dtype == "bool" else name
+            )
         name = w.op(f"load {kind}, ptr {address}, align {self._align(storage)}")
         if storage.dtype == "bool":
             zero = "0" if storage.uniform else "zeroinitializer"
@@ -104,6 +140,11 @@ class Arrays:
         w, kind = self._w, self.kind(storage)
         if storage.dtype == "bool":
             name = w.op(f"sext {w.kind('bool', uniform=storage.uniform)} {name} to {kind}")
+        if isinstance(address, Lanes):
+            verb, kind, every = self._each(storage, "scatter")
+            pointers = f"<{w.width} x ptr> {address}"
+            w.line(f"call void @{verb}({kind} {name}, {pointers}, i32 4, {every})")
+            return
         w.line(f"store {kind} {name}, ptr {address}, align {self._align(storage)}")
 
     def _align(self, storage: Storage) -> int:

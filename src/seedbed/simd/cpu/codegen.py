@@ -175,6 +175,8 @@ class _Emitter:
     def _element(self, storage: Storage, base: Node, offset: int) -> str:
         if base.op == "constant":
             return self._arrays.at(storage, int(base.value) + offset)
+        if not base.uniform:
+            return self._arrays.own(storage, self._name(base, uniform=False), offset)
         return self._arrays.beyond(storage, self._name(base, uniform=True), offset)
 
     def _put(self, storage: Storage, address: str, node: Node) -> None:

@@ -8,13 +8,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from seedbed.ffi import Chunks, kernel_module
-from seedbed.llvm import (
-    architecture,
-    compile_object,
-    fused_multiply_add,
-    host_vector_unit,
-    load_object,
-)
+from seedbed.llvm import Target, compile_object, host_target, host_vector_unit, load_object
 from seedbed.simd.cpu.codegen import emit
 from seedbed.simd.cpu.kernel import ARCHITECTURES, Port, kernel_ir
 from seedbed.simd.cpu.room import MOST_STACK, Room
@@ -45,7 +39,7 @@ def lanes() -> int:
 
 def unsupported() -> str | None:
     """Returns why kernels do not run on this machine, or None if they do."""
-    name, found = architecture(), version("llvmlite")
+    name, found = host_target().architecture, version("llvmlite")
     if name not in ARCHITECTURES:
         return f"there is no code generator for {name} CPUs"
     if tuple(map(int, found.split(".")[:2])) < OLDEST_LLVMLITE:
@@ -56,13 +50,27 @@ def unsupported() -> str | None:
 
 
 def compile_program(program: Program, width: int) -> CompiledKernel:
-    """Compiles a program for vectors of `width` lanes.
+    """Compiles a program for this machine and vectors of `width` lanes.
 
     Raises:
         Unsupported: the kernel needs more stack than a thread has to spare, or too much memory for its
             arrays, or the program contains other types than DTYPES.
     """
-    begin = time.perf_counter()
+    begin, target = time.perf_counter(), host_target(width)
+    text = program_module(program, width, target)
+    middle = time.perf_counter()
+    code = compile_object(text, target)
+    _check_stack(code)
+    return CompiledKernel(code, text, middle - begin, time.perf_counter() - middle)
+
+
+def program_module(program: Program, width: int, target: Target) -> str:
+    """Returns the IR of a custom call that applies a program to rows, for vectors of `width` lanes.
+
+    Raises:
+        Unsupported: the kernel needs too much memory for its arrays, or the program contains other types
+            than DTYPES.
+    """
     read = {node.value[0] for node in Liveness(program).nodes if node.op == "input"}
     inputs, outputs = (
         [Port(o.nodes.size, o.dtype, o.shared, i in read) for i, o in enumerate(side)]
@@ -71,17 +79,13 @@ def compile_program(program: Program, width: int) -> CompiledKernel:
     seconds = work(program.graph) * _OPERATION_SECONDS
     tiles = max(1, min(_MOST_TILES, round(_CHUNK_SECONDS / max(seconds, 1e-9))))
     room = Room()
-    ir = emit(program, width, fma=fused_multiply_add(), room=room)
-    text = kernel_module(
-        kernel_ir(ir, inputs, outputs, width, tiles, room),
+    ir = emit(program, width, fma=target.fused_multiply_add, room=room)
+    return kernel_module(
+        kernel_ir(ir, inputs, outputs, width, tiles, room, target.architecture),
         arguments=len(inputs),
         results=len(outputs),
         chunks=Chunks(len(inputs), tiles * width),
     )
-    middle = time.perf_counter()
-    code = compile_object(text, width)
-    _check_stack(code)
-    return CompiledKernel(code, text, middle - begin, time.perf_counter() - middle)
 
 
 def _check_stack(code: bytes) -> None:

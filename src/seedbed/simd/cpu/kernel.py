@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from seedbed.llvm import Function, architecture
+from seedbed.llvm import Function
 from seedbed.simd.cpu.room import ALIGN, PROBE, RESERVE, Room, aligned, stack_use
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
@@ -118,6 +118,7 @@ def kernel_ir(
     width: int,
     tiles: int,
     room: Room,
+    architecture: str,
 ) -> str:
     """Returns the IR of a task that runs `@program` on the rows of `inputs`, `tiles` tiles in a chunk.
 
@@ -127,7 +128,7 @@ def kernel_ir(
     addresses of the shared operands. `memory` is a block of the heap; the offsets that the program uses
     in it are already taken in `room`, and the slots of a tile are taken here. The number of rows is the
     leading dimension of the first result. The IR also has `i64 @stack_use(ptr null)`, which returns the
-    bytes of stack that a task takes.
+    bytes of stack that a task takes. `architecture` is one of ARCHITECTURES.
     """
     f = Function(_TASK)
     before = f.op("call i64 @set_floats()")
@@ -166,7 +167,7 @@ def kernel_ir(
     called = program.count("\n") > _INLINED
     use = stack_use(len(buffers), ("tile", "program") if called else ("tile",))
     attributes = f"attributes #0 = {{ {'noinline' if called else 'alwaysinline'} }}\n"
-    around = memcpy + _FLOATS[architecture()] + RESERVE + _STAGE + use + attributes
+    around = memcpy + _FLOATS[architecture] + RESERVE + _STAGE + use + attributes
     return program + around + tile_text + f.text()
 
 

@@ -19,7 +19,8 @@ from seedbed.simd.frontend.jaxprs import inner_jaxprs
 from seedbed.simd.ir.graph import Graph, Loop, Node, is_constant
 from seedbed.simd.ir.program import Unsupported
 
-# the most positions that are compared with an index that differs between lanes
+# the most positions that are compared with an index that differs between lanes; beyond, each lane has an
+# address of its own
 POSITIONS = 256
 
 
@@ -67,7 +68,7 @@ Special = Callable[[Any, Any, list[Value]], Sequence[Value]]
 
 
 def load(g: Graph, state: Node, base: Node, offset: int) -> Node:
-    """Returns the element at the flat index `base + offset`. `base` is an int32 node, equal in all lanes."""
+    """Returns the element at the flat index `base + offset`. `base` is an int32 node."""
     if is_constant(base):
         offset, base = offset + int(base.value), g.constant(0, "int32")
         if state.op == "pack":
@@ -149,12 +150,7 @@ def _clamped(g: Graph, start: Node, last: int) -> Node:
 
 
 def _chosen(g: Graph, base: Node, count: int, at: Callable[[int], Node]) -> Node:
-    """Returns `at(base)` for a `base` that differs between lanes; raises Unsupported beyond POSITIONS."""
-    if count > POSITIONS:
-        raise Unsupported(
-            f"an index that differs between examples reaches {count} places (at most {POSITIONS}): "
-            "use a smaller array, or a loop over it"
-        )
+    """Returns `at(base)` for a `base` that differs between lanes."""
     chosen = at(0)
     for i in range(1, count):
         chosen = g.select(g.apply("eq", base, g.constant(i, "int32")), at(i), chosen)
@@ -179,7 +175,7 @@ def _is_early(tracer: Tracer, memory: Memory, base: Node) -> bool:
 def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
     """Returns the element at the flat index `base + offset`; `base` may differ between lanes."""
     g = tracer.graph
-    if base.uniform:
+    if base.uniform or math.prod(value.shape) - offset > POSITIONS:
         if not (isinstance(value, Memory) and _is_early(tracer, value, base)):
             value = readable(tracer, value)
         return load(g, value.node, base, offset)
@@ -191,14 +187,13 @@ def read(tracer: Tracer, value: Value, base: Node, offset: int) -> Node:
 def write(tracer: Tracer, value: Value, base: Node, offset: int, new: Node) -> Value:
     """Returns the array after a write at the flat index `base + offset`; `base` may differ between lanes."""
     g = tracer.graph
-    if base.uniform and not (is_constant(base) and not isinstance(value, Memory)):
+    one_address = base.uniform and not (is_constant(base) and not isinstance(value, Memory))
+    if one_address or not (base.uniform or math.prod(value.shape) <= POSITIONS):
         return store(tracer, writable(tracer, value), base, offset, new)
     nodes = tracer.elements(value).copy()
     if is_constant(base):
         nodes.flat[int(base.value) + offset] = new
         return nodes
-    if nodes.size > POSITIONS:
-        _chosen(g, base, nodes.size, lambda i: new)
     for i in range(nodes.size):
         hit = g.apply("eq", base, g.constant(i - offset, "int32"))
         nodes.flat[i] = g.select(hit, new, nodes.flat[i])
