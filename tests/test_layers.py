@@ -33,6 +33,7 @@ STAGES = (
     {"ir"},
     {"frontend", "schedule", "reference"},
     {"cpu"},
+    {"gpu"},
     {"store"},
     {"accumulate", "derivative", "primitive", "vectorize", "inspect", "__init__"},
 )

@@ -1,4 +1,4 @@
-"""Compilation of LLVM IR text for the host CPU, and a writer of such text with loops and temporaries."""
+"""Compilation of LLVM IR text for the host CPU or another processor, and a writer of such text."""
 
 from __future__ import annotations
 
@@ -109,11 +109,45 @@ def compile_object(text: str, width: int) -> bytes:
         for function in module.functions:
             if function.is_declaration and not function.name.startswith("llvm."):
                 function.add_function_attribute("nonlazybind")
-        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
-        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, tuning)
-        builder.getModulePassManager().run(module, builder)
+        _optimize(module, machine)
         return machine.emit_object(module)
+
+
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+
+
+class Device(NamedTuple):
+    """A processor for which this machine compiles but which is not its CPU, in LLVM's names."""
+
+    triple: str
+    cpu: str
+    features: str
+
+
+def compile_assembly(text: str, device: Device) -> str:
+    """Compiles the module `text`, which names no target, to the assembly of another processor.
+
+    Any thread may call this.
+
+    Raises:
+        RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.
+    """
+    with _LOCK:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        target = llvm.Target.from_triple(device.triple)
+        machine = target.create_target_machine(cpu=device.cpu, features=device.features, opt=2)
+        module = llvm.parse_assembly(
+            f'target datalayout = "{machine.target_data}"\ntarget triple = "{device.triple}"\n'
+            + text
+        )
+        module.verify()
+        _optimize(module, machine)
+        return machine.emit_assembly(module)
 
 
 def load_object(code: bytes, symbol: str) -> int:

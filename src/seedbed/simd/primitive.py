@@ -1,8 +1,9 @@
 """A JAX primitive that applies a jaxpr of one example to the rows of arrays.
 
-Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPU the primitive is a
-kernel, and so are its derivatives, which are the same primitive with other jaxprs. On other devices, and if
-there is no kernel, it is `jax.vmap` of the same jaxpr, provided that XLA compiles that in reasonable time.
+Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPUs and NVIDIA GPUs the
+primitive is a kernel, and so are its derivatives, which are the same primitive with other jaxprs. On other
+devices, and if there is no kernel, it is `jax.vmap` of the same jaxpr, provided that XLA compiles that in
+reasonable time.
 """
 
 from __future__ import annotations
@@ -227,10 +228,39 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
     return f"#sdy.op_sharding_rule<{sides[0]}->{sides[1]} {{{factors}}}{whole}, custom>"
 
 
+# On an NVIDIA GPU
+
+
+def _lower_cuda(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
+    rows = ctx.avals_out[0].shape[0] if ctx.avals_out else 0
+    # A grid has at least one block, and its size is a number.
+    ptx = _ptx(closed, shared, name) if isinstance(rows, int) and rows else None
+    if ptx is None:
+        return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
+    from seedbed.simd.gpu.call import launch
+
+    return launch(ctx, operands, ptx, shared)
+
+
+def _ptx(closed: core.ClosedJaxpr, shared: tuple[bool, ...], name: str) -> str | None:
+    """Returns the PTX of a kernel, or None if `jax.vmap` replaces it, with the warnings of `_kernel`."""
+    try:
+        from seedbed.simd.store import build
+    except ImportError as error:
+        return _give_up(f"install llvmlite ({error})", closed, name)
+    try:
+        return build.ptx(closed, shared)
+    except Unsupported as error:
+        return _give_up(str(error), closed, name)
+
+
+# Elsewhere
+
+
 def _lower_elsewhere(ctx: Any, *operands: Any, closed: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _admit(closed, name, f"there are kernels for CPUs only, not for {where}: run it on a CPU")
+    _admit(closed, name, f"there are kernels for CPUs and NVIDIA GPUs, not for {where}")
     return _lower_mapped(ctx, *operands, closed=closed, shared=shared, name=name)
 
 
@@ -302,3 +332,4 @@ ad.primitive_jvps[vectorized_p] = _jvp
 ad.primitive_transposes[vectorized_p] = _transpose
 mlir.register_lowering(vectorized_p, _lower_elsewhere)
 mlir.register_lowering(vectorized_p, _lower, platform="cpu")
+mlir.register_lowering(vectorized_p, _lower_cuda, platform="cuda")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
 from seedbed.simd.cpu.instructions import SCALARS, Writer, literal
-from seedbed.simd.cpu.room import ALIGN, Room
 from seedbed.simd.ir.graph import Node
 from seedbed.simd.ir.program import Unsupported
 
@@ -28,13 +28,27 @@ class Storage:
     masked: bool = False
 
 
+class Memory(Protocol):
+    """The memory of a processor in which arrays have their places."""
+
+    def place(self, size: int, array: str) -> str:
+        """Takes `size` bytes for an array of LLVM type `array`; returns the instruction for its address."""
+        ...
+
+    def table(self, name: str, size: int, constants: str) -> tuple[str, str]:
+        """Returns the definition of a constant array of `size` bytes, and the operand for its address."""
+        ...
+
+
 class Arrays:
     """The arrays of one LLVM function. `writer` receives their instructions, `room` gives their memory."""
 
-    def __init__(self, writer: Writer, room: Room) -> None:
+    def __init__(self, writer: Writer, room: Memory) -> None:
         # IR lines: the addresses of arrays (on the stack, or in `%memory`), and the constant arrays.
         self.places: list[str] = []
         self.globals: list[str] = []
+        # Address, block in which the array begins, and bytes of each array that is not constant.
+        self.made: list[tuple[str, str, int]] = []
         self._w = writer
         self._room = room
         self._bytes = 0
@@ -57,11 +71,9 @@ class Arrays:
                 f"the arrays that loops index or write down take more than {MOST_BYTES >> 20} MiB for "
                 "the examples of one kernel: use smaller arrays or shorter loops"
             )
-        offset = self._room.take(count)
-        place = f"getelementptr i8, ptr %memory, i64 {offset}"
-        if offset is None:
-            place = f"alloca [{size} x {self.kind(storage)}], align {ALIGN}"
+        place = self._room.place(count, f"[{size} x {self.kind(storage)}]")
         self.places.append(f"{storage.address} = {place}")
+        self.made.append((storage.address, self._w.block, count))
         return storage
 
     def table(self, node: Node) -> Storage:
@@ -72,12 +84,11 @@ class Arrays:
             numbers = -numbers.astype(np.int32)
         scalar = "i32" if node.dtype == "bool" else SCALARS[node.dtype]
         dtype = "int32" if node.dtype == "bool" else node.dtype
-        name = f"@table{len(self.globals)}"
         text = ", ".join(f"{scalar} {literal(x, dtype)}" for x in numbers)
-        self.globals.append(
-            f"{name} = internal constant [{size} x {scalar}] [{text}], align {ALIGN}"
-        )
-        return Storage(name, node.dtype, size, True)
+        constants = f"[{size} x {scalar}] [{text}]"
+        definition, address = self._room.table(f"@table{len(self.globals)}", 4 * size, constants)
+        self.globals.append(definition)
+        return Storage(address, node.dtype, size, True)
 
     def at(self, storage: Storage, index: str | int) -> str:
         """Returns the address of element `index`."""

@@ -37,8 +37,9 @@ def literal(value: Any, dtype: str) -> str:
 class Writer:
     """A writer of LLVM instructions on vectors of `width` lanes."""
 
-    def __init__(self, width: int, *, fma: bool) -> None:
-        self.width, self._fma = width, fma
+    def __init__(self, width: int, *, fma: bool, remainder: str | None = None) -> None:
+        """Takes the name of the function that takes remainders; None for the instruction, frem."""
+        self.width, self._fma, self._remainder = width, fma, remainder
         self.lines: list[str] = []
         self.block = "work"  # the block that is being written
         self.declared: dict[str, str] = {}
@@ -72,6 +73,10 @@ class Writer:
         name = f"%{self.fresh()}"
         self.lines.append(f"{name} = {text}")
         return name
+
+    def declarations(self) -> list[str]:
+        """Returns the declarations of the intrinsics that were called."""
+        return [self.declared[name] for name in sorted(self.declared)]
 
     def constant(self, value: Any, dtype: str, *, uniform: bool) -> str:
         """Returns a literal operand: a scalar if `uniform`, else a vector."""
@@ -143,6 +148,9 @@ class Writer:
         op = node.op
         if op in ("add", "sub", "mul", "div"):
             return self.op(f"f{op} {kind} {args[0]}, {args[1]}")
+        if op == "rem" and self._remainder is not None:
+            name = self._remainder + ("_vector" if "<" in kind else "")
+            return self.op(f"call {kind} @{name}({kind} {args[0]}, {kind} {args[1]})")
         if op == "rem":
             return self.op(f"frem {kind} {args[0]}, {args[1]}")
         if op == "neg":

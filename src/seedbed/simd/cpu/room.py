@@ -35,6 +35,18 @@ class Room:
         self.heap += size
         return self.heap - size
 
+    def place(self, size: int, array: str) -> str:
+        """Takes `size` bytes for an array of LLVM type `array`; returns the instruction for its address."""
+        offset = self.take(size)
+        if offset is None:
+            return f"alloca {array}, align {ALIGN}"
+        return f"getelementptr i8, ptr %memory, i64 {offset}"
+
+    def table(self, name: str, size: int, constants: str) -> tuple[str, str]:
+        """Returns the definition of a constant array of `size` bytes, and the operand for its address."""
+        del size
+        return f"{name} = internal constant {constants}, align {ALIGN}", name
+
 
 def aligned(size: int) -> int:
     """Returns a size in bytes, rounded up to a multiple of ALIGN."""

@@ -1,9 +1,9 @@
-"""Turns a jaxpr into the name of a custom call: found in this process, else on disk, else compiled.
+"""Turns a jaxpr into a CPU's custom call or a GPU's PTX: found in this process, else on disk, else compiled.
 
-The key on disk consists of the jaxpr with its constants, the flags of its shared operands, the width, the
-source of the compiler, the versions of jax, jaxlib, llvmlite and LLVM, and the CPU with its features. A jaxpr
-with a parameter that another process cannot name, such as a function made inside a function, is not kept on
-disk.
+The key on disk consists of the jaxpr with its constants, the flags of its shared operands, the source of
+the compiler, and the versions of jax, jaxlib, llvmlite and LLVM; for a CPU also of the width, and the CPU
+with its features. A jaxpr with a parameter that another process cannot name, such as a function made inside
+a function, is not kept on disk.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from seedbed.ffi import Refused, register_object
 from seedbed.llvm import toolchain
 from seedbed.simd.cpu.compiler import compile_program, lanes
 from seedbed.simd.frontend.trace import trace
+from seedbed.simd.gpu import compiler as gpu
 from seedbed.simd.ir.program import DTYPES, Unsupported
 from seedbed.simd.store import cache
 from seedbed.simd.store.digest import Indescribable, digest
@@ -33,35 +34,36 @@ COMPILER = (
     "simd/frontend",
     "simd/schedule",
     "simd/cpu",
+    "simd/gpu",
     "simd/store/digest.py",
 )
-"""The files and folders that make machine code of a jaxpr, or that decide which jaxprs are equal."""
+"""The files and folders that make machine code or PTX of a jaxpr, or that decide which jaxprs are equal."""
 _PACKAGE = Path(__file__).parents[2]
 _LOCK = threading.Lock()
 _BUILDS: dict[str, _Build] = {}
 
 
 class _Build:
-    """A target that one thread makes while others wait. An Unsupported or Refused error is kept too."""
+    """What one thread makes while others wait. An Unsupported or Refused error is kept, too."""
 
     def __init__(self, make: Callable[[], str]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._target: str | None = None
+        self._made: str | None = None
         self._error: Exception | None = None
 
-    def target(self) -> str:
+    def made(self) -> str:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            if self._target is None:
+            if self._made is None:
                 try:
-                    self._target = self._make()
+                    self._made = self._make()
                 except (Unsupported, Refused) as error:
                     # A copy, because the traceback of the original keeps its frames alive.
                     self._error = type(error)(str(error))
                     raise
-            return self._target
+            return self._made
 
 
 def target(closed: core.ClosedJaxpr, shared: Sequence[bool]) -> str:
@@ -76,32 +78,63 @@ def target(closed: core.ClosedJaxpr, shared: Sequence[bool]) -> str:
         Refused: XLA does not accept the kernel.
     """
     width = lanes()
-    key = _key(closed, shared, width)
+
+    def make(key: str | None) -> str:
+        code = _code(closed, key, lambda: compile_program(trace(closed, shared), width).code)
+        name = register_object("seedbed_vectorize", code)
+        if not any(shared):
+            jax.ffi.register_ffi_target_as_batch_partitionable(name)
+        return name
+
+    return _once(closed, shared, f"{width}\n{toolchain(width)}", make)
+
+
+def ptx(closed: core.ClosedJaxpr, shared: Sequence[bool]) -> str:
+    """Returns the PTX that applies a jaxpr of one example to rows on an NVIDIA GPU.
+
+    `shared` is as for `target`. Any thread may call this; the same jaxpr is built once.
+
+    Raises Unsupported as `target` does.
+    """
+
+    def make(key: str | None) -> str:
+        program = functools.partial(trace, closed, shared)
+        return _code(closed, key, lambda: gpu.compile_program(program()).encode()).decode()
+
+    return _once(closed, shared, f"ptx\n{gpu.toolchain()}", make)
+
+
+def _once(
+    closed: core.ClosedJaxpr,
+    shared: Sequence[bool],
+    processor: str,
+    make: Callable[[str | None], str],
+) -> str:
+    """Returns what `make` returns for a key on disk; calls it once for the same jaxpr and processor."""
+    key = _key(closed, shared, processor)
     with _LOCK:
-        name = key or f"{id(closed)} {tuple(shared)} {width}"
+        name = key or f"{id(closed)} {tuple(shared)} {processor}"
         build = _BUILDS.get(name)
         if build is None:
-            build = _BUILDS[name] = _Build(lambda: _make(closed, shared, width, key))
-    return build.target()
+            build = _BUILDS[name] = _Build(lambda: make(key))
+    return build.made()
 
 
-def _make(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int, key: str | None) -> str:
+def _code(closed: core.ClosedJaxpr, key: str | None, compiled: Callable[[], bytes]) -> bytes:
+    """Returns the code that is kept under a key, or that `compiled` returns, which is then kept."""
     for variable in (*closed.jaxpr.invars, *closed.jaxpr.outvars):
         if str(variable.aval.dtype) not in DTYPES:
             raise Unsupported(f"an operand or result is {variable.aval.dtype}; use one of {DTYPES}")
     code = cache.load(key) if key else None
     if code is None:
-        code = compile_program(trace(closed, shared), width).code
+        code = compiled()
         if key:
             cache.save(key, code)
-    name = register_object("seedbed_vectorize", code)
-    if not any(shared):
-        jax.ffi.register_ffi_target_as_batch_partitionable(name)
-    return name
+    return code
 
 
-def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | None:
-    """Returns a text of everything that the machine code depends on.
+def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], processor: str) -> str | None:
+    """Returns a text of everything that the code for a processor depends on.
 
     Returns None if the jaxpr contains something that another process cannot name.
     """
@@ -111,7 +144,7 @@ def _key(closed: core.ClosedJaxpr, shared: Sequence[bool], width: int) -> str | 
         return None
     versions = f"jax {jax.__version__}, jaxlib {version('jaxlib')}"
     flags = "".join("01"[s] for s in shared)
-    return "\n".join([jaxpr, flags, str(width), _compiler(), versions, toolchain(width)])
+    return "\n".join([jaxpr, flags, _compiler(), versions, processor])
 
 
 @functools.cache

@@ -1,0 +1,109 @@
+"""Places for the arrays of a thread: arrays that are in use at different times share memory.
+
+What a thread keeps in memory costs a GPU most, in its caches and in bandwidth. The program's text has no
+jumps but those of loops and guards, so an array is in use from its first to its last mention, or, if a loop
+lies across one of these ends, to that loop's end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_LABEL = re.compile(r"(\w+):$")
+_TARGET = re.compile(r"label %(\w+)")
+_ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
+_NAME = re.compile(r"%[a-z]+\d+")
+
+
+class Span(NamedTuple):
+    """A stretch of lines, both ends included."""
+
+    first: int
+    last: int
+
+
+class _Block(NamedTuple):
+    offset: int
+    end: int
+    span: Span
+
+
+def spans(made: Iterable[tuple[str, str, int]], lines: Sequence[str]) -> dict[str, Span]:
+    """Returns the lines between which each array is in use, by its address; unused arrays are left out.
+
+    `made` holds the address of each array, the block in which it begins and its bytes. The first block is
+    `work`, and has no label.
+    """
+    labels = {m[1]: i for i, line in enumerate(lines) if (m := _LABEL.match(line))}
+    begins = {address: labels.get(block, 0) for address, block, _ in made}
+    uses: dict[str, list[int]] = {address: [] for address in begins}
+    root = {address: address for address in uses}
+    for i, line in enumerate(lines):
+        for name in _NAME.findall(line):
+            if name in root:
+                uses[root[name]].append(i)
+        found = _ADDRESS.match(line)
+        if found is not None and found[2] in root:
+            root[found[1]] = root[found[2]]
+    loops = _loops(labels, lines)
+    return {a: _lengthened(begins[a], at, loops) for a, at in uses.items() if at}
+
+
+def _loops(labels: dict[str, int], lines: Sequence[str]) -> list[Span]:
+    """Returns the stretches of the loops, each from first label to last jump back; inner ones first."""
+    ends: dict[int, int] = {}
+    for i, line in enumerate(lines):
+        for label in _TARGET.findall(line):
+            if labels.get(label, i) < i:
+                ends[labels[label]] = i
+    return sorted((Span(*loop) for loop in ends.items()), key=lambda s: s.last - s.first)
+
+
+def _lengthened(begin: int, uses: list[int], loops: Sequence[Span]) -> Span:
+    """Returns the stretch of an array that begins in the block at line `begin` and is used in the lines `uses`.
+
+    A loop in which it is used, but outside which it begins or is used too, belongs to it as a whole.
+    """
+    first, last = uses[0], uses[-1]
+    for loop in loops:
+        inside = bisect.bisect_right(uses, loop.last) - bisect.bisect_left(uses, loop.first)
+        own = loop.first <= begin <= loop.last and inside == len(uses)
+        if inside and not own:
+            first, last = min(first, loop.first), max(last, loop.last)
+    return Span(first, last)
+
+
+def shared_places(made: Sequence[tuple[str, str, int]], lines: Sequence[str]) -> list[str]:
+    """Returns the instructions that give each array its address in one block of memory, named `%local`."""
+    if not made:
+        return []
+    live = spans(made, lines)
+    placed: list[_Block] = []
+    offsets: dict[str, int] = {}
+    for address, _, size in sorted(made, key=lambda m: (-m[2], m[0])):
+        if address not in live:
+            continue
+        span = live[address]
+        offset = _lowest(
+            size, [b for b in placed if b.span.first <= span.last and span.first <= b.span.last]
+        )
+        offsets[address] = offset
+        placed.append(_Block(offset, offset + size, span))
+    total = max((block.end for block in placed), default=0)
+    return [
+        f"%local = alloca [{total} x i8], align 4",
+        *(f"{a} = getelementptr i8, ptr %local, i64 {offset}" for a, offset in offsets.items()),
+    ]
+
+
+def _lowest(size: int, others: list[_Block]) -> int:
+    """Returns the lowest offset at which `size` bytes touch none of the other blocks."""
+    at = 0
+    for block in sorted(others):
+        if at + size <= block.offset:
+            break
+        at = max(at, block.end)
+    return at
