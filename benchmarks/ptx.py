@@ -35,7 +35,7 @@ from seedbed.simd.vectorize import trace_example
 RESULT = Path(__file__).parent / "results" / "ptx.json"
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 ROWS, SETTLE = 64, 300
-_ACCESS = re.compile(r"(?:%\w+ = load|store) (?:<1 x )?(?:i32|float)>?.*ptr (%\w+), align 4$")
+_ACCESS = re.compile(r"(?:%\w+ = load|store) (?:i32|float).*ptr (%\w+), align 4$")
 _ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
 _COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr %m\d+, ptr (\S+), i64 (\d+)")
 

@@ -347,7 +347,8 @@ class _Emitter:
         body, done = w.fresh("body"), w.fresh("done")
         w.line(f"br i1 {some}, label %{body}, label %{done}")
         self._w.label(body)
-        mask, outer = None if condition.uniform else name, self._alive
+        # The only lane of a GPU's thread is in the loop as long as the loop runs.
+        mask, outer = None if condition.uniform or w.width == 1 else name, self._alive
         self._alive, lists = mask or outer, dict(self._storage)
         self._shorten_lists(loop)
         self._emit(guarded(self._schedule, [i for i in items if i not in first]))

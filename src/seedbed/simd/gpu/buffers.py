@@ -32,13 +32,11 @@ class Buffers:
     def read(self, node: Node, kind: str) -> str:
         """Writes the load of an "input" node of the LLVM type `kind`; returns its name."""
         w, (operand, element) = self._w, node.value
-        vector, is_bool = "<" in kind, node.dtype == "bool"
-        memory = ("<1 x i8>" if vector else "i8") if is_bool else kind
+        memory, align = ("i8", 1) if node.dtype == "bool" else (kind, 4)
         index = str(element) if node.uniform else self._index(element)
         address = w.op(f"getelementptr {memory}, ptr addrspace(1) %in{operand}, i64 {index}")
-        name = w.op(f"load {memory}, ptr addrspace(1) {address}, align {1 if is_bool else 4}")
-        zero = "zeroinitializer" if vector else "0"
-        return w.op(f"icmp ne {memory} {name}, {zero}") if is_bool else name
+        name = w.op(f"load {memory}, ptr addrspace(1) {address}, align {align}")
+        return w.op(f"icmp ne i8 {name}, 0") if node.dtype == "bool" else name
 
     def at(self, result: int, element: int) -> str:
         """Returns the address of an element of a result."""
@@ -50,7 +48,7 @@ class Buffers:
         """Writes the store of an element, a vector, of a result of type `dtype`."""
         w, kind, align = self._w, self._w.kind(dtype), 4
         if dtype == "bool":
-            name, kind, align = w.op(f"zext {kind} {name} to <1 x i8>"), "<1 x i8>", 1
+            name, kind, align = w.op(f"zext i1 {name} to i8"), "i8", 1
         w.line(f"store {kind} {name}, ptr addrspace(1) {address}, align {align}")
 
     def _index(self, element: int) -> str:

@@ -83,12 +83,5 @@ done:
   %result = bitcast i32 %signed to float
   ret float %result
 }
-define internal <1 x float> @remainder_vector(<1 x float> %x, <1 x float> %y) #0 {
-  %a = extractelement <1 x float> %x, i64 0
-  %b = extractelement <1 x float> %y, i64 0
-  %r = call float @remainder(float %a, float %b)
-  %v = insertelement <1 x float> poison, float %r, i64 0
-  ret <1 x float> %v
-}
 """
-"""IR of `float @remainder(float, float)`, and of the same for vectors of one lane."""
+"""IR of `float @remainder(float, float)`."""
