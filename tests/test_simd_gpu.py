@@ -140,11 +140,28 @@ def test_arrays_share_places_only_when_no_loop_needs_both():
         "%m3": Span(4, 5),  # anew in each round
         "%m9": Span(10, 11),
     }
-    places = dict(line.split(" = ") for line in shared_places(made, lines))
+    found = shared_places(made, lines)
+    places = dict(line.split(" = ") for line in found.addresses)
+    assert found.lines == lines
     assert places["%local"] == "alloca [16 x i8], align 4"
     assert places["%m9"].endswith("i64 0")
     assert {places[name][-5:] for name in ("%m1", "%m3")} == {"i64 0", "i64 8"}
-    assert shared_places([], []) == []
+    assert shared_places([], ["ret void"]) == ([], ["ret void"])
+
+
+def test_an_array_that_ends_in_a_copy_is_the_copy():
+    made = [("%m1", "work", 8), ("%m2", "work", 8), ("%m3", "work", 8)]
+    lines = [
+        "store i32 1, ptr %m1, align 4",
+        "call void @llvm.memcpy.p0.p0.i64(ptr %m2, ptr %m1, i64 8, i1 false)",
+        "call void @llvm.memcpy.p0.p0.i64(ptr %m3, ptr %m2, i64 8, i1 false)",
+        "%t4 = load i32, ptr %m2, align 4",  # so the second copy is one
+        "%t5 = load i32, ptr %m3, align 4",
+    ]
+    found = shared_places(made, lines)
+    assert found.lines == [lines[0], *lines[2:]]
+    places = dict(line.split(" = ") for line in found.addresses)
+    assert places["%m1"] == places["%m2"] != places["%m3"]
 
 
 def test_arrays_of_a_program_share_places():
@@ -276,6 +293,12 @@ def test_the_custom_call():
     assert re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), data) == ptx
     assert f'name = "{entry_name(ptx)}"' in text
     assert "dense<70> : tensor<1xi32>" in text
+    # what XLA's own compiler begins with
+    hlo = jax.jit(vectorize(fn)).trace(x, flag).lower(lowering_platforms=("cuda",)).as_text("hlo")
+    (call,) = (line for line in hlo.splitlines() if "custom-call(" in line)
+    assert " = (f32[70,4,3]{0,2,1}, pred[70]{0}) custom-call(" in call
+    layouts = "{f32[70,4,3]{0,2,1}, pred[70]{0}, f32[600]{0}, s32[1]{0}}"
+    assert f"operand_layout_constraints={layouts}" in call
 
 
 def test_one_text_serves_all_batches():

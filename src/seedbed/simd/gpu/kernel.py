@@ -47,7 +47,15 @@ def kernel_ir(program: Program) -> str:
     buffers = Buffers(program, writer)
     write(program, writer, arrays, buffers)
     places = shared_places(arrays.made, writer.lines)
-    body = [*places, _BEGIN, *writer.lines, "br label %beyond", "beyond:", "ret void", "}"]
+    body = [
+        *places.addresses,
+        _BEGIN,
+        *places.lines,
+        "br label %beyond",
+        "beyond:",
+        "ret void",
+        "}",
+    ]
     name = hashlib.sha256("\n".join([*arrays.globals, *body]).encode()).hexdigest()[:16]
     head = f"define ptx_kernel void @seedbed_{name}({buffers.parameters()}) #0 {{\nentry:"
     remainder = [REMAINDER] if any("@remainder" in line for line in writer.lines) else []

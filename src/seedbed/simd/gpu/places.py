@@ -1,5 +1,7 @@
 """Places for the arrays of a thread: arrays that are in use at different times share memory.
 
+An array that is copied where its use ends, into one whose use begins there, is that one: nothing is copied.
+
 What a thread keeps in memory costs a GPU most, in its caches and in bandwidth. The program's text has no
 jumps but those of loops and guards, so an array is in use from its first to its last mention, or, if a loop
 lies across one of these ends, to that loop's end.
@@ -16,6 +18,7 @@ _LABEL = re.compile(r"(\w+):$")
 _TARGET = re.compile(r"label %(\w+)")
 _ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
 _NAME = re.compile(r"%[a-z]+\d+")
+_COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr (%m\d+), ptr (%m\d+), i64 (\d+)")
 
 
 class Span(NamedTuple):
@@ -63,7 +66,7 @@ def _loops(labels: dict[str, int], lines: Sequence[str]) -> list[Span]:
 
 
 def _lengthened(begin: int, uses: list[int], loops: Sequence[Span]) -> Span:
-    """Returns the stretch of an array that begins in the block at line `begin` and is used in the lines `uses`.
+    """Returns the stretch of an array that begins in the block at line `begin` and is used in lines `uses`.
 
     A loop in which it is used, but outside which it begins or is used too, belongs to it as a whole.
     """
@@ -76,27 +79,56 @@ def _lengthened(begin: int, uses: list[int], loops: Sequence[Span]) -> Span:
     return Span(first, last)
 
 
-def shared_places(made: Sequence[tuple[str, str, int]], lines: Sequence[str]) -> list[str]:
-    """Returns the instructions that give each array its address in one block of memory, named `%local`."""
-    if not made:
-        return []
-    live = spans(made, lines)
+class Places(NamedTuple):
+    """Instructions that give each array its address in the block `%local`, and the code that follows."""
+
+    addresses: list[str]
+    lines: list[str]
+
+
+def shared_places(made: Sequence[tuple[str, str, int]], lines: Sequence[str]) -> Places:
+    """Returns the places of arrays, and the lines without copies of an array to its own place.
+
+    The arguments are those of `spans`.
+    """
+    live, sizes = spans(made, lines), {address: size for address, _, size in made}
+    same, copies = _moved(live, sizes, lines)
     placed: list[_Block] = []
     offsets: dict[str, int] = {}
-    for address, _, size in sorted(made, key=lambda m: (-m[2], m[0])):
-        if address not in live:
+    for address in sorted(live, key=lambda a: (-sizes[a], a)):
+        if same[address] != address:
             continue
-        span = live[address]
-        offset = _lowest(
-            size, [b for b in placed if b.span.first <= span.last and span.first <= b.span.last]
-        )
-        offsets[address] = offset
+        size, span = sizes[address], live[address]
+        others = [b for b in placed if b.span.first <= span.last and span.first <= b.span.last]
+        offsets[address] = offset = _lowest(size, others)
         placed.append(_Block(offset, offset + size, span))
     total = max((block.end for block in placed), default=0)
-    return [
-        f"%local = alloca [{total} x i8], align 4",
-        *(f"{a} = getelementptr i8, ptr %local, i64 {offset}" for a, offset in offsets.items()),
+    addresses = [
+        f"{a} = getelementptr i8, ptr %local, i64 {offsets[same[a]]}" for a in sizes if a in live
     ]
+    block = [f"%local = alloca [{total} x i8], align 4"] if total else []
+    return Places([*block, *addresses], [x for i, x in enumerate(lines) if i not in copies])
+
+
+def _moved(
+    live: dict[str, Span], sizes: dict[str, int], lines: Sequence[str]
+) -> tuple[dict[str, str], set[int]]:
+    """Returns the array whose place each array takes, perhaps its own, and the lines of needless copies.
+
+    Lengthens the spans in `live` of arrays whose places others take.
+    """
+    same, copies = {address: address for address in live}, set[int]()
+    for i, line in enumerate(lines):
+        found = _COPY.match(line)
+        if found is None or found[1] not in same or found[2] not in same:
+            continue
+        target, source, size = found[1], same[found[2]], int(found[3])
+        whole = size == sizes[target] == sizes[source]
+        if whole and live[source].last == i == live[target].first:
+            live[source] = Span(live[source].first, live[target].last)
+            same[target] = source
+            copies.add(i)
+    return same, copies
 
 
 def _lowest(size: int, others: list[_Block]) -> int:
