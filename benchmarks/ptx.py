@@ -35,7 +35,7 @@ from seedbed.simd.vectorize import trace_example
 RESULT = Path(__file__).parent / "results" / "ptx.json"
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 ROWS, SETTLE = 64, 300
-_ACCESS = re.compile(r"(?:%\w+ = load|store) (?:i32|float).*ptr (%\w+), align 4$")
+_ACCESS = re.compile(r"(?:%\w+ = load|store) (?:i8|i32|float).*ptr (%\w+), align (\d)$")
 _ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
 _COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr %m\d+, ptr (\S+), i64 (\d+)")
 
@@ -84,7 +84,7 @@ def counted(ir: str, counter: ctypes.c_int64) -> str:
         if address is not None and (address[2] in root or address[2] == "%local"):
             root.add(address[1])
         if access is not None and access[1] in root:
-            bytes_moved += 4
+            bytes_moved += int(access[2])
         if copy is not None:
             bytes_moved += int(copy[2]) * (2 if copy[1] in root else 1)
         if line.startswith(("br ", "ret ")) and bytes_moved:

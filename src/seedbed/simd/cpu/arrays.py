@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from seedbed.simd.cpu.instructions import SCALARS, Writer, literal
+from seedbed.simd.cpu.instructions import Writer, literal
 from seedbed.simd.ir.graph import Node
 from seedbed.simd.ir.program import Unsupported
 
@@ -17,7 +17,7 @@ MOST_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The place of an array in memory. A bool is stored as 32-bit 0 or -1 (in `%in` and `%out` as 0 or 1)."""
+    """The place of an array in memory. A bool is an integer there, 0 or -1 (in `%in` and `%out`, 0 or 1)."""
 
     address: str
     dtype: str
@@ -30,6 +30,9 @@ class Storage:
 
 class Memory(Protocol):
     """The memory of a processor in which arrays have their places."""
+
+    bool_bits: int
+    """Bits of the integer as which a bool is stored."""
 
     def place(self, size: int, array: str) -> str:
         """Takes `size` bytes for an array of LLVM type `array`; returns the instruction for its address."""
@@ -55,8 +58,10 @@ class Arrays:
 
     def kind(self, storage: Storage) -> str:
         """Returns the LLVM type of a stored element."""
-        dtype = "int32" if storage.dtype == "bool" else storage.dtype
-        return self._w.kind(dtype, uniform=storage.uniform)
+        if storage.dtype == "bool":
+            kind = self._w.kind("int32", uniform=storage.uniform)
+            return kind.replace("i32", f"i{self._room.bool_bits}")
+        return self._w.kind(storage.dtype, uniform=storage.uniform)
 
     def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
         """Reserves memory for an array of `size` elements.
@@ -64,7 +69,7 @@ class Arrays:
         Raises Unsupported if the arrays of the kernel then take more than MOST_BYTES.
         """
         storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
-        count = 4 * size * (1 if uniform else self._w.width)
+        count = size * self._size_of(storage)
         self._bytes += count
         if self._bytes > MOST_BYTES:
             raise Unsupported(
@@ -82,13 +87,14 @@ class Arrays:
         numbers = np.frombuffer(data, node.dtype)
         if node.dtype == "bool":
             numbers = -numbers.astype(np.int32)
-        scalar = "i32" if node.dtype == "bool" else SCALARS[node.dtype]
-        dtype = "int32" if node.dtype == "bool" else node.dtype
+        storage = Storage("", node.dtype, size, True)
+        scalar, dtype = self.kind(storage), "int32" if node.dtype == "bool" else node.dtype
         text = ", ".join(f"{scalar} {literal(x, dtype)}" for x in numbers)
         constants = f"[{size} x {scalar}] [{text}]"
-        definition, address = self._room.table(f"@table{len(self.globals)}", 4 * size, constants)
+        count = size * self._size_of(storage)
+        definition, address = self._room.table(f"@table{len(self.globals)}", count, constants)
         self.globals.append(definition)
-        return Storage(address, node.dtype, size, True)
+        return dataclasses.replace(storage, address=address)
 
     def at(self, storage: Storage, index: str | int) -> str:
         """Returns the address of element `index`."""
@@ -104,7 +110,7 @@ class Arrays:
     def get(self, storage: Storage, address: str, *, uniform: bool) -> str:
         """Loads an element: a scalar if `uniform` (of a uniform array only), else a vector."""
         w, kind = self._w, self.kind(storage)
-        name = w.op(f"load {kind}, ptr {address}, align {self._align(storage)}")
+        name = w.op(f"load {kind}, ptr {address}, align {self._size_of(storage)}")
         if storage.dtype == "bool":
             zero = "0" if storage.uniform else "zeroinitializer"
             name = w.op(f"icmp ne {kind} {name}, {zero}")
@@ -115,10 +121,12 @@ class Arrays:
         w, kind = self._w, self.kind(storage)
         if storage.dtype == "bool":
             name = w.op(f"sext {w.kind('bool', uniform=storage.uniform)} {name} to {kind}")
-        w.line(f"store {kind} {name}, ptr {address}, align {self._align(storage)}")
+        w.line(f"store {kind} {name}, ptr {address}, align {self._size_of(storage)}")
 
-    def _align(self, storage: Storage) -> int:
-        return 4 if storage.uniform else 4 * self._w.width
+    def _size_of(self, storage: Storage) -> int:
+        """Returns the size of a stored element, for all lanes, and its alignment."""
+        one = self._room.bool_bits // 8 if storage.dtype == "bool" else 4
+        return one if storage.uniform else one * self._w.width
 
     def copy(self, source: Storage, target: Storage, mask: str | None = None) -> None:
         """Copies an array; with a mask, only in the lanes where the mask holds."""
@@ -126,7 +134,7 @@ class Arrays:
         if source.address == target.address:
             return
         if source.uniform == target.uniform and mask is None:
-            size = 4 * (1 if source.uniform else w.width) * target.size
+            size = self._size_of(source) * target.size
             name = "llvm.memcpy.p0.p0.i64"
             w.declared[name] = f"declare void @{name}(ptr, ptr, i64, i1)"
             w.line(

@@ -19,6 +19,8 @@ STACK = 128 << 10
 class Room:
     """A kernel's own memory: at most STACK bytes are on the stack, the rest is in one block of the heap."""
 
+    bool_bits = 32  # as many as a float has, so that a mask of lanes is one comparison
+
     def __init__(self) -> None:
         """Starts with no memory taken."""
         self.stack, self.heap = 0, 0  # bytes taken

@@ -14,6 +14,8 @@ ALIGN = 4
 class DeviceMemory:
     """The places of arrays: `.local` for a thread's own, `.const` for tables, `.global` if that is full."""
 
+    bool_bits = 8
+
     def __init__(self) -> None:
         """Starts with no memory taken."""
         self.local, self.constant = 0, 0  # bytes taken

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from seedbed.simd.gpu.memory import ALIGN
+
 _LABEL = re.compile(r"(\w+):$")
 _TARGET = re.compile(r"label %(\w+)")
 _ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
@@ -95,10 +97,11 @@ def shared_places(made: Sequence[tuple[str, str, int]], lines: Sequence[str]) ->
     same, copies = _moved(live, sizes, lines)
     placed: list[_Block] = []
     offsets: dict[str, int] = {}
+    aligned = {address: -(-size // ALIGN) * ALIGN for address, size in sizes.items()}
     for address in sorted(live, key=lambda a: (-sizes[a], a)):
         if same[address] != address:
             continue
-        size, span = sizes[address], live[address]
+        size, span = aligned[address], live[address]
         others = [b for b in placed if b.span.first <= span.last and span.first <= b.span.last]
         offsets[address] = offset = _lowest(size, others)
         placed.append(_Block(offset, offset + size, span))
@@ -106,7 +109,7 @@ def shared_places(made: Sequence[tuple[str, str, int]], lines: Sequence[str]) ->
     addresses = [
         f"{a} = getelementptr i8, ptr %local, i64 {offsets[same[a]]}" for a in sizes if a in live
     ]
-    block = [f"%local = alloca [{total} x i8], align 4"] if total else []
+    block = [f"%local = alloca [{total} x i8], align {ALIGN}"] if total else []
     return Places([*block, *addresses], [x for i, x in enumerate(lines) if i not in copies])
 
 
