@@ -301,6 +301,13 @@ def test_the_custom_call():
     assert f"operand_layout_constraints={layouts}" in call
 
 
+def test_an_operand_that_is_given_twice_is_passed_twice():
+    text = lowered(lambda x: vectorize(lambda a, b: a * b)(x, x), np.zeros((5, 3), np.float32))
+    assert "@__gpu$xla.gpu.ptx(%arg0, %arg0, %c)" in text
+    assert text.count(".param .u64") == 4
+    assert "output_indices = [3 : i32]" in text
+
+
 def test_one_text_serves_all_batches():
     fn = vectorize(lambda x: x * 2 + 1)
     texts = [lowered(fn, np.zeros((rows, 3), np.float32)) for rows in (1, 64, 65)]
