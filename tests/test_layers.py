@@ -34,6 +34,7 @@ STAGES = (
     {"ir"},
     {"frontend", "schedule", "reference"},
     {"cpu"},
+    {"gpu"},
     {"store"},
     {"accumulate", "derivative", "primitive", "vectorize", "inspect", "__init__"},
 )

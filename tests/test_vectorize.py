@@ -499,9 +499,9 @@ def doubled_thrice(x):
         (vectorize(sorted_thrice), r"sorted_thrice.*'sort'.* 7 equations"),
         (
             lambda x: (
-                jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("cuda",))
+                jax.jit(vectorize(doubled_thrice)).trace(x).lower(lowering_platforms=("tpu",))
             ),
-            r"doubled_thrice.*CPUs.*cuda.* 4 equations",
+            r"doubled_thrice.*CPUs.*tpu.* 4 equations",
         ),
     ],
 )

@@ -124,11 +124,37 @@ def compile_object(text: str, target: Target) -> bytes:
         for function in module.functions:
             if function.is_declaration and not function.name.startswith("llvm."):
                 function.add_function_attribute("nonlazybind")
-        tuning = llvm.create_pipeline_tuning_options(speed_level=1)
-        tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
-        builder = llvm.create_pass_builder(machine, tuning)
-        builder.getModulePassManager().run(module, builder)
+        _optimize(module, machine)
         return machine.emit_object(module)
+
+
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    tuning = llvm.create_pipeline_tuning_options(speed_level=1)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+
+
+def compile_assembly(text: str, target: Target) -> str:
+    """Compiles the module `text`, which names no target, to the assembly of `target`.
+
+    Any thread may call this.
+
+    Raises:
+        RuntimeError: the text is not valid LLVM IR (LLVM's message is kept), or LLVM lacks the processor.
+    """
+    with _LOCK:
+        _initialize()
+        machine = llvm.Target.from_triple(target.triple).create_target_machine(
+            cpu=target.cpu, features=target.features, opt=2
+        )
+        module = llvm.parse_assembly(
+            f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n'
+            + text
+        )
+        module.verify()
+        _optimize(module, machine)
+        return machine.emit_assembly(module)
 
 
 def load_object(code: bytes, symbol: str) -> int:

@@ -1,8 +1,9 @@
 """A JAX primitive that applies a function of one example to the rows of arrays.
 
-Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPU the primitive is a
-kernel, and so are its derivatives, which are the same primitive with other functions. On other devices, and
-if there is no kernel, it is `jax.vmap` of the same function, if XLA compiles that in reasonable time.
+Operands are arrays [B, ...], or are shared by all rows; results are [B, ...]. On CPUs and NVIDIA GPUs the
+primitive is a kernel, and so are its derivatives, which are the same primitive with other functions. On other
+devices, and if there is no kernel, it is `jax.vmap` of the same function, if XLA compiles that in reasonable
+time.
 """
 
 from __future__ import annotations
@@ -231,10 +232,39 @@ def _sharding_rule(inputs: Sequence[tuple[int, ...]], outputs: Sequence[tuple[in
     return f"#sdy.op_sharding_rule<{sides[0]}->{sides[1]} {{{factors}}}{whole}, custom>"
 
 
+# On an NVIDIA GPU
+
+
+def _lower_cuda(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
+    rows = ctx.avals_out[0].shape[0] if ctx.avals_out else 0
+    # A grid has at least one block, and its size is a number.
+    ptx = _ptx(function, shared, name) if isinstance(rows, int) and rows else None
+    if ptx is None:
+        return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
+    from seedbed.simd.gpu.call import launch
+
+    return launch(ctx, operands, ptx, shared)
+
+
+def _ptx(function: Function, shared: tuple[bool, ...], name: str) -> str | None:
+    """Returns the PTX of a kernel, or None if `jax.vmap` replaces it, with the warnings of `_kernel`."""
+    try:
+        from seedbed.simd.store import build
+    except ImportError as error:
+        return _do_without(f"install llvmlite ({error})", function, name)
+    try:
+        return build.ptx(function, shared)
+    except Unsupported as error:
+        return _refused(error, function, name)
+
+
+# Elsewhere
+
+
 def _lower_elsewhere(ctx: Any, *operands: Any, function: Any, shared: Any, name: str) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     where = " and ".join(platforms)
-    _do_without(f"there are kernels for CPUs only, not for {where}: run it on a CPU", function, name)
+    _do_without(f"there are kernels for CPUs and NVIDIA GPUs, not for {where}", function, name)
     return _lower_mapped(ctx, *operands, function=function, shared=shared, name=name)
 
 
@@ -288,8 +318,13 @@ def _kernel(function: Function, shared: tuple[bool, ...], name: str) -> str | No
     except Refused as error:
         return _do_without(str(error), function, name)
     except Unsupported as error:
-        _admit(function, name, str(error))
-        return _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {error}")
+        return _refused(error, function, name)
+
+
+def _refused(error: Unsupported, function: Function, name: str) -> None:
+    """Warns that one function has no kernel; raises SeedbedError if it is too large for `jax.vmap`."""
+    _admit(function, name, str(error))
+    _say(f"simd.vectorize({name}) runs as jax.vmap, which is slower: {error}")
 
 
 def _do_without(reason: str, function: Function, name: str) -> None:
@@ -313,3 +348,4 @@ ad.primitive_jvps[vectorized_p] = _jvp
 ad.primitive_transposes[vectorized_p] = _transpose
 mlir.register_lowering(vectorized_p, _lower_elsewhere)
 mlir.register_lowering(vectorized_p, _lower, platform="cpu")
+mlir.register_lowering(vectorized_p, _lower_cuda, platform="cuda")

@@ -1,4 +1,4 @@
-"""A vmap for small functions: on CPU it becomes one kernel whose lanes are the examples."""
+"""A vmap for small functions: it becomes one kernel whose lanes, or threads on a GPU, are the examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Example(NamedTuple):
 
 
 def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a batched `fn`, like `jax.vmap(fn)`; on a CPU it is one kernel for the vector unit.
+    """Returns a batched `fn`, like `jax.vmap(fn)`; on a CPU or an NVIDIA GPU it is one kernel.
 
     `fn` is a pure function of one example. Its arguments and results are pytrees of small float32,
     int32, uint32 or bool arrays, or of typed PRNG keys. The batched function takes and returns the same

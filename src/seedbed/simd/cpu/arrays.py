@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
 from seedbed.simd.cpu.instructions import SCALARS, Writer, literal
-from seedbed.simd.cpu.room import ALIGN, Room
 from seedbed.simd.ir.graph import Node
 from seedbed.simd.ir.program import Unsupported
 
@@ -17,7 +17,7 @@ MOST_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The place of an array in memory. A bool is stored as 32-bit 0 or -1 (in `%in` and `%out` as 0 or 1)."""
+    """The place of an array in memory. A bool is an integer there, 0 or -1 (in `%in` and `%out`, 0 or 1)."""
 
     address: str
     dtype: str
@@ -32,21 +32,40 @@ class Lanes(str):
     """The name of a vector of addresses, one for each lane."""
 
 
+class Memory(Protocol):
+    """The memory of a processor in which arrays have their places."""
+
+    bool_bits: int
+    """Bits of the integer as which a bool is stored."""
+
+    def place(self, size: int, array: str) -> str:
+        """Takes `size` bytes for an array of LLVM type `array`; returns the instruction for its address."""
+        ...
+
+    def table(self, name: str, size: int, constants: str) -> tuple[str, str]:
+        """Returns the definition of a constant array of `size` bytes, and the operand for its address."""
+        ...
+
+
 class Arrays:
     """The arrays of one LLVM function. `writer` receives their instructions, `room` gives their memory."""
 
-    def __init__(self, writer: Writer, room: Room) -> None:
+    def __init__(self, writer: Writer, room: Memory) -> None:
         # IR lines: the addresses of arrays (on the stack, or in `%memory`), and the constant arrays.
         self.places: list[str] = []
         self.globals: list[str] = []
+        # Address, block in which the array begins, and bytes of each array that is not constant.
+        self.made: list[tuple[str, str, int]] = []
         self._w = writer
         self._room = room
         self._bytes = 0
 
     def kind(self, storage: Storage) -> str:
         """Returns the LLVM type of a stored element."""
-        dtype = "int32" if storage.dtype == "bool" else storage.dtype
-        return self._w.kind(dtype, uniform=storage.uniform)
+        if storage.dtype == "bool":
+            kind = self._w.kind("int32", uniform=storage.uniform)
+            return kind.replace("i32", f"i{self._room.bool_bits}")
+        return self._w.kind(storage.dtype, uniform=storage.uniform)
 
     def new(self, dtype: str, size: int, *, uniform: bool) -> Storage:
         """Reserves memory for an array of `size` elements.
@@ -54,18 +73,16 @@ class Arrays:
         Raises Unsupported if the arrays of the kernel then take more than MOST_BYTES.
         """
         storage = Storage(f"%{self._w.fresh('m')}", dtype, size, uniform)
-        count = 4 * size * (1 if uniform else self._w.width)
+        count = size * self._size_of(storage)
         self._bytes += count
         if self._bytes > MOST_BYTES:
             raise Unsupported(
                 f"the arrays that loops index or write down take more than {MOST_BYTES >> 20} MiB for "
                 "the examples of one kernel: use smaller arrays or shorter loops"
             )
-        offset = self._room.take(count)
-        place = f"getelementptr i8, ptr %memory, i64 {offset}"
-        if offset is None:
-            place = f"alloca [{size} x {self.kind(storage)}], align {ALIGN}"
+        place = self._room.place(count, f"[{size} x {self.kind(storage)}]")
         self.places.append(f"{storage.address} = {place}")
+        self.made.append((storage.address, self._w.block, count))
         return storage
 
     def table(self, node: Node) -> Storage:
@@ -74,14 +91,14 @@ class Arrays:
         numbers = np.frombuffer(data, node.dtype)
         if node.dtype == "bool":
             numbers = -numbers.astype(np.int32)
-        scalar = "i32" if node.dtype == "bool" else SCALARS[node.dtype]
-        dtype = "int32" if node.dtype == "bool" else node.dtype
-        name = f"@table{len(self.globals)}"
+        storage = Storage("", node.dtype, size, True)
+        scalar, dtype = self.kind(storage), "int32" if node.dtype == "bool" else node.dtype
         text = ", ".join(f"{scalar} {literal(x, dtype)}" for x in numbers)
-        self.globals.append(
-            f"{name} = internal constant [{size} x {scalar}] [{text}], align {ALIGN}"
-        )
-        return Storage(name, node.dtype, size, True)
+        constants = f"[{size} x {scalar}] [{text}]"
+        count = size * self._size_of(storage)
+        definition, address = self._room.table(f"@table{len(self.globals)}", count, constants)
+        self.globals.append(definition)
+        return dataclasses.replace(storage, address=address)
 
     def at(self, storage: Storage, index: str | int) -> str:
         """Returns the address of element `index`."""
@@ -94,9 +111,11 @@ class Arrays:
             return first
         return self._w.op(f"getelementptr {self.kind(storage)}, ptr {first}, i64 {offset}")
 
-    def own(self, storage: Storage, base: str, offset: int) -> Lanes:
+    def own(self, storage: Storage, base: str, offset: int) -> str:
         """Returns the addresses of the elements `base + offset`; each lane has its own 32-bit `base`."""
         w, kind = self._w, self._w.kind("int32")
+        if w.width == 1:
+            return self.beyond(storage, base, offset)
         index = w.op(f"add {kind} {base}, {w.constant(offset, 'int32', uniform=False)}")
         if not storage.uniform:
             lanes = ", ".join(f"i32 {lane}" for lane in range(w.width))
@@ -129,7 +148,7 @@ class Arrays:
             return (
                 w.op(f"icmp ne {kind} {name}, zeroinitializer") if storage.dtype == "bool" else name
             )
-        name = w.op(f"load {kind}, ptr {address}, align {self._align(storage)}")
+        name = w.op(f"load {kind}, ptr {address}, align {self._size_of(storage)}")
         if storage.dtype == "bool":
             zero = "0" if storage.uniform else "zeroinitializer"
             name = w.op(f"icmp ne {kind} {name}, {zero}")
@@ -145,10 +164,12 @@ class Arrays:
             pointers = f"<{w.width} x ptr> {address}"
             w.line(f"call void @{verb}({kind} {name}, {pointers}, i32 4, {every})")
             return
-        w.line(f"store {kind} {name}, ptr {address}, align {self._align(storage)}")
+        w.line(f"store {kind} {name}, ptr {address}, align {self._size_of(storage)}")
 
-    def _align(self, storage: Storage) -> int:
-        return 4 if storage.uniform else 4 * self._w.width
+    def _size_of(self, storage: Storage) -> int:
+        """Returns the size of a stored element, for all lanes, and its alignment."""
+        one = self._room.bool_bits // 8 if storage.dtype == "bool" else 4
+        return one if storage.uniform else one * self._w.width
 
     def copy(self, source: Storage, target: Storage, mask: str | None = None) -> None:
         """Copies an array; with a mask, only in the lanes where the mask holds."""
@@ -156,7 +177,7 @@ class Arrays:
         if source.address == target.address:
             return
         if source.uniform == target.uniform and mask is None:
-            size = 4 * (1 if source.uniform else w.width) * target.size
+            size = self._size_of(source) * target.size
             name = "llvm.memcpy.p0.p0.i64"
             w.declared[name] = f"declare void @{name}(ptr, ptr, i64, i1)"
             w.line(

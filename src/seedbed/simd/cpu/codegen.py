@@ -8,13 +8,15 @@ all examples share, and `memory` the arrays that are not on the stack.
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 from seedbed.simd.cpu.arrays import Arrays, Storage
 from seedbed.simd.cpu.instructions import SCALARS, Writer
 from seedbed.simd.cpu.kernel import ENTRY, HEAD
 from seedbed.simd.cpu.room import Room
+from seedbed.simd.cpu.slots import Slots
 from seedbed.simd.ir.graph import Loop, LoopCarry, Node
-from seedbed.simd.ir.program import Program, Unsupported, slots
+from seedbed.simd.ir.program import Program, Unsupported
 from seedbed.simd.schedule.guards import guarded
 from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 
@@ -24,13 +26,41 @@ def emit(program: Program, width: int, *, fma: bool = True, room: Room | None = 
 
     Arrays take memory from `room`. Raises Unsupported for types outside SCALARS or arrays over MOST_BYTES.
     """
-    return _Emitter(program, Writer(width, fma=fma), room or Room()).text()
+    writer = Writer(width, fma=fma)
+    arrays = Arrays(writer, room or Room())
+    write(program, writer, arrays, Slots(program, writer, arrays))
+    body = [*arrays.places, ENTRY, *writer.lines, "ret void", "}", ""]
+    return "\n".join([*arrays.globals, *writer.declarations(), HEAD, *body])
+
+
+class Ends(Protocol):
+    """The memory from which a program reads its operands, and to which it writes its results."""
+
+    def read(self, node: Node, kind: str) -> str:
+        """Writes the load of an "input" node of the LLVM type `kind`; returns its name."""
+        ...
+
+    def at(self, result: int, element: int) -> str:
+        """Returns the address of an element of a result."""
+        ...
+
+    def write(self, dtype: str, address: str, name: str) -> None:
+        """Writes the store of an element, a vector, of a result of type `dtype`."""
+        ...
+
+
+def write(program: Program, writer: Writer, arrays: Arrays, ends: Ends) -> None:
+    """Writes the instructions of a program, which end in an open block.
+
+    Raises Unsupported for types outside SCALARS or arrays over MOST_BYTES.
+    """
+    _Emitter(program, writer, arrays, ends).write()
 
 
 class _Emitter:
-    def __init__(self, program: Program, writer: Writer, room: Room) -> None:
+    def __init__(self, program: Program, writer: Writer, arrays: Arrays, ends: Ends) -> None:
         self._program = program
-        self._w = writer
+        self._w, self._arrays, self._ends = writer, arrays, ends
         self._live = Liveness(program)
         self._schedule = Schedule(self._live)
         self._names: dict[Node, str] = {}
@@ -38,19 +68,17 @@ class _Emitter:
         self._storage: dict[Node, Storage] = {}
         self._carried: dict[tuple[Loop, int], Storage] = {}
         self._recorded: dict[tuple[Loop, int], Storage] = {}
-        self._arrays = Arrays(self._w, room)
         wide = sorted({n.dtype for n in self._live.nodes} - {*SCALARS})
         if wide:
             raise Unsupported(f"a kernel has no {wide[0]}: use float32, int32, uint32 or bool")
-        self._slots = slots(program.inputs)
         self._alive: str | None = None  # mask of the lanes that are still in the while loop around
 
-    def text(self) -> str:
+    def write(self) -> None:
         self._emit(guarded(self._schedule, self._schedule.items[None]))
-        self._write_outputs()
-        declared = [self._w.declared[name] for name in sorted(self._w.declared)]
-        body = [*self._arrays.places, ENTRY, *self._w.lines, "ret void", "}", ""]
-        return "\n".join([*self._arrays.globals, *declared, HEAD, *body])
+        for k, operand in enumerate(self._program.outputs):
+            for i, node in enumerate(operand.nodes.reshape(-1)):
+                address = self._ends.at(k, i)
+                self._ends.write(operand.dtype, address, self._name(node, uniform=False))
 
     # Names of values
 
@@ -85,7 +113,7 @@ class _Emitter:
         w, uniform = self._w, node.uniform
         kind = w.kind(node.dtype, uniform=uniform)
         if node.op == "input":
-            self._define(node, self._read_input(node, kind))
+            self._define(node, self._ends.read(node, kind))
         elif node.op in ("pack", "memory"):
             self._fill(node)
         elif node.op == "rows":
@@ -126,39 +154,6 @@ class _Emitter:
             before = w.kind(node.args[0].dtype, uniform=uniform)
             mask = w.kind("bool", uniform=uniform)
             self._define(node, w.compute(node, args, before, mask))
-
-    def _read_input(self, node: Node, kind: str) -> str:
-        w, (operand, element) = self._w, node.value
-        slot = self._slots[operand]
-        if node.uniform:
-            pointer = w.op(f"getelementptr ptr, ptr %shared, i64 {slot}")
-            data = w.op(f"load ptr, ptr {pointer}")
-            memory = "i8" if node.dtype == "bool" else kind
-            address = w.op(f"getelementptr {memory}, ptr {data}, i64 {element}")
-            name = w.op(f"load {memory}, ptr {address}, align {1 if memory == 'i8' else 4}")
-            return w.op(f"icmp ne i8 {name}, 0") if memory == "i8" else name
-        storage = Storage("%in", node.dtype, 0, False)
-        return self._arrays.get(
-            storage, self._arrays.at(storage, str(slot + element)), uniform=False
-        )
-
-    def _write_outputs(self) -> None:
-        at = 0
-        for operand in self._program.outputs:
-            storage = Storage("%out", operand.dtype, 0, False)
-            for node in operand.nodes.reshape(-1):
-                address = self._arrays.at(storage, str(at))
-                if operand.dtype == "bool":  # outside, a bool is 0 or 1
-                    bits = self._name(node, uniform=False)
-                    wide = self._w.op(
-                        f"zext {self._w.kind('bool')} {bits} to {self._w.kind('int32')}"
-                    )
-                    self._w.line(
-                        f"store {self._w.kind('int32')} {wide}, ptr {address}, align {4 * self._w.width}"
-                    )
-                else:
-                    self._put(storage, address, node)
-                at += 1
 
     # Memory
 
@@ -354,7 +349,8 @@ class _Emitter:
         body, done = w.fresh("body"), w.fresh("done")
         w.line(f"br i1 {some}, label %{body}, label %{done}")
         self._w.label(body)
-        mask, outer = None if condition.uniform else name, self._alive
+        # The only lane of a GPU's thread is in the loop as long as the loop runs.
+        mask, outer = None if condition.uniform or w.width == 1 else name, self._alive
         self._alive, lists = mask or outer, dict(self._storage)
         self._shorten_lists(loop)
         self._emit(guarded(self._schedule, [i for i in items if i not in first]))

@@ -35,10 +35,11 @@ def literal(value: Any, dtype: str) -> str:
 
 
 class Writer:
-    """A writer of LLVM instructions on vectors of `width` lanes."""
+    """A writer of LLVM instructions on vectors of `width` lanes; on scalars, if that is one."""
 
-    def __init__(self, width: int, *, fma: bool) -> None:
-        self.width, self._fma = width, fma
+    def __init__(self, width: int, *, fma: bool, remainder: str | None = None) -> None:
+        """Takes the name of the function that takes remainders; None for the instruction, frem."""
+        self.width, self._fma, self._remainder = width, fma, remainder
         self.lines: list[str] = []
         self.block = "work"  # the block that is being written
         self.declared: dict[str, str] = {}
@@ -47,7 +48,7 @@ class Writer:
     def kind(self, dtype: str, *, uniform: bool = False) -> str:
         """Returns the LLVM type of a node: a scalar if `uniform`, else a vector."""
         scalar = SCALARS[dtype]
-        return scalar if uniform else f"<{self.width} x {scalar}>"
+        return scalar if uniform or self.width == 1 else f"<{self.width} x {scalar}>"
 
     def fresh(self, prefix: str = "t") -> str:
         """Returns a name that is not in use yet, without its `%`."""
@@ -73,15 +74,21 @@ class Writer:
         self.lines.append(f"{name} = {text}")
         return name
 
+    def declarations(self) -> list[str]:
+        """Returns the declarations of the intrinsics that were called."""
+        return [self.declared[name] for name in sorted(self.declared)]
+
     def constant(self, value: Any, dtype: str, *, uniform: bool) -> str:
         """Returns a literal operand: a scalar if `uniform`, else a vector."""
         text = literal(value, dtype)
-        if uniform:
+        if uniform or self.width == 1:
             return text
         return "<" + ", ".join([f"{SCALARS[dtype]} {text}"] * self.width) + ">"
 
     def splat(self, name: str, dtype: str) -> str:
         """Returns a vector with the scalar `name` in every lane."""
+        if self.width == 1:
+            return name
         kind, scalar, width = self.kind(dtype), SCALARS[dtype], self.width
         one = self.op(f"insertelement {kind} poison, {scalar} {name}, i64 0")
         return self.op(
@@ -99,12 +106,14 @@ class Writer:
 
     def any_lane(self, mask: str) -> str:
         """Returns an i1 operand: whether a mask, a vector, holds in some lane."""
+        if self.width == 1:
+            return mask
         bits = self.op(f"bitcast <{self.width} x i1> {mask} to i{self.width}")
         return self.op(f"icmp ne i{self.width} {bits}, 0")
 
     def select(self, condition: str, kind: str, true: str, false: str, *, uniform: bool) -> str:
         """Returns one of two operands, chosen in each lane, or once if the condition is `uniform`."""
-        mask = "i1" if uniform else f"<{self.width} x i1>"
+        mask = self.kind("bool", uniform=uniform)
         return self.op(f"select {mask} {condition}, {kind} {true}, {kind} {false}")
 
     def fused(self, fused: FusedMultiplyAdd, a: str, b: str, c: str, kind: str) -> str:
@@ -143,6 +152,8 @@ class Writer:
         op = node.op
         if op in ("add", "sub", "mul", "div"):
             return self.op(f"f{op} {kind} {args[0]}, {args[1]}")
+        if op == "rem" and self._remainder is not None:
+            return self.op(f"call {kind} @{self._remainder}({kind} {args[0]}, {kind} {args[1]})")
         if op == "rem":
             return self.op(f"frem {kind} {args[0]}, {args[1]}")
         if op == "neg":
@@ -213,7 +224,7 @@ class Writer:
         def number(value: int) -> str:
             return self.constant(value, "int32", uniform=node.uniform)
 
-        mask = "i1" if node.uniform else f"<{self.width} x i1>"
+        mask = self.kind("bool", uniform=node.uniform)
         inside = self.op(f"icmp ult {kind} {args[1]}, {number(32)}")
         beyond = number(31 if op == "shift_right_arithmetic" else 0)
         places = self.op(f"select {mask} {inside}, {kind} {args[1]}, {kind} {beyond}")

@@ -54,7 +54,7 @@ done:
 _MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
 
 # Sets rounding to nearest, and treats denormal numbers as zero, as XLA's own threads do.
-_FLOATS = {
+FLOATS = {
     "x86_64": """
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
@@ -92,7 +92,7 @@ define internal void @restore_floats(i64 %before) nounwind {
 """,
 }
 
-ARCHITECTURES = tuple(_FLOATS)
+ARCHITECTURES = tuple(FLOATS)
 """Instruction sets for which there are kernels."""
 
 
@@ -167,7 +167,7 @@ def kernel_ir(
     called = program.count("\n") > _INLINED
     use = stack_use(len(buffers), ("tile", "program") if called else ("tile",))
     attributes = f"attributes #0 = {{ {'noinline' if called else 'alwaysinline'} }}\n"
-    around = memcpy + _FLOATS[architecture] + RESERVE + _STAGE + use + attributes
+    around = memcpy + FLOATS[architecture] + RESERVE + _STAGE + use + attributes
     return program + around + tile_text + f.text()
 
 

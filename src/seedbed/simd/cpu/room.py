@@ -19,6 +19,8 @@ STACK = 128 << 10
 class Room:
     """A kernel's own memory: at most STACK bytes are on the stack, the rest is in one block of the heap."""
 
+    bool_bits = 32  # as many as a float has, so that a mask of lanes is one comparison
+
     def __init__(self) -> None:
         """Starts with no memory taken."""
         self.stack, self.heap = 0, 0  # bytes taken
@@ -34,6 +36,18 @@ class Room:
             return None
         self.heap += size
         return self.heap - size
+
+    def place(self, size: int, array: str) -> str:
+        """Takes `size` bytes for an array of LLVM type `array`; returns the instruction for its address."""
+        offset = self.take(size)
+        if offset is None:
+            return f"alloca {array}, align {ALIGN}"
+        return f"getelementptr i8, ptr %memory, i64 {offset}"
+
+    def table(self, name: str, size: int, constants: str) -> tuple[str, str]:
+        """Returns the definition of a constant array of `size` bytes, and the operand for its address."""
+        del size
+        return f"{name} = internal constant {constants}, align {ALIGN}", name
 
 
 def aligned(size: int) -> int:

@@ -16,9 +16,10 @@ COMPILER = (
     "simd/frontend",
     "simd/schedule",
     "simd/cpu",
+    "simd/gpu",
     "simd/store/digest.py",
 )
-"""The files and folders that make machine code of a jaxpr, or that decide which jaxprs are equal."""
+"""The files and folders that make machine code or PTX of a jaxpr, or that decide which jaxprs are equal."""
 DERIVATION = ("simd/accumulate.py", "simd/derivative.py")
 """The files that make derivatives of a jaxpr."""
 _PACKAGE = Path(__file__).parents[2]
