@@ -174,6 +174,20 @@ def test_a_newer_checkpoint_makes_good_for_one_that_failed(tmp_path, monkeypatch
         writer.wait()
 
 
+def test_a_fault_of_the_writer_itself_is_reported_and_blocks_nobody(tmp_path, monkeypatch):
+    class Faulty:
+        def __init__(self, *given):
+            raise AttributeError("this system has no O_TMPFILE")
+
+    monkeypatch.setattr(checkpoint, "_Helper", Faulty)
+    writer = CheckpointWriter(tmp_path)
+    for step in (1, 2, 3):
+        with contextlib.suppress(StorageError):
+            writer.save(step, TEMPLATE, {})
+    with pytest.raises(StorageError, match="step 3 could not be written .*AttributeError: this"):
+        writer.close()
+
+
 def test_an_unusable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     writer = CheckpointWriter(tmp_path / "file" / "checkpoints")

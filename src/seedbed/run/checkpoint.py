@@ -171,7 +171,11 @@ class CheckpointWriter:
                 if request is None or self._given_up:
                     self._stop_helper()
                     return
-                reason = self._write(request)
+                try:
+                    reason = self._write(request)
+                except Exception as error:
+                    # Whatever it is: if this thread ended, training would wait for it for ever.
+                    reason = f"{type(error).__name__}: {error}"
                 # A newer checkpoint that is whole makes up for an older one that failed.
                 self._error = None
                 if reason is not None:
