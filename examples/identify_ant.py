@@ -29,11 +29,10 @@ ANT = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets" / "ant.xml"
 TORSO, NAMES = 1, ("torso mass", "friction")
 SETTLING, STEPS, WINDOW = 100, 200, 2  # in steps of 10 ms
 AMPLITUDE = 0.8  # of the controls, which are clipped to 1
-ITERATIONS, TIGHTEST = (
-    24,
-    0.25,
-)  # windows join within so many standard deviations of the noise, in the end
-DOF = 4.0  # of Student's t: where contacts begin or end within a window its gap is large, and counts for less
+# Windows join within so many standard deviations of the noise, in the end.
+ITERATIONS, TIGHTEST = 30, 0.1
+# Of Student's t: where a contact begins or ends within a window, its gap is large, and counts for less.
+DOF = 4.0
 
 model = physics.load(ANT)
 SIZE = model.nq + model.nv
@@ -210,12 +209,14 @@ def plot(searches: list[np.ndarray], path: Path) -> None:
 
 def main() -> None:
     """Identifies one Ant a seed, and says how far off each search ends."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=10)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=10, help="how many Ants (10)")
     parser.add_argument("--plot", type=Path, help="file of a picture; needs matplotlib")
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds}: give at least 1")
+    if options.plot and not options.plot.absolute().parent.is_dir():
+        parser.error(f"--plot {options.plot}: there is no folder {options.plot.parent}")
     begun, searches = time.monotonic(), []
     for seed in range(options.seeds):
         recording = record(seed)

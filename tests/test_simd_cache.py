@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import derivative, vectorize
 from seedbed.simd.store import build, cache, sources
 from seedbed.simd.store.digest import Indescribable, digest
-from seedbed.simd.store.function import Function
 from test_layers import SOURCE, import_graph, read_modules
 
 
@@ -304,18 +304,66 @@ def test_rules_of_other_kinds_have_no_description():
     assert jax.grad(lambda x: vectorize(doubled)(x).sum())(X).tolist() == X.tolist()
 
 
-def test_what_is_known_must_agree_with_what_is_made(folder):
+def test_what_is_known_must_agree_with_what_is_made(folder, monkeypatch):
     """A file about a derivative is not believed where the derivative itself says something else."""
+    x = np.linspace(0, 1, 3, dtype=np.float32)
+    monkeypatch.setattr(build, "_BUILDS", {})
+    monkeypatch.setattr(
+        derivative,
+        "recall",
+        lambda recipe: {
+            "types": [[[[[], "float32", False]], [[[], "float32", False]]]] * 2,
+            "operands": [],
+            "kept": [],
+        },
+    )
+    with pytest.raises(RuntimeError, match="is not what it is"):
+        jax.jvp(vectorize(lambda v: jnp.sin(v) * v), (x,), (x,))
 
+
+def backwards(slope):
+    @jax.custom_vjp
+    def doubled(x):
+        return 2 * x
+
+    doubled.defvjp(lambda x: (2 * x, x), lambda x, cotangent: (slope * cotangent,))
+    return doubled
+
+
+def test_another_way_back_is_another_derivative(folder):
+    for slope in (2.0, 5.0):
+        doubled = backwards(slope)
+        got = jax.grad(lambda x, f=doubled: vectorize(lambda v: f(v) + 1)(x).sum())(X)
+        assert got.tolist() == [slope] * 3
+
+
+def keeping(first, second):
     def f(x):
-        return jnp.sin(x) * x
+        a, b = checkpoint_name(jnp.sin(x), first), checkpoint_name(jnp.cos(2 * x), second)
+        return a * a * a * b * b * b
 
-    aval = jax.ShapeDtypeStruct((), np.float32)
-    function = Function.of(jax.make_jaxpr(f)(aval))
-    linear = derivative.linearize(function, (True,), (False,))
-    other = Function([*linear.tangent.in_avals, aval], [aval], lambda: linear.tangent.closed, "x")
-    with pytest.raises(RuntimeError, match="not those on disk"):
-        _ = other.closed
+    return f
+
+
+def test_what_is_kept_is_part_of_a_derivative(folder):
+    x = np.linspace(-1, 1, 4, dtype=np.float32)
+    for names in ((derivative.KEPT, "other"), ("other", derivative.KEPT)):
+        f = keeping(*names)
+        want = jax.jvp(jax.vmap(f), (x,), (x,))[1]
+        np.testing.assert_allclose(jax.jvp(vectorize(f), (x,), (x,))[1], want, rtol=1e-5)
+        back = jax.grad(lambda x, f=f: vectorize(f)(x).sum())(x)
+        np.testing.assert_allclose(back * x, want, rtol=1e-5)
+
+
+def test_what_does_not_move_has_no_slope(folder):
+    """Not even an infinite one, times 0."""
+
+    def f(x, y):
+        return x * jax.lax.fori_loop(0, 30, lambda _, b: jnp.sqrt(b), y)
+
+    y, one = np.array([0, 0, 1, 2], np.float32), np.ones(4, np.float32)
+    got = jax.jvp(lambda x: vectorize(f)(x, y), (one,), (one,))[1]
+    np.testing.assert_allclose(got, [0, 0, 1, 1], rtol=1e-5)
 
 
 def test_each_setting_has_code_of_its_own(folder, monkeypatch):

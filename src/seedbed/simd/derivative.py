@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval
 
 from seedbed.simd.accumulate import accumulated
 from seedbed.simd.frontend.jaxprs import without_collector
+from seedbed.simd.store.cache import directory
 from seedbed.simd.store.function import Function, describe, recall, remember, types_of
 from seedbed.simd.store.sources import DERIVATION, fingerprint
 
@@ -70,16 +71,7 @@ def is_differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def linearize(function: Function, moving: tuple[bool, ...], shared: tuple[bool, ...]) -> Linear:
-    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows.
-
-    Only the tangent by all operands is derived: JAX asks for tangents by some of a loop's operands first, to
-    find out which ones move in the end. Where some do not move, the tangent has zeros.
-    """
-    able = tuple(map(is_differentiable, function.in_avals))
-    if moving != able and not _has_no_rows(moving, shared):
-        whole = linearize(function, able, shared)
-        still = [not m for m, a in zip(moving, able, strict=True) if a]
-        return whole._replace(tangent=_with_zeros(whole.tangent, still))
+    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows."""
     recipe = _recipe(f"tangent by {moving} with {shared}", function.rules)
     make = functools.cache(lambda: _linearized(function.closed, moving, shared))
     known = _known(recipe, make)
@@ -88,26 +80,6 @@ def linearize(function: Function, moving: tuple[bool, ...], shared: tuple[bool, 
     if len(forward.out_avals) == len(function.out_avals):
         forward = function
     return Linear(forward, tangent, tuple(known["operands"]), kept)
-
-
-def _with_zeros(tangent: Function, still: Sequence[bool]) -> Function:
-    """Returns a tangent with zeros instead of those of its last operands that are flagged as still."""
-    given = tangent.in_avals
-    flags = [*(False for _ in given[len(still) :]), *still]
-
-    def make() -> core.ClosedJaxpr:
-        closed = tangent.closed
-        pairs = list(zip(closed.jaxpr.invars, flags, strict=True))
-        zeros = [v for v, f in pairs if f]
-        jaxpr = closed.jaxpr.replace(
-            invars=[v for v, f in pairs if not f], constvars=[*closed.jaxpr.constvars, *zeros]
-        )
-        constants = [np.zeros(v.aval.shape, v.aval.dtype) for v in zeros]
-        return core.ClosedJaxpr(jaxpr, [*closed.consts, *constants])
-
-    moved = [a for a, f in zip(given, flags, strict=True) if not f]
-    recipe = _recipe(f"with zeros at {flags}", tangent.derived)
-    return Function(moved, tangent.out_avals, make, recipe)
 
 
 def _recipe(what: str, of: str | None) -> str | None:
@@ -121,23 +93,32 @@ def _known(recipe: str | None, make: Callable[[], _Made]) -> dict[str, Any]:
     """Returns what a derivation comes to, from disk if it is there."""
     found = recall(recipe) if recipe else None
     if found is None:
-        made = make()
-        found = {
-            "types": [[describe(j.in_avals), describe(j.out_avals)] for j in made.jaxprs],
-            "operands": made.operands,
-            "kept": made.kept,
-        }
+        found = _facts(make())
         if recipe:
             remember(recipe, found)
     return found
 
 
+def _facts(made: _Made) -> dict[str, Any]:
+    """Returns what is known of a derivation, as JSON gives it back."""
+    types = [[describe(j.in_avals), describe(j.out_avals)] for j in made.jaxprs]
+    return {"types": types, "operands": list(made.operands), "kept": list(made.kept)}
+
+
 def _derived(
     known: dict[str, Any], number: int, make: Callable[[], _Made], recipe: str | None
 ) -> Function:
+    def closed() -> core.ClosedJaxpr:
+        made = make()
+        if _facts(made) != known:
+            raise RuntimeError(
+                f"what is on disk of a derivative is not what it is: remove {directory()} ({recipe})"
+            )
+        return made.jaxprs[number]
+
     own = recipe and f"{number} of {recipe}"
     given, results = map(types_of, known["types"][number])
-    return Function(given, results, lambda: make().jaxprs[number], own)
+    return Function(given, results, closed, own)
 
 
 @without_collector
@@ -207,7 +188,7 @@ def _has_no_rows(moving: Sequence[bool], shared: Sequence[bool]) -> bool:
 @functools.lru_cache(maxsize=512)
 def transpose(function: Function, linear: tuple[bool, ...], given: tuple[bool, ...]) -> Pulled:
     """Returns the transpose of a function that is linear in some operands, for the `given` cotangents."""
-    recipe = _recipe(f"transpose by {linear} for {given}", function.name)
+    recipe = _recipe(f"transpose by {linear} for {given}", function.derived or function.rules)
     make = functools.cache(lambda: _transposed(function.closed, linear, given))
     known = _known(recipe, make)
     return Pulled(_derived(known, 0, make, recipe), tuple(known["operands"]))

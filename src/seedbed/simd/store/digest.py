@@ -32,6 +32,10 @@ _IGNORED = frozenset(
 )
 
 
+# Parameters that decide what a derivative is.
+_RULES = frozenset({"jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd"})
+
+
 class Indescribable(Exception):
     """Raised when a jaxpr contains something that has no lasting description."""
 
@@ -69,11 +73,11 @@ class _Scribe:
             params = [
                 f"{name}={self.value(param)}"
                 for name, param in sorted(equation.params.items())
-                if name not in _IGNORED
+                if name not in _IGNORED or (self._rules and equation.primitive.name == "name")
             ]
             results, given = self._atoms(equation.outvars), self._atoms(equation.invars)
             self.lines.append(f"{results}={equation.primitive.name} {given} {' '.join(params)}")
-            if self._rules and equation.primitive.name.startswith("custom_"):
+            if self._rules and _RULES & equation.params.keys():
                 self.lines.append(self._rule(equation))
         self.lines.append(f"in {self._atoms(jaxpr.outvars)}")
 

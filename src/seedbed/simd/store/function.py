@@ -48,13 +48,7 @@ class Function:
     @functools.cached_property
     def closed(self) -> core.ClosedJaxpr:
         """Returns the jaxpr; that of a derived function is made by the first call."""
-        made = self._make()
-        for found, said in ((made.in_avals, self.in_avals), (made.out_avals, self.out_avals)):
-            if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in said]:
-                raise RuntimeError(
-                    f"the types of a derivative are not those on disk: {self.derived}"
-                )
-        return made
+        return self._make()
 
     @functools.cached_property
     def name(self) -> str | None:

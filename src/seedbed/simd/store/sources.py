@@ -20,8 +20,14 @@ COMPILER = (
     "simd/store/digest.py",
 )
 """The files and folders that make machine code or PTX of a jaxpr, or that decide which jaxprs are equal."""
-DERIVATION = ("simd/accumulate.py", "simd/derivative.py")
-"""The files that make derivatives of a jaxpr."""
+DERIVATION = (
+    "simd/accumulate.py",
+    "simd/derivative.py",
+    "simd/frontend/jaxprs.py",
+    "simd/store/digest.py",
+    "simd/store/function.py",
+)
+"""The files that make derivatives of a jaxpr, or that decide which derivatives are equal."""
 _PACKAGE = Path(__file__).parents[2]
 
 
