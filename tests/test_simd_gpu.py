@@ -349,3 +349,18 @@ def test_derivatives_are_kernels_too():
 
     text = lowered(jax.grad(loss), np.ones((5, 3), np.float32))
     assert "@__gpu$xla.gpu.ptx" in text
+
+
+def test_an_index_of_an_example_reaches_long_arrays():
+    """One lane loads from a plain address where a CPU's lanes gather."""
+    table = np.sqrt(np.arange(1000, dtype=np.float32))
+
+    def f(x, i):
+        return jnp.asarray(x)[i % 400] * 2 + jnp.asarray(table)[i]
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(37, 400)).astype(np.float32)
+    i = rng.integers(0, 1000, 37).astype(np.int32)
+    (got,) = run(host_kernel(jax.make_jaxpr(f)(x[0], i[0]), [False, False]), [x, i], 37)
+    want = np.asarray(jax.vmap(f)(x, i))
+    np.testing.assert_array_equal(np.asarray(got).ravel(), want)
