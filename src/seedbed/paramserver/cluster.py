@@ -121,7 +121,7 @@ class Cluster:
 
     @property
     def all(self) -> list[Keeper]:
-        """All keepers."""
+        """Returns the keepers of all roles: parameter shards, replay shards, learners."""
         return [*self.parameters, *self.replay, *self.learners]
 
     def _greeted(self, keeper: Keeper, said: dict[str, Any]) -> None:

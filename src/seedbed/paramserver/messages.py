@@ -54,7 +54,7 @@ class Kind(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """A message."""
+    """What roles send to each other over a stream: its kind, and the fields that this kind has."""
 
     kind: Kind
     fields: dict[str, Any]
