@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -143,26 +145,42 @@ def doubles(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.array(x, np.float64), tree)
 
 
-def shares(found: Any, wanted: Any, kept: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Errors of all elements over the maximum of their leaf in their environment, of those `kept`.
-
-    `axis` is that of the environments.
-    """
+def shares(found: Any, wanted: Any, kept: np.ndarray) -> np.ndarray:
+    """Errors [n, ...] of all elements over their leaf's maximum in their environment, of those `kept`."""
     errors = []
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        rows = [np.moveaxis(np.asarray(x, np.float64), axis, 0)[kept] for x in (ours, theirs)]
+        rows = [np.asarray(x, np.float64)[kept] for x in (ours, theirs)]
         error, size = (x.reshape(len(x), -1) for x in (np.abs(rows[0] - rows[1]), np.abs(rows[1])))
         most = size.max(axis=1, keepdims=True)
         assert not error[most[:, 0] == 0].any()  # what has no derivative has none here
-        errors.append((error / np.where(most > 0, most, 1)).ravel())
-    return np.concatenate(errors)
+        errors.append(error / np.where(most > 0, most, 1))
+    return np.concatenate(errors, axis=1)
 
 
-def check_shares(errors: np.ndarray) -> None:
+def check_shares(errors: np.ndarray, nearby: Callable[[], np.ndarray]) -> None:
+    """99 % within 1e-3, all within 1e-2, but where rounding changes the derivative itself more.
+
+    `nearby` returns, like `errors` [n, ...], what rounding of positions and axes changes in double precision.
+    """
     quantile, most = np.quantile(errors, 0.99), errors.max()
-    print(f"    99 % within {quantile:.1e}, all within {most:.1e}")
+    beyond = (errors > 1e-2).any(axis=1)
+    print(f"    99 % within {quantile:.1e}, all within {most:.1e}; {beyond.sum()} cases beyond 1 %")
     assert quantile <= 1e-3
-    assert most <= 1e-2
+    if beyond.any():
+        rounding = nearby().max(axis=1)[beyond]
+        print(f"    where rounding alone changes {', '.join(f'{x:.1e}' for x in rounding)}")
+        assert (errors[beyond].max(axis=1) <= 4 * rounding).all()
+
+
+def rounded(model: physics.Model, given: Inputs) -> tuple[physics.Model, Inputs]:
+    """Positions, and axes of geoms, moved by a rounding error of single precision.
+
+    A capsule that stands upright on a plane has a tangent that hangs on the last digits of its axis.
+    """
+    rng, mat = np.random.default_rng(7), model.welds.geom_mat
+    welds = model.welds._replace(geom_mat=mat + 6e-8 * rng.normal(size=mat.shape))
+    qpos = given.qpos + 6e-8 * rng.normal(size=given.qpos.shape)
+    return dataclasses.replace(model, welds=welds), given._replace(qpos=qpos)
 
 
 def agreeing(model: physics.Model, given: Inputs) -> tuple[np.ndarray, Pieces]:
@@ -185,7 +203,11 @@ def test_a_kernels_gradient_is_that_in_double(name, integrator):
     wanted = directional.pulled(model, given, cotangent)
     same, pieces = agreeing(model, given)
     report(name, same, classes(model, pieces))
-    check_shares(shares(found, wanted, same))
+
+    def nearby() -> np.ndarray:
+        return shares(directional.pulled(*rounded(model, given), cotangent), wanted, same)
+
+    check_shares(shares(found, wanted, same), nearby)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -210,20 +232,34 @@ def test_a_rollouts_gradient_is_that_in_double(name, integrator):
         )
         for t in range(STEPS)
     ]
-    pull = numpy_jaxpr.prepare(jax.vmap(directional.puller(model)), given, cotangent)
-    total, by_ctrl = Inputs(*(np.zeros_like(x) for x in given)), []
+    wanted = chained(model, steps, cotangent)
+    same, pieces = agreeing(model, directional.joined(steps))
+    same = same.reshape(STEPS, n).all(axis=0)
+    of = classes(model, pieces)
+    report(name, same, {k: here.reshape(STEPS, n).any(axis=0) for k, here in of.items()})
+    found = *found[:4], np.moveaxis(np.asarray(found[4]), 1, 0)
+
+    def nearby() -> np.ndarray:
+        moved = [rounded(model, step) for step in steps]
+        near = chained(moved[0][0], [each for _, each in moved], cotangent)
+        return shares(near, wanted, same)
+
+    check_shares(shares(found, wanted, same), nearby)
+
+
+def chained(
+    model: physics.Model, steps: list[Inputs], cotangent: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The gradients of `kernel_rollout` by the pull-backs of its steps; by controls they are [n, T, nu]."""
+    pull = numpy_jaxpr.prepare(jax.vmap(directional.puller(model)), steps[0], cotangent)
+    total, by_ctrl = Inputs(*(np.zeros_like(x) for x in steps[0])), []
     for step in reversed(steps):
         back = pull(step, cotangent)
         total = Inputs(*(a + b for a, b in zip(total, back, strict=True)))
         by_ctrl.insert(0, back.ctrl)
         cotangent = np.concatenate([back.qpos, back.qvel], axis=1)
-    wanted = back.qpos, back.qvel, total.body_mass, total.geom_friction
-    same, pieces = agreeing(model, directional.joined(steps))
-    same = same.reshape(STEPS, n).all(axis=0)
-    of = classes(model, pieces)
-    report(name, same, {k: here.reshape(STEPS, n).any(axis=0) for k, here in of.items()})
-    errors = shares(found[:4], wanted, same), shares(found[4], np.stack(by_ctrl), same, axis=1)
-    check_shares(np.concatenate(errors))
+    by_start = back.qpos, back.qvel, total.body_mass, total.geom_friction
+    return *by_start, np.stack(by_ctrl, axis=1)
 
 
 def kernel_rollout(
