@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import derivative, vectorize
@@ -232,6 +234,9 @@ def f(x, row):
     rows = np.linspace(0, 0.5, 60, dtype=np.float32)
     return jax.lax.scan(lambda y, row: (jnp.sin(scaled(y) * row) + x, None), x * row, rows)[0]
 x = np.linspace(-1, 2, 20, dtype=np.float32)
+if sys.argv[1] == "together":
+    print("ready", flush=True)
+    sys.stdin.readline()
 loss = lambda x: jax.lax.scan(lambda y, u: (vectorize(f)(y, u), None), x, jnp.stack([x, x]))[0].sum()
 print(jax.grad(loss)(x).sum(), jax.jvp(lambda x: vectorize(f)(x, x), (x,), (x,))[1].sum())
 """
@@ -256,7 +261,17 @@ def test_another_process_finds_it_without_tracing(folder):
 
 
 def test_another_process_finds_derivatives_and_traces_none(folder):
-    first = run_script("miss", DERIVED, "2")
+    """Whether one process has derived them, or two at the same time."""
+    command = [sys.executable, "-W", "error", "-c", DERIVED, "together", "2"]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **streams) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    first, second = (process.communicate()[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert second == first
     # The function, its tangent, that one's transpose, and what is known of the two.
     assert len(files(folder)) >= 5
     assert run_script("hit", DERIVED, "2") == first
@@ -319,6 +334,82 @@ def test_what_is_known_must_agree_with_what_is_made(folder, monkeypatch):
     )
     with pytest.raises(RuntimeError, match="is not what it is"):
         jax.jvp(vectorize(lambda v: jnp.sin(v) * v), (x,), (x,))
+
+
+def another_process(monkeypatch):
+    """Forgets what this process has derived and compiled."""
+    monkeypatch.setattr(build, "_BUILDS", {})
+    derivative.linearize.cache_clear()
+    derivative.transpose.cache_clear()
+
+
+def refuse(*_, **__):
+    raise AssertionError("this is on disk")
+
+
+@pytest.mark.parametrize("case", ["unchecked", "shared by all", "shared by a device's rows"])
+def test_derivatives_inside_shard_map(folder, monkeypatch, case):
+    """They are on disk, too; only where types name mesh axes are they traced, to find their machine code."""
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    spec = P() if case == "shared by all" else P("d")
+    x, y = np.linspace(-1, 2, 8, dtype=np.float32), np.full(4, 3, np.float32)
+
+    def one(v, scale):
+        def body(total, t):
+            return jnp.sin(total * t) + v * scale, None
+
+        return jax.lax.scan(body, v * scale, np.linspace(0, 1, 60, dtype=np.float32))[0]
+
+    def gradients():
+        def loss(x, y):
+            return vectorize(lambda v: one(v, y[0]))(x).sum()
+
+        split = jax.shard_map(
+            jax.grad(loss, argnums=(0, 1)),
+            mesh=mesh,
+            in_specs=(P("d"), spec),
+            out_specs=(P("d"), spec),
+            check_vma=case != "unchecked",
+        )
+        return [np.asarray(g) for g in jax.jit(split)(x, y)]
+
+    another_process(monkeypatch)
+    by_x, by_y = gradients()
+    want = jax.grad(lambda x, y: jax.vmap(lambda v: one(v, y))(x).sum(), (0, 1))(x, y[0])
+    np.testing.assert_allclose(by_x, want[0], rtol=1e-4)
+    np.testing.assert_allclose(by_y.sum(), want[1], rtol=1e-4)
+    another_process(monkeypatch)
+    monkeypatch.setattr(build, "compile_program", refuse)
+    if case != "shared by a device's rows":
+        monkeypatch.setattr(derivative, "_linearized", refuse)
+        monkeypatch.setattr(derivative, "_transposed", refuse)
+    again = gradients()
+    assert again[0].tolist() == by_x.tolist()
+    assert again[1].tolist() == by_y.tolist()
+
+
+def test_a_loop_over_time_traces_one_tangent(folder, monkeypatch):
+    """Although `lax.scan` asks for that by its inputs before that by its state, too."""
+    traced = []
+
+    def counted(*args):
+        traced.append(args)
+        return linearized(*args)
+
+    linearized = derivative._linearized
+    monkeypatch.setattr(derivative, "_linearized", counted)
+
+    def loss(u):
+        step = vectorize(lambda y, u: jnp.tanh(y * 2 + u))
+        return jax.lax.scan(lambda y, u: (step(y, u), None), jnp.zeros(3), u)[0].sum()
+
+    got = jax.grad(loss)(jnp.ones((4, 3)))
+    assert len(traced) == 1
+
+    def plain(u):
+        return jax.lax.scan(lambda y, u: (jnp.tanh(y * 2 + u), None), jnp.zeros(3), u)[0].sum()
+
+    np.testing.assert_allclose(got, jax.grad(plain)(jnp.ones((4, 3))), rtol=1e-4)
 
 
 def backwards(slope):

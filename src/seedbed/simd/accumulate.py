@@ -14,6 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+CALLS = ("jit", "remat2", "closed_call")
+"""Names of primitives that call a function."""
+RULED = (*CALLS, "custom_jvp_call")
+"""Those, and the call of a function that has a derivative of its own."""
+
 
 class _Zeros(NamedTuple):
     """An array of zeros that is not made yet."""
@@ -34,13 +39,21 @@ def accumulated(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     Calls in it are inlined.
     """
 
-    def run(*operands: Any) -> list[Any]:
-        return list(map(_whole, _evaluate(closed, operands)))
-
-    return jax.make_jaxpr(run)(*closed.in_avals)
+    return _accumulated(closed, CALLS)
 
 
-def _evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+def evaluated(
+    closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Sequence[str] = CALLS
+) -> list[Any]:
+    """Returns the results of a function, summed like those of `accumulated`; inlines `calls`."""
+    return list(map(_whole, _evaluate(closed, operands, calls)))
+
+
+def _accumulated(closed: core.ClosedJaxpr, calls: Sequence[str]) -> core.ClosedJaxpr:
+    return jax.make_jaxpr(lambda *operands: evaluated(closed, operands, calls))(*closed.in_avals)
+
+
+def _evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Sequence[str]) -> list[Any]:
     """Evaluates a function; operands and results may be arrays that are not made yet."""
     jaxpr = closed.jaxpr
     values: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
@@ -52,29 +65,29 @@ def _evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     for eqn in jaxpr.eqns:
         given = [read(atom) for atom in eqn.invars]
         name = eqn.primitive.name
-        if name in _CALLS:
-            inner = eqn.params["jaxpr"]
+        if name in calls:
+            inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
             inner = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
-            results = _evaluate(inner, given)
+            results = _evaluate(inner, given, calls)
         else:
             found = _RULES[name](eqn, given) if name in _RULES else None
-            results = _bind(eqn, given) if found is None else [found]
+            results = _bind(eqn, given, calls) if found is None else [found]
         values.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _bind(eqn: Any, given: Sequence[Any]) -> list[Any]:
+def _bind(eqn: Any, given: Sequence[Any], calls: Sequence[str]) -> list[Any]:
     """Evaluates an equation as it is, but for the functions inside it."""
-    params = {name: _inside(value) for name, value in eqn.params.items()}
+    params = {name: _inside(value, calls) for name, value in eqn.params.items()}
     results = eqn.primitive.bind(*map(_whole, given), **eqn.primitive.get_bind_params(params))
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _inside(value: Any) -> Any:
+def _inside(value: Any, calls: Sequence[str]) -> Any:
     if isinstance(value, core.ClosedJaxpr):
-        return accumulated(value)
+        return _accumulated(value, calls)
     if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):
-        return tuple(map(accumulated, value))
+        return tuple(_accumulated(one, calls) for one in value)
     return value
 
 
@@ -118,5 +131,4 @@ def _add(eqn: Any, given: Sequence[Any]) -> Any:
     return _added(one, other) if isinstance(other, _Rows) else None
 
 
-_CALLS = ("jit", "remat2", "closed_call")
 _RULES = {"broadcast_in_dim": _broadcast, "dynamic_update_slice": _update, "add_any": _add}

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from seedbed.simd.accumulate import accumulated
+from seedbed.simd.accumulate import RULED, accumulated, evaluated
 from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.store.cache import directory
 from seedbed.simd.store.function import Function, describe, recall, remember, types_of
@@ -71,7 +72,18 @@ def is_differentiable(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=512)
 def linearize(function: Function, moving: tuple[bool, ...], shared: tuple[bool, ...]) -> Linear:
-    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows."""
+    """Returns the tangent of a function, by its operands that move; those that are `shared` have no rows.
+
+    It takes of the function what the tangent by all operands with rows takes, of which it is a part. So only
+    that one is traced for `lax.scan`, which asks for the tangent by some operands, and then by more.
+    """
+    if not function.derived:
+        most = tuple(
+            m or (is_differentiable(a) and not s)
+            for m, a, s in zip(moving, function.in_avals, shared, strict=True)
+        )
+        if most != moving:
+            return _part(linearize(function, most, shared), most, moving)
     recipe = _recipe(f"tangent by {moving} with {shared}", function.rules)
     make = functools.cache(lambda: _linearized(function.closed, moving, shared))
     known = _known(recipe, make)
@@ -80,6 +92,42 @@ def linearize(function: Function, moving: tuple[bool, ...], shared: tuple[bool, 
     if len(forward.out_avals) == len(function.out_avals):
         forward = function
     return Linear(forward, tangent, tuple(known["operands"]), kept)
+
+
+def _part(linear: Linear, most: tuple[bool, ...], moving: tuple[bool, ...]) -> Linear:
+    """Returns the tangent by the operands that are `moving`, of that by `most` operands.
+
+    What does not move has no slope, not even an infinite one times 0: no zeros are put in its place.
+    """
+    tangent = linear.tangent
+    left = [m for m, before in zip(moving, most, strict=True) if before]
+    fixed = len(tangent.in_avals) - len(left)
+    fixed_avals, most_avals = tangent.in_avals[:fixed], tangent.in_avals[fixed:]
+    avals = [*fixed_avals, *(a for a, m in zip(most_avals, left, strict=True) if m)]
+
+    def of_left(*operands: Any) -> list[Any]:
+        still = list(map(_zeros, most_avals))
+
+        def of_moving(*moved: Any) -> list[Any]:
+            given = [*operands[:fixed], *_merge(left, moved, still)]
+            # A rule would put zeros for what does not move.
+            return evaluated(tangent.closed, given, RULED)
+
+        # It is linear, so its slope is the same everywhere.
+        return jax.jvp(of_moving, operands[fixed:], operands[fixed:])[1]
+
+    @without_collector
+    def make() -> core.ClosedJaxpr:
+        return _pruned(jax.make_jaxpr(of_left)(*avals), [True] * len(avals))[0]
+
+    recipe = tangent.derived and f"by {left} of {tangent.derived}"
+    return linear._replace(tangent=Function(avals, tangent.out_avals, make, recipe))
+
+
+def _zeros(aval: Any) -> jax.Array:
+    axes = tuple(sorted(aval.manual_axis_type.varying))
+    zeros = jnp.zeros(aval.shape, aval.dtype)
+    return lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 def _recipe(what: str, of: str | None) -> str | None:
@@ -126,11 +174,10 @@ def _linearized(
     closed: core.ClosedJaxpr, moving: tuple[bool, ...], shared: tuple[bool, ...]
 ) -> _Made:
     push: list[Any] = []
-    flat = accumulated(closed)
 
     def forward(*operands: Any) -> list[Any]:
         def of_moving(*moved: Any) -> list[Any]:
-            return core.jaxpr_as_fun(flat)(*_merge(moving, moved, operands))
+            return evaluated(closed, _merge(moving, moved, operands))
 
         moved = [o for o, m in zip(operands, moving, strict=True) if m]
         results, function = jax.linearize(recomputed(of_moving), *moved)
@@ -161,13 +208,14 @@ def _linearized(
 
     moved = [a.to_tangent_aval() for a, m in zip(closed.in_avals, moving, strict=True) if m]
     traced = jax.make_jaxpr(tangent)(*closed.in_avals, *(k.aval for k in kept), *moved)
-    # Rows tell how many examples there are, so at least one operand has them.
-    rows = shared.index(False)
     size = len(places) + len(kept)
-    needed = [
-        i >= size or (i == rows and _has_no_rows(moving, shared)) for i in range(size + len(moved))
-    ]
-    traced, used = _pruned(traced, needed)
+    needed = [i >= size for i in range(size + len(moved))]
+    of_all = [i for i, flag in enumerate(shared) if flag]
+    pruned, used = _pruned(traced, needed)
+    if {i for i in used if i < size} <= {*of_all} and any(moving[i] for i in of_all):
+        # Rows tell how many examples there are, so an operand has them where only shared ones move.
+        needed[shared.index(False)] = True
+        pruned, used = _pruned(traced, needed)
     forward_closed = closed
     if kept:
         returned = core.ClosedJaxpr(
@@ -175,14 +223,10 @@ def _linearized(
         )
         forward_closed, _ = _pruned(returned, [True] * len(places))
     return _Made(
-        (forward_closed, traced),
+        (forward_closed, pruned),
         tuple(i for i in used if i < len(places)),
         tuple(i - len(places) for i in used if len(places) <= i < size),
     )
-
-
-def _has_no_rows(moving: Sequence[bool], shared: Sequence[bool]) -> bool:
-    return all(s for m, s in zip(moving, shared, strict=True) if m)
 
 
 @functools.lru_cache(maxsize=512)
@@ -201,21 +245,58 @@ def _transposed(
     moved = [a for a, flag in zip(closed.in_avals, linear, strict=True) if flag]
     fixed = [i for i, flag in enumerate(linear) if not flag]
 
+    constants = [v.aval for v in closed.jaxpr.constvars]
+    first = len(constants)
+
     def pull(*operands: Any) -> list[Any]:
-        values = dict(zip(fixed, operands, strict=False))
+        # JAX does not keep what it knows not to be computed, such as rows of a loop, if it is traced.
+        of_known = core.ClosedJaxpr(closed.jaxpr, operands[:first])
+        values = dict(zip(fixed, operands[first:], strict=False))
 
         def of_linear(*tangents: Any) -> list[Any]:
             operand = [values.get(i) for i in range(len(linear))]
-            results = core.jaxpr_as_fun(closed)(*_merge(linear, tangents, operand))
+            results = _inlined(of_known, _merge(linear, tangents, operand))
             return [r for r, flag in zip(results, given, strict=True) if flag]
 
-        return list(jax.linear_transpose(of_linear, *moved)([*operands[len(fixed) :]]))
+        return list(jax.linear_transpose(of_linear, *moved)([*operands[first + len(fixed) :]]))
 
     cotangents = [a for a, flag in zip(closed.out_avals, given, strict=True) if flag]
-    traced = jax.make_jaxpr(pull)(*(closed.in_avals[i] for i in fixed), *cotangents)
+    avals = [closed.in_avals[i] for i in fixed]
+    traced = _closed(jax.make_jaxpr(pull)(*constants, *avals, *cotangents), closed.consts)
     traced, used = _pruned(traced, [i >= len(fixed) for i in range(len(traced.in_avals))])
     traced = accumulated(traced)
     return _Made((traced,), tuple(fixed[i] for i in used if i < len(fixed)))
+
+
+def _closed(closed: core.ClosedJaxpr, first: Sequence[Any]) -> core.ClosedJaxpr:
+    """Returns a function whose first operands are constants."""
+    variables = closed.jaxpr.invars
+    jaxpr = closed.jaxpr.replace(
+        constvars=[*closed.jaxpr.constvars, *variables[: len(first)]],
+        invars=variables[len(first) :],
+    )
+    return core.ClosedJaxpr(jaxpr, [*closed.consts, *first])
+
+
+def _inlined(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """Returns the results of a function; what it computes again is no call."""
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.invars, operands, strict=True))
+    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        if eqn.primitive.name == "remat2":
+            inner = core.ClosedJaxpr(eqn.params["jaxpr"], ())
+            results = core.jaxpr_as_fun(inner)(*given)
+        else:
+            results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
+            results = results if eqn.primitive.multiple_results else [results]
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _merge(flags: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:

@@ -67,7 +67,8 @@ class Tracer:
         self.around: list[Loop] = []
         # node id of each overwritten state of memory -> node id of the store that overwrote it
         self.superseded: dict[int, int] = {}
-        self._made: collections.Counter[str] = collections.Counter()
+        # equations, and how many nodes each made
+        self._made: list[tuple[Any, int]] = []
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
         """Interprets a jaxpr and returns its results."""
@@ -87,7 +88,7 @@ class Tracer:
             results = self.apply(equation, [read(atom) for atom in equation.invars])
             values.update(zip(equation.outvars, results, strict=True))
             if not _inner(equation):
-                self._made[_where(equation)] += len(self.graph.nodes) - before
+                self._made.append((equation, len(self.graph.nodes) - before))
         return [read(atom) for atom in jaxpr.outvars]
 
     def apply(self, equation: Any, args: list[Value]) -> Sequence[Value]:
@@ -122,11 +123,14 @@ class Tracer:
 
     def elementwise(self, name: str, params: dict[str, Any], arrays: list[np.ndarray]) -> Any:
         """Applies the rule of a primitive element by element; the arrays are broadcast as in numpy."""
-        rule, shape = RULES[name], np.broadcast_shapes(*(a.shape for a in arrays))
+        rule, graph, (shape, *others) = RULES[name], self.graph, {a.shape for a in arrays}
+        if others:
+            shape = np.broadcast_shapes(shape, *others)
+            arrays = [np.broadcast_to(a, shape) for a in arrays]
         result = np.empty(shape, object)
-        flat = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+        flat = (a.reshape(-1).tolist() for a in arrays)
         for i, nodes in enumerate(zip(*flat, strict=True)):
-            result.flat[i] = rule(self.graph, params, nodes)
+            result.flat[i] = rule(graph, params, nodes)
         return result
 
     def reduce(self, op: str, equation: Any, array: np.ndarray) -> np.ndarray:
@@ -147,7 +151,10 @@ class Tracer:
 
     def explain(self, limit: int) -> str:
         """Returns a message that names the three source lines that made the most nodes."""
-        most = ", ".join(f"{where} ({count})" for where, count in self._made.most_common(3))
+        made: collections.Counter[str] = collections.Counter()
+        for equation, count in self._made:
+            made[_where(equation)] += count
+        most = ", ".join(f"{where} ({count})" for where, count in made.most_common(3))
         return (
             f"the function has more than {limit} scalar values; most come from "
             f"{most or 'its arguments'}: "

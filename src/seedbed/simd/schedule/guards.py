@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from seedbed.simd.ir.graph import Loop, Node
 from seedbed.simd.schedule.measure import ADDITION, COSTS, LOOP
-from seedbed.simd.schedule.plan import Guard, Item, Schedule, sort
+from seedbed.simd.schedule.plan import CIRCLE, Guard, Item, Schedule, sort
 from seedbed.simd.schedule.sparse import masked
 
 WORTH = 8.0
@@ -182,13 +182,7 @@ class _Body:
             and self._is_free(i)
             and source(i.args[1]) in members
         }
-        group = members | selects
-        stage: dict[Item, int] = {}
-        for item in self._sorted():
-            stage[item] = max(
-                (stage[e] + (e in group and item not in group) for e in self._before(item)),
-                default=0,
-            )
+        stage = self._stages(members | selects)
         guards: dict[int, Guard] = {}
         for item in sorted(members, key=self._rank):
             guard = guards.setdefault(stage[item], Guard(mask, [], []))
@@ -203,6 +197,31 @@ class _Body:
                 self._within[item] = guard
         for guard in guards.values():
             guard.kept = sorted(self._kept(guard), key=lambda n: n.id)
+
+    def _stages(self, group: set[Item]) -> dict[Item, int]:
+        """Returns how often what comes before an item leaves the group, for all items before the group's.
+
+        Raises RuntimeError if items wait for each other in a circle.
+        """
+        stage: dict[Item, int] = {}
+        before: dict[Item, set[Item]] = {}
+        waiting = [(item, False) for item in group]
+        while waiting:
+            item, ready = waiting.pop()
+            if item in stage:
+                continue
+            if ready:
+                stage[item] = max(
+                    (stage[e] + (e in group and item not in group) for e in before[item]),
+                    default=0,
+                )
+                continue
+            if item in before:
+                raise RuntimeError(CIRCLE)
+            before[item] = self._before(item)
+            waiting.append((item, True))
+            waiting += [(e, False) for e in before[item] if e not in stage]
+        return stage
 
     def _kept(self, guard: Guard) -> Iterator[Node]:
         """Yields the values of a guard that later guards of its mask read."""

@@ -236,7 +236,7 @@ class Schedule:
                 self._ranks[item] = len(self._ranks)
                 continue
             if item in opened:
-                raise RuntimeError(_CIRCLE)
+                raise RuntimeError(CIRCLE)
             opened.add(item)
             waiting.append((item, True))
             earlier = sorted(self.before[item], key=self._written, reverse=True)
@@ -318,7 +318,7 @@ class Schedule:
         self.taken.add((loop, k))
 
 
-_CIRCLE = "the operations of a program wait for each other"
+CIRCLE = "the operations of a program wait for each other"
 _GIVEN = ("constant", "variable", "index", "result", "record", "table")
 
 
@@ -359,5 +359,5 @@ def sort(
             if not waiting[later]:
                 heapq.heappush(heap, (rank(later), place[later]))
     if len(ordered) != len(items):
-        raise RuntimeError(_CIRCLE)
+        raise RuntimeError(CIRCLE)
     return ordered

@@ -16,6 +16,7 @@ import jax
 from seedbed.ffi import Refused, register_object
 from seedbed.llvm import toolchain
 from seedbed.simd.cpu.compiler import compile_program, lanes
+from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu import compiler as gpu
 from seedbed.simd.ir.program import DTYPES, Unsupported
@@ -108,6 +109,7 @@ def _once(
     return build.made()
 
 
+@without_collector
 def _code(function: Function, key: str | None, compiled: Callable[[], bytes]) -> bytes:
     """Returns the code that is kept under a key, or that `compiled` returns, which is then kept."""
     for aval in (*function.in_avals, *function.out_avals):
