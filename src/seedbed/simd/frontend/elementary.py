@@ -164,6 +164,11 @@ def log(x: Scalar) -> Scalar:
     return _log_beyond(x, _log_of_reduced(m - 1.0, e))
 
 
+def log2(x: Scalar) -> Scalar:
+    """Returns the logarithm of x to base 2, as JAX defines it: a multiple of ln x."""
+    return log(x) * _LOG2E
+
+
 def log1p(x: Scalar) -> Scalar:
     """Returns ln(1 + x)."""
     u = x + 1.0
