@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALIGN = 64
-MOST_STACK = 512 << 10
-"""The most bytes of stack that a kernel may take: a quarter of the smallest default stack of a thread."""
+MOST_STACK = 1 << 20
+"""The most bytes of stack that a kernel may take: half of the smallest default stack of a thread."""
 STACK = 128 << 10
 """The most bytes of stack for its arrays. The rest is for spilled registers; only LLVM knows their size."""
 
