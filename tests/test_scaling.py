@@ -64,7 +64,9 @@ def test_a_gpu_has_more_environments_and_makes_as_many_gradients(name, gpu):
     assert unchanged == plain
 
 
-@pytest.mark.parametrize("name", ["pong/impala", "cartpole/impala", "pendulum/impala", "CartPole-v1"])
+@pytest.mark.parametrize(
+    "name", ["pong/impala", "cartpole/impala", "pendulum/impala", "CartPole-v1"]
+)
 def test_what_does_not_depend_on_the_device(name, gpu):
     plain = resolve.train_config(name)
     assert scaling.for_this_device(plain) == plain
@@ -83,19 +85,21 @@ def test_a_cpu_keeps_what_presets_say():
 
 
 def test_the_command_line_tells_and_saves_the_sizes(gpu, trained, capsys, tmp_path):
-    assert cli.main("train ant --run r --agent.minibatches 16 --seed 3".split()) == 0
+    assert cli.main(["train", "ant", "--run", "r", "--agent.minibatches", "16", "--seed", "3"]) == 0
     (agent, config) = trained[0]
     assert (agent.batch, agent.minibatches, config.steps) == (4096, 16, 34_000_000)
     told = capsys.readouterr().err
-    assert "sizes for this GPU: agent.batch 4,096 (on a CPU 512), steps 34,000,000 (on a CPU" in told
+    assert (
+        "sizes for this GPU: agent.batch 4,096 (on a CPU 512), steps 34,000,000 (on a CPU" in told
+    )
     assert "minibatches" not in told
     saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
     assert (saved.agent, saved.runtime) == (agent, config)
 
 
 def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkeypatch):
-    assert cli.main("train half_cheetah/sac --run r".split()) == 0
-    assert cli.main("train cartpole/ppo --run s".split()) == 0
+    assert cli.main(["train", "half_cheetah/sac", "--run", "r"]) == 0
+    assert cli.main(["train", "cartpole/ppo", "--run", "s"]) == 0
     capsys.readouterr()
     monkeypatch.setattr(scaling, "start_jax", lambda: "cpu")
     for run in "rs":
@@ -103,7 +107,7 @@ def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkey
     assert trained[2:] == trained[:2]
     assert trained[2][1].envs == 128 and trained[2][1].unroll == 1 and trained[3][0].batch == 512
     monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
-    assert cli.main("train --resume --run s --agent.batch 1024".split()) == 0
+    assert cli.main(["train", "--resume", "--run", "s", "--agent.batch", "1024"]) == 0
     assert trained[4][0].batch == 1024
     assert "sizes" not in capsys.readouterr().err
 

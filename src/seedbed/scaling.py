@@ -39,7 +39,9 @@ def for_this_device(config: TrainConfig) -> TrainConfig:
     starts JAX.
     """
     values = _values(config)
-    of_agent = {name.partition(".")[2]: n for name, n in values.items() if name.startswith("agent.")}
+    of_agent = {
+        name.partition(".")[2]: n for name, n in values.items() if name.startswith("agent.")
+    }
     of_runtime = {name: n for name, n in values.items() if not name.startswith("agent.")}
     return dataclasses.replace(
         config,
