@@ -157,6 +157,7 @@ def test_the_first_difference_is_named():
     )
 
 
+@pytest.mark.slow
 def test_parity_of_two_devices(other):
     found = merged(_gpu.parity(other, "inverted_pendulum"))
     assert found == {
@@ -182,6 +183,7 @@ def test_parity_names_the_step(other, monkeypatch):
     assert "numbers differ" in found["inverted_pendulum"]
 
 
+@pytest.mark.slow
 def test_rates_and_what_is_known_of_a_device(other, quick):
     for figures in (
         merged(_gpu.rates(other, "inverted_pendulum", (16, 64))),

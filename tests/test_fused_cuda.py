@@ -67,6 +67,7 @@ def test_each_device_steps_its_share():
     assert kernels(text) == [{16}]
 
 
+@pytest.mark.slow
 def test_a_population_steps_all_at_once():
     text = iteration(Program(CartPole(), TINY, FusedConfig(seeds=3)))
     assert calls(text) == {KERNEL}
