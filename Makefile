@@ -7,7 +7,7 @@ WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help setup train test lint format types bench web lock clean
+.PHONY: help setup train test lint format types bench web lock dist clean
 
 help:
 	@echo "make setup   set up .venv"
@@ -17,6 +17,7 @@ help:
 	@echo "make types   check types"
 	@echo "make bench   run the benchmarks"
 	@echo "make web     build the replay page's script (needs npm)"
+	@echo "make dist    build the wheel and the source distribution into dist/"
 	@echo "make lock    pin what is installed in .venv into requirements.lock"
 	@echo "make clean   remove .venv and caches (runs are kept)"
 
@@ -53,6 +54,11 @@ bench: setup
 
 web:
 	cd src/seedbed/viewer/web && npm install --no-audit --no-fund && npm run build
+
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
 
 # Names and versions only: no hosts, no hashes, no tools that the venv brings along.
 lock:

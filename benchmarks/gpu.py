@@ -45,7 +45,7 @@ TASKS = ("ant", "humanoid", "hopper")
 TRAINED = ("ant/ppo", "humanoid/ppo")
 SAVE_S = 15.0  # for a run that is interrupted to save and end
 PEER_ENVS = 8192
-WAITING = r"wait|blocked|inference|^time/|bottleneck"
+WAITING = r"wait|blocked|inference|learner_program|^time/|bottleneck"
 """Metrics that tell what waits for what."""
 # What the GPU's driver has compiled, it keeps.
 KEPT = {"CUDA_CACHE_MAXSIZE": str(4 << 30)}

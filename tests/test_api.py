@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 
 import gymnasium
 import numpy as np
@@ -108,3 +109,28 @@ def test_a_foreign_observation_is_refused(tmp_path):
     for wrong, text in ((16, "outside its space"), (0.5, "expected integers")):
         with pytest.raises(SeedbedError, match=text):
             policy.act(wrong)
+
+
+def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, capsys):
+    lines, run = [], tmp_path / "run"
+
+    def take(line):
+        lines.append(line)
+        if len(lines) == 1:
+            raise ValueError("no\nnetwork")
+
+    summary = seedbed.train(
+        "cartpole/ppo",
+        run=run,
+        on_metrics=take,
+        steps=30_000,
+        log_every_s=0.1,
+        evaluate_every=0,
+        evaluate_episodes=2,
+    )
+    assert len(lines) > 1
+    assert lines == [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["env_steps"] == summary["env_steps"]
+    assert lines[-1]["evaluation/episode_return_mean"] > 0
+    told = capsys.readouterr().out
+    assert told.count("on_metrics failed: ValueError: no") == 1 and "training goes on" in told

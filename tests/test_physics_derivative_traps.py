@@ -134,7 +134,9 @@ def test_a_warm_start_has_no_derivative():
 # Positions
 
 
-@pytest.mark.parametrize(("name", "root"), [("ant", 3), ("hopper", 2)])
+@pytest.mark.parametrize(
+    ("name", "root"), [pytest.param("ant", 3, marks=pytest.mark.slow), ("hopper", 2)]
+)
 def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, root):
     """It has the first `root` numbers of qpos."""
     model = directional.load(name, oracle.EULER)
@@ -145,7 +147,8 @@ def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, r
     np.testing.assert_allclose(back.qpos_low, back.qpos[:, :root], atol=1e-9 * scale)
 
 
-@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.slow
+@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
 def test_the_length_of_a_quaternion_has_no_effect(integrator):
     model = directional.load("ant", integrator)
     given = directional.inputs_of(model, oracle.cases(oracle.path("ant"), 8))
@@ -251,10 +254,15 @@ SAME = {
     "a sphere on a cylinder's axis": (("sphere", "cylinder"), np.array([0, 0, 0.12])),
     "a capsule in a cylinder's middle": (("capsule", "cylinder"), np.zeros(3)),
 }
+QUICK = {"capsules", "a sphere in a cylinder's middle"}
+"""What the default suite runs: segments, and a contact that is searched for."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in SAME],
+)
 def test_geoms_in_one_place_have_finite_gradients(case, dtype):
     kinds, apart = SAME[case]
     model = scene(*kinds)

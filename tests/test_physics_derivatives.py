@@ -17,28 +17,27 @@ from directional import Inputs, Pieces
 from seedbed import physics, simd
 from seedbed.physics import collision
 
-CHEAP = {
+CONTACTS, ACTUATORS, LIMITS = (
     ("hopper", oracle.EULER),
     ("reacher", oracle.RK4),
     ("inverted_double_pendulum", oracle.EULER),
-}
-"""What the default suite runs: contacts, limits and two actuators in a scheme of four stages."""
+)
+"""What the default suite is made of: contacts, two actuators in a scheme of four stages, and limits."""
 STEPS = 20
 
 
-def runs() -> list[Any]:
-    """(model, integrator): Euler, and the model's own."""
+def runs(*quick: tuple[str, int]) -> list[Any]:
+    """(model, integrator): Euler, and the model's own; slow, but for those named."""
     found = []
     for name in oracle.MODELS:
         own = int(oracle.oracle(oracle.path(name)).opt.integrator)
         for run in sorted({(name, oracle.EULER), (name, own)}):
-            found.append(pytest.param(*run, marks=() if run in CHEAP else pytest.mark.slow))
+            found.append(pytest.param(*run, marks=() if run in quick else pytest.mark.slow))
     return found
 
 
-RUNS = runs()
 EULER_RUNS = [
-    pytest.param(name, marks=() if (name, oracle.EULER) in CHEAP else pytest.mark.slow)
+    pytest.param(name, marks=() if (name, oracle.EULER) in (CONTACTS, LIMITS) else pytest.mark.slow)
     for name in oracle.MODELS
 ]
 
@@ -70,7 +69,7 @@ def report(what: str, kept: np.ndarray, of: dict[str, np.ndarray]) -> None:
 # In double precision
 
 
-@pytest.mark.parametrize(("name", "integrator"), RUNS)
+@pytest.mark.parametrize(("name", "integrator"), runs(CONTACTS, LIMITS))
 def test_directional_derivatives_are_differences(name, integrator):
     """Forward mode against differences, and reverse mode against forward mode."""
     model = directional.load(name, integrator)
@@ -174,7 +173,7 @@ def agreeing(model: physics.Model, given: Inputs) -> tuple[np.ndarray, Pieces]:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize(("name", "integrator"), RUNS)
+@pytest.mark.parametrize(("name", "integrator"), runs(CONTACTS, ACTUATORS))
 def test_a_kernels_gradient_is_that_in_double(name, integrator):
     model = directional.load(name, integrator)
     given = directional.inputs_of(model, oracle.cases(oracle.path(name), count(name)))
@@ -190,7 +189,7 @@ def test_a_kernels_gradient_is_that_in_double(name, integrator):
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize(("name", "integrator"), RUNS)
+@pytest.mark.parametrize(("name", "integrator"), runs(ACTUATORS, LIMITS))
 def test_a_rollouts_gradient_is_that_in_double(name, integrator):
     """Twenty steps: the chain of what double precision makes of the same states."""
     model = directional.load(name, integrator)

@@ -27,7 +27,7 @@ from seedbed.run.checkpoint_helper import defect, list_steps, name_of, read_best
 from seedbed.run.folder import RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
-from seedbed.run.runtime import View
+from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, Array, Environment, EnvSpec, SeedbedError, Tree, bind
 from seedbed.viewer.background import BackgroundView, tell
@@ -40,6 +40,7 @@ def train(
     agent: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    on_metrics: OnMetrics | None = None,
     **runtime_options: Any,
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
@@ -47,6 +48,10 @@ def train(
     The summary holds the last metrics, `interrupted` (bool) and `run` (the folder). `runtime_options` are
     fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`. On a GPU, a preset or an
     environment has the sizes of `scaling`.
+
+    `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
+    values, by the calling thread, every `log_every_s` seconds and once at the end. If it raises an
+    Exception, a message says so and training goes on.
 
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
     or environment, and the run keeps its saved configuration; a `TrainConfig` replaces that configuration.
@@ -86,7 +91,7 @@ def train(
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     screen = make_view(options.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
-        summary = _train(config, folder, view)
+        summary = _train(config, folder, view, on_metrics)
     return {**summary, "run": str(path)}
 
 
@@ -95,7 +100,9 @@ def _tell(text: str) -> None:
     tell(text, sys.stderr)
 
 
-def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]:
+def _train(
+    config: TrainConfig, folder: RunFolder, view: View, on_metrics: OnMetrics | None
+) -> dict[str, Any]:
     """Trains in the runtime that the type of `config.runtime` names.
 
     Raises SeedbedError if that runtime does not fit the environment: on-device environments need the fused
@@ -111,14 +118,22 @@ def _train(config: TrainConfig, folder: RunFolder, view: View) -> dict[str, Any]
     if is_on_device(env) and isinstance(options, FusedConfig):
         from seedbed.fused import train as fused
 
-        return fused.train(env=env, agent=agent, config=options, run=folder, view=view)
+        return fused.train(
+            env=env, agent=agent, config=options, run=folder, view=view, on_metrics=on_metrics
+        )
+    host: Any = env
     if isinstance(options, ParamServerConfig):
         from seedbed.paramserver import train as paramserver
 
-        return paramserver.train(env=env, agent=agent, config=options, run=folder, view=view)  # type: ignore[arg-type]
+        return paramserver.train(
+            env=host, agent=agent, config=options, run=folder, view=view, on_metrics=on_metrics
+        )
+    assert isinstance(options, CentralConfig), "the type of the environment has been checked"
     from seedbed.central import train as central
 
-    return central.train(env=env, agent=agent, config=options, run=folder, view=view)  # type: ignore[arg-type]
+    return central.train(
+        env=host, agent=agent, config=options, run=folder, view=view, on_metrics=on_metrics
+    )
 
 
 class Forms(Protocol):

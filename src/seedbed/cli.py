@@ -313,7 +313,8 @@ def _bench(arguments: list[str]) -> int:
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
     if not scripts:
         raise SeedbedError(
-            f"no benchmarks in {folder}: they come with the repository, not the package"
+            "the benchmarks are in the repository's folder benchmarks/, which the installed package lacks: "
+            "clone the repository, run `make setup` there, then `.venv/bin/seedbed bench`"
         )
     if arguments and arguments[0] in ("-h", "--help"):
         _print(

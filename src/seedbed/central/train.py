@@ -28,7 +28,7 @@ from seedbed.run.devices import choose_devices
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import Clock, EpisodeStatistics
 from seedbed.run.options import GROUPS, CentralConfig
-from seedbed.run.runtime import View
+from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, learns_from_replay, on_policy
@@ -41,7 +41,13 @@ _LOOK_S = 10.0
 
 
 def train(
-    *, env: HostEnvConfig, agent: Agent, config: CentralConfig, run: RunFolder, view: View
+    *,
+    env: HostEnvConfig,
+    agent: Agent,
+    config: CentralConfig,
+    run: RunFolder,
+    view: View,
+    on_metrics: OnMetrics | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
@@ -70,7 +76,7 @@ def train(
     others = config.groups - config.actors * GROUPS
     patience_s = config.actor_timeout_s
     with (
-        Session(run, view) as session,
+        Session(run, view, on_metrics) as session,
         local_pool(launcher, actors=config.actors, timeout_s=patience_s, others=others) as pool,
     ):
         if config.actors:

@@ -14,14 +14,20 @@ from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
-from seedbed.run.runtime import Progress, Score, Snapshot, View
+from seedbed.run.runtime import OnMetrics, Progress, Score, Snapshot, View
 from seedbed.run.session import Session
 from seedbed.run.update import require_finite
 from seedbed.types import Agent, Environment, SeedbedError
 
 
 def train(
-    *, env: Environment, agent: Agent, config: FusedConfig, run: RunFolder, view: View
+    *,
+    env: Environment,
+    agent: Agent,
+    config: FusedConfig,
+    run: RunFolder,
+    view: View,
+    on_metrics: OnMetrics | None = None,
 ) -> dict[str, Any]:
     """Trains until every member has made `config.steps` transitions, and returns a summary of the run.
 
@@ -32,7 +38,7 @@ def train(
     if the user can repair the failure.
     """
     start_jax()
-    with Session(run, view) as session:
+    with Session(run, view, on_metrics) as session:
         program = Program(env, agent, config)
         fused = _restored(program, session)
         if program.euler_steps:

@@ -21,14 +21,20 @@ from seedbed.paramserver.run import ClusterRun
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.folder import RunFolder
-from seedbed.run.runtime import View
+from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, EnvSpec, bind, learns_from_replay
 
 
 def train(
-    *, env: HostEnvConfig, agent: Agent, config: ParamServerConfig, run: RunFolder, view: View
+    *,
+    env: HostEnvConfig,
+    agent: Agent,
+    config: ParamServerConfig,
+    run: RunFolder,
+    view: View,
+    on_metrics: OnMetrics | None = None,
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
@@ -41,7 +47,7 @@ def train(
     """
     path = run.path.resolve()
     ensure_credentials(run.listen)
-    with Session(run, view) as session:
+    with Session(run, view, on_metrics) as session:
         spec = _find_spec(env, config, session)
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")

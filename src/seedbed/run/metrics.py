@@ -68,8 +68,10 @@ class MetricsLog:
                 "then go on with --resume"
             ) from error
 
-    def write(self, metrics: dict[str, Any]) -> None:
-        """Writes one line; call from one thread at a time. NaN and infinities become null.
+    def write(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Writes one line, and returns it as it is written; call from one thread at a time.
+
+        Values are plain numbers, strings and bools; NaN and infinities become None, which is null in JSON.
 
         TensorBoard gets the numbers only, at step `env_steps`. Failures of the disk are not raised.
         """
@@ -94,6 +96,7 @@ class MetricsLog:
                 "left out there until they can; training goes on"
             )
         self._refused = refused is not None
+        return plain
 
     def close(self) -> None:
         """Closes the files; call from the thread that writes. Failures of the disk are not raised."""

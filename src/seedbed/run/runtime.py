@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from seedbed.types import Tree
+
+OnMetrics: TypeAlias = Callable[[dict[str, Any]], None]
+"""A function that gets each line of metrics as it is written: names and plain values, None for NaN. The
+thread that called `train` calls it, and training's reports and checkpoints wait while it works. If it raises
+an Exception, that is told, and training goes on."""
 
 
 class View(Protocol):

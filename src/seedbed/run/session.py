@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, last_wall_s, processes_rss
-from seedbed.run.runtime import Evaluation, Runtime, Score, Snapshot, Start, View
+from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.types import SeedbedError, StorageError, Tree
 
@@ -31,9 +32,9 @@ class Session:
     KeyboardInterrupt; outside the main thread no signal is handled.
     """
 
-    def __init__(self, run: RunFolder, view: View) -> None:
+    def __init__(self, run: RunFolder, view: View, on_metrics: OnMetrics | None = None) -> None:
         """Takes the folder of the run, whose locks this process holds. The time of the run begins now."""
-        self.run, self.view = run, view
+        self.run, self.view, self._on_metrics = run, view, on_metrics
         self.start = Start()
         self._begun = time.monotonic()
         self._stack = contextlib.ExitStack()
@@ -149,7 +150,7 @@ class Session:
             if log_due or show_due or save_due:
                 self.run.require_claim()
             if log_due:
-                self._log.write(self._line(self._log_line))
+                self._record(self._line(self._log_line))
             if show_due:
                 self.view.update(self._line(self._view_line))
             self._tell_notices()
@@ -178,12 +179,25 @@ class Session:
             failure = self._end_evaluation(self.interrupted)
         metrics = metrics or self._line(self._log_line)
         self.run.require_claim()
-        self._log.write(metrics)
+        self._record(metrics)
         self.view.update(metrics)
         self._writer.wait()
         if failure is not None:
             raise failure
         return metrics | {"interrupted": self.interrupted()}
+
+    def _record(self, metrics: dict[str, Any]) -> None:
+        """Writes a line of metrics to the log, and gives it to the user's function."""
+        line = self._log.write(metrics)
+        if self._on_metrics is None:
+            return
+        begun = time.monotonic()
+        try:
+            self._on_metrics(line)
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error)).strip()
+            self.view.message(f"on_metrics failed: {text}; training goes on")
+        self._leave_out(time.monotonic() - begun)
 
     def _wall_s(self) -> float:
         return self.start.wall_s + time.monotonic() - self._begun

@@ -1,11 +1,11 @@
-"""The display of a training run: a live view on a terminal, plain lines elsewhere."""
+"""The display of a training run: a live view on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import collections
 import sys
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seedbed.viewer.background import unbuffered
+from seedbed.viewer.notebook import Output
 
 SHARES = (
     ("environment", "green"),
@@ -21,6 +22,8 @@ SHARES = (
     ("learning", "magenta"),
     ("waiting", "bright_black"),
 )
+# The most characters in a line of the panel.
+_WIDTH = 100
 SHOWN_LEARNER = 8
 """The most learner metrics that are shown."""
 _RUNTIME = frozenset(
@@ -51,8 +54,12 @@ _RUNTIME = frozenset(
 def make_view(
     total_steps: int, title: str, run: str, console: Console | None = None
 ) -> LiveView | PlainLog:
-    """Returns the live view if the console is a terminal, and a log of plain lines otherwise."""
+    """Returns the live view if the console is a terminal or a notebook, else a log of plain lines."""
     console = console or Console(file=unbuffered(sys.stdout), highlight=False)
+    if console.is_jupyter:
+        # Rich would show each line that other code prints as an output of its own.
+        plain = Console(file=sys.stdout, force_jupyter=False, width=_WIDTH, height=40)
+        return LiveView(total_steps, title, run, plain, Output(_WIDTH))
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(total_steps, title, run, console)
     return PlainLog(total_steps, title, run, console)
@@ -107,12 +114,36 @@ class PlainLog:
         self._console.file.flush()
 
 
+class Surface(Protocol):
+    """A place where something is drawn again and again: Rich's `Live`, or an output of a notebook."""
+
+    def start(self) -> None:
+        """Begins to show what is drawn."""
+        ...
+
+    def stop(self) -> None:
+        """Ends drawing; what was drawn last stays."""
+        ...
+
+    def update(self, renderable: RenderableType, *, refresh: bool) -> None:
+        """Draws, in place of what was drawn before."""
+        ...
+
+
 class LiveView:
     """A panel that is redrawn in place. Only its methods draw, in the thread that calls them."""
 
     report_every_s = 1.0
 
-    def __init__(self, total_steps: int, title: str, run: str, console: Console) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        title: str,
+        run: str,
+        console: Console,
+        surface: Surface | None = None,
+    ) -> None:
+        """Draws on `surface`, by default on the console, where other code's lines go in any case."""
         self._total_steps, self._title, self._run = total_steps, title, run
         self._console = console
         self._progress = _Progress(total_steps)
@@ -121,7 +152,7 @@ class LiveView:
         self._messages: collections.deque[str] = collections.deque(maxlen=5)
         # Other code's output comes through `printed`: if Rich redirected it, that code would wait for the
         # terminal.
-        self._live = Live(
+        self._surface: Surface = surface or Live(
             console=self._console,
             auto_refresh=False,
             transient=False,
@@ -130,12 +161,12 @@ class LiveView:
         )
 
     def __enter__(self) -> LiveView:
-        self._live.start()
+        self._surface.start()
         self._draw()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.stop()
+        self._surface.stop()
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Draws new metrics. Metrics that are absent keep their old values."""
@@ -153,11 +184,11 @@ class LiveView:
         self._console.print(Text.from_ansi(text))
 
     def _draw(self) -> None:
-        self._live.update(self.render(), refresh=True)
+        self._surface.update(self.render(), refresh=True)
 
     def render(self) -> RenderableType:
         """Returns the panel that shows the present metrics and messages."""
-        width = max(40, min(self._console.width, 100))
+        width = max(40, min(self._console.width, _WIDTH))
         inner = width - 4
         parts: list[RenderableType] = [
             self._progress_line(inner),
