@@ -11,6 +11,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +37,8 @@ Figures = Iterator[dict[str, Any]]
 ROWS = 61  # no whole number of warps
 EPISODE, STEPS = 5, 13  # steps of an episode, and of all in parity's environments
 SIZES = tuple(1 << i for i in range(10, 18))
-HELD, TURNS, TURN_S = 20, 5, 0.1  # steps in a call, and turns of so many seconds
+STEPPED, PLAYED = 20, 4  # steps of a model, and of a task, in a call
+TURNS, TURN_S = 5, 0.1  # turns of so many seconds, of one call at least
 COPIED = 1 << 27  # floats
 ITERATIONS, SHOWN = 3, 12  # of training in the profile, and operations that it lists
 
@@ -54,7 +56,22 @@ def describe(device: Any) -> dict[str, Any]:
         "cores": usable_cores(),
         "python": platform.python_version(),
         "versions": dict(sorted(versions.items())),
+        "driver": driver(),
     }
+
+
+def driver() -> dict[str, str]:
+    """Asks nvidia-smi about the first GPU."""
+    asked = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"absent": f"nvidia-smi: {error}"}
+    rows = [row.strip() for row in done.stdout.splitlines() if row.strip()]
+    if done.returncode or not rows:
+        return {"absent": f"nvidia-smi: {done.stderr.strip() or done.stdout.strip()}"}
+    return dict(zip(asked.split(","), map(str.strip, rows[0].split(",")), strict=False))
 
 
 def bandwidth(device: Any, count: int) -> float:
@@ -174,7 +191,7 @@ def rates(device: Any, name: str, sizes: tuple[int, ...]) -> Figures:
     for size in sizes:
         rows = np.arange(size) % ptx.ROWS
         state, _ = jax.tree.map(lambda x, rows=rows: x[rows], settled)
-        ctrl = rng.uniform(-1, 1, (HELD, size, model.nu)).astype(np.float32)
+        ctrl = rng.uniform(-1, 1, (STEPPED, size, model.nu)).astype(np.float32)
         now, given = jax.device_put((state, ctrl), device)
 
         def advance(given: jax.Array = given) -> Any:
@@ -182,7 +199,7 @@ def rates(device: Any, name: str, sizes: tuple[int, ...]) -> Figures:
             now = run(now, given)
             return now.qpos
 
-        yield {str(size): rate(advance, HELD * size)}
+        yield {str(size): rate(advance, STEPPED * size)}
 
 
 def environment_rates(device: Any, task: str, sizes: tuple[int, ...]) -> Figures:
@@ -197,7 +214,7 @@ def environment_rates(device: Any, task: str, sizes: tuple[int, ...]) -> Figures
         return jax.lax.scan(lambda s, a: (kernel(s, a), None), state, actions)[0]
 
     for size in sizes:
-        given = jax.device_put(drawn_actions(env, rng, (HELD, size)), device)
+        given = jax.device_put(drawn_actions(env, rng, (PLAYED, size)), device)
         now = on(device, reset, jax.random.split(jax.random.key(0), size))
 
         def advance(given: jax.Array = given) -> Any:
@@ -205,7 +222,7 @@ def environment_rates(device: Any, task: str, sizes: tuple[int, ...]) -> Figures
             now = run(now, given)
             return now.timestep.reward
 
-        yield {str(size): rate(advance, HELD * size)}
+        yield {str(size): rate(advance, PLAYED * size)}
 
 
 def memory(name: str, architecture: str) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def sanitizer(job: Job) -> None:
     # An allocation for each buffer, else accesses beyond its end are within XLA's own.
     environment = os.environ | KEPT | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
     command = [found, "--tool", "memcheck", "--error-exitcode", "77"]
-    command += [sys.executable, HERE / "_gpu.py", "parity", "inverted_pendulum"]
+    command += [sys.executable, HERE / "_gpu.py", "parity", "hopper"]
     said = []
     for line in lines_of(command, job.left, environment):
         if line.startswith("{"):
@@ -363,20 +363,6 @@ def commit() -> str:
     return learning.head() if shutil.which("git") else ""
 
 
-def driver() -> dict[str, str]:
-    """Asks nvidia-smi about the first GPU."""
-    asked = "name,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory"
-    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"absent": f"nvidia-smi: {error}"}
-    rows = [row.strip() for row in done.stdout.splitlines() if row.strip()]
-    if done.returncode or not rows:
-        return {"absent": f"nvidia-smi: {done.stderr.strip() or done.stdout.strip()}"}
-    return dict(zip(asked.split(","), map(str.strip, rows[0].split(",")), strict=False))
-
-
 def main() -> None:
     """Measures, prints and saves everything; exits with 1 if a section failed, and 2 without a GPU."""
     parser = argparse.ArgumentParser(
@@ -386,12 +372,18 @@ def main() -> None:
     out = parser.parse_args().out
     begun = time.monotonic()
     report = Report(out, {"date": datetime.date.today().isoformat(), "commit": commit()})
-    (device,) = part(Job("device", report, begun + 60), "device")
-    if device["platform"] != "gpu":
-        print(f"seedbed bench gpu: JAX finds no NVIDIA GPU here, only {device['device']}: "
-              "pip install seedbed[cuda] where there is one", file=sys.stderr)  # fmt: skip
+    try:
+        (device,) = part(Job("device", report, begun + 60), "device")
+        found = "" if device["platform"] == "gpu" else f"only {device['device']}"
+    except CommandError as error:
+        found = str(error).strip().splitlines()[-1]
+    if found:
+        lacking = (
+            f"JAX finds no NVIDIA GPU here ({found}): pip install seedbed[cuda] where there is one"
+        )
+        print(f"seedbed bench gpu: {lacking}", file=sys.stderr)
         raise SystemExit(2)
-    Job("device", report, 0.0).add(**device, driver=driver())
+    Job("device", report, 0.0).add(**device)
     run_sections(SECTIONS, report, ALL_S - (time.monotonic() - begun))
     if report.failed:
         raise SystemExit(f"failed: {', '.join(report.failed)}; see {out}")

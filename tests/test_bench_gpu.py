@@ -25,7 +25,7 @@ def other():
 
 @pytest.fixture
 def quick(monkeypatch):
-    for name, value in {"HELD": 2, "TURNS": 2, "TURN_S": 0.0}.items():
+    for name, value in {"STEPPED": 2, "PLAYED": 2, "TURNS": 2, "TURN_S": 0.0}.items():
         monkeypatch.setattr(_gpu, name, value)
 
 
@@ -47,7 +47,7 @@ def test_without_a_gpu_it_refuses_in_one_line(tmp_path):
         [sys.executable, gpu.__file__, "--out", str(out)], capture_output=True, text=True
     )
     assert done.returncode == 2 and done.stdout == "" and not out.exists()
-    assert done.stderr.count("\n") == 1 and "JAX finds no NVIDIA GPU here" in done.stderr
+    assert done.stderr.count("\n") == 1 and "JAX finds no NVIDIA GPU here (only cpu)" in done.stderr
 
 
 def test_a_failed_section_is_recorded_and_the_others_go_on(report, capsys):
