@@ -1,8 +1,10 @@
 """What a physics step takes of an NVIDIA GPU: registers, memory of a thread, and bytes moved there a step.
 
-No GPU is needed: ptxas (package nvidia-cuda-nvcc-cu12) reports registers, frame and spills. Bytes of arrays
-are counted while the same code runs on this CPU, on states 300 random steps into MuJoCo rollouts; that is
-before ptxas keeps some in registers, and without the registers it spills.
+No GPU is needed: ptxas (package nvidia-cuda-nvcc-cu12) reports registers, frame and spills, which are part of
+the frame. The same code runs on this CPU, on states 300 random steps into MuJoCo rollouts, and counts how
+often each block of it runs. The bytes of arrays are those that a block's LLVM IR moves, before ptxas keeps
+some in registers. The bytes of spills are those that the GPU's own instructions move (nvdisasm, package
+nvidia-cuda-nvdisasm), as often as the block runs from which ptxas made most of the instructions around them.
 
     seedbed bench ptx [--models hopper ant humanoid] [--architecture sm_90]
 """
@@ -13,9 +15,10 @@ import argparse
 import ctypes
 import json
 import re
+import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -37,7 +40,16 @@ ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 ROWS, SETTLE = 64, 300
 _ACCESS = re.compile(r"(?:%\w+ = load|store) (?:i8|i32|float).*ptr (%\w+), align (\d)$")
 _ADDRESS = re.compile(r"(%\w+) = getelementptr .*ptr (%\w+), i64")
+_LABEL, _TARGET = re.compile(r"(\w+):$"), re.compile(r"label %(\w+)")
+_PTX_LABEL = re.compile(r"(?:\$\w+|// %bb\.\d+):\s+// %(\S+)")
 _COPY = re.compile(r"call void @llvm\.memcpy\S+\(ptr %m\d+, ptr (\S+), i64 (\d+)")
+
+
+class Tools(NamedTuple):
+    """NVIDIA's tools."""
+
+    ptxas: Path
+    nvdisasm: Path
 
 
 def read(name: str) -> tuple[physics.Model, Program]:
@@ -76,44 +88,99 @@ def settled(name: str, model: physics.Model) -> list[np.ndarray]:
     ]
 
 
-def counted(ir: str, counter: ctypes.c_int64) -> str:
-    """Returns a kernel's IR that adds to a counter the bytes that it reads from and writes to its arrays."""
-    place, root, lines, bytes_moved = ctypes.addressof(counter), set[str](), [], 0
-    for number, line in enumerate(ir.splitlines()):
-        address, access, copy = _ADDRESS.match(line), _ACCESS.match(line), _COPY.match(line)
+class Counted(NamedTuple):
+    """A kernel's IR that counts how often its blocks run."""
+
+    ir: str
+    # for each block, the bytes of arrays that it reads and writes each time
+    moved: dict[str, int]
+    # how often each block has run, in the same order
+    counters: ctypes.Array[ctypes.c_int64]
+
+
+def counted(ir: str) -> Counted:
+    """Returns a kernel's IR that counts how often its blocks run."""
+    begin = ir.index("define ptx_kernel")
+    end = ir.index("\n}\n", begin)
+    names = re.findall(r"^(\w+):", ir[begin:end], re.M)
+    counters = (ctypes.c_int64 * len(names))()
+    root, lines, moved, block = set[str](), [], dict.fromkeys(names, 0), ""
+    for line in ir[begin:end].splitlines():
+        label, address = _LABEL.match(line), _ADDRESS.match(line)
+        access, copy = _ACCESS.match(line), _COPY.match(line)
+        if label is not None:
+            block = label[1]
         if address is not None and (address[2] in root or address[2] == "%local"):
             root.add(address[1])
         if access is not None and access[1] in root:
-            bytes_moved += int(access[2])
+            moved[block] += int(access[2])
         if copy is not None:
-            bytes_moved += int(copy[2]) * (2 if copy[1] in root else 1)
-        if line.startswith(("br ", "ret ")) and bytes_moved:
-            pointer = f"ptr inttoptr (i64 {place} to ptr)"
+            moved[block] += int(copy[2]) * (2 if copy[1] in root else 1)
+        if line.lstrip().startswith(("br ", "ret ")):
+            place = ctypes.addressof(counters) + 8 * names.index(block)
             lines += [
-                f"%old.{number} = load i64, {pointer}",
-                f"%new.{number} = add i64 %old.{number}, {bytes_moved}",
-                f"store i64 %new.{number}, {pointer}",
+                f"%old.{block} = load i64, ptr inttoptr (i64 {place} to ptr)",
+                f"%new.{block} = add i64 %old.{block}, 1",
+                f"store i64 %new.{block}, ptr inttoptr (i64 {place} to ptr)",
             ]
-            bytes_moved = 0
         lines.append(line)
-    return "\n".join([*lines, ""])
+    return Counted(ir[:begin] + "\n".join(lines) + ir[end:], moved, counters)
 
 
-def measure(assembler: Path, name: str, architecture: str) -> dict[str, Any]:
+def entered_from(ir: str) -> dict[str, str]:
+    """Returns, for each block that another jumps to, the first of these, or what enters that one's loop."""
+    block, first, loops = "", dict[str, str](), set[str]()
+    for line in ir.splitlines():
+        label = _LABEL.match(line)
+        if label is not None:
+            block = label[1]
+        for target in _TARGET.findall(line):
+            if target in first and block != first[target]:
+                loops.add(target)
+            first.setdefault(target, block)
+    return {t: first[b] if b in loops and b in first else b for t, b in first.items()}
+
+
+def runs_of_lines(ptx: str, runs: dict[str, int], entered: dict[str, str]) -> list[int]:
+    """Returns how often each line of PTX runs: as often as the block of IR whose name LLVM left there.
+
+    What LLVM puts before a loop, such as `loop4.preheader`, runs as often as the block that enters the loop.
+    """
+    lines, now = [], 0
+    for line in ptx.splitlines():
+        label = _PTX_LABEL.match(line)
+        if label is not None:
+            name, _, added = label[1].partition(".")
+            now = runs[entered[name] if added else name]
+        lines.append(now)
+    return lines
+
+
+def measure(tools: Tools, name: str, architecture: str) -> dict[str, Any]:
     """Returns the figures of one model."""
     model, program = read(name)
     begin = time.perf_counter()
     text = compile_program(program)
     compiled = time.perf_counter()
-    usage = ptxas.assemble(assembler, text, architecture)
+    usage = ptxas.assemble(tools.ptxas, text, architecture)
     assembled = time.perf_counter()
-    ir, counter = kernel_ir(program), ctypes.c_int64(0)
-    HostKernel(program, counted(ir, counter)).run(settled(name, model), ROWS, blocks=2, threads=32)
+    ir = kernel_ir(program)
+    count = counted(ir)
+    HostKernel(program, count.ir).run(settled(name, model), ROWS, blocks=2, threads=32)
+    runs = dict(zip(count.moved, count.counters, strict=True))
+    of_arrays = sum(runs[block] * size for block, size in count.moved.items())
+    lines = runs_of_lines(text, runs, entered_from(ir))
+    # ptxas moves some instructions into other blocks, and most into none.
+    of_spills = sum(
+        block.spilled * statistics.median_low([lines[line - 1] for line in block.lines])
+        for block in ptxas.blocks(tools.ptxas, tools.nvdisasm, text, architecture)
+    )
     arrays = re.search(r"%local = alloca \[(\d+) x i8\]", ir)
     return {
         **usage._asdict(),
         "arrays": int(arrays[1]) if arrays else 0,
-        "array bytes moved a step": counter.value // ROWS,
+        "array bytes moved a step": of_arrays // ROWS,
+        "spill bytes moved a step": of_spills // ROWS,
         "PTX bytes": len(text),
         "seconds to PTX": round(compiled - begin, 1),
         "seconds of ptxas": round(assembled - compiled, 1),
@@ -126,12 +193,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["hopper", "ant", "humanoid"])
     parser.add_argument("--architecture", default="sm_90")
     args = parser.parse_args()
-    assembler = ptxas.find()
-    if assembler is None:
-        parser.error(f"there is no ptxas: pip install {ptxas.PACKAGE}")
+    found = {tool: ptxas.find(tool) for tool in Tools._fields}
+    for tool, path in found.items():
+        if path is None:
+            parser.error(f"there is no {tool}: pip install {ptxas.PACKAGES[tool]}")
+    tools = Tools(**found)
     result: dict[str, Any] = {"architecture": args.architecture, "models": {}}
     for name in args.models:
-        figures = result["models"][name] = measure(assembler, name, args.architecture)
+        figures = result["models"][name] = measure(tools, name, args.architecture)
         print(f"{name:12s} " + ", ".join(f"{key} {value:,}" for key, value in figures.items()))
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
 

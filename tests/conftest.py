@@ -19,7 +19,6 @@ import types
 for _flag, _value in (
     ("--xla_force_host_platform_device_count", "8"),
     ("--xla_backend_optimization_level", "0"),
-    ("--xla_cpu_use_fusion_emitters", "false"),
     ("--xla_cpu_parallel_codegen_split_count", "1"),
 ):
     if _flag not in os.environ.get("XLA_FLAGS", ""):

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from seedbed.simd.frontend.jaxprs import scan_parts
+
 NAMED: list[tuple[str, Any]] = []
 """What `checkpoint_name` has named in the functions evaluated so far, in order: (name, value)."""
 
@@ -303,7 +305,7 @@ def _while(eqn: Any) -> Callable[..., Any]:
 
 def _scan(eqn: Any) -> Callable[..., Any]:
     params = eqn.params
-    n, k = params["num_consts"], params["num_carry"]
+    n, k = scan_parts(eqn)
     body = Program.of(params.get("jaxpr") or params["call_jaxpr"])
     avals = params["jaxpr"].out_avals[k:]
     order = range(params["length"])

@@ -204,6 +204,34 @@ def test_every_sum_and_product_is_rounded_for_itself():
     assert ".target sm_75" in text
 
 
+def signs(x, y):
+    """Operations that a CPU does on the bits; those of denormal numbers stay as they are."""
+    chosen = jnp.where(x < 0, -x, x), jnp.maximum(x, y), jnp.minimum(jnp.abs(x), 1.0)
+    return (
+        -x,
+        jnp.abs(x),
+        -jnp.abs(y),
+        x * -1.0,
+        jnp.copysign(x, y),
+        lax.clamp(-1.0, x, 1.0),
+        *chosen,
+    )
+
+
+def test_signs_of_denormal_numbers():
+    special = np.float32(
+        [0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 1.2e-38, -1.2e-38, 1, -1, np.inf, -np.inf]
+    )
+    x, y = (a.ravel() for a in np.meshgrid(special, special))
+    got = host_vectorize(signs)(x, y)
+    assert_same_bits(got, vectorize(signs)(x, y))
+    assert_same_bits(got[:3], (-x, np.abs(x), -np.abs(y)))
+    text = ptx_of(signs, np.float32(1), np.float32(2))
+    # No instruction but comparisons may count a denormal number as zero here.
+    assert {*re.findall(r"^\s+(\w+)\S*\.ftz\S*", text, re.M)} == {"setp"}
+    assert {"abs.f32", "neg.f32"} <= {*re.findall(r"^\s+(\S+)", text, re.M)}
+
+
 def test_tables_are_constant_memory_as_long_as_it_lasts():
     small, large = np.arange(100, dtype=np.float32), np.arange(20_000, dtype=np.float32)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import mujoco_states as oracle
 import test_simd_fuzz as fuzz
@@ -82,9 +83,9 @@ def test_whole_environment_steps_are_those_of_the_cpu(kind):
 
 @pytest.fixture(scope="module")
 def assembler() -> Path:
-    found = ptxas.find()
+    found = ptxas.find("ptxas")
     if found is None:
-        pytest.skip(f"there is no ptxas: pip install {ptxas.PACKAGE}")
+        pytest.skip(f"there is no ptxas: pip install {ptxas.PACKAGES['ptxas']}")
     return found
 
 
@@ -118,6 +119,28 @@ def test_the_assembler_refuses_what_is_not_ptx(assembler):
         )
 
 
+def test_spilled_registers_are_part_of_the_frame(assembler):
+    disassembler = ptxas.find("nvdisasm")
+    if disassembler is None:
+        pytest.skip(f"there is no nvdisasm: pip install {ptxas.PACKAGES['nvdisasm']}")
+
+    def program(x):
+        return lax.fori_loop(0, 7, lambda i, y: y[::-1] * 0.5 + x, x)
+
+    text = ptx_of(program, np.ones(200, np.float32))
+    assert ".local" not in text
+    usage = ptxas.assemble(assembler, text, "sm_90")
+    assert usage.frame > 0
+    # Other options, so perhaps some other registers.
+    moved = sum(block.spilled for block in ptxas.blocks(assembler, disassembler, text, "sm_90"))
+    assert moved == pytest.approx(usage.spill_stores + usage.spill_loads, rel=0.05)
+
+
+FRAMES = {"hopper": 2 << 10, "ant": 7 << 10, "humanoid": 16 << 10}
+"""The most bytes of memory that a thread may take for a step of a model, or of its whole environment: arrays
+and spilled registers."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS, ids=task_name)
 def test_the_assembler_takes_environments(assembler, kind):
@@ -128,10 +151,8 @@ def test_the_assembler_takes_environments(assembler, kind):
     for architecture in ARCHITECTURES:
         usage = ptxas.assemble(assembler, text, architecture)
         assert usage.registers <= 255
-
-
-FRAMES = {"hopper": 2 << 10, "ant": 7 << 10, "humanoid": 16 << 10}
-"""The most bytes of memory that a thread may take for one step of a model."""
+        # the hardware's own limit where we set none
+        assert usage.frame <= FRAMES.get(kind.__name__.lower(), 512 << 10)
 
 
 @pytest.mark.slow

@@ -148,6 +148,8 @@ def compile_assembly(text: str, target: Target) -> str:
         machine = llvm.Target.from_triple(target.triple).create_target_machine(
             cpu=target.cpu, features=target.features, opt=2
         )
+        # comments with the names of blocks, by which measurements find the loops again
+        machine.set_asm_verbosity(True)
         module = llvm.parse_assembly(
             f'target datalayout = "{machine.target_data}"\ntarget triple = "{target.triple}"\n'
             + text

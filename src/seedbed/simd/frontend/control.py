@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import count_equations, inner_jaxprs
+from seedbed.simd.frontend.jaxprs import count_equations, inner_jaxprs, scan_parts
 from seedbed.simd.frontend.memory import (
     Memory,
     Special,
@@ -37,7 +37,7 @@ def uniform_results(jaxpr: Any, uniform: Sequence[bool]) -> list[bool]:
         given = [read(a) for a in equation.invars]
         params, name = equation.params, equation.primitive.name
         if name == "scan":
-            results = _uniform_scan(params, given)
+            results = _uniform_scan(equation, given)
         elif name == "while":
             results = _uniform_while(params, given)
         elif name == "cond":
@@ -51,12 +51,12 @@ def uniform_results(jaxpr: Any, uniform: Sequence[bool]) -> list[bool]:
     return [read(a) for a in jaxpr.outvars]
 
 
-def _uniform_scan(params: Any, given: list[bool]) -> list[bool]:
-    consts, count = params["num_consts"], params["num_carry"]
+def _uniform_scan(equation: Any, given: list[bool]) -> list[bool]:
+    body, (consts, count) = equation.params["jaxpr"].jaxpr, scan_parts(equation)
     carry = given[consts : consts + count]
     while True:
         args = [*given[:consts], *carry, *given[consts + count :]]
-        results = uniform_results(params["jaxpr"].jaxpr, args)
+        results = uniform_results(body, args)
         after = [a and b for a, b in zip(carry, results[:count], strict=True)]
         if after == carry:
             return [*carry, *results[count:]]
@@ -213,13 +213,14 @@ class _LoopTrace:
 def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     params = equation.params
     body, length, reverse = params["jaxpr"], params["length"], params["reverse"]
-    split = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, inits, arrays = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+    first, count = scan_parts(equation)
+    last = first + count
+    consts, inits, arrays = args[:first], args[first:last], args[last:]
     if length * count_equations(body.jaxpr) <= TINY or length <= 1:
         return _unrolled(tracer, equation, consts, inits, arrays)
-    uniform = _uniform_scan(params, [_is_uniform(a) for a in args])
-    indexed, count = indexed_variables(body.jaxpr), len(inits)
-    variables = body.jaxpr.invars[split[0] : split[1]]
+    uniform = _uniform_scan(equation, [_is_uniform(a) for a in args])
+    indexed = indexed_variables(body.jaxpr)
+    variables = body.jaxpr.invars[first:last]
     while True:
         traced = _LoopTrace(tracer, length, reverse)
         carries = [
@@ -244,7 +245,7 @@ def _unrolled(
     arrays: list[Value],
 ) -> Sequence[Value]:
     params, body = equation.params, equation.params["jaxpr"]
-    count, length = params["num_carry"], params["length"]
+    count, length = len(carries), params["length"]
     xs = [tracer.elements(a) for a in arrays]
     written: list[list[np.ndarray]] = []
     order = range(length)

@@ -38,6 +38,20 @@ def inner_jaxprs(equation: Any) -> list[tuple[Any, Sequence[Any], Sequence[Any]]
     return []
 
 
+def scan_parts(equation: Any) -> tuple[int, int]:
+    """Returns how many operands of a scan are constants, and how many it carries; of the rest it reads rows.
+
+    JAX's versions name these numbers differently, but in all of them a row has one axis less than its array.
+    """
+    body = equation.params["jaxpr"].jaxpr
+
+    def whole(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        return sum(o.aval.ndim == i.aval.ndim for o, i in zip(outside, inside, strict=True))
+
+    carried = whole(equation.outvars, body.outvars)
+    return whole(equation.invars, body.invars) - carried, carried
+
+
 def without_collector(function: F) -> F:
     """Makes a function run without Python's collector of cycles, which takes a quarter of long traces."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import inner_jaxprs
+from seedbed.simd.frontend.jaxprs import inner_jaxprs, scan_parts
 from seedbed.simd.ir.program import Unsupported
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -129,7 +129,7 @@ def _call(equation: Any, args: list[Any]) -> Sequence[Any]:
 
 def _scan(equation: Any, args: list[Any]) -> Sequence[Any]:
     params = equation.params
-    inner, consts, count = params["jaxpr"], params["num_consts"], params["num_carry"]
+    inner, (consts, count) = params["jaxpr"], scan_parts(equation)
 
     def body(carry: Any, row: Any) -> tuple[Any, Any]:
         results = _run(inner.jaxpr, inner.consts, [*args[:consts], *carry, *row])

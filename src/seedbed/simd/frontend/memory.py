@@ -20,8 +20,8 @@ from seedbed.simd.ir.graph import Graph, Loop, Node, is_constant
 from seedbed.simd.ir.program import Unsupported
 
 # the most positions that are compared with an index that differs between lanes; beyond, each lane has an
-# address of its own
-POSITIONS = 256
+# address of its own (docs/simd.md tells how both were timed)
+POSITIONS = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

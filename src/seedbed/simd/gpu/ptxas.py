@@ -7,18 +7,26 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = "nvidia-cuda-nvcc-cu12"
-"""A package that contains ptxas; since 12.8 it knows sm_100."""
+PACKAGES = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}
+"""The packages that contain NVIDIA's tools; ptxas knows sm_100 since 12.8."""
+_PTX_LINE = re.compile(r'//## File "\.nv_debug_ptx_txt", line (\d+)')
+_LABEL = re.compile(r"\s*\.L_\w+:")
+_INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(\w+)")
+_JUMPS = frozenset({"BRA", "BRX", "CALL", "EXIT", "RET"})
+_SPILL = re.compile(r"\b(?:STL|LDL)([.\w]*) .*SpillRefill")
+# by the end of an instruction's name
+_SIZES = {"64": 8, "128": 16}
 
 
 class Usage(NamedTuple):
     """What one thread of a kernel takes: registers, and bytes."""
 
     registers: int
-    # memory of the thread: its arrays, and registers that are spilled
+    # memory of the thread: its arrays, and behind them the registers that are spilled
     frame: int
     # bytes that instructions in the text write to and read from spilled registers
     spill_stores: int
@@ -27,13 +35,13 @@ class Usage(NamedTuple):
     constant: int
 
 
-def find() -> Path | None:
-    """Returns the path of ptxas: that of a package, else that in PATH, else None."""
+def find(tool: str) -> Path | None:
+    """Returns the path of a tool of PACKAGES: that of a package, else that in PATH, else None."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
-        for path in sorted(Path(folder).glob("*/bin/ptxas")):
+        for path in sorted(Path(folder).glob(f"*/bin/{tool}")):
             return path
-    found = shutil.which("ptxas")
+    found = shutil.which(tool)
     return Path(found) if found else None
 
 
@@ -43,22 +51,10 @@ def assemble(ptxas: Path, ptx: str, architecture: str) -> Usage:
     Raises RuntimeError, with ptxas's own message, if the text is not valid.
     """
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [
-            str(ptxas),
-            "-v",
-            f"-arch={architecture}",
-            "-o",
-            f"{folder}/kernel.cubin",
-            str(source),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ptxas refuses the kernel for {architecture}: {done.stderr}")
+        said = _assemble(ptxas, ptx, ["-v", f"-arch={architecture}"], Path(folder))
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, done.stderr)
+        found = re.search(pattern, said)
         return int(found[1]) if found else 0
 
     return Usage(
@@ -68,3 +64,49 @@ def assemble(ptxas: Path, ptx: str, architecture: str) -> Usage:
         spill_loads=number(r"(\d+) bytes spill loads"),
         constant=number(r"(\d+) bytes cmem\[3\]"),
     )
+
+
+class Block(NamedTuple):
+    """A stretch of a GPU's own instructions that run together."""
+
+    # for each instruction, the line of PTX from which it was made; the first is 1
+    lines: list[int]
+    # bytes that the instructions move to and from spilled registers
+    spilled: int
+
+
+def blocks(ptxas: Path, nvdisasm: Path, ptx: str, architecture: str) -> list[Block]:
+    """Assembles PTX and returns what became of it.
+
+    Raises RuntimeError, with ptxas's own message, if the text is not valid.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _assemble(ptxas, ptx, ["-lineinfo", f"-arch={architecture}"], Path(folder))
+        command = [str(nvdisasm), "-c", "-gp", f"{folder}/kernel.cubin"]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found, line = [Block([], 0)], 0
+    for row in text.splitlines():
+        at, instruction = _PTX_LINE.search(row), _INSTRUCTION.match(row)
+        if at is not None:
+            line = int(at[1])
+        if _LABEL.match(row):
+            found.append(Block([], 0))
+        if instruction is not None:
+            lines, spilled = found[-1]
+            spill = _SPILL.search(row)
+            size = _SIZES.get((spill[1] or "").split(".")[-1], 4) if spill is not None else 0
+            found[-1] = Block([*lines, line], spilled + size)
+            if instruction[1] in _JUMPS:
+                found.append(Block([], 0))
+    return [block for block in found if block.lines]
+
+
+def _assemble(ptxas: Path, ptx: str, options: Sequence[str], folder: Path) -> str:
+    """Writes `kernel.cubin` into a folder, and returns what ptxas says."""
+    source = folder / "kernel.ptx"
+    source.write_text(ptx)
+    command = [str(ptxas), *options, "-o", str(folder / "kernel.cubin"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ptxas refuses the kernel ({' '.join(options)}): {done.stderr}")
+    return done.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from seedbed.simd.ir.graph import Loop, Node
-from seedbed.simd.schedule.measure import ADDITION, COSTS, LOOP
+from seedbed.simd.schedule.measure import LOOP, cost
 from seedbed.simd.schedule.plan import Guard, Item, Schedule, sort
 from seedbed.simd.schedule.sparse import masked
 
@@ -27,7 +27,7 @@ def saved(item: Item) -> float:
     """Returns what a guard saves that skips an item, in additions."""
     if isinstance(item, Guard):
         return sum(saved(i) for i in item.items)
-    return LOOP if isinstance(item, Loop) else COSTS.get(item.op, ADDITION).saved
+    return LOOP if isinstance(item, Loop) else cost(item).saved
 
 
 class _Body:

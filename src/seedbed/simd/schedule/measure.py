@@ -17,8 +17,10 @@ class Cost(NamedTuple):
 
 
 ADDITION = Cost(time=1.0, saved=1.0)
-# All are guesses, and the two of an operation were guessed apart. To change a time changes how calls are cut
-# into chunks; to change what is saved changes which guards there are.
+GATHER = Cost(time=32.0, saved=32.0)
+"""The cost of a read or write at a lane's own index, as measured: that of 16 comparisons and selects."""
+# All others are guesses, and the two of an operation were guessed apart. To change a time changes how calls
+# are cut into chunks; to change what is saved changes which guards there are.
 COSTS = {
     **dict.fromkeys(("constant", "variable", "index", "result", "record", "table"), Cost(0.0, 0.0)),
     **dict.fromkeys(("input", "pack", "memory"), Cost(time=0.0, saved=1.0)),
@@ -26,13 +28,20 @@ COSTS = {
     **dict.fromkeys(("div", "sqrt"), Cost(time=8.0, saved=8.0)),
     "rem": Cost(time=16.0, saved=64.0),
 }
-"""The costs of operations; one that is not listed costs an ADDITION."""
+"""The costs of operations; one that is not listed costs an ADDITION, but see `cost`."""
 LOOP = 64.0
 """What a guard saves that skips a loop, however long: a guess."""
 FREE = frozenset(op for op, cost in COSTS.items() if not cost.time)
 """Operations of the nodes that compute nothing."""
 # A guess: the iterations of a loop whose length is unknown.
 _WHILE = 4
+
+
+def cost(node: Node) -> Cost:
+    """Returns the cost of a node."""
+    if node.op in ("load", "store") and not node.args[1].uniform:
+        return GATHER
+    return COSTS.get(node.op, ADDITION)
 
 
 def around(node: Node | Loop) -> tuple[Loop, ...]:
@@ -45,7 +54,7 @@ def work(graph: Graph) -> float:
     """Returns about how many vector operations one run of all nodes takes, counted in additions."""
     by_loops: dict[frozenset[Loop], float] = collections.defaultdict(float)
     for node in graph.nodes:
-        by_loops[node.loops] += COSTS.get(node.op, ADDITION).time
+        by_loops[node.loops] += cost(node).time
     total = 0.0
     for loops, each in by_loops.items():
         inner = max(loops, key=lambda loop: loop.depth, default=None)
