@@ -227,15 +227,24 @@ def environment_rates(device: Any, task: str, sizes: tuple[int, ...]) -> Figures
 
 def memory(name: str, architecture: str) -> dict[str, Any]:
     """Returns what a step takes of a thread, and the bytes that it moves there and to and from its row."""
-    assembler = ptxas.find()
-    if assembler is None:
-        raise SystemExit(f"there is no ptxas: pip install {ptxas.PACKAGE}")
-    figures = ptx.measure(assembler, name, architecture)
+    ptxas_path, nvdisasm = (ptxas.find(tool) for tool in ptx.Tools._fields)
+    assert ptxas_path is not None and nvdisasm is not None, "who asks has looked for them"
+    figures = ptx.measure(ptx.Tools(ptxas_path, nvdisasm), name, architecture)
     _, program = ptx.read(name)
-    numbers = sum(
-        o.nodes.size * np.dtype(o.dtype).itemsize for o in (*program.inputs, *program.outputs)
-    )
-    return {**figures, "bytes of operands and results": numbers}
+    operands = (*program.inputs, *program.outputs)
+    row = sum(each.nodes.size * np.dtype(each.dtype).itemsize for each in operands)
+    return {**figures, "bytes of operands and results": row}
+
+
+def lower(preset: str) -> dict[str, Any]:
+    """Compiles the kernels of a preset's training for GPUs, without one: they stay on disk."""
+    config: Any = resolve.train_config(preset)
+    program = Program(config.env, config.agent, config.runtime)
+    begun = time.perf_counter()
+    carry = jax.eval_shape(program.first)
+    for traced in (program.traced(carry), jax.jit(program.first).trace()):
+        traced.lower(lowering_platforms=("cuda",))
+    return {f"{preset}, seconds to its kernels": round(time.perf_counter() - begun, 1)}
 
 
 # A profile
@@ -283,8 +292,8 @@ def main() -> None:
     part, *names = sys.argv[1:]
 
     def told() -> Figures:
-        if part == "memory":
-            yield memory(*names)
+        if part in ("memory", "lower"):
+            yield memory(*names) if part == "memory" else lower(*names)
             return
         device = jax.local_devices()[0]
         if part == "device":

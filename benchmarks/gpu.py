@@ -45,6 +45,7 @@ TASKS = ("ant", "humanoid", "hopper")
 TRAINED = ("ant/ppo", "humanoid/ppo")
 SAVE_S = 15.0  # for a run that is interrupted to save and end
 PEER_ENVS = 8192
+MOVED = ("array bytes moved a step", "spill bytes moved a step", "bytes of operands and results")
 WAITING = r"wait|blocked|inference|learner_program|^time/|bottleneck"
 """Metrics that tell what waits for what."""
 # What the GPU's driver has compiled, it keeps.
@@ -172,7 +173,10 @@ def beside(calls: list[Callable[[], None]], most: int) -> None:
 
 
 def parity(job: Job) -> None:
-    """Compares the GPU's results with the CPU's, some tasks at once; raises CommandError at a difference."""
+    """Compares the GPU's results with the CPU's, some tasks at once; raises CommandError at a difference.
+
+    Beside it, other cores compile what training will need.
+    """
     from seedbed.envs.host.registry import ON_DEVICE
 
     tasks = [name for name, path in ON_DEVICE.items() if ".locomotion." in path]
@@ -183,7 +187,13 @@ def parity(job: Job) -> None:
             job.add(**figures)
             different.extend(f"{k}: {v}" for k, v in figures.items() if v != "the same bits")
 
-    beside([lambda task=task: compare(task) for task in tasks], (os.cpu_count() or 2) // 2)
+    def compile_for(preset: str) -> None:
+        for figures in part(job, "lower", preset, cpu=True):
+            job.add(**figures)
+
+    calls = [lambda preset=preset: compile_for(preset) for preset in TRAINED]
+    calls += [lambda task=task: compare(task) for task in tasks]
+    beside(calls, (os.cpu_count() or 2) * 3 // 4)
     if different:
         raise CommandError("\n".join(["results differ from the CPU's", *different]))
 
@@ -192,8 +202,11 @@ def memory(job: Job) -> None:
     """Asks ptxas what a thread takes."""
     from seedbed.simd.gpu import ptxas
 
-    if ptxas.find() is None:
-        job.add(absent=f"ptxas: pip install {ptxas.PACKAGE}")
+    lacking = {
+        tool: package for tool, package in ptxas.PACKAGES.items() if ptxas.find(tool) is None
+    }
+    if lacking:
+        job.add(absent=", ".join(f"{tool}: pip install {lacking[tool]}" for tool in lacking))
         return
     architecture = "sm_" + job.report.figures["device"]["capability"].replace(".", "")
 
@@ -212,8 +225,7 @@ def rates(job: Job) -> None:
         taken = job.report.figures.get("memory", {}).get(name)
         row: dict[str, Any] = {}
         if taken is not None:
-            moved = taken["array bytes moved a step"] + taken["bytes of operands and results"]
-            row["bound"] = copied["bytes_per_s"] / moved
+            row["bound"] = copied["bytes_per_s"] / sum(taken[kind] for kind in MOVED)
         for figures in part(job, "rates", name):
             row |= figures
             if "bound" in row:
@@ -340,7 +352,7 @@ def asset(name: str) -> str:
 
 
 SECTIONS = (
-    Section("parity", 130, parity),
+    Section("parity", 150, parity),
     Section("memory", 60, memory),
     Section("rates", 110, rates),
     Section("training", 150, training),

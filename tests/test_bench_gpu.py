@@ -116,8 +116,7 @@ def test_a_sanitizer_that_is_not_there_or_finds_something(report, monkeypatch):
 
 
 def test_rates_are_told_beside_their_bound(report, monkeypatch):
-    moved = {"array bytes moved a step": 300, "bytes of operands and results": 100}
-    report.add("memory", ant=moved)
+    report.add("memory", ant=dict(zip(gpu.MOVED, (200, 100, 100), strict=True)))
     found = {"bandwidth": [{"bytes_per_s": 4e6}], "rates": [{"1024": 5e3}, {"2048": 8e3}]}
     monkeypatch.setattr(gpu, "part", lambda job, name, *_: iter(found.get(name, [{"1024": 7.0}])))
     gpu.rates(gpu.Job("rates", report, time.monotonic() + 60))
@@ -131,6 +130,8 @@ def test_a_difference_fails_parity(report, monkeypatch):
     tasks = []
 
     def part(job, name, task, **_):
+        if name == "lower":
+            return
         tasks.append(task)
         yield {task: "the same bits" if task != "ant" else "step 3: .reward[1] is 2 and not 3"}
 
@@ -198,9 +199,18 @@ def test_rates_and_what_is_known_of_a_device(other, quick):
 
 @pytest.mark.slow
 def test_the_memory_of_a_step():
-    pytest.importorskip("nvidia")
+    if not all(map(_gpu.ptxas.find, _gpu.ptxas.PACKAGES)):
+        pytest.skip("there is no ptxas, or no nvdisasm")
     found = _gpu.memory("inverted_pendulum", "sm_90")
     assert found["registers"] > 0 and found["bytes of operands and results"] > 40
+    assert set(gpu.MOVED) <= set(found)
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_where_no_gpu_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    assert _gpu.lower("cartpole/ppo")["cartpole/ppo, seconds to its kernels"] > 0
+    assert any((tmp_path / "kernels").iterdir())
 
 
 @pytest.mark.slow
