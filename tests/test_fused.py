@@ -29,6 +29,7 @@ from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.envs.host.gym import GymEnv
+from seedbed.fused import rollout
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
 from seedbed.ops.keys import halves
@@ -142,6 +143,12 @@ def test_one_two_and_eight_devices_agree():
             np.testing.assert_allclose(
                 report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
             )
+
+
+def test_no_time_of_a_stage_is_below_zero():
+    """XLA may compute what does not depend on a clock's reading before it; and clocks wrap."""
+    begun, ended = np.uint32([3, 7, 2**32 - 2]), np.uint32([7, 3, 3])
+    assert rollout._passed(begun, ended).tolist() == [4, 0, 5]
 
 
 # -- killed, interrupted, resumed -----------------------------------------------------------------

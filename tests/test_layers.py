@@ -17,7 +17,10 @@ FLOORS = (
     {"envs", "actors"},
     {"run"},
     {"central", "fused", "paramserver"},
-    {"presets", "defaults", "resolve", "options", "cli", "viewer", "api", "__init__", "__main__"},
+    {
+        *("presets", "defaults", "resolve", "scaling", "options", "cli", "viewer", "api"),
+        *("__init__", "__main__"),
+    },
 )
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {

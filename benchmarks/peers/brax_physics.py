@@ -2,6 +2,7 @@
 
     python brax_physics.py spring ant                 # Brax's own model
     python brax_physics.py mjx path/to/ant.xml        # one Newton iteration, four of the line search
+    python brax_physics.py mjx path/to/ant.xml 8192   # of so many at once, instead of 512
 
 MJX is set up as its documentation advises for speed: Euler, one Newton iteration. Prints one JSON object.
 """
@@ -79,5 +80,5 @@ def mjx(path: str, n: int) -> dict:
 
 
 if __name__ == "__main__":
-    kind, what = sys.argv[1:3]
-    print(json.dumps({"spring": spring, "mjx": mjx}[kind](what, 512)))
+    kind, what, *count = sys.argv[1:]
+    print(json.dumps({"spring": spring, "mjx": mjx}[kind](what, int(*count or [512]))))

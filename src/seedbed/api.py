@@ -14,7 +14,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from seedbed import resolve, trees
+from seedbed import resolve, scaling, trees
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
@@ -46,7 +46,8 @@ def train(
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
     The summary holds the last metrics, `interrupted` (bool) and `run` (the folder). `runtime_options` are
-    fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`.
+    fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`. On a GPU, a preset or an
+    environment has the sizes of `scaling`.
 
     `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
     values, by the calling thread, every `log_every_s` seconds and once at the end. If it raises an
@@ -58,12 +59,14 @@ def train(
     """
     if resume and run is None:
         raise SeedbedError("resume needs the folder of the run: name it with run")
+    plain = None  # what the sizes for this device are told of
     if not isinstance(what, str):
         config = what
     elif resume and run is not None:
         config = resolve.resumed(Path(run), what, agent)
     else:
-        config = resolve.train_config(what, agent)
+        plain = resolve.train_config(what, agent)
+        config = scaling.for_this_device(plain)
     known = {field.name for field in dataclasses.fields(config.runtime)}
     for name in runtime_options.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
@@ -73,6 +76,8 @@ def train(
     if isinstance(options, ParamServerConfig):
         options.require_fit(config.agent)
     config = dataclasses.replace(config, runtime=options)
+    if plain is not None and (told := scaling.note(plain, config)):
+        _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
     if not isinstance(options, FusedConfig):
         kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"

@@ -121,12 +121,18 @@ def _train(arguments: list[str]) -> int:
             "`seedbed train pong --help` lists the options of a preset, `seedbed list` the presets."
         )
         return 0
+    from seedbed import scaling
+
+    plain = None if given.resume else config
+    config = config if plain is None else scaling.for_this_device(plain)
     try:
         config = options.override(config, given.rest, given.help)
     except SystemExit:  # help was printed
         return 0
     from seedbed import api
 
+    if plain is not None and (told := scaling.note(plain, config)):
+        tell(told, sys.stderr)
     summary = api.train(config, run=given.run, resume=given.resume)
     run = summary["run"]
     if summary.get("interrupted"):

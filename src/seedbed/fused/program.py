@@ -150,6 +150,16 @@ class Program:
         Call it before `run`, from one thread at a time. Raises SeedbedError if a swept option changes
         the program itself.
         """
+        compiled = self.traced(carry).lower().compile()
+        self._run = lambda carry, progress, use_euler: compiled(
+            carry, self._options, progress, np.bool_(use_euler)
+        )
+
+    def traced(self, carry: Carry) -> jax.stages.Traced:
+        """Traces an iteration for carries with the shapes of `carry`, which may be abstract.
+
+        Raises SeedbedError if a swept option changes the program itself.
+        """
 
         def step(
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
@@ -167,11 +177,9 @@ class Program:
             )
         elif self.members > 1:
             step = jax.vmap(step, in_axes=(0, 0, 0, None))
-        use_euler = np.bool_(False)
+        begun, use_euler = self._progress([0] * self.members), np.bool_(False)
         try:
-            begun = self._progress([0] * self.members)
-            lowered = jax.jit(step, donate_argnums=0).lower(carry, self._options, begun, use_euler)
-            compiled = lowered.compile()
+            return jax.jit(step, donate_argnums=0).trace(carry, self._options, begun, use_euler)
         except jax.errors.ConcretizationTypeError as error:
             if not self.config.sweep:
                 raise
@@ -179,9 +187,6 @@ class Program:
                 f"--sweep {self.config.sweep}: this option changes the program itself, so its values "
                 "cannot train at once; train them one after the other"
             ) from error
-        self._run = lambda carry, progress, use_euler: compiled(
-            carry, self._options, progress, np.bool_(use_euler)
-        )
 
     def run(self, carry: Carry, done: Sequence[int]) -> tuple[Carry, Iteration]:
         """Runs one iteration and waits for it; returns the new carry and the report.

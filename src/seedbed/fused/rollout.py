@@ -170,8 +170,8 @@ def iterate(
     _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
-    rollout = acted[0] - begun[0]
-    busy = StageTimes(environment, rollout - environment, learned[0] - acted[0])
+    inference = _passed(environment, _passed(begun[0], acted[0]))
+    busy = StageTimes(environment, inference, _passed(acted[0], learned[0]))
     env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
     steps = (rows.timesteps, carry.env.timestep)
     seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
@@ -296,9 +296,7 @@ def unroll(
         moved = move(state, action)
         reward, ready = stamp(moved.timestep.reward)
         moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        # Without a kernel, a reward that does not depend on the action may be ready before the action.
-        passed = jnp.maximum((ready[0] - begun[0]).astype(jnp.int32), 0).astype(jnp.uint32)
-        now = (moved, actor, _add(ended, moved), busy + passed)
+        now = (moved, actor, _add(ended, moved), busy + _passed(begun[0], ready[0]))
         return now, Rows(state.timestep, action, extras, core)
 
     nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
@@ -314,6 +312,14 @@ def unroll(
     )
     steps = later(carry.steps, plan.unroll)
     return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
+
+
+def _passed(begun: Array, ended: Array) -> Array:
+    """Returns the microseconds between two times; 0 if the second came before the first.
+
+    XLA may compute what does not depend on the first value before it.
+    """
+    return jnp.maximum((ended - begun).astype(jnp.int32), 0).astype(jnp.uint32)
 
 
 def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:

@@ -10,6 +10,7 @@ import numpy as np
 
 from seedbed.fused.program import Program
 from seedbed.fused.rollout import Carry, Iteration
+from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
 from seedbed.run.metrics import STAGES, RecentEpisodes
 from seedbed.run.options import FusedConfig
@@ -36,8 +37,7 @@ def train(
     second signal raises KeyboardInterrupt at once; in other threads no signal is handled. Raises SeedbedError
     if the user can repair the failure.
     """
-    # The host waits for every iteration anyway. This has no effect once JAX has started.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    start_jax()
     with Session(run, view, on_metrics) as session:
         program = Program(env, agent, config)
         fused = _restored(program, session)

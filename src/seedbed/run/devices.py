@@ -12,6 +12,16 @@ Device: TypeAlias = Any
 """A `jax.Device`. Type checkers take that name for a variable, so this is Any."""
 
 
+def start_jax() -> str:
+    """Starts JAX, and returns the platform of this host's devices, such as cpu or gpu.
+
+    On a CPU, calls wait for their results, as every runtime does anyway. Another setting has no effect once
+    JAX has started, so call this first.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    return jax.local_devices()[0].platform
+
+
 def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:
     """Returns the devices of this host with these indices, in order.
 

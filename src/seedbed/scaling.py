@@ -1,0 +1,79 @@
+"""The sizes of a run that depend on the kind of device: a GPU wants many more environments than a CPU.
+
+`FACTORS` is the whole of it. Presets and the defaults of other environments are written for a CPU, and what a
+user names on the command line replaces both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from seedbed.presets import TrainConfig
+from seedbed.resolve import AGENTS
+from seedbed.run.devices import start_jax
+from seedbed.run.options import FusedConfig
+
+_REPLAY = {"envs": 8, "unroll": 1 / 8}
+FACTORS: dict[str, dict[str, dict[str, float]]] = {
+    "gpu": {
+        "ppo": {"agent.batch": 8, "agent.minibatches": 2, "steps": 4},
+        "dqn": _REPLAY,
+        "r2d2": _REPLAY,
+        "sac": _REPLAY,
+    }
+}
+"""Factors of options in the fused runtime, by platform (as `jax.Device` names it) and agent.
+
+A GPU steps a few thousand environments in the time of one. PPO gets eight times as many, in twice as many
+minibatches, for four times as many steps: as many gradients as on a CPU, each from four times as many rows,
+so step sizes stay. Agents that learn from replay get as many transitions between updates as on a CPU, of more
+environments: one step of each. IMPALA's gradient is summed over a batch, whose size therefore stays.
+"""
+
+
+def for_this_device(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration that was written for a CPU, with the sizes for this host's devices.
+
+    Only the fused runtime and agents of `AGENTS` have sizes that depend on them. For the fused runtime it
+    starts JAX.
+    """
+    values = _values(config)
+    of_agent = {
+        name.partition(".")[2]: n for name, n in values.items() if name.startswith("agent.")
+    }
+    of_runtime = {name: n for name, n in values.items() if not name.startswith("agent.")}
+    return dataclasses.replace(
+        config,
+        agent=dataclasses.replace(config.agent, **of_agent),  # type: ignore[type-var]
+        runtime=dataclasses.replace(config.runtime, **of_runtime),
+    )
+
+
+def note(plain: TrainConfig, config: TrainConfig) -> str | None:
+    """Returns a line about the sizes of `config` that `for_this_device(plain)` has; None if there are none.
+
+    `config` may have other values where the user has named them.
+    """
+    kept = [
+        f"{name} {value:,} (on a CPU {_value(plain, name):,})"
+        for name, value in _values(plain).items()
+        if _value(config, name) == value
+    ]
+    return f"sizes for this {start_jax().upper()}: {', '.join(kept)}" if kept else None
+
+
+def _values(config: TrainConfig) -> dict[str, int]:
+    """Returns the options that depend on the platform, by name, with their values on this host."""
+    if not isinstance(config.runtime, FusedConfig):
+        return {}
+    kind = f"{type(config.agent).__module__}:{type(config.agent).__name__}"
+    agent = next((name for name, path in AGENTS.items() if path == kind), "")
+    factors = FACTORS.get(start_jax(), {}).get(agent, {})
+    return {name: max(1, round(factor * _value(config, name))) for name, factor in factors.items()}
+
+
+def _value(config: TrainConfig, name: str) -> Any:
+    """Returns the value of an option, named as on the command line."""
+    part, _, field = name.rpartition(".")
+    return getattr(config.agent if part else config.runtime, field)

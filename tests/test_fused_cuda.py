@@ -1,0 +1,135 @@
+"""The fused runtime's programs for NVIDIA GPUs, lowered on a machine without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from seedbed import resolve, scaling
+from seedbed.agents.ppo import Ppo
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.envs.device.wrappers import episode_statistics, training
+from seedbed.fused import rollout
+from seedbed.fused.program import Program
+from seedbed.run.options import FusedConfig
+from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState
+from test_scaling import FUSED, gpu  # noqa: F401
+
+TINY = Ppo(unroll=4, batch=64, epochs=1, minibatches=2, hidden_sizes=(8,))
+KERNEL = "__gpu$xla.gpu.ptx"
+"""XLA's custom call that launches PTX."""
+SOLVER = {"cusolver_geqrf_ffi", "cusolver_orgqr_ffi"}
+"""What orthogonal matrices are drawn by, on a GPU."""
+
+
+def lowered(traced):
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def iteration(program):
+    """An iteration, without the carry that it would begin with."""
+    return lowered(program.traced(jax.eval_shape(program.first)))
+
+
+def calls(text):
+    """The targets of the custom calls, but for marks of XLA's partitioners, which make no code."""
+    found = set(re.findall(r"stablehlo\.custom_call @([\w.$]+)", text))
+    return found - {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
+
+
+def kernels(text):
+    """The first axis of the results of each kernel: its rows."""
+    lines = [line for line in text.splitlines() if f"@{KERNEL}(" in line]
+    found = []
+    for line in lines:
+        results = line.rpartition("->")[2]
+        assert set(re.findall(r"grid_x = (\d+)", line)) == {
+            str(-(-int(rows) // 32)) for rows in re.findall(r"tensor<(\d+)", results)
+        }
+        found.append({int(rows) for rows in re.findall(r"tensor<(\d+)", results)})
+    return found
+
+
+def test_an_iteration_is_one_program_around_the_kernel():
+    text = iteration(Program(CartPole(), TINY, FusedConfig()))
+    assert calls(text) == {KERNEL}
+    assert kernels(text) == [{64}]
+
+
+def test_each_device_steps_its_share():
+    text = iteration(Program(CartPole(), TINY, FusedConfig(devices=(0, 1, 2, 3))))
+    assert calls(text) == {KERNEL}
+    assert kernels(text) == [{16}]
+
+
+@pytest.mark.slow
+def test_a_population_steps_all_at_once():
+    text = iteration(Program(CartPole(), TINY, FusedConfig(seeds=3)))
+    assert calls(text) == {KERNEL}
+    assert kernels(text) == [{192}]
+
+
+def test_the_first_carry_and_evaluations_are_for_cuda_too():
+    program = Program(CartPole(), TINY, FusedConfig())
+    first = lowered(jax.jit(program.first).trace())
+    assert calls(first) == {KERNEL, *SOLVER}
+    assert kernels(first) == [{64}]
+    env, key = episode_statistics(training(CartPole())), jax.random.key(0)
+
+    def play(key):
+        opened = rollout.open_episodes(program.agent, env, 5, key)
+        params = program.agent.init(key).params
+        return rollout.play(program.agent, env, params, key, opened, np.uint32(9))
+
+    text = lowered(jax.jit(play).trace(key))
+    assert calls(text) == {KERNEL, *SOLVER}
+    assert kernels(text) == [{5}, {5}]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*FUSED, "pendulum/sac", "mountain_car/r2d2"])
+def test_every_preset_lowers_with_the_sizes_of_a_gpu(name, gpu):  # noqa: F811
+    config = scaling.for_this_device(resolve.train_config(name))
+    program = Program(config.env, config.agent, config.runtime)
+    text = iteration(program)
+    assert calls(text) == {KERNEL}
+    # Those that begin with Euler's integrator have a kernel for each of the two.
+    assert kernels(text) == [{program.plan.envs}] * (2 if program.euler_steps else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Camera:
+    """An environment whose observations are images."""
+
+    episode_steps: int = 10
+    frame_skip: int = 1
+
+    @property
+    def spec(self):
+        return EnvSpec(ArraySpec((36, 36, 1), "float32"), Discrete(2))
+
+    def reset(self, key):
+        return EnvState.opening(jnp.float32(0), self._seen(jnp.float32(0)))
+
+    def step(self, state, action):
+        moved = state.inner + action
+        no = jnp.bool_(False)
+        return EnvState.after(moved, self._seen(moved), jnp.float32(1), no)
+
+    def _seen(self, moved):
+        return jnp.broadcast_to(moved, (36, 36, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torso", ["nature", "impala"])
+def test_convolutions_are_those_of_xla(torso):
+    agent = dataclasses.replace(TINY, torso=torso, normalise_observations=True)
+    text = iteration(Program(Camera(), agent, FusedConfig()))
+    assert calls(text) == {KERNEL}
+    assert "stablehlo.convolution" in text

@@ -1,0 +1,129 @@
+"""The sizes of presets on a GPU, with a stub in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import seedbed
+from seedbed import cli, resolve, scaling
+from seedbed.fused import train as fused
+from seedbed.fused.program import _plan
+from seedbed.presets import PRESETS
+from seedbed.run.options import FusedConfig
+from test_presets import custom_module  # noqa: F401
+
+FUSED = [name for name in PRESETS if isinstance(PRESETS[name]().runtime, FusedConfig)]
+DEFAULTS = ["pendulum/ppo", "pendulum/sac", "mountain_car/dqn", "mountain_car/r2d2"]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Stands for a machine with a GPU, where names are resolved."""
+    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Replaces training by a fake that records what it was called with, and works in `tmp_path`."""
+    calls = []
+
+    def train(*, env, agent, config, run, view, on_metrics):
+        calls.append((agent, config))
+        return {"interrupted": False}
+
+    monkeypatch.setattr(fused, "train", train)
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+def gradients(config):
+    """How many gradients a run makes, and from how many rows each."""
+    agent, runtime = config.agent, config.runtime
+    plan = _plan(agent, runtime, 1)
+    rows = agent.batch // agent.minibatches
+    if hasattr(agent, "unroll"):
+        rows *= agent.unroll
+    return runtime.steps / (plan.envs * plan.unroll) * plan.updates, rows
+
+
+@pytest.mark.parametrize("name", FUSED + DEFAULTS)
+def test_a_gpu_has_more_environments_and_makes_as_many_gradients(name, gpu):
+    plain = resolve.train_config(name)
+    config = scaling.for_this_device(plain)
+    before, after = (_plan(each.agent, each.runtime, 1) for each in (plain, config))
+    assert after.envs == 8 * before.envs
+    (few, rows), (many, more_rows) = gradients(plain), gradients(config)
+    assert many == pytest.approx(few)
+    assert more_rows == (4 * rows if "ppo" in name else rows)
+    if "ppo" not in name:
+        assert after.unroll == 1 and config.runtime.steps == plain.runtime.steps
+    unchanged = dataclasses.replace(config, agent=plain.agent, runtime=plain.runtime)
+    assert unchanged == plain
+
+
+@pytest.mark.parametrize(
+    "name", ["pong/impala", "cartpole/impala", "pendulum/impala", "CartPole-v1"]
+)
+def test_what_does_not_depend_on_the_device(name, gpu):
+    plain = resolve.train_config(name)
+    assert scaling.for_this_device(plain) == plain
+    assert scaling.note(plain, plain) is None
+
+
+def test_an_agent_of_ones_own_keeps_its_sizes(gpu):
+    plain = resolve.train_config("ant", "my_agents:Custom")
+    assert scaling.for_this_device(plain) == plain
+
+
+def test_a_cpu_keeps_what_presets_say():
+    plain = resolve.train_config("ant")
+    assert scaling.for_this_device(plain) == plain
+    assert scaling.note(plain, plain) is None
+
+
+def test_the_command_line_tells_and_saves_the_sizes(gpu, trained, capsys, tmp_path):
+    assert cli.main(["train", "ant", "--run", "r", "--agent.minibatches", "16", "--seed", "3"]) == 0
+    (agent, config) = trained[0]
+    assert (agent.batch, agent.minibatches, config.steps) == (4096, 16, 34_000_000)
+    told = capsys.readouterr().err
+    assert (
+        "sizes for this GPU: agent.batch 4,096 (on a CPU 512), steps 34,000,000 (on a CPU" in told
+    )
+    assert "minibatches" not in told
+    saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
+    assert (saved.agent, saved.runtime) == (agent, config)
+
+
+def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkeypatch):
+    assert cli.main(["train", "half_cheetah/sac", "--run", "r"]) == 0
+    assert cli.main(["train", "cartpole/ppo", "--run", "s"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(scaling, "start_jax", lambda: "cpu")
+    for run in "rs":
+        assert cli.main(["train", "--resume", "--run", run]) == 0
+    assert trained[2:] == trained[:2]
+    assert trained[2][1].envs == 128 and trained[2][1].unroll == 1 and trained[3][0].batch == 512
+    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
+    assert cli.main(["train", "--resume", "--run", "s", "--agent.batch", "1024"]) == 0
+    assert trained[4][0].batch == 1024
+    assert "sizes" not in capsys.readouterr().err
+
+
+def test_python_tells_them_too(gpu, trained, capsys):
+    seedbed.train("cartpole/dqn", run="r", unroll=2)
+    _, config = trained[0]
+    assert (config.envs, config.unroll) == (128, 2)
+    told = capsys.readouterr().err
+    assert "envs 128 (on a CPU 16)" in told and "unroll" not in told
+    config = resolve.train_config("cartpole/dqn")
+    seedbed.train(config, run="s")
+    assert trained[1] == (config.agent, config.runtime)
+    assert capsys.readouterr().err == ""
+
+
+def test_help_shows_the_sizes_of_this_device(gpu, capsys):
+    assert cli.main(["train", "ant", "--help"]) == 0
+    assert "34000000" in capsys.readouterr().out
