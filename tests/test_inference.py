@@ -126,9 +126,9 @@ def test_slot_memory_is_not_kept():
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 5, 16, 37])
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_batch_sizes_reach_from_one_to_all(groups, platform):
-    sizes = batch_sizes(groups, platform)
+@pytest.mark.parametrize("pads", [False, True])
+def test_batch_sizes_reach_from_one_to_all(groups, pads):
+    sizes = batch_sizes(groups, pads)
     assert sizes[0] == 1 and sizes[-1] == groups and list(sizes) == sorted(set(sizes))
 
 
@@ -230,7 +230,7 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
             inference.publish(agent.init(jax.random.key(0)).params, 0)
             inference.compile(pool.spec)
         sink = Notebook()
-        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2), 0.0)
+        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2))
 
         def acted():
             """Publishes a timestep of each group that is present, and returns the places."""
