@@ -19,6 +19,7 @@ import pytest
 
 import counting_environment as counting
 from counting_agent import CountingAgent
+from seedbed import presets
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
 from seedbed.central import train as central
@@ -231,7 +232,8 @@ def test_an_accelerator_pads_and_has_two_calls_under_way(monkeypatch, accelerato
 
     def noted(self, timestep, groups):
         padded.append(len(timestep.first) - len(groups))
-        under_way.append(max(len(shard.calls) for shard in plane.loop._shards))
+        (calls,) = [s.calls for s in plane.loop._shards if s.inference is self]
+        under_way.append(len(calls))
         return act(self, timestep, groups)
 
     monkeypatch.setattr(Inference, "act", noted)
@@ -420,9 +422,33 @@ def test_several_inference_and_learner_devices(run_folder):
     assert summary["learner_steps"] > 0
 
 
-def test_an_unknown_device_is_refused(run_folder):
-    with pytest.raises(SeedbedError, match="learner-devices"):
-        train(run_folder, learner_devices=(99,))
+@pytest.mark.parametrize(
+    ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
+)
+def test_accelerators_act_and_learn(run_folder, accelerators, inference, learner):
+    agent = CountingAgent(actions=counting.NUM_ACTIONS, epochs=2, minibatches=2)
+    options = {"inference_devices": inference, "learner_devices": learner, "steps": 2000}
+    summary = train(run_folder, agent=agent, **options)
+    assert summary["env_steps"] >= 2000 and summary["learner_steps"] > 0
+    shared = {"inference_behind_share", "learner_program_ms"}
+    assert shared & summary.keys() == (shared if inference == (0, 1) else set())
+
+
+@pytest.mark.slow
+def test_accelerators_solve_cartpole(run_folder, accelerators):
+    """Two devices act; one of them learns, too, with one that does not act."""
+    preset = presets.PRESETS["cartpole/impala"]()
+    options = {"inference_devices": (0, 1), "learner_devices": (1, 2)}
+    sizes = {"steps": 150_000, "envs_per_actor": 32, "evaluate_episodes": 8, "log_every_s": 2.0}
+    summary = train(run_folder, env=preset.env, agent=preset.agent, **options, **sizes)
+    assert summary["evaluation/episode_return_mean"] > 300
+    assert summary["lag_max"] < 20
+
+
+@pytest.mark.parametrize("option", ["inference", "learner"])
+def test_an_unknown_device_is_refused(run_folder, option):
+    with pytest.raises(SeedbedError, match=f"--{option}-devices names device 99: this host has 8"):
+        train(run_folder, **{f"{option}_devices": (99,)})
     assert not psutil.Process().children(recursive=True)
 
 

@@ -191,7 +191,7 @@ class InferenceLoop:
         """
         sink = self._sink
         while not stop.is_set() and not sink.done:
-            begun = self._gather_and_start()
+            begun = self._gather_and_start(stop)
             call = self._next_call()
             blocked_s = self.blocked_s
             if call is not None:
@@ -207,14 +207,14 @@ class InferenceLoop:
         """The seconds since the start in which acting waited for the learner. Any thread may read it."""
         return self._sink.waited.read()
 
-    def _gather_and_start(self) -> float:
+    def _gather_and_start(self, stop: threading.Event) -> float:
         """Receives timesteps until there is something to do, and starts the calls whose time has come.
 
         Returns when the first of them began to start. The learner is let through the gate again before
         anything waits for it.
         """
         try:
-            self._gather()
+            self._gather(stop)
             begun = time.perf_counter()
             for shard in self._shards:
                 if shard.start_s <= begun:
@@ -224,8 +224,8 @@ class InferenceLoop:
                 self._gate.withdraw()
         return begun
 
-    def _gather(self) -> None:
-        """Receives timesteps until a call is to start or has ended.
+    def _gather(self, stop: threading.Event) -> None:
+        """Receives timesteps until a call is to start or has ended, or `stop` is set.
 
         If no call is under way and no group is ready, it waits at most 0.1 s for a first one.
         """
@@ -236,7 +236,7 @@ class InferenceLoop:
             self._shards[-1].inference.wait_for_newer(0.1)
             idle = False
         self._receive(0.1 if idle else 0.0)
-        while self._must_wait():
+        while self._must_wait() and not stop.is_set():
             time.sleep(_NAP_S)
             self._renew()
             self._receive(0.0)
