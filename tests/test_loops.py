@@ -196,8 +196,18 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     assert [line["inference_blocked_share"] for line in found] == [0.0, 0.5, 0.5]
 
 
+class Running:
+    """The result of a program that has not ended."""
+
+    ended = False
+
+    def block_until_ready(self):
+        self.ended = True
+
+
 def test_a_gate_lets_an_announced_call_pass_but_only_one():
     gate, order = Gate(()), []
+    assert gate.run("prepare", Running).ended
     gate.announce()
     learner = threading.Thread(target=gate.run, args=("minibatch", lambda: order.append("learn")))
     learner.start()

@@ -224,8 +224,7 @@ class Inference:
         self._counter[groups] += np.uint64(1)
         if self.policy.queues:
             # Else they would be copied one after another, when they are asked for.
-            for leaf in jax.tree.leaves((output.action, output.extras, output.actor_state)):
-                leaf.copy_to_host_async()
+            jax.copy_to_host_async((output.action, output.extras, output.actor_state))
         return output
 
     def _call(self, request: ActRequest) -> ActOutput:
