@@ -375,6 +375,12 @@ def test_a_call_does_not_wait_for_groups_that_cannot_come(monkeypatch):
         assert len(one) == 1, "the other group may still come"
         made.peers[1].publish(0, 2)
         wait_for(lambda: len(one) == 2)
+        # One of them starts anew while their call is under way, and the other one cannot come before it ends.
+        peer = made.peers[0]
+        peer.slots[0].open(peer.lives[0] + 1)
+        peer.publish(0, 0)
+        wait_for(lambda: len(one) == 3)
+        assert one[2][0] == [0]
 
 
 class Diary(Gate):
@@ -413,7 +419,7 @@ def test_calls_pass_the_gate_of_the_device_that_learns_before_learning(monkeypat
         assert not gate.said
         made.peers[0].publish(0, 1)
         wait_for(lambda: gate.said)
-        learner = threading.Thread(target=gate.run, args=("second", ran.set))
+        learner = threading.Thread(target=gate.run, args=("second", ran.set), daemon=True)
         learner.start()
         time.sleep(0.05)
         assert not ran.is_set() and not one, (

@@ -209,7 +209,9 @@ def test_a_gate_lets_an_announced_call_pass_but_only_one():
     gate, order = Gate(()), []
     assert gate.run("prepare", Running).ended
     gate.announce()
-    learner = threading.Thread(target=gate.run, args=("minibatch", lambda: order.append("learn")))
+    learner = threading.Thread(
+        target=gate.run, args=("minibatch", lambda: order.append("learn")), daemon=True
+    )
     learner.start()
     order.append("act")
     # Acting comes back before the learner has looked.

@@ -16,7 +16,7 @@ from seedbed.run.measures import Stopwatch
 
 PROGRAM_S = 0.02
 """The longest that one program of the learner should take on a device that acts, too."""
-# Runs of a program after which its time is judged, and the first of which, that compiles, does not count.
+# A program is judged after so many runs. The first run, which compiles, does not count.
 _RUNS = 8
 
 
