@@ -106,7 +106,10 @@ class BatchResult(NamedTuple):
 
 
 class Learner:
-    """The compiled gradients on one device, or data-parallel on several. For one thread at a time."""
+    """The compiled gradients on one device, or data-parallel on several.
+
+    For one thread at a time, but for `assemble`.
+    """
 
     def __init__(
         self,
