@@ -75,6 +75,14 @@ def pool_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 @pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the central runtime use CPU devices as it uses accelerators."""
+    from seedbed.run import devices
+
+    monkeypatch.setattr(devices, "policy_of", lambda device: devices.ACCELERATOR)
+
+
+@pytest.fixture
 def full_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
     """A pipe that takes no more, as that of a paused pager, and a function that lets it go on."""
     ours, theirs = os.pipe()

@@ -148,6 +148,28 @@ class _Nan(gymnasium.Env):
         return {"b": np.array([0.0, value]), "a": 1}, 0.0, False, False, {}
 
 
+class Matching(gymnasium.Env):
+    """Shows a bit, and rewards the same bit as action; 8 steps. Guessing returns 4 on average."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    _step, _bit = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._show(), {}
+
+    def step(self, action: int) -> Any:
+        reward = float(action == self._bit)
+        self._step += 1
+        return self._show(), reward, self._step == 8, False, {}
+
+    def _show(self) -> np.ndarray:
+        self._bit = int(self.np_random.integers(2))
+        return np.full(1, self._bit, np.float32)
+
+
 class Checker:
     """Follows one environment of a group and compares every timestep with what must come."""
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 import jax
@@ -22,10 +21,11 @@ import counting_environment as counting
 from counting_agent import CountingAgent
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
+from seedbed.agents.impala import Impala
 from seedbed.central import train as central
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.evaluation import Evaluation
-from seedbed.central.inference import Inference, PublishedParams, act_output, batch_sizes
+from seedbed.central.inference import Inference, act_output
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.checkpoint import CheckpointWriter
@@ -103,18 +103,6 @@ class Recorder:
         self.last = observation[-1]
 
 
-class Accelerator(Inference):
-    """Inference on a CPU that passes for an accelerator: padded batches, two calls in flight."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self._cpu, self.device = self.device, types.SimpleNamespace(platform="gpu")
-        self.sizes = batch_sizes(self.num_groups, "gpu")
-
-    def publish(self, params, version):
-        self._published = PublishedParams(jax.device_put(params, self._cpu), version)
-
-
 class Plane:
     """Actors, inference and a consumer of unrolls in place of the learner.
 
@@ -123,7 +111,7 @@ class Plane:
 
     UNROLL = 6
 
-    def __init__(self, actors, synchronous=0, kind=Inference, devices=2, deadline_s=0.0, **options):
+    def __init__(self, actors, synchronous=0, devices=2, **options):
         launcher = Launcher(env=counting_env(**options), envs_per_group=2, groups=2, seed=0)
         self.pool = local_pool(launcher, actors=actors)
         spec = self.pool.spec
@@ -137,7 +125,7 @@ class Plane:
         self.agent, self.per_batch = bind(agent, spec), batch // self.pool.group_size
         ids = np.arange(self.pool.num_envs).reshape(self.pool.num_groups, self.pool.group_size)
         self.inferences = [
-            kind(self.agent, spec, 1, device, part, self.pool.num_envs, jax.random.key(0))
+            Inference(self.agent, spec, 1, device, part, self.pool.num_envs, jax.random.key(0))
             for device, part in zip(jax.devices(), np.array_split(ids, devices), strict=False)
         ]
         params = self.agent.init(jax.random.key(0)).params
@@ -149,7 +137,7 @@ class Plane:
         output = act_output(self.agent, spec, 1, size)
         sink = UnrollSink(self.queue, self.agent.experience, spec, 1, output, groups)
         episodes = EpisodeStatistics(groups, size)
-        self.loop = InferenceLoop(self.pool, self.inferences, sink, episodes, deadline_s)
+        self.loop = InferenceLoop(self.pool, self.inferences, sink, episodes)
         self.stop = threading.Event()
         self.failures = []
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -237,24 +225,41 @@ def test_a_synchronous_agent_acts_and_stops_also_where_actors_die(unrolls):
         assert sum(recorder.lives for recorder in plane.recorders.values()) == 16
 
 
-def test_an_accelerator_pads_and_has_two_calls_in_flight(monkeypatch):
-    """Its loop, on a CPU that passes for one: every transition arrives once and in order here too."""
-    padded, in_flight, act = [], [], Accelerator.act
+class Soon:
+    """An array that a device takes a moment to compute."""
+
+    def __init__(self, array):
+        self.array, self.at = array, time.monotonic() + 0.002
+
+    def is_ready(self):
+        return time.monotonic() >= self.at
+
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(max(0.0, self.at - time.monotonic()))
+        return np.asarray(self.array)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_accelerator_pads_and_has_two_calls_under_way(monkeypatch, accelerators, count):
+    """Its loop, on CPUs that pass for some: every transition arrives once and in order here too."""
+    padded, under_way, act = [], [], Inference.act
 
     def noted(self, timestep, groups):
         padded.append(len(timestep.first) - len(groups))
-        in_flight.append(plane.loop._shards[0].in_flight)
-        return act(self, timestep, groups)
+        (calls,) = [s.calls for s in plane.loop._shards if s.inference is self]
+        under_way.append(len(calls))
+        output = act(self, timestep, groups)
+        return output._replace(action=Soon(output.action))
 
-    monkeypatch.setattr(Accelerator, "act", noted)
+    monkeypatch.setattr(Inference, "act", noted)
     # The thread that `with` starts uses `plane` at once.
-    plane = Plane(actors=3, kind=Accelerator, devices=1, deadline_s=0.5e-3)
+    plane = Plane(actors=3 * count, devices=count)
     with plane:
         plane.consume(100)
         deadline = time.monotonic() + 60
-        while (max(padded) == 0 or max(in_flight) == 0) and time.monotonic() < deadline:
+        while (max(padded) == 0 or max(under_way) == 0) and time.monotonic() < deadline:
             plane.consume(10)
-        assert max(padded) == 1 and max(in_flight) == 1
+        assert max(padded) > 0 and max(under_way) == 1
         assert all(recorder.lives == 1 for recorder in plane.recorders.values())
 
 
@@ -432,9 +437,35 @@ def test_several_inference_and_learner_devices(run_folder):
     assert summary["learner_steps"] > 0
 
 
-def test_an_unknown_device_is_refused(run_folder):
-    with pytest.raises(SeedbedError, match="learner-devices"):
-        train(run_folder, learner_devices=(99,))
+@pytest.mark.parametrize(
+    ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
+)
+def test_accelerators_act_and_learn(run_folder, accelerators, inference, learner):
+    agent = CountingAgent(actions=counting.NUM_ACTIONS, epochs=2, minibatches=2)
+    options = {"inference_devices": inference, "learner_devices": learner, "steps": 2000}
+    summary = train(run_folder, agent=agent, **options)
+    assert summary["env_steps"] >= 2000 and summary["learner_steps"] > 0
+    shared = {"inference_behind_share", "learner_program_ms"}
+    assert shared & summary.keys() == (shared if inference == (0, 1) else set())
+
+
+@pytest.mark.slow
+def test_accelerators_learn(run_folder, accelerators):
+    """Two devices act; one of them learns, too, with one that does not act."""
+    small = {"unroll": 8, "batch": 8, "hidden_sizes": (16,), "optimizer": "adam", "gamma": 0.0}
+    agent = Impala(learning_rate=0.01, learning_rate_decay=False, **small)
+    options = {"inference_devices": (0, 1), "learner_devices": (1, 2), "evaluate_episodes": 16}
+    env = FactoryEnv("counting_environment:Matching")
+    summary = train(
+        run_folder, env=env, agent=agent, steps=20_000, checkpoint_every_s=600, **options
+    )
+    assert summary["evaluation/episode_return_mean"] > 7
+
+
+@pytest.mark.parametrize("option", ["inference", "learner"])
+def test_an_unknown_device_is_refused(run_folder, option):
+    with pytest.raises(SeedbedError, match=f"--{option}-devices names device 99: this host has 8"):
+        train(run_folder, **{f"{option}_devices": (99,)})
     assert not psutil.Process().children(recursive=True)
 
 

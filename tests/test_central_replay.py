@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import threading
 import time
 import types
 
@@ -53,7 +55,8 @@ def taken(monkeypatch):
         for part in parts:
             for env in range(part.action.shape[1]):
                 timesteps, action, extras = jax.tree.map(
-                    lambda leaf, e=env: leaf[:, e], (part.timesteps, part.action, part.extras)
+                    lambda leaf, e=env: np.asarray(leaf)[:, e],
+                    (part.timesteps, part.action, part.extras),
                 )
                 found.append(check_item(timesteps, action, extras, part.actor_state.core[env]))
         return parts
@@ -90,6 +93,15 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
 def test_several_inference_and_learner_devices(run_folder, taken):
     summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(2, 3))
     assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
+
+
+def test_accelerators_learn_from_every_batch_that_was_drawn(run_folder, taken, accelerators):
+    """One device acts and learns, one only acts and one only learns."""
+    summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(1, 2))
+    assert summary["learner_program_ms"] > 0 and 0 <= summary["inference_behind_share"] <= 1
+    drawn, inserted = summary["replay/sampled"], summary["replay/inserted"]
+    assert drawn == len(taken) == 4 * summary["learner_steps"]
+    assert summary["learner_steps"] == 0.5 * (inserted - 20) // 4
 
 
 def has_items(folder, count):
@@ -209,13 +221,18 @@ def test_a_priority_that_cannot_be_ends_the_run_by_name_and_loses_nothing(run_fo
     assert last > first and has_replay(run_folder, last)
 
 
-def feed(run_folder, priorities):
-    """Makes a feed whose agent's priorities are given, and which has three chunks to seal."""
+def empty_feed(run_folder, transfer=None, **options):
+    """Makes a feed of one group of two environments."""
     run = RunFolder(run_folder)
     spec = EnvSpec(ArraySpec((4,), "int32"), Discrete(counting.NUM_ACTIONS))
     pool = types.SimpleNamespace(spec=spec, num_groups=1, group_size=2)
-    agent = bind(CountingReplayAgent(), spec)
-    made = ReplayFeed(agent, pool, 1, CentralConfig(), run, 0)
+    agent = bind(CountingReplayAgent(**options), spec)
+    return ReplayFeed(agent, pool, 1, CentralConfig(), run, 0, transfer)
+
+
+def feed(run_folder, priorities, transfer=None, **options):
+    """Makes a feed whose agent's priorities are given, and which has three chunks to seal."""
+    made = empty_feed(run_folder, transfer, **options)
     made.replay._writer._priorities = priorities
     for row in range(24):
         zero, no = np.zeros((1, 2), np.float32), np.zeros((1, 2), bool)
@@ -227,6 +244,52 @@ def feed(run_folder, priorities):
         made.add([0], [0], timestep, output)
         assert not made.done
     return made
+
+
+def test_a_batch_is_transferred_ahead_and_counts_once_it_is_learned(run_folder, tmp_path):
+    moved, device = [], jax.devices()[1]
+
+    def transfer(parts):
+        moved.append(jax.tree.map(np.array, parts[0]))
+        return jax.device_put(parts[0], device)
+
+    def wait_for(count):
+        deadline = time.monotonic() + 60
+        while len(moved) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert len(moved) == count, "more than one batch ahead"
+
+    def saved(step):
+        """Draws that a run counts as made, and as owed, which goes on from a save now."""
+        made.save(step, lambda: None)
+        folder = tmp_path / str(step)
+        shutil.copytree(run_folder, folder)
+        again = empty_feed(folder, min_size=2, ratio=4.0)
+        assert "goes on" in again.restore(step)
+        return again.replay.sampled, again.replay._items.limiter.owed
+
+    made, stop = feed(run_folder, None, transfer, min_size=2, ratio=4.0), threading.Event()
+    thread = threading.Thread(target=made.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(2)
+        asked = 4.0 * (made.replay.inserted - 2)
+        for learned in range(2):
+            (batch,) = made.take()
+            assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(batch))
+            jax.tree.map(np.testing.assert_array_equal, batch, moved[learned])
+            # The next one was drawn before this one's priorities are known, and is there already.
+            wait_for(2 + learned)
+            assert made.replay.sampled == 4 * (2 + learned)
+            assert saved(2 * learned) == (4 * learned, asked - 4 * learned)
+            made.learned(0, {}, np.ones(4))
+            wait_for(3 + learned)
+            assert saved(2 * learned + 1) == (4 + 4 * learned, asked - 4 - 4 * learned)
+    finally:
+        made.close()
+        thread.join(60)
 
 
 def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monkeypatch):

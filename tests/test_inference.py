@@ -1,6 +1,9 @@
 """Acting on groups of environments: frames, keys, padding and publications."""
 
+import contextlib
+import dataclasses
 import threading
+import time
 import types
 
 import jax
@@ -11,11 +14,13 @@ import pytest
 from counting_agent import CountingAgent
 from seedbed.actors.pool import ActorPool
 from seedbed.central.acting import InferenceLoop
+from seedbed.central.gate import Gate
 from seedbed.central.inference import Inference, batch_sizes
 from seedbed.ops.keys import environment_keys, halves
+from seedbed.run import devices
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.stacking import stack_timesteps, stacked_spec, zero_timesteps
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
+from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
 from test_peers import Fake
 
 SPEC = EnvSpec(ArraySpec((3, 2), "uint8"), Discrete(7))
@@ -126,9 +131,9 @@ def test_slot_memory_is_not_kept():
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 5, 16, 37])
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_batch_sizes_reach_from_one_to_all(groups, platform):
-    sizes = batch_sizes(groups, platform)
+@pytest.mark.parametrize("pads", [False, True])
+def test_batch_sizes_reach_from_one_to_all(groups, pads):
+    sizes = batch_sizes(groups, pads)
     assert sizes[0] == 1 and sizes[-1] == groups and list(sizes) == sorted(set(sizes))
 
 
@@ -230,7 +235,7 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
             inference.publish(agent.init(jax.random.key(0)).params, 0)
             inference.compile(pool.spec)
         sink = Notebook()
-        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2), 0.0)
+        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(3, 2))
 
         def acted():
             """Publishes a timestep of each group that is present, and returns the places."""
@@ -256,3 +261,185 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
         np.testing.assert_allclose(acted(), np.arange(2), rtol=1e-6)
         assert all(inference._seat._cache_size() == 1 for inference in inferences)
         assert all(inference._act._cache_size() == len(inference.sizes) for inference in inferences)
+
+
+class Late:
+    """An array that is not there before the test says so."""
+
+    def __init__(self, array):
+        self.array, self.done = array, threading.Event()
+
+    def is_ready(self):
+        return self.done.is_set()
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.done.wait(60)
+        return np.asarray(self.array)
+
+
+class LateInference(Inference):
+    """Inference whose calls end when the test says so."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.started = []  # of each call: its groups, the time, and its actions
+
+    def act(self, timestep, groups):
+        output = super().act(timestep, groups)
+        late = Late(output.action)
+        self.started.append((groups, time.perf_counter(), late))
+        return output._replace(action=late)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def acting(monkeypatch, deadline_s, kind=LateInference, gate=None):
+    """Runs a loop over two devices with two groups each, which pass for accelerators of this deadline."""
+    policy = dataclasses.replace(devices.ACCELERATOR, deadline_s=deadline_s)
+    monkeypatch.setattr(devices, "policy_of", lambda device: policy)
+    with ActorPool(num_groups=4, group_size=2, timeout_s=80.0) as pool:
+        peers = [Fake(pool, range(group, group + 1), strict=True) for group in range(4)]
+        agent = CountingAgent(spec=pool.spec, actions=5)
+        inferences = [
+            kind(agent, pool.spec, 1, device, part, 8, jax.random.key(3))
+            for device, part in zip(jax.devices()[:2], np.arange(8).reshape(2, 2, 2), strict=True)
+        ]
+        for inference in inferences:
+            inference.publish(agent.init(jax.random.key(0)).params, 0)
+            inference.compile(pool.spec)
+        sink, stop, failures = Notebook(), threading.Event(), []
+        sink.wanted = 9
+        loop = InferenceLoop(pool, inferences, sink, EpisodeStatistics(4, 2), gate)
+
+        def run():
+            try:
+                loop.run(stop)
+            except SeedbedError as failure:
+                failures.append(str(failure))
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield types.SimpleNamespace(
+                peers=peers, inferences=inferences, acted=sink.extras, failures=failures
+            )
+        finally:
+            stop.set()
+            for inference in inferences:
+                for _, _, late in getattr(inference, "started", []):
+                    late.done.set()
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_each_call_has_a_deadline_of_its_own_whatever_else_is_under_way(monkeypatch):
+    with acting(monkeypatch, deadline_s=0.05) as made:
+        one, other = (inference.started for inference in made.inferences)
+        for group, started in ((0, one), (2, other)):
+            published_s = time.perf_counter()
+            made.peers[group].publish(0, 1)
+            wait_for(lambda: started)  # noqa: B023
+            groups, started_s, _ = started[0]
+            assert groups == [0] and started_s - published_s >= 0.05
+        # The other device's call ends first, and its action is sent; the first device has two under way.
+        other[0][2].done.set()
+        wait_for(lambda: 2 in made.acted)
+        made.peers[1].publish(0, 1)
+        wait_for(lambda: len(one) == 2)
+        assert one[1][0] == [1] and sorted(made.acted) == [2]
+        # A third one has to wait, and calls of a device end in their order.
+        one[1][2].done.set()
+        time.sleep(0.05)
+        assert sorted(made.acted) == [2]
+        one[0][2].done.set()
+        wait_for(lambda: sorted(made.acted) == [0, 1, 2])
+
+
+def test_a_call_does_not_wait_for_groups_that_cannot_come(monkeypatch):
+    with acting(monkeypatch, deadline_s=600.0) as made:
+        one, other = (inference.started for inference in made.inferences)
+        for group in range(4):
+            made.peers[group].publish(0, 1)
+        wait_for(lambda: one and other)
+        assert one[0][0] == other[0][0] == [0, 1]
+        one[0][2].done.set()
+        wait_for(lambda: len(made.acted) == 2)
+        made.peers[0].publish(0, 2)
+        time.sleep(0.05)
+        assert len(one) == 1, "the other group may still come"
+        made.peers[1].publish(0, 2)
+        wait_for(lambda: len(one) == 2)
+        # One of them starts anew while their call is under way, and the other one cannot come before it ends.
+        peer = made.peers[0]
+        peer.slots[0].open(peer.lives[0] + 1)
+        peer.publish(0, 0)
+        wait_for(lambda: len(one) == 3)
+        assert one[2][0] == [0]
+
+
+class Diary(Gate):
+    """A gate that notes what the inference thread says."""
+
+    def __init__(self, shared):
+        super().__init__(shared)
+        self.said = []
+
+    def announce(self):
+        self.said += [] if self._announced else ["announce"]
+        super().announce()
+
+    def withdraw(self):
+        self.said += ["withdraw"] if self._announced else []
+        super().withdraw()
+
+    def started(self):
+        super().started()
+        self.said.append("started")
+
+    def finished(self):
+        super().finished()
+        self.said.append("finished")
+
+
+def test_calls_pass_the_gate_of_the_device_that_learns_before_learning(monkeypatch):
+    gate, ran = Diary(jax.devices()[:1]), threading.Event()
+    with acting(monkeypatch, deadline_s=600.0, gate=gate) as made:
+        one, other = (inference.started for inference in made.inferences)
+        # The gate is none of the other device's business.
+        made.peers[2].publish(0, 1)
+        made.peers[3].publish(0, 1)
+        wait_for(lambda: other)
+        gate.run("first", lambda: 0)
+        assert not gate.said
+        made.peers[0].publish(0, 1)
+        wait_for(lambda: gate.said)
+        learner = threading.Thread(target=gate.run, args=("second", ran.set), daemon=True)
+        learner.start()
+        time.sleep(0.05)
+        assert not ran.is_set() and not one, (
+            "acting waits for its deadline, and learning for acting"
+        )
+        made.peers[1].publish(0, 1)
+        learner.join(60)
+        assert ran.is_set() and len(one) == 1
+        one[0][2].done.set()
+        wait_for(lambda: "finished" in gate.said)
+        assert gate.said == ["announce", "started", "withdraw", "finished"]
+
+
+def test_learning_goes_on_where_acting_fails(monkeypatch):
+    gate = Diary(jax.devices()[:1])
+    with acting(monkeypatch, deadline_s=600.0, gate=gate) as made:
+        made.peers[0].publish(0, 1)
+        wait_for(lambda: gate.said)
+        made.peers[3].end("broke")
+        gate.run("minibatch", lambda: 0)
+        assert gate.said == ["announce", "withdraw"]
+        wait_for(lambda: made.failures)
+        assert made.failures == ["the peer broke"]

@@ -102,7 +102,7 @@ def test_central_inference():
         devices = jax.devices()[:1]
         updater = LocalUpdater(agent, jax.jit(agent.init)(key), devices)
         learning = LearnerLoop(Learner(agent, 1, devices, key, updater), [inference], queue)
-        acting = InferenceLoop(pool, [inference], sink, EpisodeStatistics(groups, size), 0.0)
+        acting = InferenceLoop(pool, [inference], sink, EpisodeStatistics(groups, size))
 
         def learn() -> None:
             learning.run(stop)

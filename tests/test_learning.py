@@ -13,6 +13,7 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
+from seedbed.central.gate import Gate
 from seedbed.central.learning import Learner, LocalUpdater
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import learn
@@ -61,16 +62,16 @@ class Momentum(CountingAgent):
         )
 
 
-def make_learner(agent, devices=1, state=None, key=1):
+def make_learner(agent, devices=1, state=None, key=1, gate=None):
     """Makes a learner with parameters of its own."""
     chosen = jax.devices()[:devices]
     state = agent.init(jax.random.key(0)) if state is None else state
     updater = LocalUpdater(agent, state, chosen)
-    return Learner(agent, 1, chosen, jax.random.key(key), updater)
+    return Learner(agent, 1, chosen, jax.random.key(key), updater, gate)
 
 
-def run(agent, devices, batches=4):
-    learner = make_learner(agent, devices)
+def run(agent, devices, batches=4, gate=None):
+    learner = make_learner(agent, devices, gate=gate)
     metrics = {}
     for seed in range(batches):
         parts = [make_unroll(4, seed=2 * seed), make_unroll(4, seed=2 * seed + 1)]
@@ -101,6 +102,32 @@ def test_every_epoch_visits_every_environment_once():
     assert state.updates == 2 * 3 * 4
     assert state.optimizer_state["seen"] == 3 * valid
     assert np.isfinite(metrics["loss/total"])
+
+
+class Strict(Gate):
+    """A gate that sees whether the program before has ended."""
+
+    def __init__(self):
+        super().__init__(())
+        self.names, self._before = [], ()
+
+    def run(self, name, program, *operands):
+        assert all(leaf.is_ready() for leaf in jax.tree.leaves(self._before))
+        self.names.append(name)
+        self._before = super().run(name, program, *operands)
+        if name == "minibatch":
+            # The count of updates is given to the next one.
+            self._before = self._before[0]
+        return self._before if name != "minibatch" else (self._before, ())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_gate_changes_no_bit_and_starts_one_program_at_a_time(devices):
+    agent, gate = Momentum(batch=8, epochs=2, minibatches=2), Strict()
+    gated, plain = run(agent, devices, gate=gate), run(agent, devices)
+    jax.tree.map(np.testing.assert_array_equal, gated, plain)
+    epoch = ["shuffle", "minibatch", "minibatch"]
+    assert gate.names == 4 * ["prepare", *epoch, *epoch]
 
 
 def test_published_parameters_survive_the_next_update():

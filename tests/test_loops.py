@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from seedbed.central.acting import InferenceCounters
+from seedbed.central.gate import Gate
 from seedbed.central.learning import BatchResult, LearnerLoop
 from seedbed.central.meter import CentralMeter, Setup
 from seedbed.central.unrolls import UnrollQueue
@@ -193,6 +194,72 @@ def test_what_a_line_tells_is_of_the_time_since_the_line_before(monkeypatch):
     assert [line["inference_rows_mean"] for line in found] == [8.0, 2.0, None]
     assert [line["learner_waiting_share"] for line in found] == [1.0, 0.5, 0.5]
     assert [line["inference_blocked_share"] for line in found] == [0.0, 0.5, 0.5]
+
+
+class Running:
+    """The result of a program that has not ended."""
+
+    ended = False
+
+    def block_until_ready(self):
+        self.ended = True
+
+
+def test_a_gate_lets_an_announced_call_pass_but_only_one():
+    gate, order = Gate(()), []
+    assert gate.run("prepare", Running).ended
+    gate.announce()
+    learner = threading.Thread(
+        target=gate.run, args=("minibatch", lambda: order.append("learn")), daemon=True
+    )
+    learner.start()
+    order.append("act")
+    # Acting comes back before the learner has looked.
+    gate.withdraw()
+    gate.announce()
+    learner.join(60)
+    assert order == ["act", "learn"]
+    gate.withdraw()
+
+
+def test_a_gate_tells_how_long_acting_waited_and_for_what(monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("seedbed.central.gate.time", clock)
+    monkeypatch.setattr("seedbed.run.measures.time", clock)
+    gate = Gate(())
+
+    def learns(seconds):
+        now[0] += seconds / 2
+        gate.started()
+        now[0] += seconds / 2
+
+    assert gate.program_s == 0.0
+    gate.run("minibatch", learns, 9.0)  # which compiles
+    assert gate.waited.read() == 4.5 and gate.program_s == 0.0
+    now[0] += 1.0  # the call is under way, but not behind the learner any more
+    gate.finished()
+    gate.run("minibatch", learns, 0.5)
+    gate.finished()
+    assert gate.waited.read() == 4.75
+    for _ in range(5):
+        gate.run("minibatch", learns, 0.25)
+        gate.finished()
+        gate.run("prepare", lambda: 0)
+    assert gate.program_s == 0.25 and not gate.take_notices()
+    for _ in range(2):
+        gate.run("minibatch", learns, 0.5)
+        gate.finished()
+    (notice,) = gate.take_notices()
+    assert "(minibatch) takes 250 ms" in notice and "--inference-devices" in notice
+    # A program that fails is not under way any more, and one that acting overtakes is not waited for.
+    before = gate.waited.read()
+    with pytest.raises(ZeroDivisionError):
+        gate.run("minibatch", lambda: 1 // 0)
+    gate.started()
+    now[0] += 1.0
+    gate.finished()
+    assert gate.waited.read() == before
 
 
 def test_an_evaluation_that_does_not_end_is_refused_and_not_averaged(monkeypatch):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.ops.keys import environment_keys
+from seedbed.run import devices
 from seedbed.run.devices import Device
 from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import ActorState, Agent, Array, EnvSpec, Timestep, Tree
@@ -140,7 +141,7 @@ class Inference:
         run_key: Array,
     ) -> None:
         """Allocates memory for the groups of environment ids `group_envs` `[G, n]`, out of `num_envs`."""
-        self.device = device
+        self.device, self.policy = device, devices.policy_of(device)
         self.num_groups, self.group_size = group_envs.shape
         self._frame_stack = frame_stack
         with jax.default_device(device):
@@ -160,7 +161,7 @@ class Inference:
         self._published: PublishedParams | None = None
         self._renewed: PublishedParams | None = None
         self._changed = threading.Condition()  # guards `_published`; notified when it changes
-        self.sizes = batch_sizes(self.num_groups, device.platform)
+        self.sizes = batch_sizes(self.num_groups, self.policy.pads)
 
     def publish(self, params: Tree, version: int) -> None:
         """Waits until parameters are on the device, for the next call to use. Any thread may call this."""
@@ -221,6 +222,9 @@ class Inference:
         halves = counter.astype("<u8").view(np.uint32).reshape(size, 2)
         output = self._call(ActRequest(timestep, group, place, halves))
         self._counter[groups] += np.uint64(1)
+        if self.policy.queues:
+            # Else they would be copied one after another, when they are asked for.
+            jax.copy_to_host_async((output.action, output.extras, output.actor_state))
         return output
 
     def _call(self, request: ActRequest) -> ActOutput:
@@ -235,13 +239,12 @@ class Inference:
         )
 
 
-def batch_sizes(num_groups: int, platform: str) -> tuple[int, ...]:
+def batch_sizes(num_groups: int, pads: bool) -> tuple[int, ...]:
     """Returns the numbers of groups for which acting is compiled, in increasing order.
 
-    On a CPU, a padded row costs as much as any other, so a call takes the largest size that is ready. On
-    other devices, a call is padded to the next size.
+    If a device `pads`, a call is padded to the next size. If not, it takes the largest size that is ready.
     """
-    if platform == "cpu" and num_groups <= 4:
+    if not pads and num_groups <= 4:
         return tuple(range(1, num_groups + 1))
     powers = [1 << i for i in range(num_groups.bit_length()) if 1 << i < num_groups]
     return (*powers, num_groups)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from seedbed.central.experience import Source
+from seedbed.central.gate import Gate
 from seedbed.central.inference import Inference
 from seedbed.run.devices import Device
 from seedbed.run.measures import Stopwatch
@@ -105,7 +106,10 @@ class BatchResult(NamedTuple):
 
 
 class Learner:
-    """The compiled gradients on one device, or data-parallel on several. For one thread at a time."""
+    """The compiled gradients on one device, or data-parallel on several.
+
+    For one thread at a time, but for `assemble`.
+    """
 
     def __init__(
         self,
@@ -114,12 +118,14 @@ class Learner:
         devices: Sequence[Device],
         key: Array,
         updater: Updater,
+        gate: Gate | None = None,
     ) -> None:
         """Takes the agent, bound, and the run's key, from which each update derives its own.
 
-        Compiles nothing yet: the first update does.
+        `gate` is that of the devices that act, too; without one, programs are started without waiting for
+        those before. Compiles nothing yet: the first update does.
         """
-        self.agent, self.key, self.updater = agent, key, updater
+        self.agent, self.key, self.updater, self._gate = agent, key, updater, gate
         self.devices = list(devices)
         mesh = Mesh(np.array(self.devices), (AXIS,))
         axis = AXIS if len(self.devices) > 1 else None
@@ -151,37 +157,49 @@ class Learner:
     def assemble(self, parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
         """Joins the parts of a batch along B and divides it among the learner's devices. Does not wait.
 
-        Call from the learner's thread.
+        A batch of one part that was assembled before stays as it is. Any thread may call this.
         """
-        home = [jax.device_put(part, self.devices[0]) for part in parts]
-        joined = home[0] if len(home) == 1 else self._assemble(home)
+        one, home = len(parts) == 1, self.devices[0]
+        joined = parts[0] if one else self._assemble([jax.device_put(part, home) for part in parts])
         if len(self.devices) == 1:
-            return joined
+            return jax.device_put(joined, home)
         return jax.device_put(joined, self._batch_sharding)
 
     def update(self, frames: FrameTrajectory, progress: np.float32) -> BatchResult:
         """Pushes the gradients of every epoch and minibatch of a batch to the updater.
 
-        `progress` is the result of `progress_of` before the batch. Does not wait for the results. Call from
-        the learner's thread.
+        `progress` is the result of `progress_of` before the batch. Does not wait for the results, but with a
+        gate. Call from the learner's thread.
         """
-        updater = self.updater
+        updater, run = self.updater, self._run if self._gate is None else self._gate.run
         updater.begin(progress)
         state = updater.pull()
         metrics, transitions = self._measure(frames, state.updates)
         prepare_key, key = jax.random.split(jax.random.fold_in(self.key, state.updates))
-        batch = self._prepare(state, frames, prepare_key)
+        batch = run("prepare", self._prepare, state, frames, prepare_key)
         outputs: list[Output] = []
         for epoch in range(self.agent.epochs):
             order_key, loss_key = jax.random.split(jax.random.fold_in(key, epoch))
-            order = self._shuffle(batch, order_key) if self.agent.minibatches > 1 else batch
+            order = batch
+            if self.agent.minibatches > 1:
+                order = run("shuffle", self._shuffle, batch, order_key)
             for index in range(self.agent.minibatches):
-                grads, output = self._gradient(updater.pull(), order, loss_key, np.int32(index))
-                updater.push(grads, output)
+                output, _ = run("minibatch", self._learn, order, loss_key, np.int32(index))
                 outputs.append(output)
         found = [output.metrics for output in outputs]
         metrics |= jax.tree.map(lambda *values: sum(values) / len(values), *found)
         return BatchResult(metrics, outputs[-1].priorities, transitions)
+
+    def _run(self, name: str, program: Callable[..., Any], *operands: Any) -> Any:
+        """Starts a program of an update, as `Gate.run` does where there is a gate."""
+        del name
+        return program(*operands)
+
+    def _learn(self, batch: Tree, key: Array, index: np.int32) -> tuple[Output, Array]:
+        """Pushes the gradient of a minibatch; returns its output, and what is there once it is applied."""
+        grads, output = self._gradient(self.updater.pull(), batch, key, index)
+        self.updater.push(grads, output)
+        return output, self.updater.state.updates
 
 
 def _measure(frames: FrameTrajectory, updates: Array) -> tuple[dict[str, Array], Array]:

@@ -10,6 +10,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import RemoteActors
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Source
+from seedbed.central.gate import Gate
 from seedbed.central.learning import LearnerLoop
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import usable_cores
@@ -29,6 +30,7 @@ class Setup(NamedTuple):
     learning: LearnerLoop
     source: Source
     remote: RemoteActors | None  # of a run that listens
+    gate: Gate | None = None  # of the accelerators that act and learn
 
 
 class Totals(NamedTuple):
@@ -73,7 +75,13 @@ class CentralMeter:
             },
             "actor_restarts": self._setup.pool.restarts,
             **streams,
+            **self._programs(),
         }
+
+    def _programs(self) -> dict[str, Any]:
+        """Returns how long the learner's longest program takes, if actions may have to wait for it."""
+        gate = self._setup.gate
+        return {} if gate is None else {"learner_program_ms": 1e3 * gate.program_s}
 
     def _streams(self) -> dict[str, float]:
         """Returns figures about actors of other machines, whose CPU time is not this machine's."""
@@ -94,6 +102,8 @@ class CentralMeter:
     def _totals(self) -> Totals:
         acting, learning, source = self._setup.acting, self._setup.learning, self._setup.source
         waits = {"inference_blocked": acting.blocked_s, "learner_waiting": learning.waiting.read()}
+        if self._setup.gate is not None:
+            waits["inference_behind"] = self._setup.gate.waited.read()
         return Totals(acting.counters.calls, acting.counters.rows, waits | source.seconds())
 
     def _counters(self) -> Counters:

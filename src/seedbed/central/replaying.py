@@ -17,6 +17,7 @@ from seedbed.central.inference import ActOutput, act_output
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import HostReplay, Sample
 from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.devices import host_device
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import Stopwatch
 from seedbed.run.options import CentralConfig
@@ -27,6 +28,24 @@ from seedbed.types import ActorState, ReplayAgent, StorageError, Timestep, Tree
 _BUFFERS = 2
 # Seconds between two looks for work while nothing notifies the replay thread.
 _WAKE_S = 0.1
+
+
+def _priorities(agent: ReplayAgent) -> Callable[[Timestep, Tree], np.ndarray]:
+    """Returns the agent's priorities of new items, computed on the host: they would wait for the learner."""
+    compiled, host = jax.jit(agent.initial_priorities), host_device()
+
+    def priorities(timesteps: Timestep, extras: Tree) -> np.ndarray:
+        with jax.default_device(host):
+            return np.asarray(compiled(timesteps, extras))
+
+    return priorities
+
+
+def _trajectory(sample: Sample) -> FrameTrajectory:
+    """Returns the batch that the learner gets; its leaves are views of the sample's."""
+    action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
+    memory = ActorState(sample.core, ())
+    return FrameTrajectory(sample.timesteps, action, extras, memory, importance=sample.importance)
 
 
 class ReplayFeed:
@@ -46,11 +65,13 @@ class ReplayFeed:
         config: CentralConfig,
         run: RunFolder,
         env_steps: int,
+        transfer: Callable[[Sequence[FrameTrajectory]], FrameTrajectory] | None = None,
     ) -> None:
         """Allocates memory for a bound agent, in the run's folder if `config.save_replay` is true.
 
-        `env_steps` transitions of the run count already. The pool must know its spec. Raises SeedbedError if
-        the folder cannot be made.
+        `env_steps` transitions of the run count already. The pool must know its spec. `transfer` starts to
+        copy a batch to the learner's devices, as `Learner.assemble`; with it, that is done as soon as a batch
+        is drawn. Raises SeedbedError if the folder cannot be made.
         """
         self.env_steps, self.steps = env_steps, config.steps
         self._batch = agent.experience.batch
@@ -68,11 +89,9 @@ class ReplayFeed:
             pool.group_size,
             frame_stack,
         )
-        priorities = jax.jit(agent.initial_priorities)
         folder = run.replay if config.save_replay else None
-        self.replay = HostReplay(
-            layout, folder, config.seed, lambda *items: np.asarray(priorities(*items))
-        )
+        self.replay = HostReplay(layout, folder, config.seed, _priorities(agent))
+        self._transfer = transfer
         self.waited = Stopwatch()  # runs while `add` waits for the learner to catch up
         self._drawing_s = 0.0
         self._saves, self._checkpoints = config.save_replay, run.checkpoints
@@ -85,7 +104,7 @@ class ReplayFeed:
         # go on.
         self._work = threading.Condition()
         self._free: list[Sample] = [self.replay.make_sample(self._batch) for _ in range(_BUFFERS)]
-        self._ready: collections.deque[Sample] = collections.deque()
+        self._ready: collections.deque[tuple[Sample, FrameTrajectory]] = collections.deque()
         self._learned: collections.deque[tuple[Sample, Any]] = collections.deque()
         self._taken: Sample | None = None
         # Runs while the replay thread has nothing to do.
@@ -197,9 +216,12 @@ class ReplayFeed:
         if self._free and replay.can_sample(self._batch):
             with self._work:
                 buffers = self._free.pop()
-            sample = replay.sample(self._batch, out=buffers)
+            sample = replay.sample(self._batch, out=buffers, ahead=True)
+            batch = _trajectory(sample)
+            if self._transfer is not None:
+                batch = self._transfer([batch])
             with self._work:
-                self._ready.append(sample)
+                self._ready.append((sample, batch))
                 self._work.notify_all()
             worked = True
         if worked:
@@ -207,7 +229,7 @@ class ReplayFeed:
         return worked
 
     def take(self) -> list[FrameTrajectory]:
-        """Waits for a batch, in numpy buffers that are valid until `learned`.
+        """Waits for a batch, which is valid until `learned`: numpy buffers, or what `transfer` made of them.
 
         Returns an empty list if the feed was closed or has ended. Call from the learner thread only.
         """
@@ -218,13 +240,9 @@ class ReplayFeed:
             self._idle_at_take = math.inf
             if self._closed.is_set() or not self._ready:
                 return []
-            self._taken = sample = self._ready.popleft()
+            self._taken, batch = self._ready.popleft()
             self._work.notify_all()
-        action, extras = jax.tree.map(lambda leaf: leaf[:-1], (sample.action, sample.extras))
-        memory = ActorState(sample.core, ())
-        return [
-            FrameTrajectory(sample.timesteps, action, extras, memory, importance=sample.importance)
-        ]
+        return [batch]
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         """Hands new priorities `[B]` of the last batch's items, and its buffers, to the replay thread.
@@ -233,6 +251,7 @@ class ReplayFeed:
         """
         del transitions, metrics
         assert self._taken is not None, "take comes first"
+        self.replay.learned(self._batch)
         with self._work:
             self._learned.append((self._taken, priorities))
             self._taken = None

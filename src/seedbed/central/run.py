@@ -128,10 +128,12 @@ class CentralRun:
         return evaluation
 
     def take_notices(self) -> list[str]:
-        """Returns messages of actors, replay and evaluations, each once."""
+        """Returns messages of actors, replay, the gate and evaluations, each once."""
+        gate = self._setup.gate
         return [
             *self._setup.pool.take_notices(),
             *self._setup.source.take_notices(),
+            *(gate.take_notices() if gate is not None else ()),
             *(
                 f"evaluation: {notice}"
                 for each in self._evaluations

@@ -13,6 +13,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Sink, Source
+from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.listening import listen
@@ -22,6 +23,7 @@ from seedbed.central.run import CentralRun
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.ops.keys import derived_seed, fold_count, halves
+from seedbed.run import devices
 from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.devices import choose_devices
@@ -140,22 +142,22 @@ def _set_up(
         Inference(agent, spec, env.frame_stack, device, part, pool.num_envs, act_key)
         for device, part in zip(inference_devices, parts, strict=True)
     ]
-    sink, source = _experience(agent, env, config, pool, session.run, env_steps)
+    gate = shared_gate(inference_devices, learner_devices)
+    updater = LocalUpdater(agent, state, learner_devices)
+    learner = Learner(agent, env.frame_stack, learner_devices, learn_key, updater, gate)
+    sink, source = _experience(learner, env, config, pool, session.run, env_steps)
     found = source.restore(env_steps)
     if env_steps and found:
         session.view.message(found)
-    updater = LocalUpdater(agent, state, learner_devices)
-    learner = Learner(agent, env.frame_stack, learner_devices, learn_key, updater)
     learning = LearnerLoop(learner, inferences, source)
     for inference in inferences:
         inference.compile(spec)
-    deadline = 0.0 if inference_devices[0].platform == "cpu" else 0.5e-3
-    acting = InferenceLoop(pool, inferences, sink, episodes, deadline)
-    return Setup(agent, env, config, pool, acting, learning, source, remote=None)
+    acting = InferenceLoop(pool, inferences, sink, episodes, gate)
+    return Setup(agent, env, config, pool, acting, learning, source, remote=None, gate=gate)
 
 
 def _experience(
-    agent: Agent,
+    learner: Learner,
     env: HostEnvConfig,
     config: CentralConfig,
     pool: ActorPool,
@@ -166,8 +168,11 @@ def _experience(
 
     `env_steps` transitions count already.
     """
+    agent = learner.agent
     if learns_from_replay(agent):
-        feed = ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps)
+        ahead = any(devices.policy_of(device).queues for device in learner.devices)
+        transfer = learner.assemble if ahead else None
+        feed = ReplayFeed(agent, pool, env.frame_stack, config, run, env_steps, transfer)
         return feed, feed
     experience = on_policy(agent)
     assert experience is not None, "an agent's experience is one of the two"

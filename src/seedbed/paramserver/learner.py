@@ -19,6 +19,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.wire import ProtocolError
 from seedbed.central.acting import InferenceLoop
+from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference
 from seedbed.central.learning import Learner
 from seedbed.ops.keys import derived_seed, fold_count, halves
@@ -92,12 +93,13 @@ class LearnerWork:
         key = fold_count(jax.random.key(config.seed), halves(self.number))
         act_key, learn_key = jax.random.split(key)
         devices = choose_devices((0,), "learner_devices")
-        self._learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater)
+        gate = shared_gate(devices, devices)
+        self._learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater, gate)
         self._inference = _inference(job, seat, self._pool, devices[0], act_key)
         self._publish()
         self._inference.compile(job.spec)
         self._acting = InferenceLoop(
-            self._pool, [self._inference], self._source, self._episodes, 0.0
+            self._pool, [self._inference], self._source, self._episodes, gate
         )
         self._pausing, self._paused = threading.Event(), threading.Event()
         # Until the coordinator knows of it: a cut must not miss a learner.

@@ -1,7 +1,8 @@
-"""The devices that a run names by their indices."""
+"""The devices that a run names by their indices, and how the central runtime uses each kind of them."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import jax
@@ -35,3 +36,45 @@ def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:
                 f"numbered from 0 to {len(devices) - 1}"
             )
     return [devices[index] for index in indices]
+
+
+@dataclasses.dataclass(frozen=True)
+class DevicePolicy:
+    """The way in which the central runtime uses a kind of device."""
+
+    calls: int
+    """The most inference calls that are under way at once."""
+    pads: bool
+    """Whether a call is padded to the next compiled size. Without, it takes the largest that is ready."""
+    deadline_s: float
+    """The seconds that a call waits, after its first group, for others to join it."""
+    queues: bool
+    """Whether the device has a queue of programs and memory of its own.
+
+    Then learning passes acting at a gate (`central.gate`), results are copied to the host as soon as they
+    exist, and batches of replay are copied to the device as soon as they are drawn.
+    """
+
+
+CPU = DevicePolicy(calls=1, pads=False, deadline_s=0.0, queues=False)
+"""A padded row costs as much as any other, and a larger batch gains less than waiting for it costs."""
+ACCELERATOR = DevicePolicy(calls=2, pads=True, deadline_s=0.5e-3, queues=True)
+"""Rows are cheap and calls are not; one call is staged while another one runs."""
+
+
+def policy_of(device: Device) -> DevicePolicy:
+    """Returns how a device is used. Nothing else asks which platform it is of."""
+    return CPU if device.platform == "cpu" else ACCELERATOR
+
+
+def host_device() -> Device:
+    """Returns the host's own processor, for small computations that must not wait for an accelerator.
+
+    Raises SeedbedError if JAX may not use it.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise SeedbedError(
+            f"JAX has no CPU here ({error}): add it to JAX_PLATFORMS, as in JAX_PLATFORMS=cuda,cpu"
+        ) from error

@@ -43,7 +43,9 @@ _RUNTIME = frozenset(
         "rss_mb",
         "inference_rows_mean",
         "inference_blocked_share",
+        "inference_behind_share",
         "learner_waiting_share",
+        "learner_program_ms",
         "queued_unrolls",
         "actor_restarts",
     ]

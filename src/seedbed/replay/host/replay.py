@@ -95,6 +95,8 @@ class HostReplay:
         self._saving = threading.Lock()
         self._random = np.random.default_rng(seed)
         self._sampled = 0
+        # Those of `_sampled` that were drawn ahead and not learned from yet.
+        self._ahead = 0
 
     def append(
         self, group: int, timestep: Timestep, action: Tree, extras: Tree, core: Tree
@@ -188,11 +190,12 @@ class HostReplay:
         """Returns new buffers, of zeros, for a batch of items. Any thread may call this."""
         return empty_sample(self.layout, batch)
 
-    def sample(self, batch: int, out: Sample | None = None) -> Sample:
+    def sample(self, batch: int, out: Sample | None = None, ahead: bool = False) -> Sample:
         """Draws `batch` items with replacement, in proportion to priority to the power `priority_exponent`.
 
-        They are written to the buffers `out` of the same batch size, if given, and else to new ones. One
-        thread at a time may call this. Raises SeedbedError if there are no items, or if a stored image is
+        They are written to the buffers `out` of the same batch size, if given, and else to new ones. If they
+        are drawn `ahead`, a save does not count them as drawn before `learned` is called. One thread at a
+        time may call this. Raises SeedbedError if there are no items, or if a stored image is
         damaged.
         """
         out = self.make_sample(batch) if out is None else out
@@ -208,6 +211,7 @@ class HostReplay:
             self._storage.read_cores(windows, trees.leaves(out.core))
             out.slots[:], out.generations[:] = slots, items.generation[slots]
             self._sampled += batch
+            self._ahead += batch if ahead else 0
             items.limiter.drawn(batch)
             self._lock.notify_all()
         try:
@@ -220,6 +224,11 @@ class HostReplay:
                 self._lock.notify_all()
         out.importance[:] = importance_weights(self.layout.experience, out.weights)
         return out
+
+    def learned(self, items: int) -> None:
+        """Says that so many items that were drawn ahead were learned from. Any thread may call this."""
+        with self._lock:
+            self._ahead -= items
 
     def update_priorities(
         self, slots: np.ndarray, generations: np.ndarray, priorities: np.ndarray
@@ -237,6 +246,7 @@ class HostReplay:
     def save(self, name: str, keep: str | None = None) -> None:
         """Seals, then writes all published items and the state of drawing to the disk under a name.
 
+        Items that were drawn ahead and not learned from yet count as not drawn.
         One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
         Unfinished items are not saved. Any thread may call this. Other threads go on while it writes; sealing
         waits while it copies the tables. Raises StorageError if the disk refuses; the earlier saves are whole
@@ -254,8 +264,10 @@ class HostReplay:
                         failure = error
                     with self._lock:
                         random = self._random.bit_generator.state
-                        state = {"sampled": self._sampled, "random": random}
+                        state = {"sampled": self._sampled - self._ahead, "random": random}
                         snapshot = archive.snapshot(name, state)
+                        # A run that goes on from here draws them again.
+                        snapshot.header["owed"] += self._ahead
                     snapshot.arrays.update(archive.tables(snapshot))
                 archive.write(snapshot, keep)
             finally:
