@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 from _judging import EPISODES
 from _training import CommandError, output, started
-from central import cpu_name, read_lines, split_overrides
+from central import split_overrides
+from seedbed.machine import cpu_name
+from seedbed.run.metrics import read_lines
 
 ROOT = Path(__file__).parent.parent
 TRAINED, EVALUATED = "episode_return_mean", "evaluation/episode_return_mean"
