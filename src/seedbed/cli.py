@@ -278,7 +278,8 @@ def _report(arguments: list[str]) -> int:
         return 0
     report.write_report(given.runs, given.output, lambda text: tell(text, sys.stderr))
     size = given.output.stat().st_size / 1e6
-    _print(f"{len(given.runs)} runs are reported on in {given.output} ({size:.1f} MB)")
+    count = len(given.runs)
+    _print(f"{given.output} ({size:.1f} MB): {count} run{'s' if count > 1 else ''}")
     return 0
 
 

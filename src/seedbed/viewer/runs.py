@@ -153,7 +153,7 @@ def print_overview(folder: Path, as_json: bool) -> None:
         console.print(f"no runs in {folder}")
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(f"run in {folder}", overflow="fold")
+    table.add_column("run", overflow="fold")
     table.add_column("state", style="none", no_wrap=True)
     table.add_column("steps", justify="right", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
@@ -163,7 +163,7 @@ def print_overview(folder: Path, as_json: bool) -> None:
         table.add_row(
             Path(row["run"]).resolve().name if name == "." else name,
             f"[{_COLOURS[row['state']]}]{row['state']}[/]",
-            f"{as_count(row.get('env_steps'))} of {as_count(row.get('steps'))}",
+            f"{as_count(row['env_steps'])} of {as_count(row['steps'])}" if "steps" in row else "-",
             _score(row),
             as_age(row.get("age_s")),
         )
