@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psutil
 
@@ -25,6 +25,7 @@ from seedbed.run.checkpoint_helper import successor
 from seedbed.run.folder import HISTORY, RunFolder, TakenOver
 
 Outcome = Literal["finished", "interrupted", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 PACKAGES = (
     "seedbed",
     "jax",
@@ -145,4 +146,5 @@ def state_of(run: RunFolder, history: list[dict[str, Any]], done: bool) -> str:
         return "running"
     if not history:
         return "finished" if done else "interrupted"
-    return history[-1].get("outcome") or "interrupted"
+    outcome = history[-1].get("outcome")
+    return outcome if outcome in OUTCOMES else "interrupted"

@@ -175,7 +175,8 @@ def column(lines: Iterable[dict[str, Any]], x: str, names: Sequence[str]) -> Poi
         y = next((line[name] for name in names if _is_number(line.get(name))), None)
         if y is not None and _is_number(line.get(x)):
             found[float(line[x])] = float(y)
-    return np.array(list(found)), np.array(list(found.values()))
+    places = np.array(sorted(found))
+    return places, np.array([found[place] for place in places])
 
 
 def _is_number(value: Any) -> bool:

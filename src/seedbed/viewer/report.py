@@ -92,7 +92,9 @@ def _page(groups: list[Group], warn: Warn) -> str:
     for number, group in enumerate(groups):
         player = _player(group, warn, room, episodes=3 if len(groups) == 1 else 1)
         room -= player.size
-        sections.append(_section(group, number, charts[number], player.markup_at(len(replays))))
+        title = f"<h2>{text(group.name)}</h2>" if len(groups) > 1 else ""
+        content = _section(group, number, charts[number], player.markup_at(len(replays)))
+        sections.append(f'<section id="g{number}">{title}{content}</section>')
         replays += [] if player.replay is None else [player.replay]
     style = (WEB / "report.css").read_text()
     described = [
@@ -170,7 +172,6 @@ def _section(group: Group, number: int, charts: list[dict[str, Any]], player: st
     if not charts:
         figures = '<p class="notice">There are no metrics yet.</p>'
     parts = [
-        f'<section id="g{number}"><h2>{text(group.name)}</h2>',
         tables.cards(group),
         tables.legend(group, number),
         f'<div class="charts">{figures}</div>',
@@ -184,7 +185,7 @@ def _section(group: Group, number: int, charts: list[dict[str, Any]], player: st
     ):
         if content:
             parts.append(f"<h3>{title}</h3>{content}")
-    return "".join([*parts, tables.configuration(group), "</section>"])
+    return "".join([*parts, tables.configuration(group)])
 
 
 def _figure(chart: dict[str, Any], place: str) -> str:
