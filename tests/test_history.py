@@ -14,12 +14,14 @@ from seedbed.run import history
 from seedbed.run.folder import HISTORY, RunFolder, TakenOver
 from seedbed.run.history import Stint, read_history, state_of
 
+BEGUN = time.time()
+
 
 def train(run: RunFolder, env_steps: int = 0, failure=None, interrupted: bool = False) -> list[str]:
     """Has a stint, and returns what it warned of."""
     told: list[str] = []
     expected = pytest.raises(type(failure)) if failure else contextlib.nullcontext()
-    with expected, Stint(run, env_steps, lambda: interrupted, told.append):
+    with expected, Stint(run, BEGUN, env_steps, lambda: interrupted, told.append):
         if failure:
             raise failure
     return told
@@ -43,11 +45,10 @@ def run(run_folder):
     ],
 )
 def test_how_a_stint_ends(run, failure, interrupted, outcome):
-    before = time.time()
     assert train(run, failure=failure, interrupted=interrupted) == []
     (stint,) = read_history(run.path)
     assert stint["outcome"] == outcome and stint["term"] == 1
-    assert before <= stint["begun"] <= stint["ended"] <= time.time()
+    assert stint["begun"] == BEGUN < stint["ended"] <= time.time()
     assert stint.get("failure") == ("odd" if outcome == "failed" else None)
     assert state_of(run, read_history(run.path), done=False) == "running"
     run.close()
@@ -73,7 +74,7 @@ def test_a_resumed_run_keeps_its_machines(run, monkeypatch):
 
 
 def test_a_stint_that_was_killed_has_no_outcome(run):
-    with Stint(run, 0, lambda: False, lambda text: None):
+    with Stint(run, BEGUN, 0, lambda: False, lambda text: None):
         stints = read_history(run.path)
     assert "outcome" not in stints[0]
     run.close()

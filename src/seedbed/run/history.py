@@ -52,17 +52,21 @@ class Stint:
     def __init__(
         self,
         run: RunFolder,
+        begun: float,
         env_steps: int,
         interrupted: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
-        """Describes the machine. `interrupted` tells at the end whether a signal has stopped the run."""
+        """Describes the machine of a stint that began at `begun`, in seconds since the epoch.
+
+        `interrupted` tells at the end whether a signal has stopped the run.
+        """
         self._run, self._interrupted, self._warn = run, interrupted, warn
         self._stints = read_history(run.path)
         self._stint: dict[str, Any] = {
             "term": run.term,
             "env_steps": env_steps,
-            "begun": time.time(),
+            "begun": begun,
             "machine": describe_machine(),
             "versions": describe_versions(),
         }

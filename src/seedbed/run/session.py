@@ -95,8 +95,9 @@ class Session:
         what was learned before it. Raises StorageError if the last checkpoint cannot be written, TakenOver if
         another learner has the run, and SeedbedError if the last evaluation fails.
         """
-        stint = Stint(self.run, self.start.env_steps, self.interrupted, self.view.message)
-        with stint:
+        begun = time.time() - (time.monotonic() - self._begun)
+        at, warn = self.start.env_steps, self.view.message
+        with Stint(self.run, begun, at, self.interrupted, warn):
             return self._train(runtime)
 
     def _train(self, runtime: Runtime) -> dict[str, Any]:

@@ -164,7 +164,10 @@ def _chart(title: str, note: str, unit: str, x: str, drawn: list[dict[str, Any]]
 
 def _played(group: Group) -> str:
     counts = {run.options.get("evaluate_episodes") for run in group.runs}
-    return f"mean of {counts.pop()} episodes" if len(counts) == 1 else "means over episodes"
+    count = counts.pop() if len(counts) == 1 else 0
+    if not count:
+        return "means over episodes"
+    return f"mean of {count} episodes" if count > 1 else "one episode each"
 
 
 def _section(group: Group, number: int, charts: list[dict[str, Any]], player: str) -> str:

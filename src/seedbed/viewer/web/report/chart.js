@@ -94,8 +94,10 @@ export class Chart {
   // What is shown of x: all, from 0 on, unless it is zoomed.
   rangeX(low, high) {
     if (low == null) return [0, 1];
-    const whole = low === this.whole[0] && high === this.whole[1];
-    return whole ? [Math.min(0, low), high || 1] : [low, high];
+    const [first, last] = this.whole;
+    // uPlot widens the range of a single point by itself.
+    const whole = (low === first && high === last) || first === last;
+    return whole ? [Math.min(0, first), last * (first === last ? 1.1 : 1) || 1] : [low, high];
   }
 
   // Whether the box at the pointer tells of a line: of those of single seeds it does not.
