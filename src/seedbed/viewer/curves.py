@@ -287,7 +287,9 @@ def evaluation_traces(group: Group, x: str) -> list[dict[str, Any]]:
         curves = evaluation_curves(one, x)
         if len(curves) > 1:
             drawn += [_trace(number, "seed", *curve) for curve in curves]
-            drawn += _band_trace(number, band_of_evaluations(curves))
+            # At one moment, seeds may have had different numbers of evaluations.
+            band = band_of_evaluations(curves) if x == "env_steps" else band_of(curves)
+            drawn += _band_trace(number, band)
         else:
             drawn += [_trace(number, "line", *curve) for curve in curves]
     return drawn

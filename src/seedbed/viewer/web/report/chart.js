@@ -41,9 +41,12 @@ export class Chart {
       trace, what: trace.kind,
       options: {
         stroke: () => colourOf(trace.series),
-        width: solid ? 2 : 1, alpha: solid ? 1 : 0.4, dash: solid ? dashOf(trace.series) : [],
+        width: solid ? 2 : 1, alpha: solid ? 1 : 0.55, dash: solid ? dashOf(trace.series) : [],
         spanGaps: true,
-        points: { show: solid && (points || trace.x.length < FEW), size: points ? 7 : 5 },
+        points: {
+          show: solid ? points || trace.x.length < FEW : trace.x.length === 1,
+          size: solid && points ? 7 : 5,
+        },
       },
     });
     if (!trace.low) return [x, trace.y];
@@ -79,8 +82,8 @@ export class Chart {
         drag: { x: true, y: false },
         dataIdx: (plot, line, at) => nearest(plot.data, line, at),
         points: {
-          show: (plot, at) => this.isNamed(at) && document.createElement("div"),
-          size: 8, width: 2,
+          size: (plot, at) => (this.isNamed(at) ? 9 : 0),
+          width: (plot, at) => (this.isNamed(at) ? 2 : 0),
           stroke: (plot, at) => colourOf(this.lines[at - 1].trace.series),
           fill: () => css("--panel"),
         },
