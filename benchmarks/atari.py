@@ -24,9 +24,10 @@ import numpy as np
 
 import learning
 from _training import CommandError, output, started
-from central import cpu_name, read_lines
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.machine import cpu_name
+from seedbed.run.metrics import read_lines
 
 GAMES = ("breakout", "space_invaders", "qbert", "seaquest", "ms_pacman")
 EPISODES = 32  # of random play, and of an evaluation

@@ -30,6 +30,9 @@ from typing import Any
 
 import psutil
 
+from seedbed.machine import cpu_name
+from seedbed.run.metrics import read_lines
+
 HERE = Path(__file__).parent
 PEER_PYTHON = Path("~/.cache/seedbed/peers/sample-factory/bin/python").expanduser()
 PEER_OF = "pong/impala"
@@ -142,15 +145,6 @@ def summary(window: list[dict[str, Any]]) -> dict[str, float]:
         "replay_busy": mean("replay/busy_share"),
         "bytes_per_frame": last["replay/bytes_per_frame"],
     }
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the whole lines of a metrics file that is being written."""
-    if not path.exists():
-        return []
-    return [
-        json.loads(line) for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"
-    ]
 
 
 def tree_cpu(pid: int) -> float:
@@ -275,14 +269,6 @@ def main() -> None:
         saved = json.loads(args.out.read_text()) if args.out.exists() else {}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(saved | {preset: result}, indent=2) + "\n")
-
-
-def cpu_name() -> str:
-    """Returns the processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

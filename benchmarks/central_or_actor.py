@@ -30,8 +30,8 @@ from typing import Any
 
 from _acting_turns import run_actors, run_central
 from _frame_costs import FRAME_SKIP, PLACES, PRICES, bytes_break_even, costs, crossing, sizes
-from central import BUSY, cpu_name
-from seedbed.machine import usable_cores
+from central import BUSY
+from seedbed.machine import cpu_name, usable_cores
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "central_or_actor.json"

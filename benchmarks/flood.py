@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from central import cpu_name
-from seedbed.machine import usable_cores
+from seedbed.machine import cpu_name, usable_cores
 from streams import HERE, clients, record, serve, serving
 
 RESULT = HERE / "results" / "flood.json"

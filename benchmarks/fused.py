@@ -30,7 +30,9 @@ import learning
 from _judging import EPISODES, apart, gap, physics, play, returned
 from _peers import PEERS, gradients, gymnasium_id, peer_commands
 from _training import CommandError, empty_caches, first_step, output, run_training
-from central import cpu_name, read_lines, split_overrides
+from central import split_overrides
+from seedbed.machine import cpu_name
+from seedbed.run.metrics import read_lines
 from seedbed.types import SeedbedError
 
 HERE = Path(__file__).parent

@@ -35,8 +35,8 @@ import _cluster
 from _judging import EPISODES
 from _quota import Quota, Warden
 from _training import CommandError, Watch, output, pace, started
-from central import cpu_name, read_lines
-from seedbed.machine import usable_cores
+from seedbed.machine import cpu_name, usable_cores
+from seedbed.run.metrics import read_lines
 
 RESULT = Path(__file__).parent / "results" / "gorila.json"
 QUOTA = 0.25  # cores of a learner with its actor

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import physics as stepping
-from central import cpu_name
 from seedbed import physics, simd
+from seedbed.machine import cpu_name
 from seedbed.physics.mjcf import from_mujoco
 
 RESULT = Path(__file__).parent / "results" / "gradients.json"

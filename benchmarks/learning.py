@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 
 from _judging import EPISODES
 from _training import CommandError, output, started
-from central import cpu_name, read_lines, split_overrides
+from central import split_overrides
+from seedbed.machine import cpu_name
+from seedbed.run.metrics import read_lines
+from seedbed.viewer.palette import LIGHT
 
 ROOT = Path(__file__).parent.parent
 TRAINED, EVALUATED = "episode_return_mean", "evaluation/episode_return_mean"
 SCORES = {TRAINED: "mean training return (last 100)", EVALUATED: "mean return in an evaluation"}
-COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 WIDTH, HEIGHT, LEFT, TOP = 640, 320, 60, 30
 
 
@@ -125,7 +127,7 @@ def curve(curves: dict[int, list[dict[str, Any]]], target: float | None, title: 
     if target is not None:
         parts.append(f'<polyline points="{place(0, target)} {place(x_max, target)}" {dashes}/>')
     for index, (seed, line) in enumerate(sorted(points.items())):
-        color, path = COLORS[index % len(COLORS)], " ".join(place(x, y) for x, y in line)
+        color, path = LIGHT[index % len(LIGHT)], " ".join(place(x, y) for x, y in line)
         parts.append(f'<polyline points="{path}" stroke="{color}" stroke-width="1.5" fill="none"/>')
         parts.append(
             f'<text x="{LEFT + 10}" y="{TOP + 16 + 16 * index}" fill="{color}">seed {seed}</text>'

@@ -27,12 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from central import cpu_name
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.machine import usable_cores
+from seedbed.machine import cpu_name, usable_cores
 from seedbed.paramserver import caller, shard
 from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Directory, this_machine

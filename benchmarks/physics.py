@@ -27,8 +27,8 @@ import mujoco
 import numpy as np
 from mujoco import rollout
 
-from central import cpu_name
 from seedbed import physics, simd
+from seedbed.machine import cpu_name
 from seedbed.physics.mjcf import from_mujoco
 
 RESULT = Path(__file__).parent / "results" / "physics.json"

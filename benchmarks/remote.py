@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from _training import CommandError, started
-from central import cpu_name, read_lines, tree_cpu
-from seedbed.machine import usable_cores
+from central import tree_cpu
+from seedbed.machine import cpu_name, usable_cores
+from seedbed.run.metrics import read_lines
 
 RESULT = Path(__file__).parent / "results" / "remote.json"
 ACTORS = 2

@@ -28,10 +28,10 @@ from scipy import stats
 
 import learning
 from _training import CommandError, output
-from central import cpu_name
 from fused import met, spread
 from peers import replay_common as common
 from seedbed.envs.host.atari import SIZE, AtariEnv
+from seedbed.machine import cpu_name
 from seedbed.replay.host import replay
 from seedbed.replay.host.layout import Layout
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Replay, SeedbedError, Timestep

@@ -37,6 +37,7 @@ from seedbed.resolve import TrainConfig
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
+from seedbed.run.history import read_history
 from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
 from seedbed.simd import primitive
@@ -220,6 +221,9 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     wall = [line["wall_s"] for line in lines(run_folder)]
     steps = [line["env_steps"] for line in lines(run_folder)]
     assert wall == sorted(wall) and steps == sorted(steps)
+    stints = [(stint.get("outcome"), stint["term"]) for stint in read_history(run_folder)]
+    assert stints == [(None, 1), ("interrupted", 2), ("finished", 3)]
+    assert read_history(run_folder)[1]["env_steps"] == begin
 
 
 @on_small_disk
@@ -673,6 +677,8 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
     text = capsys.readouterr().err
     assert "Broken gave an observation or a reward that is not finite between steps" in text
     step, carry, metadata = saved(run_folder)
+    (stint,) = read_history(run_folder)
+    assert stint["outcome"] == "failed" and stint["failure"] in text
     # step 37 is in the fifth unroll of 8
     assert step in [128 * i for i in range(5)] and metadata["start"]["env_steps"] == step
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(carry.learner.params))

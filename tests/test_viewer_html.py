@@ -8,11 +8,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
-import subprocess
-import time
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -20,15 +15,14 @@ import mujoco
 import numpy as np
 import pytest
 from PIL import Image
-from websockets.sync.client import connect
 
+from browser import Browser, needs_browser, wait_until
 from seedbed.types import SeedbedError
 from seedbed.viewer.html import QUATERNION_SCALE, WEB, write_html
 from seedbed.viewer.recording import Episode, Recording, compute_poses, find_view
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 MODELS = ("ant", "humanoid", "reacher", "pusher_v5", "inverted_double_pendulum", "half_cheetah")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def roll(name: str, steps: int, episodes: int = 1, title: str = "") -> Recording:
@@ -70,14 +64,13 @@ def test_page_is_one_file_that_fetches_nothing(tmp_path):
     assert "{{" not in markup
 
 
-def test_bundle_is_built_from_the_sources():
+@pytest.mark.parametrize(("folder", "bundle"), [("src", "replay.js"), ("report", "report.js")])
+def test_bundles_are_built_from_the_sources(folder, bundle):
     digest = hashlib.sha256()
-    for path in [*sorted((WEB / "src").iterdir()), WEB / "package.json"]:
+    for path in [*sorted((WEB / folder).iterdir()), WEB / "package.json"]:
         digest.update(path.read_bytes())
-    first, *_ = (WEB / "replay.js").read_text().splitlines()
-    assert first == f"/* sources {digest.hexdigest()} */", (
-        "run npm install && npm run build in web/"
-    )
+    first, *_ = (WEB / bundle).read_text().splitlines()
+    assert first == f"/* sources {digest.hexdigest()} */", "run make web"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -206,67 +199,7 @@ def test_fixed_scene_is_seen_whole():
     np.testing.assert_allclose(view.centre[:2], 0.0, atol=0.02)
 
 
-class Browser:
-    """A page in a headless Chromium that draws in software, steered through DevTools in real time.
-
-    Chromium's own `--screenshot` with virtual time hangs now and then on a page that animates.
-    """
-
-    def __init__(self, page: str, profile: Path) -> None:
-        assert CHROMIUM is not None
-        options = (
-            "--headless=new",
-            "--no-sandbox",
-            "--use-angle=swiftshader",
-            "--enable-unsafe-swiftshader",
-            "--hide-scrollbars",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--remote-debugging-port=0",
-            f"--user-data-dir={profile}",
-            "--window-size=800,700",
-        )
-        null = subprocess.DEVNULL
-        self.process = subprocess.Popen([CHROMIUM, *options, page], stdout=null, stderr=null)
-        port = profile / "DevToolsActivePort"
-        wait_until(lambda: port.exists() and port.read_text().count("\n"), "Chromium listens")
-        address = f"http://127.0.0.1:{port.read_text().splitlines()[0]}/json"
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            targets = json.load(answer)
-        pages = (target for target in targets if target["type"] == "page")
-        self.address, self.calls = next(pages)["webSocketDebuggerUrl"], 0
-
-    def call(self, method: str, **parameters) -> dict:
-        """Calls a method of DevTools."""
-        self.calls += 1
-        with connect(self.address, max_size=None) as socket:
-            socket.send(json.dumps({"id": self.calls, "method": method, "params": parameters}))
-            while (answer := json.loads(socket.recv(timeout=60))).get("id") != self.calls:
-                pass
-        return answer["result"]
-
-    def evaluate(self, expression: str):
-        return self.call("Runtime.evaluate", expression=expression)["result"].get("value")
-
-    def text(self, name: str) -> str:
-        return self.evaluate(f"document.getElementById({name!r}).textContent")
-
-    def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key)
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline, f"a minute went by before: {what}"
-        time.sleep(0.1)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@needs_browser
 def test_browser_shows_the_replay(tmp_path):
     path = tmp_path / "out.html"
     write_html(roll("ant", 30, episodes=2), path)

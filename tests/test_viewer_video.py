@@ -92,7 +92,7 @@ def test_ground_goes_along(tmp_path, ffmpeg):
     ],
 )
 def test_refused(tmp_path, monkeypatch, options, name, text):
-    monkeypatch.setattr(video, "_find_ffmpeg", lambda: "ffmpeg")
+    monkeypatch.setattr(video, "find_ffmpeg", lambda: "ffmpeg")
     with pytest.raises(SeedbedError, match=text):
         write_video(walking_ant(2), tmp_path / name, **options)
     assert not list(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_missing_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_missing_driver_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "_find_ffmpeg", lambda: "ffmpeg")
+    monkeypatch.setattr(video, "find_ffmpeg", lambda: "ffmpeg")
     monkeypatch.setenv("MUJOCO_GL", "crayons")
     with pytest.raises(SeedbedError, match=r"apt-get install libegl1.*crayons"):
         write_video(walking_ant(2), tmp_path / "film.mp4")
@@ -117,7 +117,7 @@ def test_missing_driver_is_named(tmp_path, monkeypatch):
 def test_failed_film_leaves_nothing(tmp_path, monkeypatch):
     kept = tmp_path / "film.mp4"
     kept.write_bytes(b"an older film")
-    monkeypatch.setattr(video, "_find_ffmpeg", lambda: "false")
+    monkeypatch.setattr(video, "find_ffmpeg", lambda: "false")
     with pytest.raises(SeedbedError, match="filming failed"):
         write_video(walking_ant(2), kept, width=WIDTH, height=HEIGHT)
     assert list(tmp_path.iterdir()) == [kept] and kept.read_bytes() == b"an older film"

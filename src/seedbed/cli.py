@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | learner | evaluate | list | bench`.
+"""The command line: `seedbed train | actor | learner | evaluate | report | list | bench`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -37,7 +37,11 @@ commands:
                   learn on this machine for a run with --remote-learners
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
+  report RUN [RUN ...] [-o F.html]
+                  write one page with curves, settings and episodes of runs
   list [--json]   list presets, agents and environments
+  list --runs [DIR] [--json]
+                  list runs with their state, steps, score and age
   bench [NAME] ...
                   run the benchmarks, or the one named, with its own options
 """
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "actor": _actor,
         "learner": _learner,
         "evaluate": _evaluate,
+        "report": _report,
         "list": _list,
         "bench": _bench,
     }
@@ -268,13 +273,42 @@ def _evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def _report(arguments: list[str]) -> int:
+    from seedbed.viewer import report
+
+    parser = _Parser(prog="seedbed report", description=report.DESCRIPTION)
+    report.declare(parser)
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:  # help was printed
+        return 0
+    report.write_report(given.runs, given.output, lambda text: tell(text, sys.stderr))
+    size = given.output.stat().st_size / 1e6
+    count = len(given.runs)
+    _print(f"{given.output} ({size:.1f} MB): {count} run{'s' if count > 1 else ''}")
+    return 0
+
+
 def _list(arguments: list[str]) -> int:
-    parser = _Parser(prog="seedbed list", description="Lists what can be trained.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = _Parser(prog="seedbed list", description="Lists what can be trained, or what was.")
+    parser.add_argument(
+        "--runs",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        const=Path("runs"),
+        help="list the runs at and below this folder (default: runs) instead",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     try:
         given = parser.parse_args(arguments)
     except SystemExit:
+        return 0
+    if given.runs is not None:
+        from seedbed.viewer import runs
+
+        runs.print_overview(given.runs, given.json)
         return 0
     from seedbed import defaults, resolve
     from seedbed.envs.host import registry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import sys
 from pathlib import Path
@@ -35,6 +36,16 @@ def usable_cores() -> float:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else min(cores, int(quota) / int(period))
+
+
+def cpu_name() -> str:
+    """Returns the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def raise_descriptor_limit() -> int:

@@ -1,4 +1,4 @@
-"""A run's folder: `config.json`, metrics, `checkpoints/`, `replay/`, `listen/`, `roles/` and `terms/`."""
+"""A run's folder: `config.json`, `metrics.jsonl`, `history.json`, checkpoints and more, and its locks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ from seedbed.run.checkpoint_helper import (
 from seedbed.types import SeedbedError
 
 CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+HISTORY = "history.json"
+"""The file that tells when and where the run was trained, and how that ended."""
 LOCK = ".lock"
 """The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
 """The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
 ROLES = "roles"
 """The folder of the processes of a run with a parameter server."""
+LOOK_S = 0.2
+"""The most seconds to wait for a lock that somebody holds who only looks whether a run is trained."""
 PATIENCE_S = 60.0
 """The most seconds to wait until the helper of a killed trainer has finished its write."""
 
@@ -107,11 +112,14 @@ class RunFolder:
         Keeps no lock if it raises.
         """
         try:
-            if not self._lock(LOCK):
-                raise SeedbedError(
-                    f"another process trains into {self.path}: wait for it, stop it, or name another "
-                    "folder"
-                )
+            deadline = time.monotonic() + LOOK_S
+            while not self._lock(LOCK):
+                if time.monotonic() > deadline:
+                    raise SeedbedError(
+                        f"another process trains into {self.path}: wait for it, stop it, or name another "
+                        "folder"
+                    )
+                time.sleep(0.01)
             self._wait_for_helper(tell)
             self.claim = self._next_claim()
             remove_leftovers(self.checkpoints)
@@ -181,6 +189,26 @@ class RunFolder:
             raise
         self._locks[name] = descriptor
         return True
+
+    def is_training(self) -> bool:
+        """Returns whether a process trains into the folder. Any thread of any process may call it.
+
+        It never takes the lock of a run that is trained. If no process holds that lock, it takes a shared one
+        for an instant, and `create` and `resume` wait for that.
+        """
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
 
     @property
     def lock(self) -> int:
@@ -283,11 +311,11 @@ class RunFolder:
             self.close()
             return
         with contextlib.suppress(OSError), contextlib.closing(self):
-            metrics = self.path / "metrics.jsonl"
+            metrics = self.path / METRICS
             trained = metrics.exists() and metrics.stat().st_size > 0
             entries = list(self.path.iterdir())
             folders = [folder.name for folder in (self.checkpoints, self.replay, self.listen)]
-            own = (CONFIG, LOCK, SAVING, TERMS, ROLES, metrics.name, *folders)
+            own = (CONFIG, HISTORY, LOCK, SAVING, TERMS, ROLES, METRICS, *folders)
             if trained or any(
                 entry.name not in own and ".tfevents." not in entry.name for entry in entries
             ):

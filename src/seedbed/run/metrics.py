@@ -11,17 +11,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from seedbed.run.folder import METRICS
 from seedbed.types import SeedbedError
 
 STAGES = ("environment", "inference", "learning")
 """The parts of a run whose time is measured, in the order in which arrays hold these times."""
+_TAIL_BYTES = 1 << 16  # at the end of a file of metrics: many lines
 SATURATED = 0.12
 """The share of waiting below which the machine counts as fully used."""
 
@@ -48,7 +50,7 @@ class MetricsLog:
         self._event: Any = importlib.import_module(f"{protos}.event_pb2").Event
         self._summary: Any = importlib.import_module(f"{protos}.summary_pb2").Summary
         self._folder, self._warn, self._refused = folder, warn, False
-        path = folder / "metrics.jsonl"
+        path = folder / METRICS
         try:
             _repair(path, resume_at)
             self._lines = _Appended(path)
@@ -169,14 +171,11 @@ def _repair(path: Path, resume_at: int | None) -> None:
     """Removes the lines that are not whole, or past `resume_at` env steps; raises OSError."""
     if not path.exists():
         return
-    whole = []
-    for line in path.read_text(errors="replace").splitlines(keepends=True):
-        try:
-            env_steps = json.loads(line).get("env_steps") or 0
-        except (ValueError, AttributeError):
-            continue
-        if line.endswith("\n") and (resume_at is None or env_steps <= resume_at):
-            whole.append(line)
+    whole = [
+        line
+        for line, metrics in _whole_lines(path.read_text(errors="replace"))
+        if resume_at is None or (metrics.get("env_steps") or 0) <= resume_at
+    ]
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text("".join(whole))
@@ -184,6 +183,47 @@ def _repair(path: Path, resume_at: int | None) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _whole_lines(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the lines that are whole, each with its metrics."""
+    for line in text.splitlines(keepends=True):
+        try:
+            metrics = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith("\n") and isinstance(metrics, dict):
+            yield line, metrics
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the whole lines of a file of metrics, which may be missing or be written at this moment.
+
+    Where steps go back, a run went on from an earlier checkpoint: the lines past its steps are left out, as
+    the run has done these steps again.
+    """
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    lines: list[dict[str, Any]] = []
+    for _, metrics in _whole_lines(text):
+        env_steps = metrics.get("env_steps") or 0
+        while lines and (lines[-1].get("env_steps") or 0) > env_steps:
+            lines.pop()
+        lines.append(metrics)
+    return lines
+
+
+def read_last_line(path: Path) -> dict[str, Any]:
+    """Returns the last whole line of a file of metrics, without reading all of it; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return {}
+    return next((metrics for _, metrics in reversed(list(_whole_lines(text)))), {})
 
 
 class RecentEpisodes:
@@ -235,7 +275,7 @@ class RecentEpisodes:
 def last_wall_s(folder: Path) -> float:
     """Returns the seconds of training at the last whole line of a run's metrics; 0 if there is none."""
     try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        lines = (folder / METRICS).read_text().splitlines()
         return max((float(json.loads(line)["wall_s"]) for line in lines[-2:-1]), default=0.0)
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0

@@ -17,7 +17,8 @@ from typing import Any
 from seedbed.ops.keys import derived_seed
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import RunFolder, TakenOver
+from seedbed.run.folder import METRICS, RunFolder, TakenOver
+from seedbed.run.history import Stint
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, last_wall_s, processes_rss
 from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
@@ -74,7 +75,7 @@ class Session:
         """
         folder = self.run.checkpoints
         if not (folder.is_dir() and list_steps(folder)):
-            if (self.run.path / "metrics.jsonl").exists():
+            if (self.run.path / METRICS).exists():
                 self.view.message("the run has no checkpoint yet: starting from the beginning")
             return None
         step, arrays, metadata = restore(folder, template(), self.view.message)
@@ -95,6 +96,12 @@ class Session:
         what was learned before it. Raises StorageError if the last checkpoint cannot be written, TakenOver if
         another learner has the run, and SeedbedError if the last evaluation fails.
         """
+        begun = time.time() - (time.monotonic() - self._begun)
+        at, warn = self.start.env_steps, self.view.message
+        with Stint(self.run, begun, at, self.interrupted, warn):
+            return self._train(runtime)
+
+    def _train(self, runtime: Runtime) -> dict[str, Any]:
         self._runtime, self._options = runtime, runtime.options
         log = MetricsLog(self.run.path, self.start.env_steps, self.view.message)
         self._stack.callback(log.close)

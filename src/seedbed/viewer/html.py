@@ -7,6 +7,7 @@ import gzip
 import html
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from seedbed.viewer.recording import (
 )
 
 WEB = Path(__file__).parent / "web"
-"""The folder of the page and its script. `npm install && npm run build` in it makes `replay.js`."""
+"""The folder of the pages and their scripts. `make web` makes `replay.js` and `report.js`."""
 SHAPES = {
     mujoco.mjtGeom.mjGEOM_PLANE: "plane",
     mujoco.mjtGeom.mjGEOM_SPHERE: "sphere",
@@ -48,11 +49,39 @@ def write_html(recording: Recording, path: str | Path) -> None:
 
     Raises SeedbedError if the file cannot be written, or if the page cannot draw a geom, which it names.
     """
+    replay = describe(recording)
+    parts = {"title": html.escape(recording.title), "data": json_in_page(replay)}
+    page = fill(replay_page(), parts)
+    with written_whole(path, ".html") as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+def replay_page() -> str:
+    """Returns the page without its recording: `title` and `data` are to be filled in."""
+    left = {name: f"{{{{{name}}}}}" for name in ("title", "data")}
+    texts = {"style": WEB / "style.css", "script": WEB / "replay.js"}
+    return fill(
+        (WEB / "page.html").read_text(), left | {name: at.read_text() for name, at in texts.items()}
+    )
+
+
+def fill(template: str, parts: Mapping[str, str]) -> str:
+    """Puts texts where a page has their names in double braces."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def json_in_page(value: Any) -> str:
+    """Returns JSON for a script element of a page."""
+    # Only a `<` in the data could end the script element that contains it.
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def describe(recording: Recording) -> dict[str, Any]:
+    """Returns what the page shows, as JSON values. Raises SeedbedError if it cannot draw a geom."""
     view = find_view(recording)
     geoms = _describe_geoms(recording.model)
     bodies = sorted({geom["body"] for geom in geoms if geom["body"] > 0})
-    episodes = [_encode(recording.model, episode, view, bodies) for episode in recording.episodes]
-    replay = {
+    return {
         "title": recording.title,
         "bodies": bodies,
         "geoms": geoms,
@@ -60,19 +89,8 @@ def write_html(recording: Recording, path: str | Path) -> None:
         "radius": view.radius,
         "azimuth": view.azimuth,
         "elevation": view.elevation,
-        "episodes": episodes,
+        "episodes": [_encode(recording.model, each, view, bodies) for each in recording.episodes],
     }
-    parts = {
-        "title": html.escape(recording.title),
-        "style": (WEB / "style.css").read_text(),
-        "script": (WEB / "replay.js").read_text(),
-        # Only a `<` in the data could end the script element that contains it.
-        "data": json.dumps(replay, separators=(",", ":")).replace("<", "\\u003c"),
-    }
-    template = (WEB / "page.html").read_text()
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
-    with written_whole(path, ".html") as partial:
-        partial.write_text(page, encoding="utf-8")
 
 
 def _describe_geoms(model: MjModel) -> list[dict[str, Any]]:

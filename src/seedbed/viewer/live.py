@@ -15,6 +15,7 @@ from rich.text import Text
 
 from seedbed.viewer.background import unbuffered
 from seedbed.viewer.notebook import Output
+from seedbed.viewer.text import as_count, as_duration, as_number, as_percent
 
 SHARES = (
     ("environment", "green"),
@@ -79,7 +80,9 @@ class PlainLog:
         self._progress = _Progress(total_steps)
 
     def __enter__(self) -> PlainLog:
-        self._print(f"training {self._title} for {_count(self._total_steps)} steps in {self._run}")
+        self._print(
+            f"training {self._title} for {as_count(self._total_steps)} steps in {self._run}"
+        )
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -89,20 +92,20 @@ class PlainLog:
         """Prints the most important metrics in one line."""
         done, remaining = self._progress.update(metrics)
         parts = [
-            _duration(metrics.get("wall_s")),
-            f"{_count(metrics.get('env_steps'))} steps ({done:.0%}, {remaining} left)",
-            f"return {_number(metrics.get('episode_return_mean'))}",
-            f"{_count(metrics.get('env_steps_per_s'))} steps/s",
-            f"{_count(metrics.get('frames_per_s'))} frames/s",
+            as_duration(metrics.get("wall_s")),
+            f"{as_count(metrics.get('env_steps'))} steps ({done:.0%}, {remaining} left)",
+            f"return {as_number(metrics.get('episode_return_mean'))}",
+            f"{as_count(metrics.get('env_steps_per_s'))} steps/s",
+            f"{as_count(metrics.get('frames_per_s'))} frames/s",
             *(" ".join(part) for part in _experience(metrics)),
             *(" ".join(row[:2]) for row in [*_streams(metrics)[:1], *_learners(metrics)]),
-            " ".join(f"{name[:3]} {_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
+            " ".join(f"{name[:3]} {as_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
-            f"{_number(metrics.get('rss_mb'), 0)} MB",
+            f"{as_number(metrics.get('rss_mb'), 0)} MB",
         ]
         evaluation = metrics.get("evaluation/episode_return_mean")
         if evaluation is not None:
-            parts.append(f"evaluation {_number(evaluation)}")
+            parts.append(f"evaluation {as_number(evaluation)}")
         self._print(" | ".join(parts))
 
     def message(self, text: str, at: float) -> None:
@@ -223,34 +226,34 @@ class LiveView:
     def _progress_line(self, width: int) -> Text:
         steps = self._metrics.get("env_steps")
         tail = (
-            f" {self._done:4.0%}  {_count(steps)} of {_count(self._total_steps)} steps  "
-            f"{_duration(self._metrics.get('wall_s'))}, {self._remaining} left"
+            f" {self._done:4.0%}  {as_count(steps)} of {as_count(self._total_steps)} steps  "
+            f"{as_duration(self._metrics.get('wall_s'))}, {self._remaining} left"
         )
         if width < 66:
-            tail = f" {self._done:4.0%}  {_count(steps)} steps, {self._remaining} left"
+            tail = f" {self._done:4.0%}  {as_count(steps)} steps, {self._remaining} left"
         return _bar(self._done, max(8, width - len(tail)), "green").append(tail)
 
     def _figures(self) -> Table:
         value = self._metrics.get
         evaluation = value("evaluation/episode_return_mean")
         deviation = value("evaluation/episode_return_std")
-        last = "-" if evaluation is None else _number(evaluation)
+        last = "-" if evaluation is None else as_number(evaluation)
         if evaluation is not None and deviation is not None:
-            last += f" ± {_number(deviation)}"
+            last += f" ± {as_number(deviation)}"
         table = Table.grid(expand=True, padding=(0, 1))
         for style in ("bright_black", "bold", "bright_black", "bold"):
             table.add_column(style=style, no_wrap=True, ratio=1)
         label, experience = next(iter(_experience(self._metrics)), ("lag", "none"))
         rows = (
-            ("return (last 100)", _number(value("episode_return_mean")), "evaluation", last),
+            ("return (last 100)", as_number(value("episode_return_mean")), "evaluation", last),
             (
                 "env steps/s",
-                _count(value("env_steps_per_s")),
+                as_count(value("env_steps_per_s")),
                 "frames/s",
-                _count(value("frames_per_s")),
+                as_count(value("frames_per_s")),
             ),
-            ("episodes", _count(value("episodes")), "updates", _count(value("learner_steps"))),
-            (label, experience, "memory", f"{_number(value('rss_mb'), 0)} MB"),
+            ("episodes", as_count(value("episodes")), "updates", as_count(value("learner_steps"))),
+            (label, experience, "memory", f"{as_number(value('rss_mb'), 0)} MB"),
             *_streams(self._metrics),
             *_learners(self._metrics),
         )
@@ -265,7 +268,7 @@ class LiveView:
             share = self._metrics.get(f"time/{name}")
             bar = _bar(share or 0.0, max(10, width - 36), colour)
             note = Text("<- bottleneck", style="bold yellow") if name == bottleneck else Text()
-            table.add_row(Text(name, style=colour), bar, _percent(share).rjust(4), note)
+            table.add_row(Text(name, style=colour), bar, as_percent(share).rjust(4), note)
         return table
 
     def _learner(self) -> Table | None:
@@ -284,7 +287,7 @@ class LiveView:
         cells = [
             cell
             for name in names[:SHOWN_LEARNER]
-            for cell in (name.removeprefix("learner/"), _number(self._metrics[name], 4))
+            for cell in (name.removeprefix("learner/"), as_number(self._metrics[name], 4))
         ]
         cells += [""] * (-len(cells) % 4)
         for start in range(0, len(cells), 4):
@@ -309,20 +312,12 @@ class _Progress:
         speed = (steps - self._first[0]) / max(1e-9, wall - self._first[1])
         speed = speed if speed > 0.0 else metrics.get("env_steps_per_s") or 0.0
         remaining = (self._total - steps) / speed if speed > 0.0 else None
-        return done, _duration(None if remaining is None else max(0.0, remaining))
+        return done, as_duration(None if remaining is None else max(0.0, remaining))
 
 
 def _bar(fraction: float, width: int, colour: str) -> Text:
     filled = round(min(1.0, max(0.0, fraction)) * width)
     return Text().append("━" * filled, colour).append("─" * (width - filled), "bright_black")
-
-
-def _known(value: Any) -> bool:
-    return value is not None and value == value
-
-
-def _number(value: Any, digits: int = 2) -> str:
-    return f"{float(value):.{digits}f}" if _known(value) else "-"
 
 
 def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
@@ -331,11 +326,11 @@ def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     Returns an empty list if the metrics have neither, as in a fused run.
     """
     if "replay/items" in metrics:
-        items, size = _count(metrics["replay/items"]), metrics["replay/bytes"] / 1e6
+        items, size = as_count(metrics["replay/items"]), metrics["replay/bytes"] / 1e6
         return [("replay", f"{items}, {size:,.0f} MB")]
     if "lag_mean" in metrics:
-        oldest = _number(metrics.get("lag_max"))
-        return [("lag", f"{_number(metrics['lag_mean'])} (max {oldest})")]
+        oldest = as_number(metrics.get("lag_max"))
+        return [("lag", f"{as_number(metrics['lag_mean'])} (max {oldest})")]
     return []
 
 
@@ -347,15 +342,15 @@ def _streams(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [
         (
             "hosts",
-            f"{_count(metrics['streams/hosts'])}, {_count(metrics['streams/streams'])} streams",
+            f"{as_count(metrics['streams/hosts'])}, {as_count(metrics['streams/streams'])} streams",
             "action p50, p99",
             f"{p50_ms:.0f}, {p99_ms:.0f} ms",
         ),
         (
             "reconnects",
-            _count(metrics["streams/reconnects"]),
+            as_count(metrics["streams/reconnects"]),
             "refused",
-            _count(metrics["streams/refused"]),
+            as_count(metrics["streams/refused"]),
         ),
     ]
 
@@ -368,31 +363,8 @@ def _learners(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [
         (
             "learners",
-            f"{_count(metrics['cluster/learners'])}, staleness {mean:.1f} (max {_count(largest)})",
+            f"{as_count(metrics['cluster/learners'])}, staleness {mean:.1f} (max {as_count(largest)})",
             "discarded",
-            f"{metrics['cluster/discarded_share']:.1%}, {_count(metrics['cluster/restarts'])} restarts",
+            f"{metrics['cluster/discarded_share']:.1%}, {as_count(metrics['cluster/restarts'])} restarts",
         )
     ]
-
-
-def _percent(value: Any) -> str:
-    return f"{float(value):.0%}" if _known(value) else "-"
-
-
-def _count(value: Any) -> str:
-    if not _known(value):
-        return "-"
-    for size, unit in ((1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.2f}{unit}"
-    return f"{value:,.0f}"
-
-
-def _duration(seconds: Any) -> str:
-    if not _known(seconds) or seconds == float("inf"):
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

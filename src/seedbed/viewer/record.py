@@ -12,9 +12,12 @@ import numpy as np
 
 from seedbed import api
 from seedbed.envs.device.mujoco import MujocoTask
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.rollout import open_episodes, play
-from seedbed.types import SeedbedError
+from seedbed.types import Environment, SeedbedError
+from seedbed.viewer.film import film_game
 from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
@@ -36,23 +39,40 @@ def show(
     """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
-    the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model.
+    the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model,
+    except for a video of an Atari game.
     """
     trained = api.restore(run, newest=newest)
     config = trained.env if env is None else api.other_environment(trained, env, run)
+    if isinstance(config, AtariEnv) and html is None:
+        if video is not None:
+            film_game(config, trained, episodes, seed, video)
+        return
     title = f"{Path(run).name} in {env or type(trained.env).__name__}"
-    if isinstance(config, MujocoTask):
-        recording = _on_device(config, trained, episodes, seed, title)
-    elif isinstance(config, GymEnv):
-        recording = _in_gymnasium(config, trained, episodes, seed, title)
-    else:
-        raise SeedbedError(
-            f"{type(config).__name__} has no MuJoCo model to draw: --video and --html show MuJoCo's tasks"
-        )
+    recording = record(config, trained, episodes, seed, title)
     if video is not None:
         write_video(recording, video)
     if html is not None:
         write_html(recording, html)
+
+
+def record(
+    config: HostEnvConfig | Environment,
+    trained: api.TrainedAgent,
+    episodes: int,
+    seed: int,
+    title: str,
+) -> Recording:
+    """Plays episodes in an environment and records them.
+
+    Raises SeedbedError if the environment has no MuJoCo model.
+    """
+    if isinstance(config, MujocoTask):
+        return _on_device(config, trained, episodes, seed, title)
+    if isinstance(config, GymEnv):
+        return _in_gymnasium(config, trained, episodes, seed, title)
+    films = "; a video shows it" if isinstance(config, AtariEnv) else ", and is no Atari game"
+    raise SeedbedError(f"{type(config).__name__} has no MuJoCo model to draw{films}")
 
 
 def _on_device(
@@ -86,9 +106,7 @@ def _in_gymnasium(
     """
     env: Any = gymnasium.make(config.id, **dict(config.kwargs)).unwrapped
     if not hasattr(env, "data") or not hasattr(env, "dt"):
-        raise SeedbedError(
-            f"{config.id} has no MuJoCo model to draw: --video and --html show MuJoCo's tasks"
-        )
+        raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no Atari game")
     limit = gymnasium.spec(config.id).max_episode_steps or 1000
     policy = api.Policy(trained, seed)
     shown = []

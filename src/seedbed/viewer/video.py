@@ -77,7 +77,7 @@ def write_video(
         raise SeedbedError(
             f"no camera {camera!r}; there are {', '.join(['follow', *filter(None, names)])}"
         )
-    ffmpeg = _find_ffmpeg()
+    ffmpeg = find_ffmpeg()
     fps = fps or min(MAX_FPS, 1.0 / min(episode.env_dt for episode in recording.episodes))
     view = find_view(recording)
     with written_whole(path, ".mp4") as partial, tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,8 @@ def write_video(
         _draw_in_child(job, len(qpos), f"filming {Path(path).name}")
 
 
-def _find_ffmpeg() -> str:
+def find_ffmpeg() -> str:
+    """Returns the path of ffmpeg; raises SeedbedError if there is none."""
     try:
         import imageio_ffmpeg  # pyright: ignore[reportMissingImports]
 
@@ -302,12 +303,9 @@ def _draw(job: Path) -> None:
     stage = _Stage(mujoco.MjModel.from_binary_path(str(job / "model.mjb")), shots)
     stage.draw(qpos[0], target[0], ("", "", ""))
     _say("ready")
-    size, rate = f"{shots.width}x{shots.height}", f"{shots.fps:.6g}"
-    raw = ("-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", size, "-framerate", rate)
-    x264 = ("-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart")
-    command = [shots.ffmpeg, "-y", "-loglevel", "error", *raw, "-i", "-", "-vf", "vflip", *x264]
-    command += ["-f", "mp4", shots.output]
-    encoder = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+    encoder = start_encoder(
+        shots.ffmpeg, shots.output, (shots.width, shots.height), shots.fps, ("-vf", "vflip")
+    )
     assert encoder.stdin is not None
     try:
         for number, caption in enumerate(shots.captions):
@@ -319,6 +317,18 @@ def _draw(job: Path) -> None:
     encoder.stdin.close()
     stage.close()
     raise SystemExit(encoder.wait())
+
+
+def start_encoder(
+    ffmpeg: str, output: str, size: tuple[int, int], fps: float, filters: tuple[str, ...]
+) -> subprocess.Popen[bytes]:
+    """Starts a process that encodes frames into H.264 in MP4; it takes them as RGB bytes on its stdin."""
+    width_height, rate = f"{size[0]}x{size[1]}", f"{fps:.6g}"
+    raw = ("-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", width_height)
+    x264 = ("-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart")
+    command = [ffmpeg, "-y", "-loglevel", "error", *raw, "-framerate", rate, "-i", "-"]
+    command += [*filters, *x264, "-f", "mp4", output]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
 
 
 def _say(text: str) -> None:

@@ -13,6 +13,8 @@ from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, SeedbedError, Tim
 
 SIZE = 84
 """Height and width of an observation in pixels."""
+SCREEN = (210, 160)
+"""Height and width of the game's own picture."""
 FRAME_SKIP = 4
 """Emulated frames in one step."""
 _TWO_PLAYERS_ONLY = ("combat", "joust", "maze_craze", "warlords")
@@ -65,6 +67,13 @@ class AtariEnv:
         """
         return _AtariHost(self, num_envs, seed)
 
+    def make_coloured(self, seed: int) -> HostEnv:
+        """Makes one emulator that plays as that of `make(1, seed)`, to be filmed.
+
+        Its observations are uint8 `[210, 160, 3]`: the game's own picture in colour.
+        """
+        return _AtariHost(self, 1, seed, coloured=True)
+
 
 def games() -> list[str]:
     """Returns the sorted names of the games that one player can play."""
@@ -96,11 +105,14 @@ def require_game(game: str) -> None:
 class _AtariHost:
     """A group of emulators in lock-step, with the next-step auto-reset that ALE provides."""
 
-    def __init__(self, config: AtariEnv, num_envs: int, seed: int | None) -> None:
+    def __init__(
+        self, config: AtariEnv, num_envs: int, seed: int | None, coloured: bool = False
+    ) -> None:
         require_game(config.game)
         # Imported here because it takes 20 MB, which other environments do not need.
         from ale_py.vector_env import AtariVectorEnv
 
+        height, width = SCREEN if coloured else (SIZE, SIZE)
         self._vector = AtariVectorEnv(
             config.game,
             num_envs,
@@ -113,9 +125,9 @@ class _AtariHost:
             full_action_space=config.full_action_space,
             continuous=False,
             autoreset_mode="NextStep",
-            img_height=SIZE,
-            img_width=SIZE,
-            grayscale=True,
+            img_height=height,
+            img_width=width,
+            grayscale=not coloured,
             stack_num=1,
             frameskip=FRAME_SKIP,
             maxpool=True,
@@ -126,7 +138,8 @@ class _AtariHost:
             use_fire_reset=config.fire_reset,
         )
         self._num_actions = len(self._vector.ale.get_action_set())
-        self.spec = EnvSpec(ArraySpec((SIZE, SIZE), "uint8"), Discrete(self._num_actions))
+        shape = (height, width, 3) if coloured else (height, width)
+        self.spec = EnvSpec(ArraySpec(shape, "uint8"), Discrete(self._num_actions))
         self._seeds = None
         if seed is not None:
             # ALE takes 31 bits. They are hashed, because consecutive seeds would overlap between groups.

@@ -1,4 +1,4 @@
-/* sources 90fb55b4225431bc0973e2ec755be8de5c238931998f210c1545cceb6bab2c13 */
+/* sources f6fb694c52dd1c2bedc05ab0574f25de1690ad8c118100e763c3c31eca8550a2 */
 /* three.js
 
 The MIT License
