@@ -17,7 +17,18 @@ FLOORS = (
     {"envs", "actors"},
     {"run"},
     {"central", "fused", "paramserver"},
-    {"presets", "defaults", "resolve", "options", "cli", "viewer", "api", "__init__", "__main__"},
+    {
+        "presets",
+        "defaults",
+        "resolve",
+        "options",
+        "cli",
+        "viewer",
+        "export",
+        "api",
+        "__init__",
+        "__main__",
+    },
 )
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {

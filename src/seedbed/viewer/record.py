@@ -90,7 +90,7 @@ def _in_gymnasium(
             f"{config.id} has no MuJoCo model to draw: --video and --html show MuJoCo's tasks"
         )
     limit = gymnasium.spec(config.id).max_episode_steps or 1000
-    policy = api.Policy(trained, seed)
+    policy = api.policy_of(trained, seed)
     shown = []
     for i in range(episodes):
         observation, _ = env.reset(seed=seed + i)
