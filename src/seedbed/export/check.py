@@ -39,15 +39,12 @@ Arrays = dict[str, np.ndarray]
 class Difference(NamedTuple):
     """How far the outputs of a graph were from those of JAX."""
 
-    largest: Arrays  # largest error of each output, or for whole numbers how many differ
-    scale: Arrays  # largest number of each output
+    largest: dict[str, float]  # largest error of each output; 1 if a whole number differs
+    scale: dict[str, float]  # largest number of each output; 1 for whole numbers
 
     def relative(self) -> dict[str, float]:
         """Returns the largest error of each output, relative to the output's largest number."""
-        return {
-            name: float(error / max(float(self.scale[name]), 1e-30))
-            for name, error in self.largest.items()
-        }
+        return {name: error / max(self.scale[name], 1e-30) for name, error in self.largest.items()}
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
@@ -132,14 +129,13 @@ def _is_spec(node: Any) -> bool:
 
 def compare(
     session: onnxruntime.InferenceSession,
-    graph: PolicyGraph,
     reference: Callable[[Arrays, Arrays], Arrays],
     memory: Arrays,
     inputs: Iterator[Arrays],
 ) -> Difference:
     """Runs a graph and JAX on the same inputs, each step from the memory that JAX has reached."""
-    largest: Arrays = {}
-    scale: Arrays = {}
+    largest: dict[str, float] = {}
+    scale: dict[str, float] = {}
     names = [output.name for output in session.get_outputs()]
     for given in inputs:
         expected = reference(memory, given)
@@ -152,14 +148,15 @@ def compare(
                     f"the exported graph gives {name} as {a.dtype}{list(a.shape)}, JAX as "
                     f"{b.dtype}{list(b.shape)}"
                 )
-            error, size = np.abs(np.float64(a) - b), np.abs(np.float64(b))
-            if a.dtype.kind != "f":
-                error = size = np.float64(a != b)
-                scale[name] = np.float64(1)
-            largest[name] = np.maximum(largest.get(name, 0.0), error.max(initial=0.0))
-            scale[name] = np.maximum(scale.get(name, 0.0), size.max(initial=0.0))
+            if a.dtype.kind == "f":
+                error, size = np.abs(np.float64(a) - b), np.abs(np.float64(b))
+            else:
+                error, size = np.float64(a != b), np.ones(1)
+            # A number that is not finite fails every comparison.
+            error = np.where(np.isfinite(error), error, np.inf)
+            largest[name] = max(largest.get(name, 0.0), float(error.max(initial=0.0)))
+            scale[name] = max(scale.get(name, 0.0), float(size.max(initial=0.0)))
         memory = {name: expected[f"{NEXT}.{name}"] for name in memory}
-    del graph
     return Difference(largest, scale)
 
 
@@ -173,7 +170,7 @@ def require_equal(policy: Policy, graph: PolicyGraph) -> dict[str, float]:
     for batch in (1,) if graph.single else (1, _BATCH):
         reference = Reference(policy, batch)
         inputs = _random_inputs(policy, batch)
-        difference = compare(session, graph, reference, reference.initial(), inputs)
+        difference = compare(session, reference, reference.initial(), inputs)
         for name, error in difference.relative().items():
             if not error <= TOLERANCE:
                 raise SeedbedError(

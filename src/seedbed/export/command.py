@@ -15,7 +15,6 @@ import safetensors.numpy
 
 import seedbed
 from seedbed import api, options, resolve
-from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.export import card
 from seedbed.export.check import require_equal
@@ -159,7 +158,7 @@ def _environment(run: Path, trained: api.TrainedAgent) -> dict[str, Any]:
     """Returns the environment's saved options, and the Gymnasium task that shows the same observations."""
     env: Any = trained.env
     task: dict[str, Any] | None = None
-    if is_on_device(env) and hasattr(env, "gymnasium_id"):
+    if hasattr(env, "gymnasium_id"):
         task = {"id": env.gymnasium_id, "kwargs": env.gymnasium_options()}
     elif isinstance(env, GymEnv):
         task = {"id": env.id, "kwargs": dict(env.kwargs)}

@@ -21,7 +21,7 @@ def _plain(kind: str) -> Pointwise:
 
 
 def _number(g: Graph, value: float) -> str:
-    return g.constant(np.float32(value)[...])
+    return g.constant(np.array(value, np.float32))
 
 
 def _log1p(g: Graph, _: Any, x: str) -> str:
@@ -251,7 +251,7 @@ def _iota(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
     """Adds the numbers of the environments, 0 to B - 1, along an axis: other axes' numbers are known."""
     del given
     result, axis = operation.results[0], operation.params["dimension"]
-    zero, one = (g.constant(np.int64(i)[...]) for i in (0, 1))
+    zero, one = (g.constant(np.array(i, np.int64)) for i in (0, 1))
     limit = g.node("Squeeze", g.size(result.shape[axis]))
     numbers = g.cast(g.node("Range", zero, limit, one), result.dtype)
     aligned = tuple(size if i == axis else 1 for i, size in enumerate(result.shape))
@@ -283,7 +283,7 @@ def _reduce(kind: str) -> Rule:
 
 
 def _cumsum(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
-    axis = g.constant(np.int64(operation.params["axis"])[...])
+    axis = g.constant(np.array(operation.params["axis"], np.int64))
     return [g.node("CumSum", given[0].name, axis, reverse=int(operation.params["reverse"]))]
 
 

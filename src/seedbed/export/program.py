@@ -97,9 +97,10 @@ class _Reader:
         held.update(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
 
         def operand(atom: Any) -> Operand:
-            return (
-                np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else held[atom]
-            )
+            if not isinstance(atom, Literal):
+                return held[atom]
+            aval: Any = atom.aval
+            return np.asarray(atom.val, aval.dtype)
 
         for equation in jaxpr.eqns:
             given = [operand(atom) for atom in equation.invars]
@@ -117,7 +118,7 @@ class _Reader:
             return self._cond(equation, given)
         if name == "platform_index":
             # The `cond` that reads it is told the platforms, too.
-            return [np.int32(0)[...]]
+            return [np.array(0, np.int32)]
         if name == "while":
             raise _unknown(equation, "a loop whose number of rounds is found while it runs")
         if name == _NAME:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 
 from seedbed.ffi import varying_axes, varying_like
 
@@ -29,8 +29,8 @@ def count_chunks(images: jax.Array) -> int:
     It depends on N alone, so the order of summation is the same whatever the threads do. N may be a symbolic
     dimension of `jax.export`.
     """
-    most = jax.core.min_dim(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK)
-    return jax.core.max_dim(1, most)
+    most = core.min_dim(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK)
+    return core.max_dim(1, most)
 
 
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:
