@@ -75,9 +75,7 @@ def export(
         warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
     errors = require_equal(policy, graph)
     lines = card.metrics_of(run)
-    arrays = {
-        name: np.ascontiguousarray(array_of(leaf)) for name, leaf in named_leaves(policy.params)
-    }
+    arrays = {name: np.array(array_of(leaf)) for name, leaf in named_leaves(policy.params)}
     files = {
         GRAPH: graph.model.SerializeToString(),
         PARAMETERS: safetensors.numpy.save(arrays),

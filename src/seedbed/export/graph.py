@@ -154,7 +154,7 @@ class Graph:
             return name
         known = self.known(name)
         if known is not None:
-            return self.constant(np.ascontiguousarray(known.transpose(axes)))
+            return self.constant(np.array(known.transpose(axes), order="C"))
         return self.node("Transpose", name, perm=list(axes))
 
     def slice(self, name: str, windows: Sequence[tuple[int, Any, int, int]]) -> str:
@@ -186,7 +186,7 @@ class Graph:
                 nodes.append(node)
                 read.update(node.input)
         held = [
-            numpy_helper.from_array(np.ascontiguousarray(array), name)
+            numpy_helper.from_array(np.array(array, order="C"), name)
             for name, array in self._constants.items()
             if name in read
         ]

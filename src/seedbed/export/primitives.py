@@ -195,8 +195,10 @@ def _gather(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str
     """Adds nodes for one window at a known place, as `x[:, 0]` asks for it."""
     x, place = given[0], g.known(given[1].name)
     numbers, sizes = operation.params["dimension_numbers"], operation.params["slice_sizes"]
-    if place is None or place.ndim != 1 or numbers.operand_batching_dims:
+    if place is None or numbers.operand_batching_dims:
         raise refused("gather", "at indices that are found while it runs", operation.place)
+    if place.ndim != 1:
+        return [_gather_rows(g, operation, x, place)]
     windows = []
     for axis, start in zip(numbers.start_index_map, place.tolist(), strict=True):
         if not is_static((sizes[axis], x.shape[axis])):
@@ -206,6 +208,28 @@ def _gather(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str
             windows.append((start, start + sizes[axis], 1, axis))
     name = g.slice(x.name, windows) if windows else x.name
     return [g.reshape(name, operation.results[0].shape)]
+
+
+def _gather_rows(g: Graph, operation: Operation, x: Tensor, places: np.ndarray) -> str:
+    """Adds a node for known rows of one axis, as `x[:, ::-1]` asks for them."""
+    numbers, sizes = operation.params["dimension_numbers"], operation.params["slice_sizes"]
+    axes, rank = numbers.start_index_map, len(operation.results[0].shape)
+    others = [i for i in range(len(x.shape)) if i not in axes]
+    whole = all(sizes[i] == x.shape[i] for i in others)
+    if len(axes) != 1 or numbers.collapsed_slice_dims != axes or not whole:
+        raise refused("gather", "of more than whole rows of one axis", operation.place)
+    (axis,) = axes
+    rows = places[..., 0].astype(np.int64)
+    if rows.size and not (rows.min() >= 0 and rows.max() < x.shape[axis]):
+        raise refused("gather", "of rows that are not there", operation.place)
+    name = g.node("Gather", x.name, g.constant(rows), axis=axis)
+    # ONNX puts the rows in place of the axis, JAX where no other axis goes.
+    sources = [i if i < axis else i + rows.ndim - 1 for i in others]
+    order = [-1] * rank
+    for place, source in zip(numbers.offset_dims, sources, strict=True):
+        order[place] = source
+    free = iter(range(axis, axis + rows.ndim))
+    return g.transpose(name, [next(free) if source < 0 else source for source in order])
 
 
 def _dynamic_slice(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
@@ -259,6 +283,13 @@ def _iota(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
     return [
         numbers if aligned == result.shape else g.node("Expand", numbers, g.sizes(result.shape))
     ]
+
+
+def _size(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
+    """Adds the size of an axis, as a number."""
+    del given
+    size = g.node("Squeeze", g.size(operation.params["dim"]))
+    return [g.cast(size, operation.results[0].dtype)]
 
 
 def _argument(kind: str) -> Rule:
@@ -358,6 +389,7 @@ RULES: dict[str, Rule] = {
     "concatenate": _concatenate,
     "conv_general_dilated": _convolution,
     "cumsum": _cumsum,
+    "dim_as_value": _size,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
     "expand_dims": _reshape,
@@ -397,12 +429,14 @@ def fold(operation: Operation, given: Sequence[Known]) -> list[Known] | None:
         for axis, size in zip(axes, arrays[0].shape, strict=True):
             wide[axis] = size
         array = np.broadcast_to(arrays[0].reshape(wide), compact(shapes[0]))
-        return [Known(np.ascontiguousarray(array).reshape(compact(shapes[0])), shapes[0])]
+        return [Known(np.array(array), shapes[0])]
     if name == "iota" and is_static((shapes[0][operation.params["dimension"]],)):
         numbers = np.arange(shapes[0][operation.params["dimension"]], dtype=results[0].dtype)
         aligned = [-1 if i == operation.params["dimension"] else 1 for i in range(len(shapes[0]))]
         array = np.broadcast_to(numbers.reshape(aligned), compact(shapes[0]))
-        return [Known(np.ascontiguousarray(array), shapes[0])]
+        return [Known(np.array(array), shapes[0])]
+    if name in ("dim_as_value", "iota"):
+        return None
     known = all(map(is_static, [*shapes, *(x.shape for x in given)]))
     moved = name in _MOVES or (name == "gather" and "IN_BOUNDS" in str(operation.params["mode"]))
     if not known and moved and _is_splat(arrays[0]):
@@ -421,10 +455,10 @@ def _is_splat(array: np.ndarray) -> bool:
 
 def chosen(operation: Operation, given: Sequence[Any]) -> Any:
     """Returns the case that `select_n` takes everywhere, if that is known and has the result's shape."""
-    which = given[0]
-    if operation.primitive.name != "select_n" or not isinstance(which, Known):
+    if operation.primitive.name != "select_n":
         return None
-    if not _is_splat(which.array):
+    which = given[0]
+    if not isinstance(which, Known) or not _is_splat(which.array):
         return None
     case = given[1 + int(which.array.reshape(-1)[0])]
     return case if case.shape == operation.results[0].shape else None

@@ -89,6 +89,7 @@ class _Reader:
         self.operations: list[Operation] = []
         self.names: dict[str, Operand] = {}
         self._platform = platform
+        self._outer = ""  # place of the call that is being read: what JAX calls has none of its own
 
     def read(self, closed: Any, operands: Sequence[Operand]) -> list[Operand]:
         """Adds the operations of a jaxpr that is called with these operands; returns its results."""
@@ -111,7 +112,10 @@ class _Reader:
     def _equation(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
-            return self.read(_closed(params[_CALLS[name]]), given)
+            outer, self._outer = self._outer, self._place(equation)
+            results = self.read(_closed(params[_CALLS[name]]), given)
+            self._outer = outer
+            return results
         if name == "scan":
             return self._scan(equation, given)
         if name == "cond":
@@ -120,63 +124,67 @@ class _Reader:
             # The `cond` that reads it is told the platforms, too.
             return [np.array(0, np.int32)]
         if name == "while":
-            raise _unknown(equation, "a loop whose number of rounds is found while it runs")
+            raise self._unknown(equation, "a loop whose number of rounds is found while it runs")
         if name == _NAME:
             self.names[params["name"]] = given[0]
             return given
         results = tuple(_value(var) for var in equation.outvars)
-        place = summarize(equation.source_info)
+        place = self._place(equation)
         self.operations.append(Operation(equation.primitive, params, tuple(given), results, place))
         return results
 
     def _cond(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         """Takes the branch of the platform, or that of a constant index."""
-        branches, platforms = equation.params["branches"], equation.params["branches_platforms"]
+        branches = equation.params["branches"]
+        platforms = equation.params.get("branches_platforms")
         index = given[0]
         if platforms is not None:
             named = [i for i, each in enumerate(platforms) if each and self._platform in each]
             others = [i for i, each in enumerate(platforms) if each is None]
             if not named + others:
-                raise _unknown(equation, f"a branch of its own for each of {platforms}")
+                raise self._unknown(equation, f"a branch of its own for each of {platforms}")
             return self.read(branches[(named + others)[0]], given[1:])
         if isinstance(index, Value):
-            raise _unknown(equation, "a branch that is chosen while it runs: use jnp.where")
+            raise self._unknown(equation, "a branch that is chosen while it runs: use jnp.where")
         return self.read(branches[int(index)], given[1:])
 
     def _scan(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         """Unrolls a loop; its rounds read slices of the operands, and their results are joined."""
         params, length = equation.params, equation.params["length"]
         if not isinstance(length, int) or length > MOST_ROUNDS:
-            raise _unknown(equation, f"a loop of {length} rounds (at most {MOST_ROUNDS})")
+            raise self._unknown(equation, f"a loop of {length} rounds (at most {MOST_ROUNDS})")
         constants, carried = params["num_consts"], params["num_carry"]
         fixed, carry = given[:constants], given[constants : constants + carried]
         sequences = given[constants + carried :]
         rounds: list[list[Operand]] = [[] for _ in range(length)]
         for i in reversed(range(length)) if params["reverse"] else range(length):
-            row = [self._row(equation, sequence, i) for sequence in sequences]
+            row = [self._row(sequence, i) for sequence in sequences]
             results = self.read(params["jaxpr"], [*fixed, *carry, *row])
             carry, rounds[i] = results[:carried], results[carried:]
         columns = zip(*rounds, strict=True) if length else ()
-        stacked = [self._stacked(equation, list(column)) for column in columns]
+        stacked = [self._stacked(list(column)) for column in columns]
         if not length and len(equation.outvars) > carried:
-            raise _unknown(equation, "a loop of no rounds")
+            raise self._unknown(equation, "a loop of no rounds")
         return [*carry, *stacked]
 
-    def _row(self, equation: Any, sequence: Operand, i: int) -> Operand:
+    def _row(self, sequence: Operand, i: int) -> Operand:
         if isinstance(sequence, np.ndarray):
             return sequence[i]
-        return self._traced(
-            equation, lambda x: jax.lax.index_in_dim(x, i, keepdims=False), [sequence]
-        )
+        return self._traced(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), [sequence])
 
-    def _stacked(self, equation: Any, rows: list[Operand]) -> Operand:
+    def _stacked(self, rows: list[Operand]) -> Operand:
         def stack(*rows: Any) -> Any:
             return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in rows], 0)
 
-        return self._traced(equation, stack, rows)
+        return self._traced(stack, rows)
 
-    def _traced(self, equation: Any, function: Any, operands: list[Operand]) -> Operand:
-        del equation
+    def _place(self, equation: Any) -> str:
+        return summarize(equation.source_info) or self._outer
+
+    def _unknown(self, equation: Any, what: str) -> SeedbedError:
+        return refused(equation.primitive.name, what, self._place(equation))
+
+    def _traced(self, function: Any, operands: list[Operand]) -> Operand:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         return self.read(jax.make_jaxpr(function)(*shapes), operands)[0]
 
@@ -187,10 +195,6 @@ def _value(var: Any) -> Value:
 
 def _closed(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
-
-
-def _unknown(equation: Any, what: str) -> SeedbedError:
-    return refused(equation.primitive.name, what, summarize(equation.source_info))
 
 
 def refused(name: str, what: str, place: str) -> SeedbedError:

@@ -1,0 +1,73 @@
+"""Runs exported policies by their contracts, and compares them with JAX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seedbed.export.check import Arrays, Difference, Reference, compare, open_session
+from seedbed.export.policy import NEXT, OBSERVATION, Policy
+
+
+class Exported:
+    """An exported policy, which knows no more than its folder says. Its memory is that of B environments."""
+
+    def __init__(self, folder: Path, batch: int = 1) -> None:
+        self.contract = json.loads((folder / "contract.json").read_text())
+        self.session = open_session((folder / "policy.onnx").read_bytes())
+        self._names = [output.name for output in self.session.get_outputs()]
+        self._memory = self.contract["memory"]
+        self.memory = {
+            entry["input"]: np.broadcast_to(
+                np.array(entry["initial"], entry["dtype"]), (batch, *entry["shape"])
+            )
+            for entry in self._memory
+        }
+
+    def step(self, given: Arrays) -> dict[str, Any]:
+        """Returns the outputs for the inputs that there are, of which the policy takes what it needs."""
+        inputs = {entry["name"]: given[entry["name"]] for entry in self.contract["inputs"]}
+        made = self.session.run(self._names, {**inputs, **self.memory})
+        outputs = dict(zip(self._names, made, strict=True))
+        self.memory = {entry["input"]: outputs[entry["output"]] for entry in self._memory}
+        return outputs
+
+
+def record(policy: Policy, env: Any, batch: int, steps: int) -> tuple[list[Arrays], list[Arrays]]:
+    """Plays with JAX in host environments; returns the inputs and the outputs of each step."""
+    reference = Reference(policy, batch)
+    host = env.make(batch, 0)
+    memory, timestep = reference.initial(), host.reset()
+    inputs, outputs = [], []
+    for _ in range(steps):
+        reward = np.where(timestep.first, np.float32(0), timestep.reward)
+        given = {"reward": reward, "first": timestep.first}
+        inputs.append({OBSERVATION: np.array(timestep.observation), **given})
+        outputs.append(reference(memory, inputs[-1]))
+        memory = {name: outputs[-1][f"{NEXT}.{name}"] for name in memory}
+        timestep = host.step(outputs[-1]["action"])
+    host.close()
+    return inputs, outputs
+
+
+def teacher_forced(policy: Policy, folder: Path, inputs: list[Arrays]) -> Difference:
+    """Compares an exported policy with JAX, each step from the memory that JAX has reached."""
+    reference = Reference(policy, len(inputs[0]["first"]))
+    exported = Exported(folder)
+    return compare(exported.session, reference, reference.initial(), iter(inputs))
+
+
+def free_running(folder: Path, inputs: list[Arrays], outputs: list[Arrays]) -> dict[str, float]:
+    """Returns the relative errors of an exported policy that goes on from its own memory."""
+    exported = Exported(folder, len(inputs[0]["first"]))
+    largest: dict[str, float] = {}
+    scale: dict[str, float] = {}
+    for given, expected in zip(inputs, outputs, strict=True):
+        for name, made in exported.step(given).items():
+            error = np.abs(np.float64(made) - expected[name]).max()
+            largest[name] = max(largest.get(name, 0.0), error)
+            scale[name] = max(scale.get(name, 1e-30), np.abs(np.float64(expected[name])).max())
+    return {name: largest[name] / scale[name] for name in largest}
