@@ -120,11 +120,11 @@ def _score(evaluation: dict[str, Any] | None, draws: bool) -> str:
     if evaluation is None:
         return "this checkpoint was never evaluated"
     deviation = evaluation.get("episode_return_std")
-    text = f"{evaluation['episode_return_mean']:,.2f}"
-    if deviation is not None:
-        text += f" ± {deviation:,.2f}"
-    how = "actions drawn as in evaluations" if draws else "the graph's action"
-    return (
-        f"{text}: mean ± standard deviation of the return of {evaluation['episodes']} whole episodes, "
-        f"{how}"
-    )
+    how = "actions are drawn" if draws else "actions are the graph's"
+    if "best_return" in evaluation:
+        text = f"{evaluation['best_return']:,.2f}, the best mean return of the runs trained at once"
+    else:
+        text = f"{evaluation['episode_return_mean']:,.2f}, the mean return"
+        if deviation is not None:
+            text += f" (standard deviation {deviation:,.2f})"
+    return f"{text} of {evaluation['episodes']} whole episodes in the run's own environment; {how}"
