@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.export.check import Arrays, Difference, Reference, compare, open_session
+from seedbed.export.check import Arrays, Reference, compare, open_session
 from seedbed.export.policy import NEXT, OBSERVATION, Policy
 
 
@@ -36,36 +36,48 @@ class Exported:
         return outputs
 
 
-def record(policy: Policy, env: Any, batch: int, steps: int) -> tuple[list[Arrays], list[Arrays]]:
-    """Plays with JAX in host environments; returns the inputs and the outputs of each step."""
+class Recording(NamedTuple):
+    """What a policy saw and did in JAX."""
+
+    initial: Arrays  # memory before the first step
+    inputs: list[Arrays]
+    outputs: list[Arrays]
+
+
+def record(policy: Policy, env: Any, batch: int, steps: int) -> Recording:
+    """Plays with JAX in `batch` host environments."""
     reference = Reference(policy, batch)
     host = env.make(batch, 0)
     memory, timestep = reference.initial(), host.reset()
-    inputs, outputs = [], []
+    recording = Recording(memory, [], [])
     for _ in range(steps):
         reward = np.where(timestep.first, np.float32(0), timestep.reward)
-        given = {"reward": reward, "first": timestep.first}
-        inputs.append({OBSERVATION: np.array(timestep.observation), **given})
-        outputs.append(reference(memory, inputs[-1]))
-        memory = {name: outputs[-1][f"{NEXT}.{name}"] for name in memory}
-        timestep = host.step(outputs[-1]["action"])
+        given = {OBSERVATION: np.array(timestep.observation), "reward": reward}
+        given["first"] = np.array(timestep.first)
+        outputs = reference(memory, given)
+        recording.inputs.append(given)
+        recording.outputs.append(outputs)
+        memory = {name: outputs[f"{NEXT}.{name}"] for name in memory}
+        timestep = host.step(outputs["action"])
     host.close()
-    return inputs, outputs
+    return recording
 
 
-def teacher_forced(policy: Policy, folder: Path, inputs: list[Arrays]) -> Difference:
-    """Compares an exported policy with JAX, each step from the memory that JAX has reached."""
-    reference = Reference(policy, len(inputs[0]["first"]))
-    exported = Exported(folder)
-    return compare(exported.session, reference, reference.initial(), iter(inputs))
+def teacher_forced(folder: Path, recording: Recording) -> dict[str, float]:
+    """Returns relative errors of an exported policy, each step from the memory that JAX had reached."""
+    outputs = iter(recording.outputs)
+    session = Exported(folder).session
+    inputs = iter(recording.inputs)
+    found = compare(session, lambda memory, given: next(outputs), recording.initial, inputs)
+    return found.relative()
 
 
-def free_running(folder: Path, inputs: list[Arrays], outputs: list[Arrays]) -> dict[str, float]:
-    """Returns the relative errors of an exported policy that goes on from its own memory."""
-    exported = Exported(folder, len(inputs[0]["first"]))
+def free_running(folder: Path, recording: Recording) -> dict[str, float]:
+    """Returns relative errors of an exported policy that goes on from its own memory."""
+    exported = Exported(folder, len(recording.inputs[0]["first"]))
     largest: dict[str, float] = {}
     scale: dict[str, float] = {}
-    for given, expected in zip(inputs, outputs, strict=True):
+    for given, expected in zip(recording.inputs, recording.outputs, strict=True):
         for name, made in exported.step(given).items():
             error = np.abs(np.float64(made) - expected[name]).max()
             largest[name] = max(largest.get(name, 0.0), error)

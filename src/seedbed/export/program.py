@@ -73,8 +73,8 @@ class Program(NamedTuple):
 def flatten(closed: ClosedJaxpr, platform: str = "") -> Program:
     """Makes a program of a jaxpr. Where the jaxpr differs between platforms, it takes that of `platform`.
 
-    "" stands for all platforms that are not named. Raises SeedbedError, with the name and the place, for
-    control flow that is no straight list: `while`, `cond`, and scans of more than `MOST_ROUNDS` rounds.
+    "" stands for all platforms that are not named. Control flow that is no straight list stays as it is:
+    `while`, `cond`, and scans of more than `MOST_ROUNDS` rounds.
     """
     reader = _Reader(platform)
     inputs = tuple(_value(var) for var in closed.jaxpr.invars)
@@ -116,15 +116,13 @@ class _Reader:
             results = self.read(_closed(params[_CALLS[name]]), given)
             self._outer = outer
             return results
-        if name == "scan":
+        if name == "scan" and 0 < params["length"] <= MOST_ROUNDS:
             return self._scan(equation, given)
-        if name == "cond":
-            return self._cond(equation, given)
+        if name == "cond" and (branch := self._branch(equation, given[0])) is not None:
+            return self.read(branch, given[1:])
         if name == "platform_index":
             # The `cond` that reads it is told the platforms, too.
             return [np.array(0, np.int32)]
-        if name == "while":
-            raise self._unknown(equation, "a loop whose number of rounds is found while it runs")
         if name == _NAME:
             self.names[params["name"]] = given[0]
             return given
@@ -133,26 +131,19 @@ class _Reader:
         self.operations.append(Operation(equation.primitive, params, tuple(given), results, place))
         return results
 
-    def _cond(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
-        """Takes the branch of the platform, or that of a constant index."""
+    def _branch(self, equation: Any, index: Operand) -> Any:
+        """Returns the branch of the platform, or of a constant index; None if it is chosen at run time."""
         branches = equation.params["branches"]
         platforms = equation.params.get("branches_platforms")
-        index = given[0]
-        if platforms is not None:
-            named = [i for i, each in enumerate(platforms) if each and self._platform in each]
-            others = [i for i, each in enumerate(platforms) if each is None]
-            if not named + others:
-                raise self._unknown(equation, f"a branch of its own for each of {platforms}")
-            return self.read(branches[(named + others)[0]], given[1:])
-        if isinstance(index, Value):
-            raise self._unknown(equation, "a branch that is chosen while it runs: use jnp.where")
-        return self.read(branches[int(index)], given[1:])
+        if platforms is None:
+            return None if isinstance(index, Value) else branches[int(index)]
+        named = [i for i, each in enumerate(platforms) if each and self._platform in each]
+        others = [i for i, each in enumerate(platforms) if each is None]
+        return branches[(named + others)[0]] if named + others else None
 
     def _scan(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         """Unrolls a loop; its rounds read slices of the operands, and their results are joined."""
         params, length = equation.params, equation.params["length"]
-        if not isinstance(length, int) or length > MOST_ROUNDS:
-            raise self._unknown(equation, f"a loop of {length} rounds (at most {MOST_ROUNDS})")
         constants, carried = params["num_consts"], params["num_carry"]
         fixed, carry = given[:constants], given[constants : constants + carried]
         sequences = given[constants + carried :]
@@ -161,10 +152,7 @@ class _Reader:
             row = [self._row(sequence, i) for sequence in sequences]
             results = self.read(params["jaxpr"], [*fixed, *carry, *row])
             carry, rounds[i] = results[:carried], results[carried:]
-        columns = zip(*rounds, strict=True) if length else ()
-        stacked = [self._stacked(list(column)) for column in columns]
-        if not length and len(equation.outvars) > carried:
-            raise self._unknown(equation, "a loop of no rounds")
+        stacked = [self._stacked(list(column)) for column in zip(*rounds, strict=True)]
         return [*carry, *stacked]
 
     def _row(self, sequence: Operand, i: int) -> Operand:
@@ -180,9 +168,6 @@ class _Reader:
 
     def _place(self, equation: Any) -> str:
         return summarize(equation.source_info) or self._outer
-
-    def _unknown(self, equation: Any, what: str) -> SeedbedError:
-        return refused(equation.primitive.name, what, self._place(equation))
 
     def _traced(self, function: Any, operands: list[Operand]) -> Operand:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]

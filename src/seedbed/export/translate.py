@@ -10,7 +10,15 @@ import numpy as np
 
 from seedbed.export.graph import Graph, Known, Tensor, compact, is_static
 from seedbed.export.primitives import FOLDED, POINTWISE, RULES, chosen, fold
-from seedbed.export.program import Operand, Operation, Program, Value, refused
+from seedbed.export.program import MOST_ROUNDS, Operand, Operation, Program, Value, refused
+
+_UNKNOWN = "not one that Seedbed can write as ONNX"
+_REASONS = {
+    "cond": "a branch that is chosen while it runs: use jnp.where",
+    "scan": f"a loop of more than {MOST_ROUNDS} rounds, or of none",
+    "while": "a loop whose number of rounds is found while it runs",
+}
+"""Why the control flow that programs have is refused."""
 
 
 class Key:
@@ -50,7 +58,7 @@ class _Translation:
             return [case]
         arrays = [x for x in given if not isinstance(x, Key)]
         if len(arrays) < len(given) or not (name in POINTWISE or name in RULES):
-            raise refused(name, "not one that Seedbed can write as ONNX", operation.place)
+            raise refused(name, _REASONS.get(name, _UNKNOWN), operation.place)
         tensors = self._tensors(operation, arrays)
         if name in POINTWISE:
             names = [self._pointwise(operation, arrays, tensors)]
