@@ -1,134 +1,20 @@
-"""JAX's primitives as nodes of ONNX."""
+"""JAX's primitives as nodes of ONNX: all that do not act on each element alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from seedbed.export.graph import Graph, Known, Tensor, compact, is_static, product
+from seedbed.export.graph import Graph, Tensor, is_static, product
 from seedbed.export.program import Operation, refused
 
-Pointwise = Callable[..., str]
-"""Adds nodes to a graph for a primitive that acts on elements: (graph, params, *names) -> name."""
 Rule = Callable[[Graph, Operation, Sequence[Tensor]], list[str]]
 """Adds nodes to a graph for any other primitive; returns the names of the results."""
 
 
-def _plain(kind: str) -> Pointwise:
-    return lambda g, _, *names: g.node(kind, *names)
-
-
-def _number(g: Graph, value: float) -> str:
-    return g.constant(np.array(value, np.float32))
-
-
-def _log1p(g: Graph, _: Any, x: str) -> str:
-    """Adds log(1 + x) without its rounding error, after Kahan: log(u) x / (u - 1) for u = 1 + x."""
-    one = _number(g, 1.0)
-    u = g.node("Add", x, one)
-    step, log = g.node("Sub", u, one), g.node("Log", u)
-    close = g.node("Mul", log, g.node("Div", x, step))
-    near = g.node("Where", g.node("Equal", step, _number(g, 0.0)), x, close)
-    return g.node("Where", g.node("Equal", u, x), log, near)
-
-
-def _expm1(g: Graph, _: Any, x: str) -> str:
-    """Adds exp(x) - 1 without its rounding error, after Kahan: (y - 1) x / log(y) for y = exp(x)."""
-    one = _number(g, 1.0)
-    y = g.node("Exp", x)
-    step = g.node("Sub", y, one)
-    close = g.node("Mul", step, g.node("Div", x, g.node("Log", y)))
-    near = g.node("Where", g.node("Equal", step, _number(g, 0.0)), x, close)
-    far = g.node("Or", g.node("Equal", step, _number(g, -1.0)), g.node("Equal", step, y))
-    return g.node("Where", far, step, near)
-
-
-def _integer_pow(g: Graph, params: Any, x: str) -> str:
-    return g.node("Pow", x, _number(g, params["y"]))
-
-
-def _is_finite(g: Graph, _: Any, x: str) -> str:
-    return g.node("Not", g.node("Or", g.node("IsInf", x), g.node("IsNaN", x)))
-
-
-def _not_equal(g: Graph, _: Any, x: str, y: str) -> str:
-    return g.node("Not", g.node("Equal", x, y))
-
-
-def _clamp(g: Graph, _: Any, low: str, x: str, high: str) -> str:
-    return g.node("Min", g.node("Max", x, low), high)
-
-
-POINTWISE: dict[str, Pointwise] = {
-    "abs": _plain("Abs"),
-    "acos": _plain("Acos"),
-    "acosh": _plain("Acosh"),
-    "add": _plain("Add"),
-    "add_any": _plain("Add"),
-    "asin": _plain("Asin"),
-    "asinh": _plain("Asinh"),
-    "atan": _plain("Atan"),
-    "atanh": _plain("Atanh"),
-    "ceil": _plain("Ceil"),
-    "clamp": _clamp,
-    "convert_element_type": lambda g, params, x: g.cast(x, params["new_dtype"]),
-    "copy": lambda g, _, x: x,
-    "copy_p": lambda g, _, x: x,
-    "cos": _plain("Cos"),
-    "cosh": _plain("Cosh"),
-    "div": _plain("Div"),
-    "eq": _plain("Equal"),
-    "erf": _plain("Erf"),
-    "exp": _plain("Exp"),
-    "expm1": _expm1,
-    "floor": _plain("Floor"),
-    "ge": _plain("GreaterOrEqual"),
-    "gt": _plain("Greater"),
-    "integer_pow": _integer_pow,
-    "is_finite": _is_finite,
-    "le": _plain("LessOrEqual"),
-    "log": _plain("Log"),
-    "log1p": _log1p,
-    "logistic": _plain("Sigmoid"),
-    "lt": _plain("Less"),
-    "max": _plain("Max"),
-    "min": _plain("Min"),
-    "mul": _plain("Mul"),
-    "ne": _not_equal,
-    "neg": _plain("Neg"),
-    "pow": _plain("Pow"),
-    "rem": lambda g, _, x, y: g.node("Mod", x, y, fmod=1),
-    "rsqrt": lambda g, _, x: g.node("Reciprocal", g.node("Sqrt", x)),
-    "sign": _plain("Sign"),
-    "sin": _plain("Sin"),
-    "sinh": _plain("Sinh"),
-    "sqrt": _plain("Sqrt"),
-    "square": lambda g, _, x: g.node("Mul", x, x),
-    "stop_gradient": lambda g, _, x: x,
-    "sub": _plain("Sub"),
-    "tan": _plain("Tan"),
-    "tanh": _plain("Tanh"),
-}
 LOGICAL = {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}
 """Primitives of bools; of integers, they are exported only where they are known."""
-FOLDED = {
-    *POINTWISE,
-    *LOGICAL,
-    "bitcast_convert_type",
-    "erf_inv",
-    "round",
-    "select_n",
-    "shift_left",
-    "shift_right_arithmetic",
-    "shift_right_logical",
-}
-"""Primitives that act on elements, so that JAX can apply them to arrays in which the batch has size 1."""
-
-
-_MOVES = ("expand_dims", "reshape", "rev", "slice", "split", "squeeze", "transpose")
-"""Primitives that only move elements."""
 
 
 def _logical(g: Graph, operation: Operation, given: Sequence[Tensor]) -> list[str]:
@@ -414,51 +300,3 @@ RULES: dict[str, Rule] = {
     "stack": _stack,
     "transpose": _transpose,
 }
-
-
-def fold(operation: Operation, given: Sequence[Known]) -> list[Known] | None:
-    """Returns the results of an operation on what is known, computed by JAX; None if its graph must.
-
-    Where the batch's size enters, only elements can be computed.
-    """
-    name, results = operation.primitive.name, operation.results
-    shapes = [result.shape for result in results]
-    arrays = [x.array for x in given]
-    if name == "broadcast_in_dim":
-        wide, axes = [1] * len(shapes[0]), operation.params["broadcast_dimensions"]
-        for axis, size in zip(axes, arrays[0].shape, strict=True):
-            wide[axis] = size
-        array = np.broadcast_to(arrays[0].reshape(wide), compact(shapes[0]))
-        return [Known(np.array(array), shapes[0])]
-    if name == "iota" and is_static((shapes[0][operation.params["dimension"]],)):
-        numbers = np.arange(shapes[0][operation.params["dimension"]], dtype=results[0].dtype)
-        aligned = [-1 if i == operation.params["dimension"] else 1 for i in range(len(shapes[0]))]
-        array = np.broadcast_to(numbers.reshape(aligned), compact(shapes[0]))
-        return [Known(np.array(array), shapes[0])]
-    if name in ("dim_as_value", "iota"):
-        return None
-    known = all(map(is_static, [*shapes, *(x.shape for x in given)]))
-    moved = name in _MOVES or (name == "gather" and "IN_BOUNDS" in str(operation.params["mode"]))
-    if not known and moved and _is_splat(arrays[0]):
-        value = arrays[0].reshape(-1)[0]
-        return [Known(np.full(compact(shape), value), shape) for shape in shapes]
-    if not known and name not in FOLDED:
-        return None
-    made = operation.primitive.bind(*arrays, **operation.params)
-    made = made if operation.primitive.multiple_results else [made]
-    return [Known(np.asarray(x), shape) for x, shape in zip(made, shapes, strict=True)]
-
-
-def _is_splat(array: np.ndarray) -> bool:
-    return array.size > 0 and bool((array == array.reshape(-1)[0]).all())
-
-
-def chosen(operation: Operation, given: Sequence[Any]) -> Any:
-    """Returns the case that `select_n` takes everywhere, if that is known and has the result's shape."""
-    if operation.primitive.name != "select_n":
-        return None
-    which = given[0]
-    if not isinstance(which, Known) or not _is_splat(which.array):
-        return None
-    case = given[1 + int(which.array.reshape(-1)[0])]
-    return case if case.shape == operation.results[0].shape else None

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.export.folding import FOLDED, chosen, fold
 from seedbed.export.graph import Graph, Known, Tensor, compact, is_static
-from seedbed.export.primitives import FOLDED, POINTWISE, RULES, chosen, fold
+from seedbed.export.pointwise import POINTWISE
+from seedbed.export.primitives import RULES
 from seedbed.export.program import MOST_ROUNDS, Operand, Operation, Program, Value, refused
 
 _UNKNOWN = "not one that Seedbed can write as ONNX"
