@@ -18,7 +18,7 @@ FLOORS = (
     {"run"},
     {"central", "fused", "paramserver"},
     {
-        *("presets", "defaults", "resolve", "scaling", "options", "cli", "viewer", "api"),
+        *("presets", "defaults", "resolve", "scaling", "options", "cli", "viewer", "export", "api"),
         *("__init__", "__main__"),
     },
 )

@@ -18,6 +18,7 @@ from seedbed import resolve, scaling, trees
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
+from seedbed.export import loading as exported
 from seedbed.machine import require_linux
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
@@ -155,7 +156,7 @@ class Forms(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _PlainForms:
-    """The formats of an on-device environment: arrays are not converted, except to the spec's dtypes."""
+    """The formats of the spec itself: arrays are not converted, except to the spec's dtypes."""
 
     spec: EnvSpec
 
@@ -257,11 +258,8 @@ def make_gymnasium(
 class Policy:
     """A trained policy for the user's own loops: takes the environment's observations, returns actions."""
 
-    def __init__(self, trained: TrainedAgent, seed: int = 0) -> None:
-        self._forms = trained.forms
-        self._policy = evaluation.SpecPolicy(
-            trained.agent, trained.forms.spec, _frame_stack(trained.env), trained.params, seed
-        )
+    def __init__(self, forms: Forms, policy: evaluation.SpecPolicy) -> None:
+        self._forms, self._policy = forms, policy
 
     def reset(self) -> None:
         """Clears recurrent state and frame stack: the next observation opens an episode."""
@@ -277,9 +275,28 @@ class Policy:
         return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
 
 
+def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
+    """Returns the policy of a restored run; `seed` is that of the actions that it draws."""
+    spec, frame_stack = trained.forms.spec, _frame_stack(trained.env)
+    return Policy(
+        trained.forms,
+        evaluation.SpecPolicy(trained.agent, spec, frame_stack, trained.params, seed),
+    )
+
+
 def load(run: str | Path, seed: int = 0, newest: bool = False) -> Policy:
-    """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`."""
-    return Policy(restore(run, newest=newest), seed)
+    """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`.
+
+    `run` may also be a folder that `seedbed export` has written, of one of Seedbed's own agents. Such a
+    policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError
+    if the folder is neither, or is damaged.
+    """
+    if not exported.is_exported(Path(run)):
+        return policy_of(restore(run, newest=newest), seed)
+    if newest:
+        raise SeedbedError(f"{run} is an exported policy, and has no newer one: leave out newest")
+    agent, spec, frame_stack, params = exported.read(Path(run))
+    return Policy(_PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
 
 
 def evaluate(

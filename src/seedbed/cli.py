@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | learner | evaluate | report | list | bench`.
+"""The command line: `seedbed train | actor | learner | evaluate | report | export | list | bench`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -39,6 +39,8 @@ commands:
                   play whole episodes with the best policy of a run
   report RUN [RUN ...] [-o F.html]
                   write one page with curves, settings and episodes of runs
+  export RUN -o DIR [--newest] [--json]
+                  write the best policy of a run as ONNX, without anything executable
   list [--json]   list presets, agents and environments
   list --runs [DIR] [--json]
                   list runs with their state, steps, score and age
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "learner": _learner,
         "evaluate": _evaluate,
         "report": _report,
+        "export": _export,
         "list": _list,
         "bench": _bench,
     }
@@ -286,6 +289,43 @@ def _report(arguments: list[str]) -> int:
     size = given.output.stat().st_size / 1e6
     count = len(given.runs)
     _print(f"{given.output} ({size:.1f} MB): {count} run{'s' if count > 1 else ''}")
+    return 0
+
+
+def _export(arguments: list[str]) -> int:
+    parser = _Parser(prog="seedbed export", description="Writes a run's policy as an ONNX model.")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="new folder"
+    )
+    parser.add_argument("--newest", action="store_true", help="export the newest checkpoint")
+    parser.add_argument("--json", action="store_true", help="print the contract")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit:
+        return 0
+    from seedbed.run.folder import RunFolder
+
+    # What can be refused at once is, before JAX is loaded.
+    RunFolder.read(given.run)
+    from seedbed.export.extra import EXTRA, require_packages
+
+    require_packages(*EXTRA)
+    from seedbed.export import command
+
+    def warn(text: str) -> None:
+        print(text, file=sys.stderr)  # noqa: T201
+
+    contract = command.export(given.run, given.output, given.newest, warn)
+    if given.json:
+        _print(json.dumps(contract))
+    else:
+        worst = max(contract["checked"]["relative_errors"].values())
+        _print(
+            f"{given.output} has the policy of step {contract['training']['env_steps']:,}; onnxruntime "
+            f"and JAX differ by at most {worst:.0e} of an output's largest number"
+        )
     return 0
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import io
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
-from seedbed.types import Environment, UsageError
+from seedbed.types import Environment, SeedbedError, UsageError
 
 _FIXED = ("id", "factory", "game", "kwargs")
 """Fields that identify a host environment. They are not options: the target already names the environment,
@@ -93,6 +94,33 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
             raise
         raise UsageError(_one_line(captured.getvalue())) from None
     return back(parsed)
+
+
+def command(config: TrainConfig) -> str:
+    """Returns the command line that trains a configuration; "" if it has no name to begin with."""
+    if not config.name:
+        return ""
+    env, _, agent = config.name.rpartition("/")
+    words = ["seedbed", "train", config.name]
+    try:
+        usual = resolve.train_config(config.name)
+    except SeedbedError:
+        usual = resolve.train_config(env, agent)
+        words = ["seedbed", "train", env, "--agent", agent]
+    if type(usual.runtime) is not type(config.runtime):
+        (runtime,) = (name for name, kind in RUNTIMES.items() if type(config.runtime) is kind)
+        usual = resolve.in_runtime(usual, runtime)
+        words += ["--runtime", runtime]
+    before = dict(_known_options(usual))
+    for option, value in _known_options(config):
+        if value == before.get(option) or option.rpartition(".")[2].lstrip("-").startswith("no-"):
+            continue
+        if isinstance(value, bool):
+            head, dot, tail = option[2:].rpartition(".")
+            words.append(option if value else f"--{head}{dot}no-{tail}")
+        else:
+            words += [option, *map(str, value if isinstance(value, tuple) else [value])]
+    return shlex.join(words)
 
 
 # tyro joins lines that are not indented, and does not fold what it has joined.

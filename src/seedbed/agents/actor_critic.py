@@ -25,6 +25,7 @@ from seedbed.ops.distributions import (
     Scales,
     action_vector,
     distribution,
+    named,
     parameter_size,
     squash,
 )
@@ -137,7 +138,7 @@ class ActorCriticAgent(NetworkAgent):
         row = jax.tree.map(lambda x: x[None], timestep)
         previous, core = self._memory(actor_state.core)
         parameters, _, core = self._evaluate(params, row, previous, core)
-        policy, spec = self._policy(parameters[0]), self._env().action
+        policy, spec = named(self._policy(parameters[0])), self._env().action
         if evaluate and isinstance(spec, Box):
             draw = policy.mode()
         else:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.agents.base import (
     Gradient,
@@ -190,6 +191,7 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
         The rates are those of the `ladder` `[B]`, or the one of `params`. If `evaluate` is set,
         `evaluation_epsilon` replaces them.
         """
+        q = checkpoint_name(q, "q_values")
         epsilon = ladder
         if not isinstance(params.exploration, tuple):
             epsilon = jnp.broadcast_to(params.exploration, ladder.shape)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from seedbed import trees
 from seedbed.agents.base import OffPolicyAgent
@@ -141,7 +142,8 @@ class Sac(OffPolicyAgent):
 
         If `evaluate` is set, an action is the squashed mean of the policy, and the keys are unused.
         """
-        draw, scale = self._normal(params, vectors(timestep.observation, 1))
+        mean, scale = self._normal(params, vectors(timestep.observation, 1))
+        draw, scale = checkpoint_name(mean, "mean"), checkpoint_name(scale, "scale")
         if not evaluate:
             noise = jax.vmap(lambda key: jax.random.normal(key, draw.shape[1:]))(keys)
             draw = draw + scale * noise

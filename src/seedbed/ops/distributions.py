@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.types import ActionSpec, Box, Discrete, MultiDiscrete, SeedbedError
 
@@ -244,6 +245,16 @@ def distribution(action: ActionSpec, parameters: Array, scales: Scales) -> Distr
     # An untrained network's outputs are near 0. With this offset the softplus of 0 is initial - least.
     offset = math.log(math.expm1(scales.initial - scales.least))
     return Normal(mean, jax.nn.softplus(raw_scale + offset) + scales.least)
+
+
+def named(policy: Distribution) -> Distribution:
+    """Names a distribution's parameters after their fields, so that exports find them."""
+    fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}  # type: ignore[arg-type]
+    arrays = {name: value for name, value in fields.items() if isinstance(value, Array)}
+    return dataclasses.replace(
+        policy,  # type: ignore[type-var]
+        **{name: checkpoint_name(value, name) for name, value in arrays.items()},
+    )
 
 
 def check_bounds(action: Box) -> None:

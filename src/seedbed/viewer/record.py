@@ -108,7 +108,7 @@ def _in_gymnasium(
     if not hasattr(env, "data") or not hasattr(env, "dt"):
         raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no Atari game")
     limit = gymnasium.spec(config.id).max_episode_steps or 1000
-    policy = api.Policy(trained, seed)
+    policy = api.policy_of(trained, seed)
     shown = []
     for i in range(episodes):
         observation, _ = env.reset(seed=seed + i)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 
 from seedbed.ffi import varying_axes, varying_like
 
@@ -26,9 +26,11 @@ def call_kernel(
 def count_chunks(images: jax.Array) -> int:
     """Returns the number of shares that a batch of images [N, ...] is cut into, from 1 to 32.
 
-    It depends on N alone, so the order of summation is the same whatever the threads do.
+    It depends on N alone, so the order of summation is the same whatever the threads do. N may be a symbolic
+    dimension of `jax.export`.
     """
-    return max(1, min(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK))
+    most = core.min_dim(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK)
+    return core.max_dim(1, most)
 
 
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:

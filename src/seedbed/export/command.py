@@ -1,0 +1,211 @@
+"""`seedbed export`: writes a run's policy into a folder in which nothing is executable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import safetensors.numpy
+
+import seedbed
+from seedbed import api, options, resolve
+from seedbed.envs.host.gym import GymEnv
+from seedbed.export import card
+from seedbed.export.check import require_equal
+from seedbed.export.graph import IR_VERSION, OPSET
+from seedbed.export.loading import (
+    CONTRACT,
+    FORMAT,
+    PARAMETERS,
+    VERSION,
+    action_json,
+    observation_json,
+)
+from seedbed.export.policy import (
+    ACTION,
+    FIRST,
+    NEXT,
+    OBSERVATION,
+    REWARD,
+    MemoryEntry,
+    Policy,
+    PolicyGraph,
+    build,
+)
+from seedbed.files import sync
+from seedbed.run.encoding import BOUND, encode
+from seedbed.run.folder import RunFolder
+from seedbed.run.leaves import array_of, named_leaves
+from seedbed.types import Agent, ArraySpec, SeedbedError
+
+GRAPH = "policy.onnx"
+_MEANINGS = {
+    OBSERVATION: "the observation as the environment gives it: a single frame, not normalised",
+    REWARD: "the reward of the last action; 0 if `first`",
+    FIRST: "whether the observation opens an episode",
+    ACTION: "the action, every random number at its median: the mode of the policy",
+    "logits": "logarithms of the actions' probabilities, up to a constant",
+    "mean": "mean of the normal distribution, before it is squashed into an action",
+    "scale": "standard deviation of that distribution",
+    "q_values": "values of the actions",
+}
+
+
+def export(
+    run: Path, folder: Path, newest: bool = False, warn: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """Exports a run's best policy, or its newest, into a new folder; returns the contract.
+
+    Calls `warn` like `api.restore`, and if the graph takes only one environment at a time. Raises
+    SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX, if
+    onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
+    """
+    _require_room(folder)
+    trained = api.restore(run, warn, newest)
+    frame_stack = getattr(trained.env, "frame_stack", 1)
+    policy = Policy(trained.agent, trained.params, trained.forms.spec, frame_stack)
+    graph = build(policy)
+    if graph.single:
+        warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
+    errors = require_equal(policy, graph)
+    lines = card.metrics_of(run)
+    arrays = {name: np.array(array_of(leaf)) for name, leaf in named_leaves(policy.params)}
+    files = {
+        GRAPH: graph.model.SerializeToString(),
+        PARAMETERS: safetensors.numpy.save(arrays),
+        card.CURVE: card.curve(lines).encode(),
+    }
+    contract = {
+        "format": FORMAT,
+        "version": VERSION,
+        "seedbed": seedbed.__version__,
+        **_arrays(policy, graph),
+        "observation": observation_json(policy.spec.observation),
+        "action": action_json(policy.spec.action),
+        "frame_stack": frame_stack,
+        "agent": _agent(policy.agent),
+        "environment": _environment(run, trained),
+        "training": _training(run, trained, card.evaluation_of(lines, trained.step)),
+        "checked": {"onnxruntime": onnxruntime.__version__, "relative_errors": errors},
+        "files": {
+            name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for name, content in files.items()
+        },
+    }
+    files["README.md"] = card.readme(contract).encode()
+    files[CONTRACT] = (json.dumps(contract, indent=2, allow_nan=False) + "\n").encode()
+    _write(folder, files)
+    return contract
+
+
+def _arrays(policy: Policy, graph: PolicyGraph) -> dict[str, Any]:
+    """Returns the contract's description of the graph and its arrays."""
+    statistics = [name for name, _ in named_leaves(policy.params) if name.startswith("seen.")]
+    return {
+        "graph": {
+            "file": GRAPH,
+            "opset": OPSET,
+            "ir_version": IR_VERSION,
+            "batch": 1 if graph.single else "any",
+        },
+        "inputs": [_described(name, spec) for name, spec in graph.inputs.items()],
+        "memory": [_remembered(entry) for entry in graph.memory],
+        "outputs": [_described(name, spec) for name, spec in graph.outputs.items()],
+        "normalisation": {"in_graph": True, "statistics": statistics},
+        "evaluation_draws": graph.draws,
+    }
+
+
+def _described(name: str, spec: ArraySpec) -> dict[str, Any]:
+    head = name.partition(".")[0]
+    meaning = _MEANINGS.get(name) or _MEANINGS.get(head) or "a value that the agent's act names"
+    return {"name": name, "shape": list(spec.shape), "dtype": spec.dtype, "meaning": meaning}
+
+
+def _remembered(entry: MemoryEntry) -> dict[str, Any]:
+    same = entry.initial.size > 0 and bool((entry.initial == entry.initial.reshape(-1)[0]).all())
+    initial = entry.initial.reshape(-1)[0] if same else entry.initial
+    follows = (
+        "the action that was taken" if entry.is_action else f"the output `{NEXT}.{entry.name}`"
+    )
+    return {
+        "input": entry.name,
+        "output": f"{NEXT}.{entry.name}",
+        "shape": list(entry.initial.shape),
+        "dtype": str(entry.initial.dtype),
+        "initial": initial.tolist(),
+        "is_action": entry.is_action,
+        "meaning": f"memory, from {'its first value' if not same else initial.tolist()}; next: {follows}",
+    }
+
+
+def _agent(agent: Agent) -> dict[str, Any]:
+    encoded = encode(agent, BOUND)
+    kind = encoded.pop("class")
+    own = [name for name, path in resolve.AGENTS.items() if path == kind]
+    return {"name": own[0] if own else None, "class": kind, "options": encoded}
+
+
+def _environment(run: Path, trained: api.TrainedAgent) -> dict[str, Any]:
+    """Returns the environment's saved options, and the Gymnasium task that shows the same observations."""
+    env: Any = trained.env
+    task: dict[str, Any] | None = None
+    if hasattr(env, "gymnasium_id"):
+        task = {"id": env.gymnasium_id, "kwargs": env.gymnasium_options()}
+    elif isinstance(env, GymEnv):
+        task = {"id": env.id, "kwargs": dict(env.kwargs)}
+    return {"gymnasium": task, "options": RunFolder.read(run).read_config()["env"]}
+
+
+def _training(
+    run: Path, trained: api.TrainedAgent, evaluation: dict[str, Any] | None
+) -> dict[str, Any]:
+    config = resolve.from_json(RunFolder.read(run).read_config())
+    return {
+        "name": config.name,
+        "command": options.command(config),
+        "seed": config.runtime.seed,
+        "member": trained.member,
+        "env_steps": trained.step,
+        "evaluation": evaluation,
+    }
+
+
+def _require_room(folder: Path) -> None:
+    """Raises SeedbedError if there is something in the folder already, or if it is none."""
+    try:
+        if folder.exists() and next(folder.iterdir(), None) is not None:
+            raise SeedbedError(f"{folder} is not empty: name a new folder with -o")
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """Writes all files beside the folder, and gives them its name when they are on the disk."""
+    aside = folder.with_name(f".{folder.name}.new")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for name, content in files.items():
+            (aside / name).write_bytes(content)
+            sync(aside / name)
+        sync(aside)
+        aside.rename(folder)
+        sync(folder.parent)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unusable(folder: Path, error: OSError) -> SeedbedError:
+    return SeedbedError(
+        f"the folder {folder} cannot be written ({error.strerror or error}): name another with -o"
+    )

@@ -1,0 +1,182 @@
+"""Reads an exported policy. No class is imported by a name from its JSON, and onnxruntime is not needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from seedbed import resolve
+from seedbed.export.extra import require_packages
+from seedbed.run.encoding import construct
+from seedbed.run.leaves import like, named_leaves, shape_and_dtype
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import (
+    ActionSpec,
+    Agent,
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    SeedbedError,
+    Tree,
+    bind,
+)
+
+CONTRACT, PARAMETERS = "contract.json", "parameters.safetensors"
+FORMAT, VERSION = "seedbed-policy", 1
+
+
+class ExportedAgent(NamedTuple):
+    """A trained agent from an exported folder."""
+
+    agent: Agent  # bound
+    spec: EnvSpec  # of single frames
+    frame_stack: int
+    params: Tree
+
+
+def is_exported(folder: Path) -> bool:
+    """Returns whether a folder looks like an exported policy."""
+    return (folder / CONTRACT).is_file()
+
+
+def read(folder: Path) -> ExportedAgent:
+    """Reads an exported policy of one of Seedbed's own agents; raises SeedbedError if that fails."""
+    contract = _contract(folder)
+    try:
+        described, frame_stack = contract["agent"], int(contract["frame_stack"])
+        name, options, files = described["name"], described["options"], contract["files"]
+        size, digest = files[PARAMETERS]["bytes"], files[PARAMETERS]["sha256"]
+        if name is None:
+            raise SeedbedError(
+                f"{folder} is of the agent {described['class']}, which is not Seedbed's own: play its "
+                "policy.onnx with onnxruntime, or the run with the agent's code"
+            )
+        spec = EnvSpec(_observation(contract["observation"]), _action(contract["action"]))
+        if name not in resolve.AGENTS:
+            raise SeedbedError(
+                f"{folder} is of the agent {name!r}, which this Seedbed does not have"
+            )
+        values = {field: _plain(value) for field, value in options.items()}
+        agent = construct(resolve.load_agent_class(name), values)
+        agent = bind(agent, stacked_spec(spec, frame_stack))
+        template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    except SeedbedError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise _damaged(folder, CONTRACT, f"{type(error).__name__}: {text}") from error
+    arrays = _parameters(folder, size, digest)
+    return ExportedAgent(agent, spec, frame_stack, _filled(folder, template, arrays))
+
+
+def _contract(folder: Path) -> dict[str, Any]:
+    try:
+        contract = json.loads((folder / CONTRACT).read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(folder, CONTRACT, str(error)) from error
+    if not isinstance(contract, dict) or contract.get("format") != FORMAT:
+        raise SeedbedError(f"{folder} is no exported policy: its {CONTRACT} is not Seedbed's")
+    if contract.get("version") != VERSION:
+        raise SeedbedError(
+            f"{folder} was exported by another version of Seedbed: its format is "
+            f"{contract.get('version')!r}, this one reads {VERSION}"
+        )
+    return contract
+
+
+def _parameters(folder: Path, size: int, digest: str) -> dict[str, np.ndarray]:
+    require_packages("safetensors")
+    import safetensors.numpy
+
+    try:
+        content = (folder / PARAMETERS).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, PARAMETERS, error.strerror or str(error)) from error
+    if len(content) != size:
+        raise _damaged(folder, PARAMETERS, f"it has {len(content)} bytes instead of {size}")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _damaged(folder, PARAMETERS, "its content has changed")
+    try:
+        return safetensors.numpy.load(content)
+    except Exception as error:
+        raise _damaged(folder, PARAMETERS, str(error)) from error
+
+
+def _filled(folder: Path, template: Tree, arrays: dict[str, np.ndarray]) -> Tree:
+    """Returns the parameters with the structure of `template`, from arrays by name."""
+    named = named_leaves(template)
+    if odd := {name for name, _ in named} ^ arrays.keys():
+        raise _damaged(folder, PARAMETERS, f"{min(odd)} is only in it, or only in the agent")
+    for name, leaf in named:
+        have = (arrays[name].shape, str(arrays[name].dtype))
+        if have != shape_and_dtype(leaf):
+            raise _damaged(folder, PARAMETERS, f"{name} is {have[1]}{list(have[0])}")
+    leaves = [like(arrays[name], leaf) for name, leaf in named]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _damaged(folder: Path, name: str, reason: str) -> SeedbedError:
+    return SeedbedError(f"{folder / name} is missing or damaged ({reason}): export the run again")
+
+
+def _plain(value: Any) -> Any:
+    """Returns an option: a number, a text, None, or a tuple of these."""
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise ValueError(f"an option is {value!r}")
+
+
+def observation_json(spec: Tree) -> Any:
+    """Returns the shapes of observations as JSON; a tree of other nodes cannot be read again."""
+    if isinstance(spec, dict):
+        return {"dict": {key: observation_json(spec[key]) for key in sorted(spec)}}
+    if type(spec) is tuple:
+        return {"tuple": [observation_json(child) for child in spec]}
+    if isinstance(spec, ArraySpec):
+        return {"shape": list(spec.shape), "dtype": spec.dtype}
+    return {"other": type(spec).__name__}
+
+
+def _observation(data: Any) -> Tree:
+    if "dict" in data:
+        return {str(key): _observation(child) for key, child in data["dict"].items()}
+    if "tuple" in data:
+        return tuple(map(_observation, data["tuple"]))
+    if "other" in data:
+        raise SeedbedError(
+            f"observations of the type {data['other']} cannot be read: play policy.onnx with onnxruntime"
+        )
+    return ArraySpec(tuple(int(size) for size in data["shape"]), str(np.dtype(data["dtype"])))
+
+
+def action_json(action: ActionSpec) -> dict[str, Any]:
+    """Returns the form of actions as JSON, in which an infinite bound is null."""
+    if isinstance(action, Discrete):
+        return {"kind": "discrete", "n": action.n}
+    if isinstance(action, MultiDiscrete):
+        return {"kind": "multi_discrete", "nvec": list(action.nvec)}
+    low, high = (
+        [bound if math.isfinite(bound) else None for bound in bounds]
+        for bounds in (action.low, action.high)
+    )
+    return {"kind": "box", "shape": list(action.shape), "low": low, "high": high}
+
+
+def _action(data: Any) -> ActionSpec:
+    if data["kind"] == "discrete":
+        return Discrete(int(data["n"]))
+    if data["kind"] == "multi_discrete":
+        return MultiDiscrete(tuple(int(n) for n in data["nvec"]))
+    low = tuple(-math.inf if bound is None else float(bound) for bound in data["low"])
+    high = tuple(math.inf if bound is None else float(bound) for bound in data["high"])
+    return Box(tuple(int(size) for size in data["shape"]), low, high)
