@@ -12,7 +12,6 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import generate  # noqa: E402
-
 import seedbed  # noqa: E402
 
 project = "Seedbed"

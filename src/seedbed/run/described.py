@@ -70,9 +70,9 @@ STREAMS = {
     "streams/sent_bytes": "Bytes sent to other machines.",
     "streams/cpu_seconds": "CPU seconds of the actors on other machines.",
     "streams/answer_p50_s": "Median seconds from a timestep's arrival here until its action is sent.",
-    "streams/answer_p99_s": "99th percentile of the same seconds.",
+    "streams/answer_p99_s": "Their 99th percentile.",
     "streams/action_p50_s": "Median over streams of the seconds that an actor waits for an action.",
-    "streams/action_p99_s": "Largest 99th percentile of these seconds over the streams.",
+    "streams/action_p99_s": "Largest 99th percentile of the same over the streams.",
     "streams/away_share": "Share of the wall time in which these groups did not wait for the learner.",
 }
 CLUSTER = {
