@@ -7,7 +7,7 @@ WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help setup train test lint format types bench web lock clean
+.PHONY: help setup train test lint format types docs bench web lock clean
 
 help:
 	@echo "make setup   set up .venv"
@@ -15,6 +15,7 @@ help:
 	@echo "make test    set up .venv and run the tests"
 	@echo "make lint    check style;  make format  mend it"
 	@echo "make types   check types"
+	@echo "make docs    build the documentation: build/docs/index.html"
 	@echo "make bench   run the benchmarks"
 	@echo "make web     build the replay page's script (needs npm)"
 	@echo "make lock    pin what is installed in .venv into requirements.lock"
@@ -47,6 +48,10 @@ format: setup
 
 types: setup
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/sphinx-build -n -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
 
 bench: setup
 	$(BIN)/seedbed bench $(ARGS)

@@ -11,11 +11,11 @@ HERE = Path(__file__).parent
 # The generator beside this file, and the package of this checkout.
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-import generate  # noqa: E402
-import seedbed  # noqa: E402
+import generate
+import seedbed
 
 project = "Seedbed"
-author = copyright = "the authors of Seedbed"  # noqa: A001  the name is Sphinx's
+author = copyright = "the authors of Seedbed"
 release = seedbed.__version__
 
 extensions = ["myst_parser"]
