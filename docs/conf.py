@@ -28,6 +28,8 @@ html_css_files = ["site.css"]
 html_show_search_summary = False
 html_copy_source = html_show_sourcelink = False
 html_show_copyright = False
+# Two hyphens are those of an option.
+smartquotes = False
 pygments_style, pygments_dark_style = "friendly", "monokai"
 
 myst_heading_anchors = 4

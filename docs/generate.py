@@ -12,6 +12,7 @@ import inspect
 import io
 import itertools
 import re
+import sys
 import textwrap
 import tokenize
 import types
@@ -243,7 +244,8 @@ def _entry(module: str, thing: Any) -> str:
     if not isinstance(thing, type):
         head = f"{{py:function}} {module}.{thing.__name__}{_signature(thing)}"
         return _directive(head, docstring(thing))
-    place = module if thing.__module__.startswith(module) else thing.__module__
+    public = thing in vars(sys.modules[module]).values()
+    place = module if public else thing.__module__
     return _directive(f"{{py:class}} {place}.{thing.__name__}", _class_body(thing))
 
 
