@@ -83,7 +83,7 @@ CLUSTER = {
     "cluster/discarded_share": "Share of the pushed gradients that a shard discarded.",
     "cluster/pushes_applied": "Pushes that shards applied, summed over the shards.",
     "cluster/pushes_discarded": "Pushes that shards discarded because they were too old.",
-    "cluster/pushes_rolled back": "Pushes that were lost when a shard went back to its last save.",
+    "cluster/pushes_rolled_back": "Pushes that were lost when a shard went back to its last save.",
     "cluster/outliers": "Gradients that learners kept back because of their loss.",
     "cluster/staleness_mean": "Mean number of gradients applied between a gradient's pull and its push.",
     "cluster/staleness_max": "Largest such number.",
