@@ -7,7 +7,7 @@ WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help setup train test lint format types bench web lock dist clean
+.PHONY: help setup train test lint format types docs bench web lock dist clean
 
 help:
 	@echo "make setup   set up .venv"
@@ -15,6 +15,7 @@ help:
 	@echo "make test    set up .venv and run the tests"
 	@echo "make lint    check style;  make format  mend it"
 	@echo "make types   check types"
+	@echo "make docs    build the documentation: build/docs/index.html"
 	@echo "make bench   run the benchmarks"
 	@echo "make web     build the scripts of replays and reports (needs npm)"
 	@echo "make dist    build the wheel and the source distribution into dist/"
@@ -48,6 +49,10 @@ format: setup
 
 types: setup
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/sphinx-build -n -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
 
 bench: setup
 	$(BIN)/seedbed bench $(ARGS)

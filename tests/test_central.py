@@ -30,6 +30,7 @@ from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import CentralConfig
@@ -388,6 +389,7 @@ def test_training_counts_reports_evaluates_and_leaves_nothing(run_folder):
     assert not summary["interrupted"]
     last = lines(run_folder)[-1]
     assert not [name for name in REQUIRED if name not in last]
+    assert not undescribed(last)
     shares = [last[f"time/{part}"] for part in ("environment", "inference", "learning", "waiting")]
     assert abs(sum(shares) - 1.0) < 1e-3
     steps = [line["env_steps"] for line in lines(run_folder)]

@@ -21,6 +21,7 @@ from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, name_of
+from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
 from seedbed.types import (
@@ -93,6 +94,7 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
 def test_several_inference_and_learner_devices(run_folder, taken):
     summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(2, 3))
     assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
+    assert not undescribed(lines(run_folder)[-1])
 
 
 def test_accelerators_learn_from_every_batch_that_was_drawn(run_folder, taken, accelerators):

@@ -36,6 +36,7 @@ from seedbed.ops.keys import halves
 from seedbed.resolve import TrainConfig
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
+from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
 from seedbed.run.metrics import STAGES
@@ -527,6 +528,7 @@ def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
     ):
         assert words in printed
     assert lines(run_folder)[-1]["evaluation/seeds"] == scores
+    assert not undescribed(lines(run_folder)[-1])
     trained = api.restore(run_folder)
     _, carry, metadata = saved(run_folder)
     assert metadata["best_seed"] == best

@@ -27,6 +27,7 @@ from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.types import SeedbedError
@@ -98,6 +99,7 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     (secret,) = [(run_folder / "listen" / name).stat() for name in ["private.pem"]]
     assert secret.st_mode & 0o777 == 0o600
     line = lines(run_folder)[-1]
+    assert not undescribed(line)
     assert line["streams/streams"] == 2 and line["streams/hosts"] == 1 and line["episodes"] > 0
     children = psutil.Process(learner.pid).children(recursive=True)
     learner.kill()

@@ -29,6 +29,7 @@ from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import layout_of, role_of
 from seedbed.replay.host.replay import HostReplay
 from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 from test_central import View, counting_env, importable  # noqa: F401  a fixture
@@ -354,3 +355,4 @@ def test_metrics_name_the_load_and_staleness(tmp_path):
         "time/learning",
         "bottleneck",
     } <= names
+    assert not undescribed(names)

@@ -46,9 +46,11 @@ def train(
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
-    The summary holds the last metrics, `interrupted` (bool) and `run` (the folder). `runtime_options` are
-    fields of `CentralConfig` or `FusedConfig`, such as `steps=1_000_000`. On a GPU, a preset or an
-    environment has the sizes of `scaling`.
+    `what` is a name, as in `seedbed train`, or a `TrainConfig`. `agent` names another agent, such as ppo or
+    `module:Class`. `run` is the folder of the run; by default a new one below runs/. `runtime_options` are
+    fields of the runtime's configuration, such as `steps=1_000_000` (transitions). On a GPU, a preset or an
+    environment has the sizes of `scaling`. The summary holds the last metrics, `interrupted` (bool) and `run`
+    (the folder).
 
     `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
     values, by the calling thread, every `log_every_s` seconds and once at the end. If it raises an
@@ -237,7 +239,9 @@ def make_gymnasium(
     """Makes a Gymnasium environment from an on-device one, or a vector environment if `num_envs` is given.
 
     `name` is a short name such as ant, or `module:Class`. `options` are fields of the environment. `seed` is
-    that of the first reset that is given none. Raises SeedbedError for host environments and unknown options.
+    that of the first reset that is given none. Observations and actions have the shapes of Gymnasium's
+    spaces; those of a vector environment are `[num_envs, ...]`, and an ended environment resets itself in the
+    next step. Raises SeedbedError for host environments and unknown options.
     """
     from seedbed.envs.device.gymnasium_api import make_gymnasium as make
 
@@ -269,7 +273,8 @@ class Policy:
         """Chooses the action for one observation, or actions for a batch as a vector environment gives it.
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
-        observation after construction or `reset` does. An agent with a memory also needs `reward` (a number,
+        observation after construction or `reset` does. Actions are those of the environment, `[B, ...]` for a
+        batch. An agent with a memory also needs `reward` (a number,
         or `[B]`), the reward of the last action. A change of the batch size works like `reset`.
         """
         return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
@@ -286,6 +291,10 @@ def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
 
 def load(run: str | Path, seed: int = 0, newest: bool = False) -> Policy:
     """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`.
+
+    `run` is the folder of a run. `seed` is that of the actions, where they are drawn. With `newest` it takes
+    the newest checkpoint instead of the one with the best evaluation. Observations and actions are those of
+    the environment, one or a batch `[B, ...]`.
 
     `run` may also be a folder that `seedbed export` has written, of one of Seedbed's own agents. Such a
     policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError

@@ -31,11 +31,11 @@ class Timestep(NamedTuple):
     observation of an episode is therefore always in the trajectory.
     """
 
-    observation: Tree
-    reward: Array  # float32
-    terminated: Array  # bool
-    truncated: Array  # bool
-    first: Array  # bool
+    observation: Tree  # in the dtypes of the spec
+    reward: Array  # float32, raw
+    terminated: Array  # bool: the episode ended
+    truncated: Array  # bool: a time limit ended it
+    first: Array  # bool: the observation opens an episode
 
 
 class ActorState(NamedTuple):
@@ -82,31 +82,31 @@ def trajectory_masks(timesteps: Timestep, gamma: float, trace_decay: float) -> M
 class ArraySpec:
     """The shape and dtype of one environment's array."""
 
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # without a batch axis
+    dtype: str  # numpy's name, such as float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
     """A choice of one of `n` actions: an int32 scalar from 0 to n - 1."""
 
-    n: int
+    n: int  # choices
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
     """A choice from each of several sets, of `nvec[i]` elements: int32 `[len(nvec)]`."""
 
-    nvec: tuple[int, ...]
+    nvec: tuple[int, ...]  # choices of each set
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
     """A real array: float32 of `shape`. Bounds are per element, flattened, and may be infinite."""
 
-    shape: tuple[int, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    shape: tuple[int, ...]  # without a batch axis
+    low: tuple[float, ...]  # least values, or -inf
+    high: tuple[float, ...]  # largest values, or inf
 
     def __post_init__(self) -> None:
         """Raises SeedbedError unless there is a range for each element; lists become tuples."""
@@ -135,8 +135,8 @@ ActionSpec = Discrete | MultiDiscrete | Box
 class EnvSpec:
     """The observations (a tree of `ArraySpec`) and actions of an environment, without a batch axis."""
 
-    observation: Tree
-    action: ActionSpec
+    observation: Tree  # of ArraySpec
+    action: ActionSpec  # Discrete, MultiDiscrete or Box
 
 
 def action_array(action: ActionSpec) -> ArraySpec:
@@ -156,9 +156,9 @@ class OnPolicy:
     which the update of that batch starts. With any other agent, the central runtime acts while it learns.
     """
 
-    unroll: int
-    batch: int
-    synchronous: bool = False
+    unroll: int  # steps of an unroll, T
+    batch: int  # unrolls of a batch, B
+    synchronous: bool = False  # whether acting waits for learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Replay:
     of the stream in both runtimes.
     """
 
-    batch: int
+    batch: int  # items of an update
     sequence: int  # transitions of an item that are learned from
     period: int  # steps from the start of an item to the start of the next
     capacity: int  # most items that are kept; the oldest is dropped first
@@ -182,7 +182,7 @@ class Replay:
     burn_in: int = 0  # transitions before `sequence`, which only warm up the recurrent state
     priority_exponent: float = 0.0  # of the probability of drawing; 0 draws uniformly
     importance_exponent: float = 0.0  # of the weights that correct for it; 1 corrects fully
-    cross_episodes: bool = False
+    cross_episodes: bool = False  # whether items go on through auto-resets
 
     @property
     def steps(self) -> int:
@@ -200,7 +200,7 @@ class LearnerState(NamedTuple):
     """
 
     params: Tree  # everything that acting needs
-    optimizer_state: Tree
+    optimizer_state: Tree  # as the agent's optimizer has it
     updates: Array  # int32 scalar: gradients applied so far
     progress: Array  # float32 scalar, set by the runtime: share of the run done before this batch
     auxiliary: Tree = ()  # state that only learning needs, such as target networks

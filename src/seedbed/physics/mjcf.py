@@ -33,7 +33,10 @@ ITERATIONS = 100
 
 
 def load(path_or_xml: str | Path) -> Model:
-    """Compiles an MJCF file, or XML text, into a Model. A string that starts with "<" is XML text.
+    """Compiles an MJCF file, or XML text, into a Model, which is for one environment.
+
+    A string `path_or_xml` that starts with "<" is XML text, anything else a path. Units are those of the
+    file, MuJoCo's SI: m, kg, s, and rad after compilation.
 
     The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To limit
     its iterations, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.

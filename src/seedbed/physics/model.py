@@ -52,81 +52,87 @@ class Option(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A compiled MJCF model. Its fields are those of mjModel, except for those marked "ours"."""
+    """A compiled MJCF model. Its fields are those of mjModel, except for those marked "ours".
 
-    opt: Option
-    nq: int
-    nv: int
-    nu: int
-    nbody: int
-    njnt: int
-    ngeom: int
-    nsite: int
-    qpos0: np.ndarray  # [nq]
-    qpos_spring: Array  # [nq]
-    body_parentid: np.ndarray
-    body_rootid: np.ndarray
-    body_weldid: np.ndarray  # the moving body that carries a body; 0: static
-    body_jntnum: np.ndarray
-    body_jntadr: np.ndarray
-    body_dofnum: np.ndarray
-    body_dofadr: np.ndarray
-    body_pos: np.ndarray
-    body_quat: np.ndarray
-    body_ipos: Array
-    body_iquat: np.ndarray
-    body_mass: Array
-    body_inertia: Array
-    body_invweight0: np.ndarray  # [nbody, 2]
-    jnt_type: np.ndarray
-    jnt_qposadr: np.ndarray
-    jnt_dofadr: np.ndarray
-    jnt_bodyid: np.ndarray
-    jnt_limited: np.ndarray
-    jnt_solref: np.ndarray
-    jnt_solimp: np.ndarray
-    jnt_pos: np.ndarray
-    jnt_axis: np.ndarray
-    jnt_stiffness: Array
-    jnt_range: np.ndarray
-    jnt_margin: np.ndarray
-    dof_bodyid: np.ndarray
-    dof_jntid: np.ndarray
-    dof_parentid: np.ndarray
-    dof_armature: Array
-    dof_damping: Array
-    dof_invweight0: np.ndarray
-    geom_type: np.ndarray
-    geom_contype: np.ndarray
-    geom_conaffinity: np.ndarray
-    geom_condim: np.ndarray
-    geom_bodyid: np.ndarray
-    geom_priority: np.ndarray
-    geom_solmix: np.ndarray
-    geom_solref: np.ndarray
-    geom_solimp: np.ndarray
-    geom_size: np.ndarray
-    geom_rbound: np.ndarray
-    geom_pos: np.ndarray
-    geom_quat: np.ndarray
-    geom_friction: Array
-    geom_margin: np.ndarray
-    geom_gap: np.ndarray
-    site_bodyid: np.ndarray
-    site_pos: np.ndarray
-    exclude_signature: np.ndarray
+    Units are SI. Where there are two, the first is of sliding and the second of turning joints.
+    """
+
+    opt: Option  # options of the simulation
+    nq: int  # numbers in qpos
+    nv: int  # degrees of freedom
+    nu: int  # controls
+    nbody: int  # bodies, with the world as body 0
+    njnt: int  # joints
+    ngeom: int  # geoms
+    nsite: int  # sites
+    qpos0: np.ndarray  # [nq] m and rad, the pose of the file
+    qpos_spring: Array  # [nq] m and rad, where springs rest
+    body_parentid: np.ndarray  # [nbody]
+    body_rootid: np.ndarray  # [nbody] the root of its tree
+    body_weldid: np.ndarray  # [nbody] the moving body that carries a body; 0: static
+    body_jntnum: np.ndarray  # [nbody] number of its joints
+    body_jntadr: np.ndarray  # [nbody] its first joint; -1: none
+    body_dofnum: np.ndarray  # [nbody]
+    body_dofadr: np.ndarray  # [nbody] its first degree of freedom; -1: none
+    body_pos: np.ndarray  # [nbody, 3] m, in the parent's frame
+    body_quat: np.ndarray  # [nbody, 4] in the parent's frame
+    body_ipos: Array  # [nbody, 3] m, centre of mass in the body's frame
+    body_iquat: np.ndarray  # [nbody, 4] axes of the inertia in the body's frame
+    body_mass: Array  # [nbody] kg
+    body_inertia: Array  # [nbody, 3] kg m^2, about those axes
+    body_invweight0: np.ndarray  # [nbody, 2] 1/kg and 1/(kg m^2)
+    jnt_type: np.ndarray  # [njnt] FREE, SLIDE or HINGE
+    jnt_qposadr: np.ndarray  # [njnt] its first number in qpos
+    jnt_dofadr: np.ndarray  # [njnt] its first degree of freedom
+    jnt_bodyid: np.ndarray  # [njnt]
+    jnt_limited: np.ndarray  # [njnt] bool
+    jnt_solref: np.ndarray  # [njnt, 2] s and 1, of limits
+    jnt_solimp: np.ndarray  # [njnt, 5] of limits
+    jnt_pos: np.ndarray  # [njnt, 3] m, anchor in the body's frame
+    jnt_axis: np.ndarray  # [njnt, 3] in the body's frame
+    jnt_stiffness: Array  # [njnt] N/m, or N m/rad
+    jnt_range: np.ndarray  # [njnt, 2] m or rad
+    jnt_margin: np.ndarray  # [njnt] m or rad
+    dof_bodyid: np.ndarray  # [nv]
+    dof_jntid: np.ndarray  # [nv]
+    dof_parentid: np.ndarray  # [nv] the one before it in its tree; -1: none
+    dof_armature: Array  # [nv] kg, or kg m^2
+    dof_damping: Array  # [nv] N s/m, or N m s/rad
+    dof_invweight0: np.ndarray  # [nv] 1/kg, or 1/(kg m^2)
+    geom_type: np.ndarray  # [ngeom] mjtGeom
+    geom_contype: np.ndarray  # [ngeom] bits
+    geom_conaffinity: np.ndarray  # [ngeom] bits
+    geom_condim: np.ndarray  # [ngeom] 1 or 3
+    geom_bodyid: np.ndarray  # [ngeom]
+    geom_priority: np.ndarray  # [ngeom]
+    geom_solmix: np.ndarray  # [ngeom]
+    geom_solref: np.ndarray  # [ngeom, 2] s and 1
+    geom_solimp: np.ndarray  # [ngeom, 5]
+    geom_size: np.ndarray  # [ngeom, 3] m
+    geom_rbound: np.ndarray  # [ngeom] m, radius of a sphere around it; 0: plane
+    geom_pos: np.ndarray  # [ngeom, 3] m, in the body's frame
+    geom_quat: np.ndarray  # [ngeom, 4] in the body's frame
+    geom_friction: Array  # [ngeom, 3] sliding (1), torsional and rolling (m); the first is used
+    geom_margin: np.ndarray  # [ngeom] m
+    geom_gap: np.ndarray  # [ngeom] m
+    site_bodyid: np.ndarray  # [nsite]
+    site_pos: np.ndarray  # [nsite, 3] m, in the body's frame
+    exclude_signature: np.ndarray  # [k] pairs of bodies that do not touch
     actuator_trnid: np.ndarray  # [nu, 2] joint, unused
     actuator_gear: Array  # [nu, 6]; a joint uses the first
     actuator_gainprm: np.ndarray  # [nu, k]; the first is the force per control
-    actuator_ctrllimited: np.ndarray
-    actuator_ctrlrange: np.ndarray
-    actuator_forcelimited: np.ndarray
-    actuator_forcerange: np.ndarray
-    welds: Welds  # ours
-    parts: Parts  # ours
+    actuator_ctrllimited: np.ndarray  # [nu] bool
+    actuator_ctrlrange: np.ndarray  # [nu, 2]
+    actuator_forcelimited: np.ndarray  # [nu] bool
+    actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
+    welds: Welds  # which bodies are fixed to which; ours
+    parts: Parts  # inertias of bodies with all that is fixed to them; ours
 
     def replace(self, **leaves: Array) -> Model:
-        """Returns a new model in which leaves are replaced by arrays of the same shape, traced or not.
+        """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
+
+        They are fields of the model: body_mass, body_inertia, body_ipos, jnt_stiffness, qpos_spring,
+        dof_armature, dof_damping, geom_friction and actuator_gear.
 
         Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) do not change, just as
         in MuJoCo if a field is changed without mj_setConst.
@@ -189,15 +195,16 @@ class Model:
 
 
 class State(NamedTuple):
-    """What a step carries to the next one, of one environment: fields of mjData, and those marked "ours"."""
+    """What a step carries to the next one, of one environment: fields of mjData, and those marked "ours".
+
+    All leaves are float32 (or float64, if `qpos` is) but `diverged`. Units are SI, as in the model's file.
+    """
 
     time: Array  # s
-    qpos: Array  # [nq]
-    qpos_low: (
-        Array  # [n] rounding residue of the first n numbers of qpos, the root's translation; ours
-    )
-    qvel: Array  # [nv]
-    qacc_warmstart: Array  # [nv]
+    qpos: Array  # [nq] m and rad; quaternions of free joints
+    qpos_low: Array  # [n] m, rounding residue of qpos[:n], the root's translation; ours
+    qvel: Array  # [nv] m/s and rad/s
+    qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
 
 
@@ -210,27 +217,25 @@ class Data(NamedTuple):
     """
 
     time: Array  # s
-    qpos: Array  # [nq]
-    qpos_low: (
-        Array  # [n] rounding residue of the first n numbers of qpos, the root's translation; ours
-    )
-    qvel: Array  # [nv]
-    qacc_warmstart: Array  # [nv]
+    qpos: Array  # [nq] m and rad; quaternions of free joints
+    qpos_low: Array  # [n] m, rounding residue of qpos[:n], the root's translation; ours
+    qvel: Array  # [nv] m/s and rad/s
+    qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
-    ncon: Array  # int32
-    solver_niter: Array  # int32
-    residual: Array  # scaled norm of the gradient at the end of the solver; ours
-    qacc: Array  # [nv]
-    qfrc_actuator: Array  # [nv]
-    qfrc_constraint: Array  # [nv]
-    xpos: Array  # [nbody, 3]
-    xquat: Array  # [nbody, 4]
-    xipos: Array  # [nbody, 3]
-    site_xpos: Array  # [nsite, 3]
-    subtree_com: Array  # [nbody, 3]
-    cvel: Array  # [nbody, 6] about subtree_com of the body's tree
-    cinert: Array  # [nbody, 10] about the same point
-    cfrc_ext: Array  # [nbody, 6] contact wrench about the same point, as after mj_rnePostConstraint
+    ncon: Array  # int32, contacts
+    solver_niter: Array  # int32, iterations of the solver
+    residual: Array  # float, scaled norm of the gradient at the end of the solver; ours
+    qacc: Array  # [nv] m/s^2 and rad/s^2
+    qfrc_actuator: Array  # [nv] N and N m
+    qfrc_constraint: Array  # [nv] N and N m, of limits and contacts
+    xpos: Array  # [nbody, 3] m, in world axes
+    xquat: Array  # [nbody, 4] w, x, y, z
+    xipos: Array  # [nbody, 3] m, centres of mass
+    site_xpos: Array  # [nsite, 3] m
+    subtree_com: Array  # [nbody, 3] m, centre of mass of a body and its descendants
+    cvel: Array  # [nbody, 6] rad/s and m/s, about subtree_com of the body's tree
+    cinert: Array  # [nbody, 10] kg m^2, kg m and kg, about the same point
+    cfrc_ext: Array  # [nbody, 6] N m and N, of contacts, about it, as after mj_rnePostConstraint
 
     @property
     def state(self) -> State:

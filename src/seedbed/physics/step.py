@@ -31,10 +31,10 @@ from seedbed.types import Array, SeedbedError
 
 
 def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
-    """Makes the state at qpos [nq] and qvel [nv]; the default is qpos0 at rest.
+    """Makes the state of a `model` at `qpos` [nq] (m, rad) and `qvel` [nv] (m/s, rad/s).
 
-    The precision is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has
-    another shape.
+    The default is qpos0 at rest, at time 0. The precision is that of `qpos`, or JAX's default. Raises
+    SeedbedError if an array is not of floats or has another shape.
     """
     dtype = jnp.result_type(float) if qpos is None else jnp.asarray(qpos).dtype
     start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
@@ -50,7 +50,9 @@ def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> 
 
 
 def make_data(model: Model, state: State) -> Data:
-    """Makes the data of a state before any forward pass (mj_makeData): the derived fields are zero.
+    """Makes the data of a `state` before any forward pass (mj_makeData): the derived fields are zero.
+
+    Shapes are those of one environment of the `model`.
 
     Raises SeedbedError if the state does not fit the model, or is a batch.
     """
@@ -80,7 +82,9 @@ def make_data(model: Model, state: State) -> Data:
 
 
 def forward(model: Model, state: State) -> Data:
-    """Computes the derived fields at qpos and qvel, with zero control (mj_forward). The state does not move.
+    """Computes the derived fields at the `state` of a `model`, with zero control (mj_forward).
+
+    Returns the data of one environment, whose state is the one given.
 
     Raises SeedbedError if the state does not fit the model, or is a batch.
     """
@@ -89,11 +93,13 @@ def forward(model: Model, state: State) -> Data:
 
 
 def step(model: Model, state: State, ctrl: Array) -> State:
-    """Advances one environment by the model's time step under ctrl [nu].
+    """Advances one environment by the time step of the `model` under `ctrl` [nu].
 
-    If MuJoCo would warn of a bad position, velocity or acceleration and reset, the environment keeps its
-    state and `diverged` is set; it then stays frozen. Raises SeedbedError if the state or `ctrl` does not
-    fit the model, or is a batch.
+    `ctrl` has the unit that the model's actuators give it, and is clipped to their `ctrlrange`.
+
+    Returns the next state. If MuJoCo would warn of a bad position, velocity or acceleration and reset, the
+    environment keeps its `state` and `diverged` is set; it then stays frozen. Raises SeedbedError if the
+    state or `ctrl` does not fit the model, or is a batch.
     """
     return step_data(model, state, ctrl).state
 
@@ -101,7 +107,8 @@ def step(model: Model, state: State, ctrl: Array) -> State:
 def step_data(model: Model, state: State, ctrl: Array) -> Data:
     """Advances one environment as `step` does, and returns what mjData holds after mj_step.
 
-    In a kernel, fields that nobody reads cost nothing; those that it returns are written for each step.
+    `model`, `state` and `ctrl` [nu] are those of `step`. In a kernel, fields that nobody reads cost nothing;
+    those that it returns are written for each step.
     Raises SeedbedError as `step` does.
     """
     dtype = _check(model, state)
@@ -129,7 +136,9 @@ def step_data(model: Model, state: State, ctrl: Array) -> Data:
 
 
 def energy(model: Model, state: State) -> jax.Array:
-    """Computes the potential and kinetic energy [2] in J at qpos and qvel (mjData.energy after mj_forward).
+    """Computes the potential and kinetic energy [2] in J of a `model` at a `state`.
+
+    They are mjData.energy after mj_forward.
 
     Raises SeedbedError if the state does not fit the model, or is a batch.
     """

@@ -27,15 +27,15 @@ class Report:
     `flops` maps the loops around operations, outermost first, to the float operations of one iteration.
     """
 
-    name: str
-    operations: int
-    guards: int
+    name: str  # of the function
+    operations: int  # machine operations, without moves of elements
+    guards: int  # branches that skip what no lane needs
     guarded: int  # operations that run only if some lane needs them
-    flops: dict[tuple[str, ...], int]
-    lanes: int
-    ir_bytes: int
-    code_bytes: int
-    seconds: dict[str, float]  # time of each stage of compilation
+    flops: dict[tuple[str, ...], int]  # by the loops around them; a fused multiply-add is two
+    lanes: int  # examples that run together
+    ir_bytes: int  # of LLVM IR as text
+    code_bytes: int  # of machine code
+    seconds: dict[str, float]  # by stage of the compilation
 
     def __str__(self) -> str:
         share = self.guarded / max(self.operations, 1)
@@ -62,8 +62,8 @@ class Report:
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """Compiles `fn` for one example and returns a report on it.
 
-    The arguments are those of one example, without a batch axis: arrays, or their shapes and types. The
-    kernel is compiled anew; the cache is neither read nor written.
+    The arguments `args` and `kwargs` are those of one example, without a batch axis: arrays, or their
+    shapes and types. The kernel is compiled anew; the cache is neither read nor written.
 
     Raises:
         Unsupported: `fn` has no kernel; the message names the primitive, or the lines that made it too large.

@@ -1,0 +1,298 @@
+"""The documentation builds, links lead somewhere, code runs, and nothing public lacks a sentence."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from sphinx.cmd.build import build_main
+
+import generate
+import seedbed.types
+from documented import ROOT, blocks, python_blocks, run_page
+from seedbed import cli, options, resolve
+from seedbed.actors import command as actor_command
+from seedbed.paramserver import command as learner_command
+from seedbed.run.described import AGENTS, ENVIRONMENTS, SECTIONS, undescribed
+from seedbed.types import SeedbedError
+
+SOURCE = ROOT / "src" / "seedbed"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+RUN = [page for page in PAGES if python_blocks(page)]
+# Commands name what a reader has: a folder of a run, a module, an address.
+PLACEHOLDERS = (
+    "my_module:MyTask",
+    "my_package:make_env",
+    "my_package:MyAgent",
+    "mountain_car:Car",
+    "q_learning:QLearning",
+)
+
+
+# The site
+
+
+def test_the_site_builds_without_a_warning(tmp_path, capsys):
+    """And takes no script, style, font or picture from elsewhere, so that it works from file://."""
+    built = tmp_path / "site"
+    # In this process, which has imported JAX already.
+    status = build_main(["-n", "-W", "--keep-going", "-q", str(ROOT / "docs"), str(built)])
+    assert status == 0, capsys.readouterr().err
+    loading = re.compile(
+        r'<(?:script|link|img|iframe|source|object)\b[^>]*?(?:src|href|data)="([^"]*)'
+    )
+    pages = sorted(built.rglob("*.html"))
+    assert len(pages) > len(DOCS)
+    for page in pages:
+        elsewhere = [
+            url for url in loading.findall(page.read_text()) if re.match(r"(\w+:)?//", url)
+        ]
+        assert not elsewhere, (page, elsewhere)
+    for style in built.rglob("*.css"):
+        assert not re.search(r"(url\(\s*['\"]?|@import\s+['\"])(\w+:)?//", style.read_text()), style
+    # Search reads its index as a script, because a page from file:// may fetch nothing.
+    assert "vectorize" in (built / "searchindex.js").read_text()
+    assert "searchindex.js" in (built / "search.html").read_text()
+    assert "SHOW_SEARCH_SUMMARY: false" in (built / "_static/documentation_options.js").read_text()
+
+
+def slug(heading: str) -> str:
+    """Returns the anchor of a heading, as GitHub and MyST make it."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(
+        r"^```.*?^```", "", generate.filled(page.read_text()), flags=re.DOTALL | re.MULTILINE
+    )
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name} links to {target}"
+
+
+def test_functions_that_pages_name_are_there():
+    named = {
+        (path, name)
+        for page in DOCS
+        for path, name in re.findall(r"`([\w/]+\.py):(\w+)`", page.read_text())
+    }
+    assert len(named) > 30
+    for path, name in named:
+        tree = ast.parse((SOURCE / path).read_text())
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, kinds)}, (
+            path,
+            name,
+        )
+
+
+# Code
+
+
+def test_code_of_pages_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with jax.numpy_rank_promotion("allow"):
+        wrong = [text for page in RUN for text in run_page(page, "fast")]
+    assert not wrong
+    quick = [block for page in RUN for block in python_blocks(page) if not block.slow]
+    assert sum("not run" not in block.marks for block in quick) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_slow_code_of_pages_runs(tmp_path, page):
+    """In a process without what the tests set up for themselves."""
+    ours = ("XLA_FLAGS", "JAX_NUMPY_RANK_PROMOTION")
+    paths = [ROOT / "src", ROOT / "tests", ROOT / "examples"]
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    command = [sys.executable, str(ROOT / "tests" / "documented.py"), "all", str(page)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Returns the words of each `seedbed` and `make` command in a block of a page, each once.
+
+    Commands of results, which differ by their seeds, are one.
+    """
+    found = set()
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "sh":
+                for line in block.code.splitlines():
+                    words = shlex.split(re.sub(r"--seed \d+", "--seed 0", line), comments=True)
+                    if words and words[0] in ("seedbed", "make"):
+                        found.add(tuple(words))
+    return sorted(found)
+
+
+def parsed(words: tuple[str, ...]) -> None:
+    """Understands a command as the program would, but does nothing; raises an error of the user's."""
+    if words[0] == "make":
+        targets = (ROOT / "Makefile").read_text()
+        assert all(f"\n{target}:" in targets for target in words[1:]), words
+        return
+    name, arguments = words[1], list(words[2:])
+    if name == "train":
+        given = options.split_train_arguments(arguments)
+        if given.target and not given.resume and given.target not in PLACEHOLDERS:
+            agent = None if given.agent in PLACEHOLDERS else given.agent
+            config = resolve.train_config(given.target, agent)
+            if given.runtime:
+                config = resolve.in_runtime(config, given.runtime)
+            if given.rest and not given.help:
+                options.override(config, given.rest, show_help=False)
+    elif name == "evaluate":
+        cli._evaluate_parser().parse_args(arguments)
+    elif name in ("actor", "learner"):
+        parser = cli._Parser(prog=name)
+        {"actor": actor_command, "learner": learner_command}[name].declare(parser)
+        parser.parse_args(arguments)
+    elif name == "bench":
+        assert not arguments or (ROOT / "benchmarks" / f"{arguments[0]}.py").exists(), words
+    else:
+        assert name == "list", words
+
+
+def test_commands_of_pages_are_understood(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    found = commands()
+    assert len(found) > 40
+    for words in found:
+        try:
+            parsed(words)
+        except SeedbedError as error:
+            # A package that an environment of Gymnasium needs.
+            assert "lacks a package" in str(error), words
+
+
+def test_benchmarks_that_pages_name_are_there():
+    for page in PAGES:
+        for name in re.findall(r"`seedbed bench (\w+)", page.read_text()):
+            assert (ROOT / "benchmarks" / f"{name}.py").exists(), (page.name, name)
+
+
+# What needs a sentence
+
+
+def test_every_option_has_a_sentence():
+    parts = generate.configured()
+    assert len(parts) > 20
+    for kind, _, left_out in parts.values():
+        rows = list(generate.option_rows(kind, left_out))
+        assert rows, kind
+        for name, _, sentence in rows:
+            assert re.match(r"[A-Z0-9].{8}", sentence), (kind.__name__, name, sentence)
+
+
+def literals(folder: Path) -> set[str]:
+    """Returns the keys of dict literals in the files of a folder."""
+    return {
+        key.value
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+
+
+def test_every_metric_of_agents_and_tasks_has_a_sentence():
+    assert literals(SOURCE / "agents") == set(AGENTS)
+    tasks = literals(SOURCE / "envs" / "device" / "locomotion") | literals(SOURCE / "envs/device")
+    rewards = {f"env/{name}" for name in tasks if re.match("reward_|.*_penalty", name)}
+    assert rewards == set(ENVIRONMENTS)
+    for _, _, described in SECTIONS:
+        for name, sentence in described.items():
+            assert sentence[0].isupper() and sentence[-1] == "." and len(sentence) > 15, name
+
+
+def test_what_no_sentence_is_about_is_found():
+    assert undescribed(["wall_s", "cluster/steps/learner-3", "loss/mine"]) == {"loss/mine"}
+
+
+@pytest.mark.parametrize("module", generate.PUBLIC, ids=lambda module: module.__name__)
+def test_every_public_name_has_an_entry_with_shapes(module):
+    written = generate.api(module)
+    for name in generate.public_names(module):
+        thing = getattr(module, name)
+        assert re.search(rf"\{{py:\w+\}} {module.__name__}\.{name}\b", written), name
+        check_entry(thing)
+
+
+def test_the_fields_of_the_contract_have_a_sentence():
+    for name in generate.public_names(seedbed.types):
+        kind = getattr(seedbed.types, name)
+        fields = getattr(kind, "_fields", ()) or getattr(kind, "__dataclass_fields__", ())
+        assert not set(fields) - set(generate.sentences(kind)) if fields else kind.__doc__, name
+
+
+def check_entry(thing) -> None:
+    """Checks that a docstring names every parameter, and that each field has a shape, a type or a unit."""
+    text = generate.docstring(thing)
+    assert len(text) > 40, thing
+    if not isinstance(thing, type):
+        for name in inspect.signature(thing).parameters:
+            assert re.search(rf"\b{name}\b", text), (thing.__name__, name)
+        assert re.search(r"\[|`\w+`|shape", text), thing.__name__
+        return
+    said = generate.sentences(thing)
+    fields = getattr(thing, "_fields", None) or [f.name for f in dataclasses.fields(thing)]
+    for name in fields:
+        assert said.get(name), (thing.__name__, name)
+        if generate._kind(thing, name) in ("Array", "np.ndarray"):
+            stated = r"\[.*\]|^(bool|int32|float|s$)"
+            assert re.search(stated, said[name]), (thing.__name__, name, said[name])
+
+
+# Errors
+
+
+def messages() -> str:
+    """Returns the texts in the source, with `...` for what is put into them, and a zero byte between."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "..." for p in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\0".join(found)
+
+
+def test_troubleshooting_quotes_messages_that_there_are():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| (`+) ?(.*?) ?\1", page, re.MULTILINE)
+    assert len(quoted) > 70
+    known = messages()
+    missing = [
+        quote
+        for _, quote in quoted
+        if not re.search("[^\0]*".join(map(re.escape, quote.strip(".").split("..."))), known)
+    ]
+    assert not missing
