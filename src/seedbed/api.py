@@ -82,13 +82,7 @@ def train(
     if plain is not None and (told := scaling.note(plain, config)):
         _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
-    if not isinstance(options, FusedConfig):
-        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
-        require_linux(
-            f"the {kind} runtime",
-            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
-            "one on Linux",
-        )
+    _require_platform(options)
     encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
@@ -96,6 +90,17 @@ def train(
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view, on_metrics)
     return {**summary, "run": str(path)}
+
+
+def _require_platform(options: Any) -> None:
+    """Raises SeedbedError if the runtime of these options needs Linux, and this is another system."""
+    if not isinstance(options, FusedConfig):
+        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
+        require_linux(
+            f"the {kind} runtime",
+            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
+            "one on Linux",
+        )
 
 
 def _tell(text: str) -> None:

@@ -90,6 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(arguments[0], commands, n=1, cutoff=0.0)
             raise UsageError(f"unknown command {arguments[0]!r}; did you mean {near[0]}?")
         return commands[arguments[0]](arguments[1:])
+    except SystemExit as end:
+        if end.code:
+            raise
+        return 0  # help was printed
     except UsageError as error:
         return _fail(error, arguments, 2)
     except SeedbedError as error:
@@ -133,10 +137,7 @@ def _train(arguments: list[str]) -> int:
 
     plain = None if given.resume else config
     config = config if plain is None else scaling.for_this_device(plain)
-    try:
-        config = options.override(config, given.rest, given.help)
-    except SystemExit:  # help was printed
-        return 0
+    config = options.override(config, given.rest, given.help)
     from seedbed import api
 
     if plain is not None and (told := scaling.note(plain, config)):
@@ -182,10 +183,7 @@ def _actor(arguments: list[str]) -> int:
 
     parser = _Parser(prog="seedbed actor", description=command.DESCRIPTION)
     command.declare(parser)
-    try:
-        given = parser.parse_args(arguments)
-    except SystemExit:  # help was printed
-        return 0
+    given = parser.parse_args(arguments)
     _print(f"actors ended: {command.serve(given, _print)}")
     return 0
 
@@ -195,12 +193,13 @@ def _learner(arguments: list[str]) -> int:
 
     parser = _Parser(prog="seedbed learner", description=command.DESCRIPTION)
     command.declare(parser)
-    try:
-        given = parser.parse_args(arguments)
-    except SystemExit:  # help was printed
-        return 0
+    given = parser.parse_args(arguments)
     _print(f"learner ended: {command.serve(given, _print)}")
     return 0
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 def _evaluate_parser() -> _Parser:
@@ -229,18 +228,12 @@ def _evaluate_parser() -> _Parser:
 
 
 def _evaluate(arguments: list[str]) -> int:
-    try:
-        given = _evaluate_parser().parse_args(arguments)
-    except SystemExit:  # help was printed
-        return 0
+    given = _evaluate_parser().parse_args(arguments)
     from seedbed.run.folder import RunFolder
 
     # Check the path now: the user sees an error before JAX takes time to load.
     RunFolder.read(given.run)
     from seedbed import api
-
-    def warn(text: str) -> None:
-        print(text, file=sys.stderr)  # noqa: T201
 
     result = api.evaluate(
         given.run,
@@ -248,7 +241,7 @@ def _evaluate(arguments: list[str]) -> int:
         env=given.env,
         seed=given.seed,
         newest=given.newest,
-        warn=warn,
+        warn=_warn,
     )
     if given.json:
         _print(json.dumps(result))
@@ -272,7 +265,7 @@ def _evaluate(arguments: list[str]) -> int:
             html=given.html,
         )
         for path in filter(None, (given.video, given.html)):
-            print(f"{count} episodes written to {path}", file=sys.stderr)  # noqa: T201
+            _warn(f"{count} episodes written to {path}")
     return 0
 
 
@@ -281,10 +274,7 @@ def _report(arguments: list[str]) -> int:
 
     parser = _Parser(prog="seedbed report", description=report.DESCRIPTION)
     report.declare(parser)
-    try:
-        given = parser.parse_args(arguments)
-    except SystemExit:  # help was printed
-        return 0
+    given = parser.parse_args(arguments)
     report.write_report(given.runs, given.output, lambda text: tell(text, sys.stderr))
     size = given.output.stat().st_size / 1e6
     count = len(given.runs)
@@ -293,39 +283,20 @@ def _report(arguments: list[str]) -> int:
 
 
 def _export(arguments: list[str]) -> int:
-    parser = _Parser(prog="seedbed export", description="Writes a run's policy as an ONNX model.")
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="new folder"
-    )
-    parser.add_argument("--newest", action="store_true", help="export the newest checkpoint")
-    parser.add_argument("--json", action="store_true", help="print the contract")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    try:
-        given = parser.parse_args(arguments)
-    except SystemExit:
-        return 0
+    from seedbed.export import extra
+
+    parser = _Parser(prog="seedbed export", description=extra.DESCRIPTION)
+    extra.declare(parser)
+    given = parser.parse_args(arguments)
     from seedbed.run.folder import RunFolder
 
     # What can be refused at once is, before JAX is loaded.
     RunFolder.read(given.run)
-    from seedbed.export.extra import EXTRA, require_packages
-
-    require_packages(*EXTRA)
+    extra.require_packages(*extra.EXTRA)
     from seedbed.export import command
 
-    def warn(text: str) -> None:
-        print(text, file=sys.stderr)  # noqa: T201
-
-    contract = command.export(given.run, given.output, given.newest, warn)
-    if given.json:
-        _print(json.dumps(contract))
-    else:
-        worst = max(contract["checked"]["relative_errors"].values())
-        _print(
-            f"{given.output} has the policy of step {contract['training']['env_steps']:,}; onnxruntime "
-            f"and JAX differ by at most {worst:.0e} of an output's largest number"
-        )
+    contract = command.export(given.run, given.output, given.newest, _warn)
+    _print(json.dumps(contract) if given.json else command.told(contract, given.output))
     return 0
 
 
@@ -341,10 +312,7 @@ def _list(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    try:
-        given = parser.parse_args(arguments)
-    except SystemExit:
-        return 0
+    given = parser.parse_args(arguments)
     if given.runs is not None:
         from seedbed.viewer import runs
 

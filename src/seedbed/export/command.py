@@ -209,3 +209,12 @@ def _unusable(folder: Path, error: OSError) -> SeedbedError:
     return SeedbedError(
         f"the folder {folder} cannot be written ({error.strerror or error}): name another with -o"
     )
+
+
+def told(contract: dict[str, Any], folder: Path) -> str:
+    """Returns the line that tells of an exported policy."""
+    worst = max(contract["checked"]["relative_errors"].values())
+    return (
+        f"{folder} has the policy of step {contract['training']['env_steps']:,}; onnxruntime and JAX differ "
+        f"by at most {worst:.0e} of an output's largest number"
+    )

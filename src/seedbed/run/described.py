@@ -43,6 +43,8 @@ TIME = {
 }
 CENTRAL = {
     "inference_rows_mean": "Mean number of environments that one inference call acted for.",
+    "inference_behind_share": "Accelerators: share of the wall time in which a call waited for learning.",
+    "learner_program_ms": "Accelerators: the longest program of learning that calls may wait for, in ms.",
     "inference_blocked_share": "Share of the wall time in which acting waited for the learner.",
     "learner_waiting_share": "Share of the wall time in which the learner waited for a batch.",
     "actor_restarts": "Actor processes that died or hung and were started again.",

@@ -62,7 +62,7 @@ def _play(
     # The same game twice: the agent sees grey squares, the film the game's own picture.
     game, screen = whole.make(1, seed), whole.make_coloured(seed)
     try:
-        policy = api.Policy(trained, seed)
+        policy = api.policy_of(trained, seed)
         timestep, seen = game.reset(), screen.reset()
         for _ in range(most_steps):
             yield seen.observation[0], float(timestep.reward[0])
