@@ -25,15 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-README = (
-    "from pathlib import Path; import gymnasium; "
-    "observation, _ = gymnasium.make('CartPole-v1').reset(seed=0)",
-    "import gymnasium, jax, jax.numpy as jnp, shutil; from seedbed import physics; "
-    "shutil.copy(f'{gymnasium.__path__[0]}/envs/mujoco/assets/ant.xml', 'ant.xml'); "
-    "ctrl = jnp.zeros((4, 8)); "
-    "states = jax.tree.map(lambda x: jnp.stack([x] * 4), physics.init(physics.load('ant.xml')))",
-)
-"""What comes before the blocks of README as long as it has no marks of its own. These blocks are slow."""
 _BLOCK = re.compile(
     r"(?P<marks>(?:^<!--(?:(?!-->).)*-->\n)*)\n?^```(?P<language>\w*)\n(?P<code>.*?)^```\n"
     r"(?:\n```\n(?P<output>.*?)^```|\n(?:It )?prints `(?P<line>[^`]*)`)?",
@@ -78,14 +69,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def python_blocks(page: Path) -> list[Block]:
-    """Returns the Python blocks of a page; those of README with what the test knows about them."""
-    found = [block for block in blocks(page) if block.language == "python"]
-    if page.name != "README.md" or any(block.marks for block in found):
-        return found
-    return [
-        block._replace(marks={"before": code, "slow": ""})
-        for block, code in zip(found, README, strict=True)
-    ]
+    """Returns the Python blocks of a page."""
+    return [block for block in blocks(page) if block.language == "python"]
 
 
 def run_page(page: Path, which: str) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import sys
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 import seedbed
+from documented import ROOT, python_blocks
 from seedbed import resolve
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import SeedbedError
@@ -134,3 +137,29 @@ def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, cap
     assert lines[-1]["evaluation/episode_return_mean"] > 0
     told = capsys.readouterr().out
     assert told.count("on_metrics failed: ValueError: no") == 1 and "training goes on" in told
+
+
+def test_what_the_page_on_metrics_elsewhere_shows(monkeypatch):
+    """Its blocks, with stand-ins for training and for the three clients."""
+    first = {"env_steps": 10, "episode_return_mean": None, "bottleneck": "learning"}
+    last = {"env_steps": 20, "episode_return_mean": 1.5, "bottleneck": "learning"}
+    clients = {name: mock.MagicMock() for name in ("wandb", "trackio", "mlflow")}
+
+    def train(name, on_metrics):
+        assert name == "ant"
+        for line in (first, last):
+            on_metrics(line)
+
+    for name, client in clients.items():
+        monkeypatch.setitem(sys.modules, name, client)
+    monkeypatch.setattr(seedbed, "train", train)
+    for block in python_blocks(ROOT / "docs" / "tracking.md"):
+        exec(block.code, {"seedbed": seedbed})
+    whole = [mock.call(first, step=10), mock.call(last, step=20)]
+    assert clients["wandb"].init.return_value.__enter__.return_value.log.mock_calls == whole
+    assert clients["trackio"].log.mock_calls == whole
+    assert clients["trackio"].finish.called
+    assert clients["mlflow"].log_metrics.mock_calls == [
+        mock.call({"env_steps": 10}, step=10),
+        mock.call({"env_steps": 20, "episode_return_mean": 1.5}, step=20),
+    ]
