@@ -63,8 +63,8 @@ def row(agent: Agent) -> list[str]:
     runtimes = {
         "fused": lambda: require_sizes(agent),
         "central": lambda: CentralConfig().resolved(agent),
-        "actors elsewhere": lambda: CentralConfig(listen="127.0.0.1:0").resolved(agent),
-        "several learners": lambda: ParamServerConfig().require_fit(agent),
+        "central with remote actors": lambda: CentralConfig(listen="127.0.0.1:0").resolved(agent),
+        "parameter servers": lambda: ParamServerConfig().require_fit(agent),
     }
     possible = [name for name, attempt in runtimes.items() if fits(attempt)]
     return [
