@@ -21,9 +21,11 @@ import seedbed.types
 from documented import ROOT, blocks, python_blocks, run_page
 from seedbed import cli, options, resolve
 from seedbed.actors import command as actor_command
+from seedbed.export import extra
 from seedbed.paramserver import command as learner_command
 from seedbed.run.described import AGENTS, ENVIRONMENTS, SECTIONS, undescribed
 from seedbed.types import SeedbedError
+from seedbed.viewer import report
 
 SOURCE = ROOT / "src" / "seedbed"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -38,6 +40,13 @@ PLACEHOLDERS = (
     "q_learning:QLearning",
 )
 
+
+DECLARING = {
+    "actor": actor_command,
+    "learner": learner_command,
+    "report": report,
+    "export": extra,
+}
 
 # The site
 
@@ -168,9 +177,9 @@ def parsed(words: tuple[str, ...]) -> None:
                 options.override(config, given.rest, show_help=False)
     elif name == "evaluate":
         cli._evaluate_parser().parse_args(arguments)
-    elif name in ("actor", "learner"):
+    elif name in DECLARING:
         parser = cli._Parser(prog=name)
-        {"actor": actor_command, "learner": learner_command}[name].declare(parser)
+        DECLARING[name].declare(parser)
         parser.parse_args(arguments)
     elif name == "bench":
         assert not arguments or (ROOT / "benchmarks" / f"{arguments[0]}.py").exists(), words

@@ -53,13 +53,11 @@ CHANGED: dict[str, Any] = {
 }
 BASE_FIELDS = {field.name for field in dataclasses.fields(MujocoTask)} - {"frame_skip"}
 named = pytest.mark.parametrize("kind", TASKS, ids=lambda kind: kind.__name__)
-# A kernel of a humanoid compiles for ten seconds, and the two are one body.
+# A kernel of a humanoid compiles for ten seconds.
+LARGE = (Humanoid, HumanoidStandup)
 named_but_long = pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.slow if kind is HumanoidStandup else ())
-        for kind in TASKS
-    ],
+    [pytest.param(kind, marks=pytest.mark.slow if kind in LARGE else ()) for kind in TASKS],
     ids=lambda kind: kind.__name__,
 )
 
@@ -141,7 +139,7 @@ STEPS = [
     pytest.param(kind, name, marks=pytest.mark.slow if long else ())
     for kind in TASKS
     for name in ("xml", "euler")[: 1 + kind().physics_model().opt.integrator]
-    for long in [kind is HumanoidStandup or (name == "euler" and kind is not Ant)]
+    for long in [kind in LARGE or (name == "euler" and kind is not Ant)]
 ]
 
 

@@ -59,6 +59,7 @@ def test_an_agent_of_ones_own_learns_from_the_command_line(run_folder):
     assert float(re.search(r"mean return of (\S+) in evaluation", told)[1]) > 150
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_return_is_its_slope(pendulum):
     """Against central differences along a random direction, from where no episode ends, which is a jump."""
     actor, critic = pendulum
@@ -105,6 +106,7 @@ def test_an_analytic_gradient_balances_two_poles(seed):
     assert float(told.rsplit("worst ", 1)[1].replace(",", "")) > 9300
 
 
+@pytest.mark.slow
 def test_an_ants_mass_and_friction_are_identified():
     """Of one seed, whose errors are far from the limit."""
     recording = identify_ant.record(SURE)

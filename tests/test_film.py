@@ -28,7 +28,7 @@ class RandomPolicy:
 
 @pytest.fixture
 def trained(monkeypatch):
-    monkeypatch.setattr(film.api, "Policy", RandomPolicy)
+    monkeypatch.setattr(film.api, "policy_of", RandomPolicy)
     return types.SimpleNamespace(seen=[], env=PONG)
 
 

@@ -117,7 +117,11 @@ def test_replay_holds_what_happened():
     [
         pytest.param(CartPole(), TINY, marks=pytest.mark.slow),
         (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
-        (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
+        pytest.param(
+            RepeatProbe(),
+            dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["dqn", "sac", "r2d2"],
 )
@@ -141,6 +145,7 @@ def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     assert not np.array_equal(before.actor.per_env, after.actor.per_env)
 
 
+@pytest.mark.slow
 def test_a_population_is_its_seeds_one_by_one():
     _, both, _ = run_program(CartPole(), TINY, 10, seeds=2, seed=5)
     program, one, _ = run_program(CartPole(), TINY, 10, seed=5)

@@ -322,7 +322,7 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
 
 def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_path):
     # It breaks some seconds after both learners have begun, however unevenly they start.
-    env = counting_env(fault="raise", fault_at=300, sleep_s=0.02)
+    env = counting_env(fault="raise", fault_at=300, sleep_s=0.01)
     folder = tmp_path / "run"
     with pytest.raises(SeedbedError, match="the counter broke"):
         train(folder, env=env, checkpoint_every_s=1000)

@@ -98,7 +98,9 @@ def test_zeros_that_are_a_result_are_made():
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
+@pytest.mark.parametrize(
+    "integrator", [oracle.EULER, pytest.param(oracle.RK4, marks=pytest.mark.slow)]
+)
 def test_the_pull_back_of_physics_searches_for_nothing(integrator):
     """Neither the solver's loop nor a line search is in it; what it keeps is small."""
     model = physics.load(oracle.path("hopper"))

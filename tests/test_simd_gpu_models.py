@@ -127,7 +127,7 @@ def test_spilled_registers_are_part_of_the_frame(assembler):
     def program(x):
         return lax.fori_loop(0, 7, lambda i, y: y[::-1] * 0.5 + x, x)
 
-    text = ptx_of(program, np.ones(200, np.float32))
+    text = ptx_of(program, np.ones(300, np.float32))
     assert ".local" not in text
     usage = ptxas.assemble(assembler, text, "sm_90")
     assert usage.frame > 0
