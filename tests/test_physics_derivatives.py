@@ -166,6 +166,7 @@ def check_shares(errors: np.ndarray, nearby: Callable[[], np.ndarray]) -> None:
     beyond = (errors > 1e-2).any(axis=1)
     print(f"    99 % within {quantile:.1e}, all within {most:.1e}; {beyond.sum()} cases beyond 1 %")
     assert quantile <= 1e-3
+    assert beyond.sum() <= 1 and most <= 5e-2
     if beyond.any():
         rounding = nearby().max(axis=1)[beyond]
         print(f"    where rounding alone changes {', '.join(f'{x:.1e}' for x in rounding)}")

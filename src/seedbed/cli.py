@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import seedbed
 from seedbed.types import SeedbedError, UsageError
@@ -178,12 +178,17 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     return config if given.runtime is None else resolve.in_runtime(config, given.runtime)
 
 
+def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
+    """Parses the arguments of a command that a module describes and declares."""
+    parser = _Parser(prog=f"seedbed {name}", description=module.DESCRIPTION)
+    module.declare(parser)
+    return parser.parse_args(arguments)
+
+
 def _actor(arguments: list[str]) -> int:
     from seedbed.actors import command
 
-    parser = _Parser(prog="seedbed actor", description=command.DESCRIPTION)
-    command.declare(parser)
-    given = parser.parse_args(arguments)
+    given = _parsed("actor", command, arguments)
     _print(f"actors ended: {command.serve(given, _print)}")
     return 0
 
@@ -191,15 +196,13 @@ def _actor(arguments: list[str]) -> int:
 def _learner(arguments: list[str]) -> int:
     from seedbed.paramserver import command
 
-    parser = _Parser(prog="seedbed learner", description=command.DESCRIPTION)
-    command.declare(parser)
-    given = parser.parse_args(arguments)
+    given = _parsed("learner", command, arguments)
     _print(f"learner ended: {command.serve(given, _print)}")
     return 0
 
 
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201
+    tell(text, sys.stderr)
 
 
 def _evaluate_parser() -> _Parser:
@@ -272,10 +275,8 @@ def _evaluate(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     from seedbed.viewer import report
 
-    parser = _Parser(prog="seedbed report", description=report.DESCRIPTION)
-    report.declare(parser)
-    given = parser.parse_args(arguments)
-    report.write_report(given.runs, given.output, lambda text: tell(text, sys.stderr))
+    given = _parsed("report", report, arguments)
+    report.write_report(given.runs, given.output, _warn)
     size = given.output.stat().st_size / 1e6
     count = len(given.runs)
     _print(f"{given.output} ({size:.1f} MB): {count} run{'s' if count > 1 else ''}")
@@ -285,9 +286,7 @@ def _report(arguments: list[str]) -> int:
 def _export(arguments: list[str]) -> int:
     from seedbed.export import extra
 
-    parser = _Parser(prog="seedbed export", description=extra.DESCRIPTION)
-    extra.declare(parser)
-    given = parser.parse_args(arguments)
+    given = _parsed("export", extra, arguments)
     from seedbed.run.folder import RunFolder
 
     # What can be refused at once is, before JAX is loaded.

@@ -26,7 +26,7 @@ from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.run import devices
 from seedbed.run.checking import checked
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.devices import choose_devices
+from seedbed.run.devices import choose_devices, dispatch_in_place
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import Clock, EpisodeStatistics
 from seedbed.run.options import GROUPS, CentralConfig
@@ -64,8 +64,7 @@ def train(
     repair. What was learned is saved first, unless the failure came during an update, as TrainingDiverged
     does.
     """
-    # Acting takes less time than handing it to a thread of JAX. This has no effect once JAX has started.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    dispatch_in_place()
     # The seed depends on the newest checkpoint: a resumed run must not play the run's first episodes again.
     past = list_steps(run.checkpoints)[-1:] if run.checkpoints.is_dir() else []
     launcher = Launcher(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from pathlib import Path
 from typing import Any
 
 CURVE = "curve.csv"
@@ -17,20 +15,6 @@ _COLUMNS = {
 }
 """Columns of the curve, and the metrics that they hold."""
 _EVALUATION = "evaluation/"
-
-
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics that can be read; a run that trains may be writing one."""
-    lines = []
-    path = run / "metrics.jsonl"
-    for text in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
-    return lines
 
 
 def curve(lines: list[dict[str, Any]]) -> str:

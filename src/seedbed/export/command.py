@@ -40,8 +40,9 @@ from seedbed.export.policy import (
 )
 from seedbed.files import sync
 from seedbed.run.encoding import BOUND, encode
-from seedbed.run.folder import RunFolder
+from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
+from seedbed.run.metrics import read_lines
 from seedbed.types import Agent, ArraySpec, SeedbedError
 
 GRAPH = "policy.onnx"
@@ -74,7 +75,7 @@ def export(
     if graph.single:
         warn(f"the graph takes one environment at a time: with more, act fails ({graph.single})")
     errors = require_equal(policy, graph)
-    lines = card.metrics_of(run)
+    lines = read_lines(run / METRICS)
     arrays = {name: np.array(array_of(leaf)) for name, leaf in named_leaves(policy.params)}
     files = {
         GRAPH: graph.model.SerializeToString(),

@@ -33,7 +33,7 @@ from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals
 from seedbed.paramserver.server import Client
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
-from seedbed.run.devices import Device, choose_devices
+from seedbed.run.devices import Device, choose_devices, dispatch_in_place
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--seat", type=int, required=True, help="its place, from 0 on")
     parser.add_argument("--host", help="where it listens; by default where the run's job says")
     given = parser.parse_args()
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    dispatch_in_place()
     keep_programs()
 
     def make() -> tuple[Role, LearnerWork, str | None]:

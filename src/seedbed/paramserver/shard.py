@@ -23,6 +23,7 @@ from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
 from seedbed.paramserver.server import Client
+from seedbed.run.devices import dispatch_in_place
 from seedbed.run.programs import keep_programs
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
@@ -269,8 +270,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
     given = parser.parse_args()
-    # Applying takes less time than handing it to a thread of JAX.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    dispatch_in_place()
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:

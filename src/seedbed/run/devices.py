@@ -13,13 +13,17 @@ Device: TypeAlias = Any
 """A `jax.Device`. Type checkers take that name for a variable, so this is Any."""
 
 
-def start_jax() -> str:
-    """Starts JAX, and returns the platform of this host's devices, such as cpu or gpu.
+def dispatch_in_place() -> None:
+    """Makes calls on a CPU wait for their results, which takes less time than handing them to a thread.
 
-    On a CPU, calls wait for their results, as every runtime does anyway. Another setting has no effect once
-    JAX has started, so call this first.
+    This has no effect once JAX has started.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def start_jax() -> str:
+    """Starts JAX, whose calls on a CPU wait; returns the platform of this host's devices: cpu, gpu, ..."""
+    dispatch_in_place()
     return jax.local_devices()[0].platform
 
 

@@ -112,14 +112,11 @@ class RunFolder:
         Keeps no lock if it raises.
         """
         try:
-            deadline = time.monotonic() + LOOK_S
-            while not self._lock(LOCK):
-                if time.monotonic() > deadline:
-                    raise SeedbedError(
-                        f"another process trains into {self.path}: wait for it, stop it, or name another "
-                        "folder"
-                    )
-                time.sleep(0.01)
+            self._await_lock(
+                LOCK,
+                LOOK_S,
+                f"another process trains into {self.path}: wait for it, stop it, or name another folder",
+            )
             self._wait_for_helper(tell)
             self.claim = self._next_claim()
             remove_leftovers(self.checkpoints)
@@ -138,14 +135,20 @@ class RunFolder:
             f"waiting until the helper that wrote checkpoints to {self.path} has ended: its trainer was "
             "killed"
         )
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._lock(SAVING):
+        self._await_lock(
+            SAVING,
+            PATIENCE_S,
+            f"the helper of a trainer that was killed still writes a checkpoint to {self.path}: wait until "
+            "it ends, or end it (its program is seedbed.run.checkpoint_helper)",
+        )
+
+    def _await_lock(self, name: str, patience_s: float, refusal: str) -> None:
+        """Takes a lock; raises SeedbedError, which says `refusal`, if another process holds it for long."""
+        deadline = time.monotonic() + patience_s
+        while not self._lock(name):
             if time.monotonic() > deadline:
-                raise SeedbedError(
-                    f"the helper of a trainer that was killed still writes a checkpoint to {self.path}: "
-                    "wait until it ends, or end it (its program is seedbed.run.checkpoint_helper)"
-                )
-            time.sleep(0.05)
+                raise SeedbedError(refusal)
+            time.sleep(0.01)
 
     def _next_claim(self) -> Claim:
         """Takes the next term, by making a file that nobody else can make."""

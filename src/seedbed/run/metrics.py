@@ -274,11 +274,7 @@ class RecentEpisodes:
 
 def last_wall_s(folder: Path) -> float:
     """Returns the seconds of training at the last whole line of a run's metrics; 0 if there is none."""
-    try:
-        lines = (folder / METRICS).read_text().splitlines()
-        return max((float(json.loads(line)["wall_s"]) for line in lines[-2:-1]), default=0.0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+    return float(read_last_line(folder / METRICS).get("wall_s") or 0.0)
 
 
 def processes_rss(pids: Iterable[int]) -> float:

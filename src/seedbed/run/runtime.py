@@ -9,8 +9,9 @@ from seedbed.types import Tree
 
 OnMetrics: TypeAlias = Callable[[dict[str, Any]], None]
 """A function that gets each line of metrics as it is written: names and plain values, None for NaN. The
-thread that called `train` calls it, and training's reports and checkpoints wait while it works. If it raises
-an Exception, that is told, and training goes on."""
+thread that called `train` calls it, and reports and checkpoints wait while it works; in the fused runtime,
+training does, too. If it raises an Exception, that is told, but not again until it has taken a line, and
+training goes on."""
 
 
 class View(Protocol):

@@ -36,6 +36,7 @@ class Session:
     def __init__(self, run: RunFolder, view: View, on_metrics: OnMetrics | None = None) -> None:
         """Takes the folder of the run, whose locks this process holds. The time of the run begins now."""
         self.run, self.view, self._on_metrics = run, view, on_metrics
+        self._listener_failed = False  # whether `on_metrics` refused the last line
         self.start = Start()
         self._begun = time.monotonic()
         self._stack = contextlib.ExitStack()
@@ -198,13 +199,14 @@ class Session:
         line = self._log.write(metrics)
         if self._on_metrics is None:
             return
-        begun = time.monotonic()
+        failed, self._listener_failed = self._listener_failed, False
         try:
             self._on_metrics(line)
         except Exception as error:
-            text = "".join(traceback.format_exception_only(error)).strip()
-            self.view.message(f"on_metrics failed: {text}; training goes on")
-        self._leave_out(time.monotonic() - begun)
+            self._listener_failed = True
+            if not failed:
+                text = "".join(traceback.format_exception_only(error)).strip()
+                self.view.message(f"on_metrics failed: {text}; training goes on")
 
     def _wall_s(self) -> float:
         return self.start.wall_s + time.monotonic() - self._begun
