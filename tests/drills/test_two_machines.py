@@ -1,4 +1,4 @@
-"""README's section on actors of other machines, followed between two machines (`machines.py`)."""
+"""docs/many-machines.md on actors of other machines, followed between two machines (`machines.py`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from machines import RUNS, Link, Machine, Process, World, missing, wait_until
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "many-machines.md"
 SMALL = "--envs-per-actor 4 --stream-groups 8 --evaluate-every 0 --log-every-s 1 --steps 1_000_000"
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"drills need {missing()}")
 
 
 def commands() -> list[list[str]]:
-    """The commands of README's block."""
-    section = README.read_text().split("### Actors on other machines")[1]
-    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    """The commands of the page's first block."""
+    block = re.search(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert block is not None
     return [shlex.split(line, comments=True)[1:] for line in block[1].splitlines()]
 
@@ -41,7 +40,7 @@ def swap(command: list[str], **others: str) -> list[str]:
         pytest.param(0.2, 0.0, marks=pytest.mark.slow),
     ],
 )
-def test_readme_between_two_machines(tmp_path, delay_s, loss):
+def test_the_page_between_two_machines(tmp_path, delay_s, loss):
     learn, join, join_elsewhere = commands()
     learn = swap(learn, pong="counting_environment:make_slow", runspong=f"{RUNS}/pong")
     learn += ["--agent", "counting_agent:CountingAgent", "--agent.actions", "1000", *SMALL.split()]
