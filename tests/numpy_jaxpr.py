@@ -268,7 +268,7 @@ def _call(eqn: Any) -> Callable[..., Any]:
         return ELEMENTWISE[name]
     if name in STRUCTURAL:
         return functools.partial(STRUCTURAL[name], **params)
-    if name in ("jit", "pjit", "closed_call", "remat2", "custom_jvp_call"):
+    if name in ("jit", "pjit", "closed_call", "eval_jaxpr", "remat2", "custom_jvp_call"):
         return Program.of(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
     if name == "cond":
         branches = [Program.of(branch) for branch in params["branches"]]

@@ -594,7 +594,8 @@ BFLOAT = {
         ({}, Match, 0.9),
         (BFLOAT, Match, 0.9),
         ({}, Aim, 0.75),
-        ({"squash": "clip"}, Aim, 0.75),
+        # With steps of 1e-2 one of a dozen seeds aims beyond the bounds and stays there for long.
+        ({"squash": "clip", "learning_rate": 5e-3}, Aim, 0.75),
     ],
     ids=["choice", "match", "match-bfloat16-adaptive", "aim-tanh", "aim-clip"],
 )

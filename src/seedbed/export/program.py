@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.source_info_util import summarize
 
+from seedbed.simd.frontend.jaxprs import scan_parts
 from seedbed.types import SeedbedError
 
 MOST_ROUNDS = 64
@@ -18,6 +19,7 @@ MOST_ROUNDS = 64
 _CALLS = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -144,7 +146,7 @@ class _Reader:
     def _scan(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         """Unrolls a loop; its rounds read slices of the operands, and their results are joined."""
         params, length = equation.params, equation.params["length"]
-        constants, carried = params["num_consts"], params["num_carry"]
+        constants, carried = scan_parts(equation)
         fixed, carry = given[:constants], given[constants : constants + carried]
         sequences = given[constants + carried :]
         rounds: list[list[Operand]] = [[] for _ in range(length)]

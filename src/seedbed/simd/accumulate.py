@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-CALLS = ("jit", "remat2", "closed_call")
-"""Names of primitives that call a function."""
+CALLS = ("jit", "remat2", "closed_call", "eval_jaxpr")
+"""Names of primitives that call a function; JAX 0.11 has renamed the third to the fourth."""
 RULED = (*CALLS, "custom_jvp_call")
 """Those, and the call of a function that has a derivative of its own."""
 

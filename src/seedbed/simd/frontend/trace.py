@@ -182,6 +182,7 @@ _CALLS = (
     "jit",
     "call",
     "closed_call",
+    "eval_jaxpr",
     "composite",
     "remat2",
     "checkpoint",
