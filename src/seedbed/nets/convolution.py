@@ -4,60 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from seedbed.ffi import register_kernel
-from seedbed.llvm import host_vector_unit
+from seedbed.llvm import host_has_tiles, host_vector_unit
+from seedbed.nets import bfloat16
 from seedbed.nets.native import convolution as kernels
-from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
-
-CLIP = 5.0
-"""Bound to which scaled numbers are clipped, usually in standard deviations."""
+from seedbed.nets.native.rows import Kind
+from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
 
 _Constants = tuple[jax.Array, ...]
 """Offset and scale of a `Scaling`, or an empty tuple."""
+_SOURCES: dict[Any, Kind] = {
+    jnp.dtype(jnp.uint8): "i8",
+    jnp.dtype(jnp.float32): "float",
+    jnp.dtype(jnp.bfloat16): "bfloat",
+}
 _EMITTERS = {
     "forward": kernels.forward_ir,
     "weight_gradient": kernels.weight_gradient_ir,
     "input_gradient": kernels.input_gradient_ir,
 }
-
-
-class Scaling(NamedTuple):
-    """The scaling of an observation x: `clip((x - offset) * scale, -CLIP, CLIP)`, float32.
-
-    Both leaves have the shape of one observation. Differentiation treats them as constants.
-    """
-
-    offset: jax.Array
-    scale: jax.Array
-
-
-def rescale(x: jax.Array, scaling: Scaling) -> jax.Array:
-    """Scales observations [N, ...] to float32; `scaling` has the shape of one observation.
-
-    Raises:
-        ValueError: the shapes differ.
-        TypeError: `scaling` is not float32.
-    """
-    _check_scaling(x, scaling)
-    offset, scale = (lax.stop_gradient(s)[None] for s in scaling)
-    return jnp.clip((x.astype(jnp.float32) - offset) * scale, -CLIP, CLIP)
-
-
-def _check_scaling(x: jax.Array, scaling: Scaling) -> None:
-    for name, value in scaling._asdict().items():
-        if value.shape != x.shape[1:]:
-            raise ValueError(
-                f"{name} has shape {value.shape}; pass that of one observation, {x.shape[1:]}"
-            )
-        if value.dtype != jnp.float32:
-            raise TypeError(f"{name} is {value.dtype}; convert it to float32")
 
 
 def conv2d(
@@ -69,15 +42,17 @@ def conv2d(
     padding: int = 0,
     activation: Literal["relu"] | None = None,
     scaling: Scaling | None = None,
+    dtype: Any = jnp.float32,
 ) -> jax.Array:
     """Convolves NHWC images, adds a bias and applies an optional relu.
 
-    All arithmetic is float32. On CPU, it runs kernels that are compiled for the host's vector unit; on
-    other devices, XLA's convolution. It is differentiable in `kernel`, `bias` and float32 `x`. Compiled
-    code computes only the gradients that are used.
+    On CPU, it runs kernels that are compiled for the host's vector unit, or with bfloat16 for its tiles; on
+    other devices, and with bfloat16 on CPUs without tiles, XLA's convolution. It is differentiable in
+    `kernel`, `bias` and `x` if that is not uint8. Compiled code computes only the gradients that are used.
 
     Args:
-        x: images [N, H, W, C], float32 or uint8 (converted to float32 without a division by 255).
+        x: images [N, H, W, C], float32, uint8 (converted without a division by 255) or, if that is `dtype`,
+            bfloat16.
         kernel: weights [KH, KW, C, F].
         bias: one per feature, [F].
         stride: step between neighbouring results, in both directions.
@@ -85,17 +60,21 @@ def conv2d(
         activation: "relu" or None.
         scaling: two arrays [H, W, C], or None. The input is then `rescale(x, scaling)`, which is padded
             afterwards. It costs almost nothing on CPU. It gets no gradient.
+        dtype: float32, in which all arithmetic is done, or bfloat16. Images, kernel and results are then
+            rounded to bfloat16, and so are gradients of a bfloat16 `x`; sums are float32, and so are the
+            gradients of the kernel and the bias.
 
     Returns:
-        Features [N, OH, OW, F], OH = (H + 2 padding - KH) // stride + 1.
+        Features [N, OH, OW, F] of `dtype`, OH = (H + 2 padding - KH) // stride + 1.
 
     Raises:
         ValueError: a rank, a size or an option does not fit.
         TypeError: a dtype does not fit.
     """
     _check(x, kernel, bias, stride, padding, activation)
+    _check_dtype(x, dtype)
     if scaling is not None:
-        _check_scaling(x, scaling)
+        check_scaling(x, scaling)
     _, height, width, channels = x.shape
     layer = Convolution(
         height=height,
@@ -107,13 +86,25 @@ def conv2d(
         stride=stride,
         padding=padding,
         relu=activation == "relu",
-        bytes=x.dtype == jnp.uint8,
+        source=_SOURCES[jnp.dtype(x.dtype)],
         unit=host_vector_unit(),
         clip=None if scaling is None else CLIP,
     )
     constants = map(lax.stop_gradient, scaling or ())
     x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
-    return _convolve(layer, x, kernel, bias, tuple(constants))
+    if dtype == jnp.float32:
+        return _convolve(layer, x, kernel, bias, tuple(constants))
+    convolve = bfloat16.convolve if host_has_tiles() else bfloat16.xla_convolve
+    return convolve(layer, x, kernel, bias, tuple(constants))
+
+
+def _check_dtype(x: jax.Array, dtype: Any) -> None:
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        raise TypeError(f"dtype is {jnp.dtype(dtype).name}; pass float32 or bfloat16")
+    allowed = (jnp.float32, jnp.uint8) + ((jnp.bfloat16,) if dtype == jnp.bfloat16 else ())
+    if x.dtype not in allowed:
+        names = " or ".join(jnp.dtype(d).name for d in allowed)
+        raise TypeError(f"x is {x.dtype}; convert it to {names}")
 
 
 def _check(
@@ -131,10 +122,8 @@ def _check(
     ):
         if value.ndim != rank:
             raise ValueError(f"{name} has shape {value.shape}; pass {layout}")
-        allowed = (jnp.float32, jnp.uint8) if name == "x" else (jnp.float32,)
-        if value.dtype not in allowed:
-            names = " or ".join(jnp.dtype(d).name for d in allowed)
-            raise TypeError(f"{name} is {value.dtype}; convert it to {names}")
+        if name != "x" and value.dtype != jnp.float32:
+            raise TypeError(f"{name} is {value.dtype}; convert it to float32")
     if kernel.shape[2] != x.shape[3]:
         raise ValueError(f"kernel takes {kernel.shape[2]} channels but x has {x.shape[3]}")
     if bias.shape[0] != kernel.shape[3]:
@@ -171,7 +160,7 @@ def _convolve_bwd(
     x, kernel, y, scaling = saved
     outputs = (dy,) if y is None else (dy, y)
     dkernel, dbias = _weight_gradient(layer)(x, *outputs, *scaling)
-    if layer.bytes:
+    if layer.source == "i8":
         return None, dkernel, dbias, None
     dx = _input_gradient(layer)(*outputs, kernel)
     if scaling:
@@ -210,7 +199,7 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
         dkernel, dbias, _ = call_kernel(
             _target("weight_gradient", layer, len(arrays), 3), arrays, results
         )
-        return _sum_chunks(dkernel), _sum_chunks(dbias)
+        return sum_chunks(dkernel), sum_chunks(dbias)
 
     def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = 2 if layer.relu else 1
@@ -244,13 +233,6 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
         return jax.vjp(lambda x: _xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
 
     return batched(native, fallback, images=2 if layer.relu else 1)
-
-
-def _sum_chunks(parts: jax.Array) -> jax.Array:
-    """Sums over the leading axis by a matrix product: XLA's reduction on CPU is many times slower."""
-    ones = jnp.ones((1, parts.shape[0]), parts.dtype)
-    total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
-    return total.reshape(parts.shape[1:])
 
 
 def _scaled(x: jax.Array, scaling: _Constants) -> jax.Array:
