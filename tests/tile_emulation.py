@@ -1,10 +1,10 @@
 """The tile instructions of kernels in plain LLVM IR, for CPUs without tiles.
 
-`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour on eight tiles in a stack
-buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS): only the configured rows
-and bytes are loaded and stored, the others become zero; a product sums even and odd numbers of pairs apart, in
-float32. Where the CPU would raise a fault, results become NaN: tiles of shapes that do not fit, and any use before
-the configuration or after the release.
+`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour on eight tiles in a
+stack buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS): only the
+configured rows and bytes are loaded and stored, the others become zero; a product sums even and odd numbers
+of pairs apart, in float32. Where a CPU would raise a fault, because tiles of a product do not fit or are not
+configured, results become NaN or are not stored.
 """
 
 from __future__ import annotations

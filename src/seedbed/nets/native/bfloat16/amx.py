@@ -1,9 +1,9 @@
 """Sums of products of bfloat16 numbers by the tiles of Intel's AMX, accumulated in float32.
 
-This module emits their LLVM IR. A tile is a register of at most 16 rows of 64 bytes. One instruction adds to a
-tile C of float32 [rows, 16] the product of a tile A of bfloat16 [rows, depth] and a tile B [depth / 2, 16, 2],
-whose rows hold pairs of neighbouring rows of a matrix [depth, 16]. Only one configuration, which says how many
-rows and bytes of each tile are in use, is in force in a task.
+This module emits their LLVM IR. A tile is a register of at most 16 rows of 64 bytes. One instruction adds to
+a tile C of float32 [rows, 16] the product of a tile A of bfloat16 [rows, depth] and a tile B
+[depth / 2, 16, 2], whose rows hold pairs of neighbouring rows of a matrix [depth, 16]. A task has one
+configuration, which says how many rows and bytes of each tile are in use.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Windows(NamedTuple):
 class Steps(NamedTuple):
     """The loops of a sum: windows of A, each in `chunks` of as many numbers as a row of a tile has.
 
-    Chunks of A are `a_step` bytes apart, but the last begins at `a_last`, and so may overlap the one before it.
+    Chunks of A are `a_step` bytes apart, but the last begins at `a_last`, and so may overlap the one before.
     Chunks of B, one after the other through all windows, are `b_step` bytes apart.
     """
 

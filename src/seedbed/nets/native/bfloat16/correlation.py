@@ -23,9 +23,10 @@ from seedbed.nets.native.tile import load, relu
 
 
 class Target(NamedTuple):
-    """Images that results are stored to: features (a, b, c) of position (u, v) are a `stride` by `stride` square.
+    """Images that results are stored to.
 
-    They go to row `stride * u + a + top`, column `stride * v + b + left`, channel c, where the image has these.
+    The features (a, b, c) of position (u, v) are a square of `stride` by `stride` pixels. They go to row
+    `stride * u + a + top`, column `stride * v + b + left`, channel c, where the image has these.
     """
 
     height: int
@@ -39,7 +40,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Correlation:
-    """Sums of products of all windows of an image with `features` kernels; windows move by `layout.stride`."""
+    """Sums of products of all windows of an image with kernels. Windows move by `layout.stride`."""
 
     layout: Layout
     kernel_rows: int
@@ -235,7 +236,7 @@ def _widths(sums: Correlation) -> list[tuple[int, int]]:
 def _correlate(
     f: Function, sums: Correlation, image: str, kernel: str, bias: str, result: str
 ) -> None:
-    """Emits the loops over the panels of features and the positions of one image, a copy in scratch memory."""
+    """Emits the loops over the panels of features and the positions of an image in scratch memory."""
     block, layout = sums.blocking, sums.layout
     scratch, rows = f.at(image, sums.copy_size), block.high * block.rows
     for first, wide, times in amx.spans(sums.panels, block.wide):

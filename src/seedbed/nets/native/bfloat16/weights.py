@@ -28,8 +28,8 @@ from seedbed.nets.native.tile import load, store
 class Gradient:
     """The sums of a layer's weight gradient: over positions, of results' gradients times windows.
 
-    A is the results' gradient, transposed to [features, positions]. B is the image with each number beside that
-    of the next position, so that any row of numbers of windows of two positions is a row of pairs.
+    A is the results' gradient, transposed to [features, positions]. B is the image with each number beside
+    that of the next position, so that neighbouring numbers of two positions' windows are a row of pairs.
     """
 
     image: Layout
@@ -125,8 +125,8 @@ def weight_gradient(c: Convolution) -> Gradient:
 def weight_gradient_ir(c: Convolution) -> str:
     """Returns the IR of a task with the buffers (x, dy[, y][, offset, scale]) -> (sums, dbias, scratch).
 
-    Each chunk writes sums of its own: those of `weight_gradient(c)` and dbias [chunks, F], float32. `dy` and `y`
-    are bfloat16. `scratch` has the floats of all `places` for each chunk.
+    Each chunk writes sums of its own: those of `weight_gradient(c)` and dbias [chunks, F], float32. `dy` and
+    `y` are bfloat16. `scratch` has the floats of all `places` for each chunk.
     """
     g = weight_gradient(c)
     pairs, gradient, transposed, end = g.places
