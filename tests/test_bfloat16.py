@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from seedbed import ffi, llvm
 from seedbed.llvm import Target, VectorUnit, compile_assembly, compile_ir, host_has_tiles
-from seedbed.nets import bfloat16, convolution
+from seedbed.nets import convolution, passes
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.native.bfloat16 import correlation, weights
 from seedbed.nets.native.convolution import Convolution
@@ -53,14 +53,14 @@ def emulation():
     """Kernels whose tile instructions are emulated, as on a CPU with tiles."""
 
     def register(prefix, text, **options):
-        return ffi.register_kernel(f"{prefix}_emulated", emulate(text), **options)
+        return ffi.register_kernel(prefix, emulate(text), **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bfloat16, "register_kernel", register)
+        patch.setattr(passes, "register_kernel", register)
         patch.setattr(convolution, "host_has_tiles", lambda: True)
-        bfloat16._target.cache_clear()
+        passes.kernel_target.cache_clear()
         yield
-        bfloat16._target.cache_clear()
+        passes.kernel_target.cache_clear()
 
 
 @pytest.fixture

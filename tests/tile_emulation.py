@@ -18,7 +18,9 @@ _FUNCTION = re.compile(r"define internal void @(\w+)\(")
 
 
 def emulate(text: str) -> str:
-    """Returns the text of a kernel, which defines `task`, with its tile instructions emulated."""
+    """Returns the text of a kernel, which defines `task`, with its tile instructions, if any, emulated."""
+    if not _INTRINSIC.search(text):
+        return text
     functions = [name for name in _FUNCTION.findall(text) if name != "task"]
     text = _DECLARATION.sub("", text)
     text = _INTRINSIC.sub(r"@emulated.\1(ptr %tile_state, ", text).replace(

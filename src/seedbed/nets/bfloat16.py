@@ -8,63 +8,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from seedbed.ffi import register_kernel
 from seedbed.nets.native.bfloat16 import correlation, weights
 from seedbed.nets.native.bfloat16.correlation import Correlation
 from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.passes import (
+    Constants,
+    Passes,
+    before_activation,
+    kernel_target,
+    xla_convolution,
+)
 from seedbed.nets.rescaling import Scaling, rescale
-
-_Constants = tuple[jax.Array, ...]
-"""Offset and scale of a `Scaling`, or an empty tuple."""
-_EMITTERS = {
-    "forward": correlation.forward_ir,
-    "weight_gradient": weights.weight_gradient_ir,
-    "input_gradient": correlation.input_gradient_ir,
-}
 
 
 def xla_convolve(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
+    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: Constants
 ) -> jax.Array:
-    """Convolves images [N, H, W, C] by XLA; returns features [N, OH, OW, F], bfloat16."""
-    y = _xla_product(layer, _narrow(x, scaling), kernel.astype(jnp.bfloat16))
+    """Convolves images [N, H, W, C] to bfloat16 features [N, OH, OW, F] by XLA, with its derivative."""
+    y = xla_convolution(layer, _narrow(x, scaling), kernel.astype(jnp.bfloat16))
     y = y + bias.astype(jnp.bfloat16)[None, None, None]
     return jax.nn.relu(y) if layer.relu else y
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def convolve(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> jax.Array:
-    """Does the same by kernels on CPU, which must have tiles, and by XLA on other devices."""
-    return _forward(layer)(x, kernel, bias, *scaling)
-
-
-def _convolve_fwd(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> tuple[jax.Array, tuple]:
-    y = _forward(layer)(x, kernel, bias, *scaling)
-    return y, (x, kernel, y if layer.relu else None, scaling)
-
-
-def _convolve_bwd(
-    layer: Convolution, saved: tuple, dy: jax.Array
-) -> tuple[jax.Array | None, jax.Array, jax.Array, None]:
-    x, kernel, y, scaling = saved
-    outputs = (dy,) if y is None else (dy, y)
-    dkernel, dbias = _weight_gradient(layer)(x, *outputs, *scaling)
-    if layer.source == "i8":
-        return None, dkernel, dbias, None
-    dx = _input_gradient(layer)(*outputs, kernel)
-    if scaling:
-        (dx,) = jax.vjp(lambda x: rescale(x, Scaling(*scaling)), x)[1](dx)
-    return dx, dkernel, dbias, None
-
-
-convolve.defvjp(_convolve_fwd, _convolve_bwd)
 
 
 @functools.cache
@@ -78,7 +43,12 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), sums.scratch_size)]
         return call_kernel(
-            _target("forward", layer, len(arrays), 2), arrays, results, jnp.bfloat16
+            kernel_target(
+                "seedbed_bfloat16_forward", correlation.forward_ir, layer, len(arrays), 2
+            ),
+            arrays,
+            results,
+            jnp.bfloat16,
         )[0]
 
     def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
@@ -100,7 +70,9 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
             (chunks, layer.features),
             (chunks, gradient.places[-1]),
         ]
-        target = _target("weight_gradient", layer, len(arrays), 3)
+        target = kernel_target(
+            "seedbed_bfloat16_weight_gradient", weights.weight_gradient_ir, layer, len(arrays), 3
+        )
         sums, dbias, _ = call_kernel(target, arrays, results)
         sums = sum_chunks(sums)[: layer.features, :, : gradient.segment]
         sums = sums.reshape(layer.features, layer.kernel_height, layer.kernel_width, -1)
@@ -108,9 +80,9 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
 
     def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = 2 if layer.relu else 1
-        dy, x = _before_activation(*arrays[:outputs]), _narrow(x, arrays[outputs:])
+        dy, x = before_activation(*arrays[:outputs]), _narrow(x, arrays[outputs:])
         x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.bfloat16))
-        (dkernel,) = jax.vjp(lambda kernel: _xla_product(layer, x, kernel), zeros)[1](dy)
+        (dkernel,) = jax.vjp(lambda kernel: xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1, 2))
 
     return batched(native, fallback, images=0)
@@ -131,15 +103,24 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
         ]
         arrays = (*outputs, _pack(sums, _turned(sums, kernel)))
         return call_kernel(
-            _target("input_gradient", layer, len(arrays), 2), arrays, results, dtype
+            kernel_target(
+                "seedbed_bfloat16_input_gradient",
+                correlation.input_gradient_ir,
+                layer,
+                len(arrays),
+                2,
+            ),
+            arrays,
+            results,
+            dtype,
         )[0]
 
     def fallback(*arrays: jax.Array) -> jax.Array:
         *outputs, kernel = arrays
-        dy = _before_activation(*outputs)
+        dy = before_activation(*outputs)
         dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.bfloat16))
         kernel = kernel.astype(jnp.bfloat16)
-        (dx,) = jax.vjp(lambda x: _xla_product(layer, x, kernel), zeros)[1](dy)
+        (dx,) = jax.vjp(lambda x: xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dx.astype(dtype)
 
     return batched(native, fallback, images=2 if layer.relu else 1)
@@ -169,31 +150,9 @@ def _turned(sums: Correlation, kernel: jax.Array) -> jax.Array:
     return kernel.transpose(0, 2, 5, 1, 3, 4).reshape(rows, columns, features, -1)
 
 
-def _narrow(x: jax.Array, scaling: _Constants) -> jax.Array:
+def _narrow(x: jax.Array, scaling: Constants) -> jax.Array:
     return (rescale(x, Scaling(*scaling)) if scaling else x).astype(jnp.bfloat16)
 
 
-def _before_activation(dy: jax.Array, y: jax.Array | None = None) -> jax.Array:
-    return dy if y is None else jnp.where(y > 0, dy, jnp.zeros_like(dy))
-
-
-def _xla_product(layer: Convolution, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    margin = (layer.padding, layer.padding)
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=(layer.stride, layer.stride),
-        padding=(margin, margin),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
-@functools.cache
-def _target(kind: str, layer: Convolution, arguments: int, results: int) -> str:
-    return register_kernel(
-        f"seedbed_bfloat16_{kind}",
-        _EMITTERS[kind](layer),
-        arguments=arguments,
-        results=results,
-        chunk_buffer=arguments + results - 1,
-    )
+PASSES = Passes(_forward, _weight_gradient, _input_gradient)
+"""The passes in bfloat16: by kernels on CPU, which must have tiles, and by XLA on other devices."""

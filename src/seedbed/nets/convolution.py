@@ -10,26 +10,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.ffi import register_kernel
 from seedbed.llvm import host_has_tiles, host_vector_unit
 from seedbed.nets import bfloat16
 from seedbed.nets.native import convolution as kernels
 from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.native.rows import Kind
+from seedbed.nets.passes import (
+    Constants,
+    Passes,
+    before_activation,
+    convolve,
+    kernel_target,
+    xla_convolution,
+)
 from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
 
-_Constants = tuple[jax.Array, ...]
-"""Offset and scale of a `Scaling`, or an empty tuple."""
 _SOURCES: dict[Any, Kind] = {
     jnp.dtype(jnp.uint8): "i8",
     jnp.dtype(jnp.float32): "float",
     jnp.dtype(jnp.bfloat16): "bfloat",
-}
-_EMITTERS = {
-    "forward": kernels.forward_ir,
-    "weight_gradient": kernels.weight_gradient_ir,
-    "input_gradient": kernels.input_gradient_ir,
 }
 
 
@@ -60,9 +60,8 @@ def conv2d(
         activation: "relu" or None.
         scaling: two arrays [H, W, C], or None. The input is then `rescale(x, scaling)`, which is padded
             afterwards. It costs almost nothing on CPU. It gets no gradient.
-        dtype: float32, in which all arithmetic is done, or bfloat16. Images, kernel and results are then
-            rounded to bfloat16, and so are gradients of a bfloat16 `x`; sums are float32, and so are the
-            gradients of the kernel and the bias.
+        dtype: float32, in which all arithmetic is done, or bfloat16, to which images, kernel and results are
+            then rounded. By tiles, sums and the gradients of kernel and bias are not; XLA rounds these.
 
     Returns:
         Features [N, OH, OW, F] of `dtype`, OH = (H + 2 padding - KH) // stride + 1.
@@ -92,10 +91,11 @@ def conv2d(
     )
     constants = map(lax.stop_gradient, scaling or ())
     x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
-    if dtype == jnp.float32:
-        return _convolve(layer, x, kernel, bias, tuple(constants))
-    convolve = bfloat16.convolve if host_has_tiles() else bfloat16.xla_convolve
-    return convolve(layer, x, kernel, bias, tuple(constants))
+    narrow = dtype == jnp.bfloat16
+    if narrow and not host_has_tiles():
+        return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
+    passes = bfloat16.PASSES if narrow else _PASSES
+    return convolve(passes, layer, x, kernel, bias, tuple(constants))
 
 
 def _check_dtype(x: jax.Array, dtype: Any) -> None:
@@ -140,37 +140,6 @@ def _check(
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _convolve(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> jax.Array:
-    return _forward(layer)(x, kernel, bias, *scaling)
-
-
-def _convolve_fwd(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> tuple[jax.Array, tuple]:
-    y = _forward(layer)(x, kernel, bias, *scaling)
-    return y, (x, kernel, y if layer.relu else None, scaling)
-
-
-def _convolve_bwd(
-    layer: Convolution, saved: tuple, dy: jax.Array
-) -> tuple[jax.Array | None, jax.Array, jax.Array, None]:
-    x, kernel, y, scaling = saved
-    outputs = (dy,) if y is None else (dy, y)
-    dkernel, dbias = _weight_gradient(layer)(x, *outputs, *scaling)
-    if layer.source == "i8":
-        return None, dkernel, dbias, None
-    dx = _input_gradient(layer)(*outputs, kernel)
-    if scaling:
-        (dx,) = jax.vjp(lambda x: rescale(x, Scaling(*scaling)), x)[1](dx)
-    return dx, dkernel, dbias, None
-
-
-_convolve.defvjp(_convolve_fwd, _convolve_bwd)
-
-
 @functools.cache
 def _forward(layer: Convolution) -> Callable[..., Any]:
     """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
@@ -178,11 +147,13 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
     def native(x: jax.Array, *arrays: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), layer.copy_size)]
-        target = _target("forward", layer, 1 + len(arrays), 2)
+        target = kernel_target(
+            "seedbed_convolution_forward", kernels.forward_ir, layer, 1 + len(arrays), 2
+        )
         return call_kernel(target, (x, *arrays), results)[0]
 
     def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
-        y = _xla_convolution(layer, _scaled(x, scaling), kernel) + bias[None, None, None]
+        y = xla_convolution(layer, _scaled(x, scaling), kernel) + bias[None, None, None]
         return jax.nn.relu(y) if layer.relu else y
 
     return batched(native, fallback, images=1)
@@ -197,15 +168,23 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
         chunks = count_chunks(arrays[0])
         results = [(chunks, *shape), (chunks, layer.features), (chunks, layer.scratch_size)]
         dkernel, dbias, _ = call_kernel(
-            _target("weight_gradient", layer, len(arrays), 3), arrays, results
+            kernel_target(
+                "seedbed_convolution_weight_gradient",
+                kernels.weight_gradient_ir,
+                layer,
+                len(arrays),
+                3,
+            ),
+            arrays,
+            results,
         )
         return sum_chunks(dkernel), sum_chunks(dbias)
 
     def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = 2 if layer.relu else 1
-        dy, x = _before_activation(*arrays[:outputs]), _scaled(x, arrays[outputs:])
+        dy, x = before_activation(*arrays[:outputs]), _scaled(x, arrays[outputs:])
         x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.float32))
-        (dkernel,) = jax.vjp(lambda kernel: _xla_convolution(layer, x, kernel), zeros)[1](dy)
+        (dkernel,) = jax.vjp(lambda kernel: xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel, dy.sum((0, 1, 2))
 
     return batched(native, fallback, images=0)
@@ -223,43 +202,22 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
             (outputs[0].shape[0], *image),
             (count_chunks(outputs[0]), layer.scratch_size),
         ]
-        target = _target("input_gradient", layer, len(arrays), 2)
+        target = kernel_target(
+            "seedbed_convolution_input_gradient", kernels.input_gradient_ir, layer, len(arrays), 2
+        )
         return call_kernel(target, (*outputs, transposed), results)[0]
 
     def fallback(*arrays: jax.Array) -> jax.Array:
         *outputs, kernel = arrays
-        dy = _before_activation(*outputs)
+        dy = before_activation(*outputs)
         dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.float32))
-        return jax.vjp(lambda x: _xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
+        return jax.vjp(lambda x: xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
 
     return batched(native, fallback, images=2 if layer.relu else 1)
 
 
-def _scaled(x: jax.Array, scaling: _Constants) -> jax.Array:
+def _scaled(x: jax.Array, scaling: Constants) -> jax.Array:
     return rescale(x, Scaling(*scaling)) if scaling else x
 
 
-def _before_activation(dy: jax.Array, y: jax.Array | None = None) -> jax.Array:
-    return dy if y is None else jnp.where(y > 0, dy, 0.0)
-
-
-def _xla_convolution(layer: Convolution, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    margin = (layer.padding, layer.padding)
-    return lax.conv_general_dilated(
-        x.astype(jnp.float32),
-        kernel,
-        window_strides=(layer.stride, layer.stride),
-        padding=(margin, margin),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
-@functools.cache
-def _target(kind: str, layer: Convolution, arguments: int, results: int) -> str:
-    return register_kernel(
-        f"seedbed_convolution_{kind}",
-        _EMITTERS[kind](layer),
-        arguments=arguments,
-        results=results,
-        chunk_buffer=arguments + results - 1,
-    )
+_PASSES = Passes(_forward, _weight_gradient, _input_gradient)

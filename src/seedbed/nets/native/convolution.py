@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from seedbed.llvm import Function, VectorUnit
-from seedbed.nets.native.rows import TASK, Rows, Tables, buffers, copy_rows, each_vector, share
+from seedbed.nets.native.rows import (
+    TASK,
+    Rows,
+    Tables,
+    buffers,
+    clear,
+    copy_rows,
+    each_vector,
+    share,
+)
 from seedbed.nets.native.tile import Grid, Reduction, declarations, grid_function, load, store
 
 
@@ -136,8 +145,8 @@ def weight_gradient_ir(c: Convolution) -> str:
     dkernel = f.scaled(dkernel, "%chunk", c.taps * c.features)
     dbias = f.scaled(dbias, "%chunk", c.features)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
-    _clear(f, dkernel, c.taps * c.features)
-    _clear(f, dbias, c.features)
+    clear(f, dkernel, c.taps * c.features)
+    clear(f, dbias, c.features)
     _clear_copy(f, c, scratch)
     with f.between(*share(f)) as image:
         a = _image(f, c, (x, *tables), image, scratch)
@@ -170,7 +179,7 @@ def input_gradient_ir(c: Convolution) -> str:
         a = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
         result = f.scaled(dx, image, c.image_size)
         padded = scratch if c.padding else result
-        _clear(f, padded, rows * row)
+        clear(f, padded, rows * row)
         with f.repeat(c.kernel_height) as tap:
             b, out = f.scaled(kernel, tap.index, segment), f.scaled(padded, tap.index, row)
             f.line(f"call void @scatter(ptr {a}, ptr {b}, ptr {out}, ptr null)")
@@ -181,14 +190,10 @@ def input_gradient_ir(c: Convolution) -> str:
     return declarations(c.unit.width) + grid_function("scatter", grid, c.unit) + f.text()
 
 
-def _clear(f: Function, pointer: str, count: int) -> None:
-    f.line(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {4 * count}, i1 false)")
-
-
 def _clear_copy(f: Function, c: Convolution, scratch: str) -> None:
     # Once per chunk is enough: images overwrite only the interior.
     if c.padding:
-        _clear(f, scratch, c.copy_size)
+        clear(f, scratch, c.copy_size)
 
 
 def _tables(c: Convolution) -> int:

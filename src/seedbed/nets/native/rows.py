@@ -42,6 +42,11 @@ def share(f: Function) -> tuple[str, str]:
     return begin, end
 
 
+def clear(f: Function, pointer: str, floats: int) -> None:
+    """Emits zeros for `floats` floats at `pointer`."""
+    f.line(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {4 * floats}, i1 false)")
+
+
 class Rows(NamedTuple):
     """Rows to copy: their count, the numbers in each, and the distance between rows on both sides."""
 

@@ -8,12 +8,11 @@ configuration, which says how many rows and bytes of each tile are in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from seedbed.llvm import Function
 from seedbed.nets.native.rows import narrow_declarations
-from seedbed.nets.native.tile import declarations
+from seedbed.nets.native.tile import Span, declarations, spans
 
 LANES = 16
 """Rows of a tile, and float32 numbers in a row of it."""
@@ -57,15 +56,6 @@ class Blocking(NamedTuple):
         return max(products, loads, _LATENCY)
 
 
-def spans(total: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, size, repetitions) of the blocks of at most `size` that cover `total`."""
-    whole, rest = divmod(total, size)
-    if whole:
-        yield 0, size, whole
-    if rest:
-        yield whole * size, rest, 1
-
-
 def choose_blocking(rows: int, panels: int, depth: int, even: bool) -> Blocking:
     """Returns the blocking with the fewest estimated cycles for `rows` of A by `panels` of 16 columns of B.
 
@@ -76,11 +66,11 @@ def choose_blocking(rows: int, panels: int, depth: int, even: bool) -> Blocking:
     for high, wide in ((2, 2), (3, 1), (1, 3), (2, 1), (1, 2), (1, 1)):
         blocks = -(-rows // (high * LANES))
         block = Blocking(high, wide, -(-rows // (blocks * high)) if even else LANES)
-        heights = ((0, high, blocks),) if even else spans(-(-rows // LANES), high)
+        heights = [Span(0, high, blocks)] if even else spans(-(-rows // LANES), high)
         cost = sum(
-            block.cycles(h, w, depth) * many * times
-            for _, h, many in heights
-            for _, w, times in spans(panels, wide)
+            block.cycles(h.size, w.size, depth) * h.blocks * w.blocks
+            for h in heights
+            for w in spans(panels, wide)
         )
         if best is None or cost < best[0]:
             best = cost, block

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from seedbed.llvm import Function
 from seedbed.nets.native.bfloat16 import amx
 from seedbed.nets.native.bfloat16.amx import LANES, Blocking, Matrix, Product, Steps, module
-from seedbed.nets.native.bfloat16.layout import Layout, clear, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.native.rows import TASK, Kind, buffers, each_vector, share, store_kind
-from seedbed.nets.native.tile import load, relu
+from seedbed.nets.native.rows import TASK, Kind, buffers, clear, each_vector, share, store_kind
+from seedbed.nets.native.tile import load, relu, spans
 
 
 class Target(NamedTuple):
@@ -230,7 +230,7 @@ def input_gradient_ir(c: Convolution) -> str:
 
 def _widths(sums: Correlation) -> list[tuple[int, int]]:
     block = sums.blocking
-    return [(block.high, wide) for _, wide, _ in amx.spans(sums.panels, block.wide)]
+    return [(block.high, wide) for _, wide, _ in spans(sums.panels, block.wide)]
 
 
 def _correlate(
@@ -239,7 +239,7 @@ def _correlate(
     """Emits the loops over the panels of features and the positions of an image in scratch memory."""
     block, layout = sums.blocking, sums.layout
     scratch, rows = f.at(image, sums.copy_size), block.high * block.rows
-    for first, wide, times in amx.spans(sums.panels, block.wide):
+    for first, wide, times in spans(sums.panels, block.wide):
         for panel in range(first, first + wide * times, wide):
             b, start = f.at(kernel, panel * sums.product.b.tile, "i8"), f.at(bias, panel * LANES)
             with f.repeat(sums.blocks) as some:

@@ -83,11 +83,6 @@ def count_floats(words: int) -> int:
     return -(-words // 32) * 16
 
 
-def clear(f: Function, pointer: str, floats: int) -> None:
-    """Emits zeros for `floats` floats at `pointer`."""
-    f.line(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {4 * floats}, i1 false)")
-
-
 def scaling(c: Convolution, tables: list[str]) -> Tables | None:
     """Returns the change that a layer makes to its images, with `tables` [offset, scale], or None."""
     return None if c.clip is None else Tables(tables[0], tables[1], c.clip)

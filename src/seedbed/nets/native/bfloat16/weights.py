@@ -18,10 +18,10 @@ from seedbed.nets.native.bfloat16.amx import (
     module,
 )
 from seedbed.nets.native.bfloat16.correlation import forward
-from seedbed.nets.native.bfloat16.layout import Layout, clear, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.native.rows import TASK, buffers, load_kind, load_words, share, store_words
-from seedbed.nets.native.tile import load, store
+from seedbed.nets.native.rows import TASK, buffers, clear, load_kind, load_words, share, store_words
+from seedbed.nets.native.tile import load, spans, store
 
 
 @dataclass(frozen=True)
@@ -231,12 +231,12 @@ def _accumulate(f: Function, g: Gradient, a: str, pairs: str, sums: str) -> list
     with f.repeat(g.kernel_rows) as window:
         b0 = g.image.windows(g.kernel_rows, 4).at(f, pairs, window.index)
         c0 = f.scaled(sums, window.index, g.taps)
-        for left, wide, times in amx.spans(g.taps // LANES, p.blocking.wide):
+        for left, wide, times in spans(g.taps // LANES, p.blocking.wide):
             with f.repeat(times) as column:
                 b1, c1 = (
                     f.at(f.scaled(q, column.index, wide * LANES), left * LANES) for q in (b0, c0)
                 )
-                for top, high, many in amx.spans(g.features // LANES, p.blocking.high):
+                for top, high, many in spans(g.features // LANES, p.blocking.high):
                     sizes[high, wide] = None
                     with f.repeat(many) as row:
                         a2, c2 = (
