@@ -310,13 +310,17 @@ def test_who_runs_what(emulated, monkeypatch):
 
 @pytest.mark.slow
 def test_fallbacks_match(emulated, monkeypatch):
-    arrays, options = _layer("odd channels")
-    expected = _value_and_gradients(arrays, _scaling(arrays[0]), **options)
+    (x, kernel, bias), options = _layer("odd channels")
+    # no result is so near to zero that rounding decides whether it passes the relu
+    arrays = (x, kernel, 8 * jnp.sign(bias))
+    tables = jnp.full(x.shape[1:], 0.1), jnp.ones(x.shape[1:])
+    expected = _value_and_gradients(arrays, tables, **options)
     monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
     jax.clear_caches()
-    _assert_near(_value_and_gradients(arrays, _scaling(arrays[0]), **options), expected, 0.05)
+    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.01)
     monkeypatch.setattr(convolution, "host_has_tiles", lambda: False)
-    _assert_near(_value_and_gradients(arrays, _scaling(arrays[0]), **options), expected, 0.05)
+    # XLA sums the bias's gradient in bfloat16
+    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.05)
 
 
 def _module_texts(name):
@@ -345,7 +349,7 @@ def _loops(assembly):
             yield re.findall(r"^\t([a-z]\w*)(.*)$", body, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["nature 2", pytest.param("three panels", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
 def test_inner_loops_are_tiles_and_addresses(name):
     for _, kind, text in _module_texts(name):
         assembly = compile_assembly(
@@ -359,7 +363,7 @@ def test_inner_loops_are_tiles_and_addresses(name):
             assert names.count("tdpbf16ps") == int(high) * int(wide), kind
             assert names.count("tileloadd") == int(high) + int(wide), kind
             assert not any(re.search(r"[xyz]mm|%rsp|%rbp", operands) for _, operands in loop), kind
-        assert assembly.count("ldtilecfg") == assembly.count("tilerelease") == 1, kind
+        assert assembly.count("ldtilecfg") == assembly.count("tilerelease") >= 1, kind
         assert "vcvtneps2bf16" in assembly or kind == "weight_gradient"
 
 

@@ -74,8 +74,26 @@ def conv2d(
     _check_dtype(x, dtype)
     if scaling is not None:
         check_scaling(x, scaling)
+    layer = _layer(x, kernel, stride, padding, activation, scaling)
+    constants = map(lax.stop_gradient, scaling or ())
+    x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
+    narrow = dtype == jnp.bfloat16
+    if narrow and not host_has_tiles():
+        return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
+    passes = bfloat16.PASSES if narrow else _PASSES
+    return convolve(passes, layer, x, kernel, bias, tuple(constants))
+
+
+def _layer(
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int,
+    padding: int,
+    activation: str | None,
+    scaling: Scaling | None,
+) -> Convolution:
     _, height, width, channels = x.shape
-    layer = Convolution(
+    return Convolution(
         height=height,
         width=width,
         channels=channels,
@@ -89,13 +107,6 @@ def conv2d(
         unit=host_vector_unit(),
         clip=None if scaling is None else CLIP,
     )
-    constants = map(lax.stop_gradient, scaling or ())
-    x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
-    narrow = dtype == jnp.bfloat16
-    if narrow and not host_has_tiles():
-        return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
-    passes = bfloat16.PASSES if narrow else _PASSES
-    return convolve(passes, layer, x, kernel, bias, tuple(constants))
 
 
 def _check_dtype(x: jax.Array, dtype: Any) -> None:

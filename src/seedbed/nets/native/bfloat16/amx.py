@@ -81,7 +81,7 @@ def choose_blocking(rows: int, panels: int, depth: int, even: bool) -> Blocking:
 class Windows(NamedTuple):
     """Parts of a matrix: window w begins at plane `w % planes`, line `w // planes`, both of so many bytes."""
 
-    count: int
+    number: int
     planes: int
     plane: int
     line: int
@@ -98,7 +98,7 @@ class Windows(NamedTuple):
     def furthest(self) -> int:
         """The bytes from the base to the window that begins last."""
         return max(
-            w % self.planes * self.plane + w // self.planes * self.line for w in range(self.count)
+            w % self.planes * self.plane + w // self.planes * self.line for w in range(self.number)
         )
 
 
@@ -184,7 +184,7 @@ def block_function(name: str, p: Product, high: int, wide: int) -> str:
         else:
             start = f.at("%start", (i * p.c.tile if p.start else 0) + j * 4 * LANES, "i8")
             _load(f, tile, start, p.start)
-    with f.repeat(p.steps.windows.count) as window:
+    with f.repeat(p.steps.windows.number) as window:
         a1 = p.steps.windows.at(f, "%a", window.index)
         b1 = f.scaled("%b", window.index, p.steps.chunks * p.steps.b_step, "i8")
         with f.repeat(p.steps.chunks) as chunk:
