@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -85,14 +87,23 @@ def host_vector_unit() -> VectorUnit:
 def host_has_tiles() -> bool:
     """Whether this CPU multiplies tiles of bfloat16 (AMX) and Linux lets this process use them.
 
-    The first call asks Linux for the permission, which all threads of the process then have.
+    The first call asks Linux for the permission, which all threads of the process then have. It warns if the
+    CPU has tiles and Linux refuses them.
     """
     _initialize()
     features = llvm.get_host_cpu_features()
     if sys.platform != "linux" or not all(features.get(name) for name in _FOR_TILES):
         return False
-    request = ctypes.CDLL(None).syscall
-    return request(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0:
+        return True
+    reason = os.strerror(ctypes.get_errno())
+    warnings.warn(
+        f"Linux refuses this CPU's tiles (AMX) to this process: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 @functools.cache
