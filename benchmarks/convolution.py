@@ -1,9 +1,9 @@
-"""Time training and inference of the Nature CNN with our convolution and with XLA's.
+"""Time training and inference of the Nature CNN or the deep ResNet with our convolution and with XLA's.
 
 Each variant runs in its own process, because XLA reads its flags once; rounds are interleaved
-so that a noisy machine disturbs all variants alike.
+so that a noisy machine disturbs all variants alike. On a CPU with tiles, bfloat16 is measured too.
 
-    python benchmarks/convolution.py [--rounds 8] [--frames 640] [--variants ours xla xla+ynn]
+    python benchmarks/convolution.py [--rounds 8] [--frames 640] [--network nature] [--variants ours xla]
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from seedbed.llvm import host_has_tiles
+
 _YNN = "--xla_cpu_experimental_ynn_fusion_type="
 _KINDS = [f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("DOT", "ELTWISE", "REDUCE")]
 VARIANTS = {
@@ -25,21 +27,33 @@ VARIANTS = {
     "ours+ynn": ("ours", _YNN + ",".join(_KINDS)),
     "ours+ynn-dot": ("ours", _YNN + _KINDS[0]),
     "ours+ynn-rest": ("ours", _YNN + ",".join(_KINDS[1:])),
+    "bfloat16": ("bfloat16", ""),
     "xla": ("xla", ""),
     "xla+ynn": ("xla", _YNN + ",".join(_KINDS)),
 }
 _LAYERS = ((8, 4, 32, 4), (4, 32, 64, 2), (3, 64, 64, 1))  # size, channels, features, stride
+_RESNET = (16, 32, 32)  # channels
 _INFERENCE = (16, 32, 64, 128)
 
 
-def _initial_params(key):
+def _shapes(network: str) -> dict[str, tuple[int, ...]]:
+    """Kernels of the convolutions, in order, and of the dense layers after them."""
+    if network == "nature":
+        shapes = {f"conv{i}": (s, s, c, f) for i, (s, c, f, _) in enumerate(_LAYERS)}
+        return shapes | {"dense": (3136, 512), "policy": (512, 6), "value": (512, 1)}
+    shapes = {}
+    for i, (c, f) in enumerate(itertools.pairwise((4, *_RESNET))):
+        shapes[f"entry{i}"] = (3, 3, c, f)
+        shapes |= {f"block{i}{part}": (3, 3, f, f) for part in ("aa", "ab", "ba", "bb")}
+    return shapes | {"dense": (3872, 256), "policy": (256, 6), "value": (256, 1)}
+
+
+def _initial_params(key, network: str):
     import jax
     import jax.numpy as jnp
 
-    shapes = {f"conv{i}": (s, s, c, f) for i, (s, c, f, _) in enumerate(_LAYERS)}
-    shapes |= {"dense": (3136, 512), "policy": (512, 6), "value": (512, 1)}
     params = {}
-    for name, shape in shapes.items():
+    for name, shape in _shapes(network).items():
         key, subkey = jax.random.split(key)
         scale = (2.0 / jnp.prod(jnp.array(shape[:-1]))) ** 0.5
         kernel = scale * jax.random.normal(subkey, shape)
@@ -47,36 +61,68 @@ def _initial_params(key):
     return params
 
 
-def _network(params, frames, implementation: str):
-    """Logits [N, 6] and values [N] of uint8 frames [N, 84, 84, 4]."""
+def _convolve(x, weights, implementation: str, *, stride=1, padding=0, relu=True):
     import jax
     import jax.numpy as jnp
 
     from seedbed.nets.convolution import conv2d
 
-    x = frames if implementation == "ours" else frames.astype(jnp.float32) / 255.0
-    for i, (*_, stride) in enumerate(_LAYERS):
-        kernel, bias = params[f"conv{i}"]
-        if implementation == "ours":
-            kernel = kernel / 255.0 if i == 0 else kernel
-            x = conv2d(x, kernel, bias, stride=stride, activation="relu")
-        else:
-            x = jax.lax.conv_general_dilated(
-                x, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-            )
-            x = jax.nn.relu(x + bias)
+    kernel, bias = weights
+    if implementation != "xla":
+        # bytes are divided by 255 through the kernel
+        kernel = kernel / 255.0 if x.dtype == jnp.uint8 else kernel
+        activation = "relu" if relu else None
+        dtype = jnp.bfloat16 if implementation == "bfloat16" else jnp.float32
+        return conv2d(
+            x, kernel, bias, stride=stride, padding=padding, activation=activation, dtype=dtype
+        )
+    x = x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x
+    margin = ((padding, padding), (padding, padding)) if padding else "VALID"
+    x = jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), margin, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return jax.nn.relu(x + bias) if relu else x + bias
+
+
+def _features(params, x, implementation: str, network: str):
+    import jax
+    import jax.numpy as jnp
+
+    from seedbed.nets.pooling import max_pool
+
+    if network == "nature":
+        for i, (*_, stride) in enumerate(_LAYERS):
+            x = _convolve(x, params[f"conv{i}"], implementation, stride=stride)
+        return x
+    for i in range(len(_RESNET)):
+        x = _convolve(x, params[f"entry{i}"], implementation, padding=1, relu=False)
+        x = max_pool(x.astype(jnp.float32), padding="SAME").astype(x.dtype)
+        for block in "ab":
+            first, second = (params[f"block{i}{block}{part}"] for part in "ab")
+            y = _convolve(jax.nn.relu(x), first, implementation, padding=1)
+            x = x + _convolve(y, second, implementation, padding=1, relu=False)
+    return jax.nn.relu(x)
+
+
+def _network(params, frames, implementation: str, network: str):
+    """Logits [N, 6] and values [N] of uint8 frames [N, 84, 84, 4]."""
+    import jax
+    import jax.numpy as jnp
+
+    x = _features(params, frames, implementation, network)
     x = x.reshape(x.shape[0], -1)
-    x = jax.nn.relu(x @ params["dense"][0] + params["dense"][1])
+    kernel, bias = params["dense"]
+    x = jax.nn.relu((x @ kernel.astype(x.dtype)).astype(jnp.float32) + bias)
     logits = x @ params["policy"][0] + params["policy"][1]
     return logits, (x @ params["value"][0] + params["value"][1])[:, 0]
 
 
-def _train_step(implementation: str):
+def _train_step(implementation: str, network: str):
     import jax
     import jax.numpy as jnp
 
     def loss(params, frames, action, advantage, target):
-        logits, value = _network(params, frames, implementation)
+        logits, value = _network(params, frames, implementation, network)
         log_policy = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(log_policy, action[:, None], 1)[:, 0]
         entropy = -(jnp.exp(log_policy) * log_policy).sum(-1)
@@ -103,7 +149,7 @@ def _measure(function, *arguments) -> tuple[object, float, float]:
     return result, 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
 
 
-def _worker(implementation: str, frames: int) -> None:
+def _worker(implementation: str, frames: int, network: str) -> None:
     """Answer each line on stdin with one JSON line of [wall, CPU] milliseconds per task."""
     import jax
     import jax.numpy as jnp
@@ -113,9 +159,9 @@ def _worker(implementation: str, frames: int) -> None:
     images = jnp.asarray(rng.integers(0, 256, (frames, 84, 84, 4), dtype=np.uint8))
     action = jnp.asarray(rng.integers(0, 6, frames))
     advantage, target = jnp.asarray(rng.normal(size=(2, frames)), jnp.float32)
-    params = _initial_params(jax.random.key(0))
-    infer = jax.jit(lambda p, x: _network(p, x, implementation))
-    step = _train_step(implementation)
+    params = _initial_params(jax.random.key(0), network)
+    infer = jax.jit(lambda p, x: _network(p, x, implementation, network))
+    step = _train_step(implementation, network)
     zeros = jax.tree.map(jnp.zeros_like, params)
     state = (jax.tree.map(jnp.copy, params), zeros, jax.tree.map(jnp.copy, zeros))
     for line in itertools.chain(["compile\n"], sys.stdin):
@@ -126,9 +172,10 @@ def _worker(implementation: str, frames: int) -> None:
         print(json.dumps({"compile": times["train"]} if line == "compile\n" else times), flush=True)
 
 
-def _start(variant: str, frames: int) -> subprocess.Popen:
+def _start(variant: str, frames: int, network: str) -> subprocess.Popen:
     implementation, flags = VARIANTS[variant]
     command = [sys.executable, __file__, "--worker", implementation, "--frames", str(frames)]
+    command += ["--network", network]
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -158,15 +205,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--frames", type=int, default=640)
+    parser.add_argument("--network", choices=("nature", "resnet"), default="nature")
     parser.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, default=["ours", "xla", "xla+ynn"]
+        "--variants", nargs="+", choices=VARIANTS, default=["ours", "bfloat16", "xla", "xla+ynn"]
     )
-    parser.add_argument("--worker", choices=("ours", "xla"))
+    parser.add_argument("--worker", choices=("ours", "bfloat16", "xla"))
     args = parser.parse_args()
     if args.worker:
-        _worker(args.worker, args.frames)
+        _worker(args.worker, args.frames, args.network)
         return
-    workers = {variant: _start(variant, args.frames) for variant in args.variants}
+    if "bfloat16" in args.variants and not host_has_tiles():
+        print("no AMX tiles on this CPU: bfloat16 is not measured")
+        args.variants.remove("bfloat16")
+    workers = {variant: _start(variant, args.frames, args.network) for variant in args.variants}
     samples: dict[str, list[dict]] = {variant: [] for variant in workers}
     for variant, worker in workers.items():
         wall, cpu = json.loads(worker.stdout.readline())["compile"]
@@ -179,9 +230,15 @@ def main() -> None:
     for worker in workers.values():
         worker.stdin.close()
         worker.wait()
-    result = {"frames": args.frames, "rounds": args.rounds, "cores": os.cpu_count()}
+    result = {
+        "network": args.network,
+        "frames": args.frames,
+        "rounds": args.rounds,
+        "cores": os.cpu_count(),
+    }
     result["median wall, median CPU, least CPU (ms)"] = _report(samples)
-    path = Path(__file__).parent / "results" / "convolution.json"
+    name = "convolution" if args.network == "nature" else "convolution_resnet"
+    path = Path(__file__).parent / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
+import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -26,6 +30,12 @@ _WIDER = {
     8: ("avx10", "avx512", "amx"),
     16: (),
 }
+
+
+# What code with tiles uses: AMX's tiles of bfloat16, and AVX-512 with its rounding to bfloat16.
+_FOR_TILES = ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512vl", "avx512bf16")
+# Linux's system call arch_prctl, its request for a part of the CPU's state, and that of the tiles.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
 
 
 class VectorUnit(NamedTuple):
@@ -71,6 +81,29 @@ def host_vector_unit() -> VectorUnit:
     if features.get("avx2") and features.get("fma"):
         return VectorUnit(8, 16)
     return VectorUnit(4, 32 if host_target(4).architecture == "aarch64" else 16)
+
+
+@functools.cache
+def host_has_tiles() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16 (AMX) and Linux lets this process use them.
+
+    The first call asks Linux for the permission, which all threads of the process then have. It warns if the
+    CPU has tiles and Linux refuses them.
+    """
+    _initialize()
+    features = llvm.get_host_cpu_features()
+    if sys.platform != "linux" or not all(features.get(name) for name in _FOR_TILES):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA) == 0:
+        return True
+    reason = os.strerror(ctypes.get_errno())
+    warnings.warn(
+        f"Linux refuses this CPU's tiles (AMX) to this process: {reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 @functools.cache
@@ -300,6 +333,15 @@ class Function:
         )
         self.line(f"br label %{head}")
         self.open(done)
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Emits a branch around what the `with` block appends, which runs if the i1 `condition` is true."""
+        inside, after = self.fresh("inside"), self.fresh("after")
+        self.line(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.open(inside)
+        yield
+        self.label(after)
 
     def text(self, returns: str = "void") -> str:
         """Returns the text of the finished function, which returns `returns`, such as "i64 0"."""

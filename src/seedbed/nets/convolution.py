@@ -4,60 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.ffi import register_kernel
-from seedbed.llvm import host_vector_unit
+from seedbed.llvm import host_has_tiles, host_vector_unit
+from seedbed.nets import bfloat16
 from seedbed.nets.native import convolution as kernels
-from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.native.rows import Kind
+from seedbed.nets.passes import (
+    Constants,
+    Passes,
+    before_activation,
+    convolve,
+    kernel_target,
+    xla_convolution,
+)
+from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
 
-CLIP = 5.0
-"""Bound to which scaled numbers are clipped, usually in standard deviations."""
-
-_Constants = tuple[jax.Array, ...]
-"""Offset and scale of a `Scaling`, or an empty tuple."""
-_EMITTERS = {
-    "forward": kernels.forward_ir,
-    "weight_gradient": kernels.weight_gradient_ir,
-    "input_gradient": kernels.input_gradient_ir,
+_SOURCES: dict[Any, Kind] = {
+    jnp.dtype(jnp.uint8): "i8",
+    jnp.dtype(jnp.float32): "float",
+    jnp.dtype(jnp.bfloat16): "bfloat",
 }
-
-
-class Scaling(NamedTuple):
-    """The scaling of an observation x: `clip((x - offset) * scale, -CLIP, CLIP)`, float32.
-
-    Both leaves have the shape of one observation. Differentiation treats them as constants.
-    """
-
-    offset: jax.Array
-    scale: jax.Array
-
-
-def rescale(x: jax.Array, scaling: Scaling) -> jax.Array:
-    """Scales observations [N, ...] to float32; `scaling` has the shape of one observation.
-
-    Raises:
-        ValueError: the shapes differ.
-        TypeError: `scaling` is not float32.
-    """
-    _check_scaling(x, scaling)
-    offset, scale = (lax.stop_gradient(s)[None] for s in scaling)
-    return jnp.clip((x.astype(jnp.float32) - offset) * scale, -CLIP, CLIP)
-
-
-def _check_scaling(x: jax.Array, scaling: Scaling) -> None:
-    for name, value in scaling._asdict().items():
-        if value.shape != x.shape[1:]:
-            raise ValueError(
-                f"{name} has shape {value.shape}; pass that of one observation, {x.shape[1:]}"
-            )
-        if value.dtype != jnp.float32:
-            raise TypeError(f"{name} is {value.dtype}; convert it to float32")
 
 
 def conv2d(
@@ -69,15 +42,17 @@ def conv2d(
     padding: int = 0,
     activation: Literal["relu"] | None = None,
     scaling: Scaling | None = None,
+    dtype: Any = jnp.float32,
 ) -> jax.Array:
     """Convolves NHWC images, adds a bias and applies an optional relu.
 
-    All arithmetic is float32. On CPU, it runs kernels that are compiled for the host's vector unit; on
-    other devices, XLA's convolution. It is differentiable in `kernel`, `bias` and float32 `x`. Compiled
-    code computes only the gradients that are used.
+    On CPU, it runs kernels that are compiled for the host's vector unit, or with bfloat16 for its tiles; on
+    other devices, and with bfloat16 on CPUs without tiles, XLA's convolution. It is differentiable in
+    `kernel`, `bias` and `x` if that is not uint8. Compiled code computes only the gradients that are used.
 
     Args:
-        x: images [N, H, W, C], float32 or uint8 (converted to float32 without a division by 255).
+        x: images [N, H, W, C], float32, uint8 (converted without a division by 255) or, if that is `dtype`,
+            bfloat16.
         kernel: weights [KH, KW, C, F].
         bias: one per feature, [F].
         stride: step between neighbouring results, in both directions.
@@ -85,19 +60,40 @@ def conv2d(
         activation: "relu" or None.
         scaling: two arrays [H, W, C], or None. The input is then `rescale(x, scaling)`, which is padded
             afterwards. It costs almost nothing on CPU. It gets no gradient.
+        dtype: float32, in which all arithmetic is done, or bfloat16, to which images, kernel and results are
+            then rounded. By tiles, sums and the gradients of kernel and bias are not; XLA rounds these.
 
     Returns:
-        Features [N, OH, OW, F], OH = (H + 2 padding - KH) // stride + 1.
+        Features [N, OH, OW, F] of `dtype`, OH = (H + 2 padding - KH) // stride + 1.
 
     Raises:
         ValueError: a rank, a size or an option does not fit.
         TypeError: a dtype does not fit.
     """
     _check(x, kernel, bias, stride, padding, activation)
+    _check_dtype(x, dtype)
     if scaling is not None:
-        _check_scaling(x, scaling)
+        check_scaling(x, scaling)
+    layer = _layer(x, kernel, stride, padding, activation, scaling)
+    constants = map(lax.stop_gradient, scaling or ())
+    x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
+    narrow = dtype == jnp.bfloat16
+    if narrow and not host_has_tiles():
+        return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
+    passes = bfloat16.PASSES if narrow else _PASSES
+    return convolve(passes, layer, x, kernel, bias, tuple(constants))
+
+
+def _layer(
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int,
+    padding: int,
+    activation: str | None,
+    scaling: Scaling | None,
+) -> Convolution:
     _, height, width, channels = x.shape
-    layer = Convolution(
+    return Convolution(
         height=height,
         width=width,
         channels=channels,
@@ -107,13 +103,19 @@ def conv2d(
         stride=stride,
         padding=padding,
         relu=activation == "relu",
-        bytes=x.dtype == jnp.uint8,
+        source=_SOURCES[jnp.dtype(x.dtype)],
         unit=host_vector_unit(),
         clip=None if scaling is None else CLIP,
     )
-    constants = map(lax.stop_gradient, scaling or ())
-    x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
-    return _convolve(layer, x, kernel, bias, tuple(constants))
+
+
+def _check_dtype(x: jax.Array, dtype: Any) -> None:
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        raise TypeError(f"dtype is {jnp.dtype(dtype).name}; pass float32 or bfloat16")
+    allowed = (jnp.float32, jnp.uint8) + ((jnp.bfloat16,) if dtype == jnp.bfloat16 else ())
+    if x.dtype not in allowed:
+        names = " or ".join(jnp.dtype(d).name for d in allowed)
+        raise TypeError(f"x is {x.dtype}; convert it to {names}")
 
 
 def _check(
@@ -131,10 +133,8 @@ def _check(
     ):
         if value.ndim != rank:
             raise ValueError(f"{name} has shape {value.shape}; pass {layout}")
-        allowed = (jnp.float32, jnp.uint8) if name == "x" else (jnp.float32,)
-        if value.dtype not in allowed:
-            names = " or ".join(jnp.dtype(d).name for d in allowed)
-            raise TypeError(f"{name} is {value.dtype}; convert it to {names}")
+        if name != "x" and value.dtype != jnp.float32:
+            raise TypeError(f"{name} is {value.dtype}; convert it to float32")
     if kernel.shape[2] != x.shape[3]:
         raise ValueError(f"kernel takes {kernel.shape[2]} channels but x has {x.shape[3]}")
     if bias.shape[0] != kernel.shape[3]:
@@ -151,37 +151,6 @@ def _check(
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _convolve(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> jax.Array:
-    return _forward(layer)(x, kernel, bias, *scaling)
-
-
-def _convolve_fwd(
-    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: _Constants
-) -> tuple[jax.Array, tuple]:
-    y = _forward(layer)(x, kernel, bias, *scaling)
-    return y, (x, kernel, y if layer.relu else None, scaling)
-
-
-def _convolve_bwd(
-    layer: Convolution, saved: tuple, dy: jax.Array
-) -> tuple[jax.Array | None, jax.Array, jax.Array, None]:
-    x, kernel, y, scaling = saved
-    outputs = (dy,) if y is None else (dy, y)
-    dkernel, dbias = _weight_gradient(layer)(x, *outputs, *scaling)
-    if layer.bytes:
-        return None, dkernel, dbias, None
-    dx = _input_gradient(layer)(*outputs, kernel)
-    if scaling:
-        (dx,) = jax.vjp(lambda x: rescale(x, Scaling(*scaling)), x)[1](dx)
-    return dx, dkernel, dbias, None
-
-
-_convolve.defvjp(_convolve_fwd, _convolve_bwd)
-
-
 @functools.cache
 def _forward(layer: Convolution) -> Callable[..., Any]:
     """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
@@ -189,11 +158,13 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
     def native(x: jax.Array, *arrays: jax.Array) -> jax.Array:
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), layer.copy_size)]
-        target = _target("forward", layer, 1 + len(arrays), 2)
+        target = kernel_target(
+            "seedbed_convolution_forward", kernels.forward_ir, layer, 1 + len(arrays), 2
+        )
         return call_kernel(target, (x, *arrays), results)[0]
 
     def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
-        y = _xla_convolution(layer, _scaled(x, scaling), kernel) + bias[None, None, None]
+        y = xla_convolution(layer, _scaled(x, scaling), kernel) + bias[None, None, None]
         return jax.nn.relu(y) if layer.relu else y
 
     return batched(native, fallback, images=1)
@@ -208,15 +179,23 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
         chunks = count_chunks(arrays[0])
         results = [(chunks, *shape), (chunks, layer.features), (chunks, layer.scratch_size)]
         dkernel, dbias, _ = call_kernel(
-            _target("weight_gradient", layer, len(arrays), 3), arrays, results
+            kernel_target(
+                "seedbed_convolution_weight_gradient",
+                kernels.weight_gradient_ir,
+                layer,
+                len(arrays),
+                3,
+            ),
+            arrays,
+            results,
         )
-        return _sum_chunks(dkernel), _sum_chunks(dbias)
+        return sum_chunks(dkernel), sum_chunks(dbias)
 
     def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = 2 if layer.relu else 1
-        dy, x = _before_activation(*arrays[:outputs]), _scaled(x, arrays[outputs:])
+        dy, x = before_activation(*arrays[:outputs]), _scaled(x, arrays[outputs:])
         x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.float32))
-        (dkernel,) = jax.vjp(lambda kernel: _xla_convolution(layer, x, kernel), zeros)[1](dy)
+        (dkernel,) = jax.vjp(lambda kernel: xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel, dy.sum((0, 1, 2))
 
     return batched(native, fallback, images=0)
@@ -234,50 +213,22 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
             (outputs[0].shape[0], *image),
             (count_chunks(outputs[0]), layer.scratch_size),
         ]
-        target = _target("input_gradient", layer, len(arrays), 2)
+        target = kernel_target(
+            "seedbed_convolution_input_gradient", kernels.input_gradient_ir, layer, len(arrays), 2
+        )
         return call_kernel(target, (*outputs, transposed), results)[0]
 
     def fallback(*arrays: jax.Array) -> jax.Array:
         *outputs, kernel = arrays
-        dy = _before_activation(*outputs)
+        dy = before_activation(*outputs)
         dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.float32))
-        return jax.vjp(lambda x: _xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
+        return jax.vjp(lambda x: xla_convolution(layer, x, kernel), zeros)[1](dy)[0]
 
     return batched(native, fallback, images=2 if layer.relu else 1)
 
 
-def _sum_chunks(parts: jax.Array) -> jax.Array:
-    """Sums over the leading axis by a matrix product: XLA's reduction on CPU is many times slower."""
-    ones = jnp.ones((1, parts.shape[0]), parts.dtype)
-    total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
-    return total.reshape(parts.shape[1:])
-
-
-def _scaled(x: jax.Array, scaling: _Constants) -> jax.Array:
+def _scaled(x: jax.Array, scaling: Constants) -> jax.Array:
     return rescale(x, Scaling(*scaling)) if scaling else x
 
 
-def _before_activation(dy: jax.Array, y: jax.Array | None = None) -> jax.Array:
-    return dy if y is None else jnp.where(y > 0, dy, 0.0)
-
-
-def _xla_convolution(layer: Convolution, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    margin = (layer.padding, layer.padding)
-    return lax.conv_general_dilated(
-        x.astype(jnp.float32),
-        kernel,
-        window_strides=(layer.stride, layer.stride),
-        padding=(margin, margin),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
-@functools.cache
-def _target(kind: str, layer: Convolution, arguments: int, results: int) -> str:
-    return register_kernel(
-        f"seedbed_convolution_{kind}",
-        _EMITTERS[kind](layer),
-        arguments=arguments,
-        results=results,
-        chunk_buffer=arguments + results - 1,
-    )
+_PASSES = Passes(_forward, _weight_gradient, _input_gradient)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.pooling import max_pool
@@ -80,28 +80,16 @@ class Convolution(nn.Module):
         if x.dtype == jnp.uint8 and scaling is None:
             # Dividing a few thousand weights is cheaper than dividing every pixel.
             kernel = kernel / 255.0
-        if self.dtype == jnp.float32:
-            return conv2d(
-                x,
-                kernel,
-                bias,
-                stride=self.stride,
-                padding=self.padding,
-                activation="relu" if self.relu else None,
-                scaling=scaling,
-            )
-        if scaling is not None:
-            x = rescale(x, scaling)
-        margin = (self.padding, self.padding)
-        y = lax.conv_general_dilated(
-            x.astype(self.dtype),
-            kernel.astype(self.dtype),
-            (self.stride, self.stride),
-            (margin, margin),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        return conv2d(
+            x,
+            kernel,
+            bias,
+            stride=self.stride,
+            padding=self.padding,
+            activation="relu" if self.relu else None,
+            scaling=scaling,
+            dtype=self.dtype,
         )
-        y = y + bias.astype(self.dtype)[None, None, None]
-        return nn.relu(y) if self.relu else y
 
 
 class Nature(nn.Module):

@@ -16,10 +16,17 @@ _MOST_CHUNKS = 32
 
 
 def call_kernel(
-    target: str, arrays: Sequence[jax.Array], shapes: Sequence[tuple[int, ...]]
+    target: str,
+    arrays: Sequence[jax.Array],
+    shapes: Sequence[tuple[int, ...]],
+    first: Any = jnp.float32,
 ) -> Sequence[jax.Array]:
-    """Calls the registered kernel `target`; returns float32 arrays of the given shapes."""
-    plain = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    """Calls the registered kernel `target`; returns arrays of the given shapes.
+
+    They are float32, but the first has the dtype `first`.
+    """
+    dtypes = [first] + [jnp.float32] * (len(shapes) - 1)
+    plain = [jax.ShapeDtypeStruct(*kind) for kind in zip(shapes, dtypes, strict=True)]
     return jax.ffi.ffi_call(target, [varying_like(kind, *arrays) for kind in plain])(*arrays)
 
 
@@ -31,6 +38,13 @@ def count_chunks(images: jax.Array) -> int:
     """
     most = core.min_dim(_MOST_CHUNKS, images.shape[0] // _IMAGES_PER_CHUNK)
     return core.max_dim(1, most)
+
+
+def sum_chunks(parts: jax.Array) -> jax.Array:
+    """Sums over the leading axis by a matrix product: XLA's reduction on CPU is many times slower."""
+    ones = jnp.ones((1, parts.shape[0]), parts.dtype)
+    total = jnp.matmul(ones, parts.reshape(parts.shape[0], -1), precision=lax.Precision.HIGHEST)
+    return total.reshape(parts.shape[1:])
 
 
 def same_axes(*arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -6,22 +6,21 @@ its gradient and a panel of weights stay in cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 from seedbed.llvm import Function, VectorUnit
-from seedbed.nets.native.tile import (
-    Grid,
-    Reduction,
-    declarations,
-    grid_function,
-    load,
-    masked_lanes,
-    store,
+from seedbed.nets.native.rows import (
+    TASK,
+    Rows,
+    Tables,
+    buffers,
+    clear,
+    copy_rows,
+    each_vector,
+    share,
 )
-
-_TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
+from seedbed.nets.native.tile import Grid, Reduction, declarations, grid_function, load, store
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Convolution:
     stride: int
     padding: int
     relu: bool
-    bytes: bool  # uint8 images
+    source: Literal["i8", "float", "bfloat"]  # the type of the images' numbers, in LLVM's words
     unit: VectorUnit
     clip: float | None = None  # if set, images become (x - offset) * scale within [-clip, clip]
 
@@ -73,7 +72,7 @@ class Convolution:
     @property
     def copies_image(self) -> bool:
         """Whether an image is first copied to scratch memory, as zero-padded float32."""
-        return self.bytes or self.padding > 0 or self.clip is not None
+        return self.source != "float" or self.padding > 0 or self.clip is not None
 
     @property
     def copy_size(self) -> int:
@@ -108,7 +107,7 @@ def forward_ir(c: Convolution) -> str:
         start="bias",
         relu=c.relu,
     )
-    f = Function(_TASK)
+    f = Function(TASK)
     x, kernel, bias, *tables, y, scratch = buffers(f, 5 + _tables(c))
     scratch = f.scaled(scratch, "%chunk", c.copy_size)
     _clear_copy(f, c, scratch)
@@ -140,14 +139,14 @@ def weight_gradient_ir(c: Convolution) -> str:
         reductions=reductions,
         start="add",
     )
-    f = Function(_TASK)
+    f = Function(TASK)
     x, dy, *rest, dkernel, dbias, scratch = buffers(f, 5 + c.relu + _tables(c))
     y, tables = rest[: c.relu], rest[c.relu :]
     dkernel = f.scaled(dkernel, "%chunk", c.taps * c.features)
     dbias = f.scaled(dbias, "%chunk", c.features)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
-    _clear(f, dkernel, c.taps * c.features)
-    _clear(f, dbias, c.features)
+    clear(f, dkernel, c.taps * c.features)
+    clear(f, dbias, c.features)
     _clear_copy(f, c, scratch)
     with f.between(*share(f)) as image:
         a = _image(f, c, (x, *tables), image, scratch)
@@ -173,14 +172,14 @@ def input_gradient_ir(c: Convolution) -> str:
         reductions=(Reduction(c.features, 1, c.taps),),
         start="add",
     )
-    f = Function(_TASK)
+    f = Function(TASK)
     dy, *y, kernel, dx, scratch = buffers(f, 5 if c.relu else 4)
     scratch = f.scaled(scratch, "%chunk", c.scratch_size)
     with f.between(*share(f)) as image:
         a = _output_gradient(f, c, (dy, *y), image, f.at(scratch, c.copy_size))
         result = f.scaled(dx, image, c.image_size)
         padded = scratch if c.padding else result
-        _clear(f, padded, rows * row)
+        clear(f, padded, rows * row)
         with f.repeat(c.kernel_height) as tap:
             b, out = f.scaled(kernel, tap.index, segment), f.scaled(padded, tap.index, row)
             f.line(f"call void @scatter(ptr {a}, ptr {b}, ptr {out}, ptr null)")
@@ -191,28 +190,10 @@ def input_gradient_ir(c: Convolution) -> str:
     return declarations(c.unit.width) + grid_function("scatter", grid, c.unit) + f.text()
 
 
-def buffers(f: Function, count: int) -> list[str]:
-    """Returns the addresses of the first `count` buffers of a task."""
-    return [f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(count)]
-
-
-def share(f: Function) -> tuple[str, str]:
-    """Returns the begin and end of the chunk's share of the batch (the leading axis of the first buffer)."""
-    images = f.op("load i64, ptr %dims")
-    after = f.op("add i64 %chunk, 1")
-    products = [f.op(f"mul i64 {chunk}, {images}") for chunk in ("%chunk", after)]
-    begin, end = (f.op(f"sdiv i64 {product}, %chunks") for product in products)
-    return begin, end
-
-
-def _clear(f: Function, pointer: str, count: int) -> None:
-    f.line(f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 0, i64 {4 * count}, i1 false)")
-
-
 def _clear_copy(f: Function, c: Convolution, scratch: str) -> None:
     # Once per chunk is enough: images overwrite only the interior.
     if c.padding:
-        _clear(f, scratch, c.copy_size)
+        clear(f, scratch, c.copy_size)
 
 
 def _tables(c: Convolution) -> int:
@@ -224,7 +205,7 @@ def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, sc
 
     `buffers` is (x[, offset, scale]). The address is in x itself if no copy is needed, else it is `scratch`.
     """
-    source = f.scaled(buffers[0], image, c.image_size, "i8" if c.bytes else "float")
+    source = f.scaled(buffers[0], image, c.image_size, c.source)
     if not c.copies_image:
         return source
     columns, line = c.padded[1], c.width * c.channels
@@ -232,93 +213,9 @@ def _image(f: Function, c: Convolution, buffers: tuple[str, ...], image: str, sc
     rows = Rows(c.height, line, line, columns * c.channels)
     if not c.padding:
         rows = Rows(1, c.image_size, c.image_size, c.image_size)
-    scaling = None if c.clip is None else _Scaling(buffers[1], buffers[2], c.clip)
-    copy_rows(f, rows, source, inner, c.unit.width, c.bytes, scaling)
+    scaling = None if c.clip is None else Tables(buffers[1], buffers[2], c.clip)
+    copy_rows(f, rows, source, inner, c.unit.width, c.source, change=scaling)
     return scratch
-
-
-class Rows(NamedTuple):
-    """Rows to copy: their count, the numbers in each, and the distance between rows on both sides."""
-
-    rows: int
-    numbers: int
-    source_stride: int
-    target_stride: int
-
-
-class _Scaling(NamedTuple):
-    """Tables for a copy whose numbers become (x - offset) * scale within [-clip, clip].
-
-    Offset and scale are addresses of float32 tables with the layout of the source.
-    """
-
-    offset: str
-    scale: str
-    clip: float
-
-    def rows(self, f: Function, index: str, stride: int) -> _Scaling:
-        """Returns the tables from row `index` on; rows are `stride` numbers apart."""
-        return self._replace(
-            offset=f.scaled(self.offset, index, stride), scale=f.scaled(self.scale, index, stride)
-        )
-
-    def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
-        """Returns `value` scaled and clipped: a vector of the numbers of a row from `place` on. Keeps NaN."""
-        vector = f"<{width} x float>"
-        offset, scale = (load(f, f.at(p, place), lanes, width) for p in (self.offset, self.scale))
-        centred = f.op(f"fsub {vector} {value}, {offset}")
-        value = f.op(f"fmul {vector} {centred}, {scale}")
-        for beyond, limit in (("ogt", self.clip), ("olt", -self.clip)):
-            bound = f"<{', '.join([f'float {limit:e}'] * width)}>"
-            outside = f.op(f"fcmp {beyond} {vector} {value}, {bound}")
-            value = f.op(f"select <{width} x i1> {outside}, {vector} {bound}, {vector} {value}")
-        return value
-
-
-def copy_rows(
-    f: Function,
-    shape: Rows,
-    source: str,
-    target: str,
-    width: int,
-    narrow: bool = False,
-    scaling: _Scaling | None = None,
-) -> None:
-    """Copies rows of float32 numbers, or bytes if `narrow`, from `source` to `target` as float32."""
-    with f.repeat(shape.rows) as row:
-        kind = "i8" if narrow else "float"
-        from_row = f.scaled(source, row.index, shape.source_stride, kind)
-        to_row = f.scaled(target, row.index, shape.target_stride)
-        tables = scaling and scaling.rows(f, row.index, shape.source_stride)
-
-        def move(place: str, lanes: int) -> None:
-            value = _load_bytes if narrow else load
-            value = value(f, f.at(from_row, place, kind), lanes, width)
-            if tables:
-                value = tables.apply(f, value, place, lanes, width)
-            store(f, value, f.at(to_row, place), lanes, width)
-
-        _each_vector(f, shape.numbers, width, move)
-
-
-def _load_bytes(f: Function, pointer: str, lanes: int, width: int) -> str:
-    """Loads the first `lanes` bytes as a float32 vector; the other lanes are zero."""
-    octets = f"<{width} x i8>"
-    raw = f.op(
-        f"call {octets} @llvm.masked.load.v{width}i8.p0(ptr {pointer}, i32 1, "
-        f"<{width} x i1> {masked_lanes(lanes, width)}, {octets} zeroinitializer)"
-    )
-    return f.op(f"uitofp {octets} {raw} to <{width} x float>")
-
-
-def _each_vector(f: Function, count: int, width: int, move: Callable[[str, int], None]) -> None:
-    """Calls `move(place, lanes)` in a loop over the whole vectors of `count` numbers, then for the rest."""
-    whole, rest = divmod(count, width)
-    if whole:
-        with f.repeat(whole) as step:
-            move(f.op(f"mul i64 {step.index}, {width}"), width)
-    if rest:
-        move(str(whole * width), rest)
 
 
 def _output_gradient(
@@ -341,7 +238,7 @@ def _output_gradient(
         kept = f.op(f"select {mask} {passed}, {vector} {gradient}, {vector} zeroinitializer")
         store(f, kept, f.at(scratch, offset), lanes, c.unit.width)
 
-    _each_vector(f, c.output_size, c.unit.width, move)
+    each_vector(f, c.output_size, c.unit.width, move)
     return scratch
 
 

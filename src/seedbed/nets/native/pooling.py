@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seedbed.llvm import Function, VectorUnit
-from seedbed.nets.native.convolution import Rows, buffers, copy_rows, share
+from seedbed.nets.native.rows import TASK, Rows, buffers, copy_rows, share
 from seedbed.nets.native.tile import declarations, load, store
 
-_TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 _MINUS_INFINITY = "0xFFF0000000000000"
 
 
@@ -48,7 +47,7 @@ class Pooling:
 
 def forward_ir(p: Pooling) -> str:
     """Returns the IR of a task over buffers (x) -> (y, scratch of `copy_size` floats for each chunk)."""
-    f = Function(_TASK)
+    f = Function(TASK)
     x, y, scratch = buffers(f, 3)
     image_size, out_size = p.height * p.width * p.channels, p.output[0] * p.output[1] * p.channels
     vector = f"<{p.unit.width} x float>"
@@ -78,7 +77,7 @@ def gradient_ir(p: Pooling) -> str:
     The scratch has 2 `copy_size` floats for each chunk. If a window has equal maxima, the first of them
     in row-major order takes the gradient.
     """
-    f = Function(_TASK)
+    f = Function(TASK)
     x, y, dy, dx, scratch = buffers(f, 5)
     image_size, out_size = p.height * p.width * p.channels, p.output[0] * p.output[1] * p.channels
     padded = f.scaled(scratch, "%chunk", 2 * p.copy_size)

@@ -40,7 +40,7 @@ class Grid:
     relu: bool = False
 
 
-class _Span(NamedTuple):
+class Span(NamedTuple):
     """`blocks` consecutive blocks of `size` indices each; the first block starts at `begin`."""
 
     begin: int
@@ -106,10 +106,11 @@ def _cycles(positions: int, vectors: int) -> float:
     return max(positions * vectors / 2, (positions + vectors) * 0.55, 4.0) + 0.5
 
 
-def _spans(total: int, size: int) -> list[_Span]:
+def spans(total: int, size: int) -> list[Span]:
+    """Returns the blocks of at most `size` indices that cover `total`: full ones, then the rest."""
     whole, rest = divmod(total, size)
-    spans = [_Span(0, size, whole)] if whole else []
-    return spans + ([_Span(whole * size, rest, 1)] if rest else [])
+    full = [Span(0, size, whole)] if whole else []
+    return full + ([Span(whole * size, rest, 1)] if rest else [])
 
 
 def _blocking(grid: Grid, unit: VectorUnit) -> tuple[int, int, int]:
@@ -125,9 +126,9 @@ def _blocking(grid: Grid, unit: VectorUnit) -> tuple[int, int, int]:
             for q in range(1, min(grid.columns, room // r) + 1):
                 cost = sum(
                     _cycles(a.size * b.size, c.size) * a.blocks * b.blocks * c.blocks
-                    for a in _spans(grid.rows, r)
-                    for b in _spans(grid.columns, q)
-                    for c in _spans(vectors, v)
+                    for a in spans(grid.rows, r)
+                    for b in spans(grid.columns, q)
+                    for c in spans(vectors, v)
                 )
                 best = min(best, (cost, (r, q, v)))
     return best[1]
@@ -222,11 +223,11 @@ def grid_function(name: str, grid: Grid, unit: VectorUnit) -> str:
         with f.repeat(count) as panel:
             b, bias = (f.at(f.scaled(p, panel.index, block), lane) for p in ("%b", "%bias"))
             c0 = f.at(f.scaled("%c", panel.index, block), lane)
-            for rows in _spans(grid.rows, size[0]):
+            for rows in spans(grid.rows, size[0]):
                 with f.repeat(rows.blocks) as row:
                     a1 = _advance(f, "%a", rows, row.index, grid.a_strides[0])
                     c1 = _advance(f, c0, rows, row.index, grid.c_strides[0])
-                    for columns in _spans(grid.columns, size[1]):
+                    for columns in spans(grid.columns, size[1]):
                         tile = _Tile(rows.size, columns.size, lanes)
                         callee = functions.setdefault(tile, f"{name}_{len(functions)}")
                         with f.repeat(columns.blocks) as column:
@@ -237,7 +238,7 @@ def grid_function(name: str, grid: Grid, unit: VectorUnit) -> str:
     return "".join([*tiles, f.text()])
 
 
-def _advance(f: Function, base: str, span: _Span, index: str, stride: int) -> str:
+def _advance(f: Function, base: str, span: Span, index: str, stride: int) -> str:
     return f.at(f.scaled(base, index, span.size * stride), span.begin * stride)
 
 
@@ -249,7 +250,7 @@ def _vector_spans(
     If `lanes` is not a multiple of `width`, the last vector is partial.
     """
     whole, rest = divmod(lanes, width)
-    for span in _spans(whole, vectors):
+    for span in spans(whole, vectors):
         full = (width,) * span.size
         tail = rest and span.begin + span.size * span.blocks == whole and span.size < vectors
         # the last tile has room for the partial vector

@@ -1,0 +1,158 @@
+"""Convolution in bfloat16: by our kernels on a CPU with tiles, and by XLA elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from seedbed.nets.native.bfloat16 import correlation, weights
+from seedbed.nets.native.bfloat16.correlation import Correlation
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
+from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.passes import (
+    Constants,
+    Passes,
+    before_activation,
+    kernel_target,
+    xla_convolution,
+)
+from seedbed.nets.rescaling import Scaling, rescale
+
+
+def xla_convolve(
+    layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: Constants
+) -> jax.Array:
+    """Convolves images [N, H, W, C] to bfloat16 features [N, OH, OW, F] by XLA, with its derivative."""
+    y = xla_convolution(layer, _narrow(x, scaling), kernel.astype(jnp.bfloat16))
+    y = y + bias.astype(jnp.bfloat16)[None, None, None]
+    return jax.nn.relu(y) if layer.relu else y
+
+
+@functools.cache
+def _forward(layer: Convolution) -> Callable[..., Any]:
+    """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
+    sums = correlation.forward(layer)
+
+    def native(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> jax.Array:
+        beyond = sums.panels * 16 - layer.features
+        arrays = (x, _pack(sums, kernel), jnp.pad(bias, (0, beyond)), *scaling)
+        shape = (x.shape[0], *layer.output, layer.features)
+        results = [shape, (count_chunks(x), sums.scratch_size)]
+        return call_kernel(
+            kernel_target(
+                "seedbed_bfloat16_forward", correlation.forward_ir, layer, len(arrays), 2
+            ),
+            arrays,
+            results,
+            jnp.bfloat16,
+        )[0]
+
+    def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
+        return xla_convolve(layer, x, kernel, bias, scaling)
+
+    return batched(native, fallback, images=1)
+
+
+@functools.cache
+def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
+    """Returns a function from (x, dy[, y][, offset, scale]) to (dkernel, dbias), float32."""
+    gradient = weights.weight_gradient(layer)
+    shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
+
+    def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chunks = count_chunks(arrays[0])
+        results = [
+            (chunks, *gradient.sum_shape),
+            (chunks, layer.features),
+            (chunks, gradient.places[-1]),
+        ]
+        target = kernel_target(
+            "seedbed_bfloat16_weight_gradient", weights.weight_gradient_ir, layer, len(arrays), 3
+        )
+        sums, dbias, _ = call_kernel(target, arrays, results)
+        sums = sum_chunks(sums)[: layer.features, :, : gradient.segment]
+        sums = sums.reshape(layer.features, layer.kernel_height, layer.kernel_width, -1)
+        return sums.transpose(1, 2, 3, 0)[:, :, : layer.channels], sum_chunks(dbias)
+
+    def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+        outputs = 2 if layer.relu else 1
+        dy, x = before_activation(*arrays[:outputs]), _narrow(x, arrays[outputs:])
+        x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.bfloat16))
+        (dkernel,) = jax.vjp(lambda kernel: xla_convolution(layer, x, kernel), zeros)[1](dy)
+        return dkernel.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1, 2))
+
+    return batched(native, fallback, images=0)
+
+
+@functools.cache
+def _input_gradient(layer: Convolution) -> Callable[..., Any]:
+    """Returns a function from (dy[, y], kernel) to dx, before the gradient of the scaling."""
+    image = (layer.height, layer.width, layer.channels)
+    sums = correlation.input_gradient(layer)
+    dtype = jnp.float32 if sums.target.kind == "float" else jnp.bfloat16
+
+    def native(*arrays: jax.Array) -> jax.Array:
+        *outputs, kernel = arrays
+        results = [
+            (outputs[0].shape[0], *image),
+            (count_chunks(outputs[0]), sums.scratch_size),
+        ]
+        arrays = (*outputs, _pack(sums, _turned(sums, kernel)))
+        return call_kernel(
+            kernel_target(
+                "seedbed_bfloat16_input_gradient",
+                correlation.input_gradient_ir,
+                layer,
+                len(arrays),
+                2,
+            ),
+            arrays,
+            results,
+            dtype,
+        )[0]
+
+    def fallback(*arrays: jax.Array) -> jax.Array:
+        *outputs, kernel = arrays
+        dy = before_activation(*outputs)
+        dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.bfloat16))
+        kernel = kernel.astype(jnp.bfloat16)
+        (dx,) = jax.vjp(lambda x: xla_convolution(layer, x, kernel), zeros)[1](dy)
+        return dx.astype(dtype)
+
+    return batched(native, fallback, images=2 if layer.relu else 1)
+
+
+def _pack(sums: Correlation, kernel: jax.Array) -> jax.Array:
+    """Returns kernels [KH, KW, C, F] as the tiles of `sums`, `sums.packed_shape`, bfloat16."""
+    panels, rows, chunks, pairs, lanes, _ = sums.packed_shape
+    channels, features = kernel.shape[2:]
+    kernel = kernel.astype(jnp.bfloat16)
+    beyond = ((0, sums.layout.depth - channels), (0, panels * lanes - features))
+    kernel = jnp.pad(kernel, ((0, 0), (0, 0), *beyond)).reshape(rows, sums.segment, -1)
+    # the last chunk may overlap the one before it
+    last = (chunks - 1) * sums.depth
+    overlap = jnp.zeros((rows, chunks * sums.depth - sums.segment, panels * lanes), kernel.dtype)
+    kernel = jnp.concatenate([kernel[:, :last], overlap, kernel[:, last:]], axis=1)
+    return kernel.reshape(rows, chunks, pairs, 2, panels, lanes).transpose(4, 0, 1, 2, 5, 3)
+
+
+def _turned(sums: Correlation, kernel: jax.Array) -> jax.Array:
+    """Returns kernels [KH, KW, C, F] as those of the input gradient: [rows, columns, F, stride^2 C]."""
+    height, width, channels, features = kernel.shape
+    rows, columns, stride = sums.kernel_rows, sums.kernel_columns, sums.target.stride
+    beyond = ((0, rows * stride - height), (0, columns * stride - width))
+    kernel = jnp.pad(kernel.astype(jnp.bfloat16), (*beyond, (0, 0), (0, 0)))
+    kernel = kernel.reshape(rows, stride, columns, stride, channels, features)[::-1, :, ::-1]
+    return kernel.transpose(0, 2, 5, 1, 3, 4).reshape(rows, columns, features, -1)
+
+
+def _narrow(x: jax.Array, scaling: Constants) -> jax.Array:
+    return (rescale(x, Scaling(*scaling)) if scaling else x).astype(jnp.bfloat16)
+
+
+PASSES = Passes(_forward, _weight_gradient, _input_gradient)
+"""The passes in bfloat16: by kernels on CPU, which must have tiles, and by XLA on other devices."""

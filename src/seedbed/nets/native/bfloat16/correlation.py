@@ -1,0 +1,309 @@
+"""Writes the LLVM IR of convolutions in bfloat16 by tiles: forward and input gradient.
+
+A task copies one image at a time to scratch memory, as zero-padded bfloat16, and multiplies tiles that it
+loads from there. Each row of a tile is one position of the result and what its window holds of one row of the
+image: those numbers are neighbours, so no window is copied. Positions are counted along the rows of the
+result and over their ends, in the same steps, so that tiles are full where rows are short; what they hold
+between two rows is left out when results are stored. All sums are float32.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from seedbed.llvm import Function
+from seedbed.nets.native.bfloat16 import amx
+from seedbed.nets.native.bfloat16.amx import LANES, Blocking, Matrix, Product, Steps, module
+from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.native.rows import TASK, Kind, buffers, clear, each_vector, share, store_kind
+from seedbed.nets.native.tile import load, relu, spans
+
+
+class Target(NamedTuple):
+    """Images that results are stored to.
+
+    The features (a, b, c) of position (u, v) are a square of `stride` by `stride` pixels. They go to row
+    `stride * u + a + top`, column `stride * v + b + left`, channel c, where the image has these.
+    """
+
+    height: int
+    width: int
+    channels: int
+    kind: Kind
+    stride: int = 1
+    top: int = 0
+    left: int = 0
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Sums of products of all windows of an image with kernels. Windows move by `layout.stride`."""
+
+    layout: Layout
+    kernel_rows: int
+    kernel_columns: int
+    out_rows: int
+    out_columns: int
+    target: Target
+    biased: bool = False  # sums start at a bias of each feature
+    relu: bool = False
+
+    @property
+    def features(self) -> int:
+        """The number of results of a position."""
+        return self.target.stride**2 * self.target.channels
+
+    @property
+    def segment(self) -> int:
+        """The count of neighbouring numbers that a window has in one row of the image."""
+        return self.kernel_columns * self.layout.depth
+
+    @property
+    def chunks(self) -> int:
+        """The number of rows of tiles of A that a segment is cut into."""
+        return -(-self.segment // (2 * LANES))
+
+    @property
+    def depth(self) -> int:
+        """The count of numbers in a row of a tile of A, which is even."""
+        return -(-self.segment // (2 * self.chunks)) * 2
+
+    @property
+    def positions(self) -> int:
+        """The number of positions, with those between rows of the result."""
+        return (self.out_rows - 1) * self.layout.period + self.out_columns
+
+    @property
+    def panels(self) -> int:
+        """The number of blocks of 16 features."""
+        return -(-self.features // LANES)
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """The shape of the kernels as tiles: panel, kernel row, chunk, pair, feature, number of the pair."""
+        return (self.panels, self.kernel_rows, self.chunks, self.depth // 2, LANES, 2)
+
+    @property
+    def blocking(self) -> Blocking:
+        """The tiles of one block of results."""
+        return amx.choose_blocking(self.positions, self.panels, self.depth, even=True)
+
+    @property
+    def block_size(self) -> int:
+        """The count of numbers of a block of results in scratch memory."""
+        return self.blocking.high * self.blocking.rows * self.blocking.wide * LANES
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of positions; the last may reach beyond the last position."""
+        return -(-self.positions // (self.blocking.high * self.blocking.rows))
+
+    @property
+    def copy_size(self) -> int:
+        """The scratch memory of an image in floats, in whole cache lines, with what blocks read beyond it."""
+        last = self.blocks * self.blocking.high * self.blocking.rows - 1
+        windows = self.layout.windows(self.kernel_rows, 1)
+        read = windows.furthest + last * self.layout.step + self.segment
+        return count_floats(max(self.layout.stride * self.layout.plane, read))
+
+    @property
+    def scratch_size(self) -> int:
+        """The scratch memory of one chunk, in floats."""
+        return self.copy_size + self.block_size
+
+    @property
+    def product(self) -> Product:
+        """The sum of one block."""
+        block, pairs = self.blocking, self.depth // 2 * 4 * LANES
+        windows = self.layout.windows(self.kernel_rows, 2)
+        last = 2 * (self.segment - self.depth)
+        row, c_row = 2 * self.layout.step, block.wide * 4 * LANES
+        return Product(
+            block,
+            self.depth,
+            Steps(windows, self.chunks, 2 * self.depth, last, pairs),
+            a=Matrix(row, block.rows * row),
+            b=Matrix(4 * LANES, self.kernel_rows * self.chunks * pairs),
+            c=Matrix(c_row, block.rows * c_row),
+            start=0 if self.biased else None,
+        )
+
+
+def forward(c: Convolution) -> Correlation:
+    """Returns the sums of a layer's forward pass."""
+    rows, columns = c.padded
+    layout = Layout(
+        height=c.height,
+        width=c.width,
+        channels=c.channels,
+        top=c.padding,
+        left=c.padding,
+        rows=rows,
+        columns=-(-columns // c.stride) * c.stride,
+        depth=c.channels + c.channels % 2,
+        stride=c.stride,
+    )
+    target = Target(*c.output, c.features, "bfloat")
+    kernel = (c.kernel_height, c.kernel_width)
+    return Correlation(layout, *kernel, *c.output, target, biased=True, relu=c.relu)
+
+
+def input_gradient(c: Convolution) -> Correlation:
+    """Returns the sums of a layer's input gradient, as a correlation of stride 1 with the results' gradient.
+
+    Its positions are squares of `stride` by `stride` pixels, so the products of all of them with one window
+    are features of one sum, and each pixel is stored once.
+    """
+    kernel = [-(-k // c.stride) for k in (c.kernel_height, c.kernel_width)]
+    first = [min(c.padding // c.stride, k - 1) for k in kernel]
+    sides = (c.height, c.width)
+    count = [-(-(c.padding + n) // c.stride) - i for n, i in zip(sides, first, strict=True)]
+    before = [k - 1 - i for k, i in zip(kernel, first, strict=True)]
+    padded = [
+        max(n + k - 1, b + o) for n, k, b, o in zip(count, kernel, before, c.output, strict=True)
+    ]
+    layout = Layout(
+        height=c.output[0],
+        width=c.output[1],
+        channels=c.features,
+        top=before[0],
+        left=before[1],
+        rows=padded[0],
+        columns=padded[1],
+        depth=c.features + c.features % 2,
+        stride=1,
+    )
+    target = Target(
+        *sides,
+        c.channels,
+        "float" if c.source != "bfloat" or c.clip is not None else "bfloat",
+        c.stride,
+        c.stride * first[0] - c.padding,
+        c.stride * first[1] - c.padding,
+    )
+    return Correlation(layout, kernel[0], kernel[1], count[0], count[1], target)
+
+
+def forward_ir(c: Convolution) -> str:
+    """Returns the IR of a task with the buffers (x, packed kernels, bias[, offset, scale]) -> (y, scratch).
+
+    `bias` has 16 floats for each panel. `offset` and `scale` are there if `clip` is set. `y` is bfloat16.
+    `scratch` has `scratch_size` floats of the correlation `forward(c)` for each chunk.
+    """
+    sums = forward(c)
+    f = Function(TASK)
+    x, kernel, bias, *tables, y, scratch = buffers(f, 5 if c.clip is None else 7)
+    scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
+    clear(f, scratch, sums.copy_size)
+    amx.configure(f)
+    with f.between(*share(f)) as image:
+        source = f.scaled(x, image, c.image_size, c.source)
+        sums.layout.copy(f, source, scratch, c.source, scaling(c, tables))
+        result = f.scaled(y, image, c.output_size, "bfloat")
+        _correlate(f, sums, scratch, kernel, bias, result)
+    amx.release(f)
+    return module(sums.product, _widths(sums), f)
+
+
+def input_gradient_ir(c: Convolution) -> str:
+    """Returns the IR of a task with the buffers (dy[, y], packed kernels) -> (dx, scratch).
+
+    `dy` and `y` are bfloat16; `y` is there if `relu` is set. `scratch` has `scratch_size` floats of
+    the correlation `input_gradient(c)` for each chunk.
+    """
+    sums = input_gradient(c)
+    f = Function(TASK)
+    dy, *y, kernel, dx, scratch = buffers(f, 5 if c.relu else 4)
+    scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
+    clear(f, scratch, sums.copy_size)
+    amx.configure(f)
+    with f.between(*share(f)) as image:
+        copy_gradient(f, c, sums.layout, (dy, *y), image, scratch)
+        result = f.scaled(dx, image, c.image_size, sums.target.kind)
+        _correlate(f, sums, scratch, kernel, "null", result)
+    amx.release(f)
+    return module(sums.product, _widths(sums), f)
+
+
+def _widths(sums: Correlation) -> list[tuple[int, int]]:
+    block = sums.blocking
+    return [(block.high, wide) for _, wide, _ in spans(sums.panels, block.wide)]
+
+
+def _correlate(
+    f: Function, sums: Correlation, image: str, kernel: str, bias: str, result: str
+) -> None:
+    """Emits the loops over the panels of features and the positions of an image in scratch memory."""
+    block, layout = sums.blocking, sums.layout
+    scratch, rows = f.at(image, sums.copy_size), block.high * block.rows
+    for first, wide, times in spans(sums.panels, block.wide):
+        for panel in range(first, first + wide * times, wide):
+            b, start = f.at(kernel, panel * sums.product.b.tile, "i8"), f.at(bias, panel * LANES)
+            with f.repeat(sums.blocks) as some:
+                a = f.scaled(image, some.index, rows * layout.step, "bfloat")
+                f.line(
+                    f"call void @block_{block.high}_{wide}"
+                    f"(ptr {a}, ptr {b}, ptr {scratch}, ptr {start})"
+                )
+                before = f.op(f"mul i64 {some.index}, {rows}")
+                with f.repeat(rows) as row:
+                    position = f.op(f"add i64 {before}, {row.index}")
+                    u = f.op(f"udiv i64 {position}, {layout.period}")
+                    v = f.op(f"urem i64 {position}, {layout.period}")
+                    inside = [
+                        f.op(f"icmp ult i64 {n}, {limit}")
+                        for n, limit in ((u, sums.out_rows), (v, sums.out_columns))
+                    ]
+                    with f.when(f.op(f"and i1 {inside[0]}, {inside[1]}")):
+                        held = f.scaled(scratch, row.index, block.wide * LANES)
+                        _store_row(f, sums, (u, v), held, result, range(panel, panel + wide))
+
+
+def _store_row(
+    f: Function,
+    sums: Correlation,
+    position: tuple[str, str],
+    held: str,
+    result: str,
+    panels: range,
+) -> None:
+    """Stores the results of one position that `held` has, those of some panels, where the image has them."""
+    to, begin = sums.target, panels.start * LANES
+    row, column = (
+        f.op(f"add i64 {f.op(f'mul i64 {n}, {to.stride}')}, {first}")
+        for n, first in zip(position, (to.top, to.left), strict=True)
+    )
+    pixel = f.op(f"add i64 {f.op(f'mul i64 {row}, {to.width}')}, {column}")
+    corner = f.scaled(result, pixel, to.channels, to.kind)
+    beyond_rows = _reaches_beyond(to.top, sums.out_rows, to.stride, to.height)
+    beyond_columns = _reaches_beyond(to.left, sums.out_columns, to.stride, to.width)
+    # numbers that are neighbours in the image and there together
+    pixels = 1 if beyond_columns else to.stride
+    run = pixels * to.channels
+    for first in range(0, sums.features, run):
+        low, high = max(first, begin), min(first + run, begin + len(panels) * LANES)
+        if low >= high:
+            continue
+        a, b = divmod(first // to.channels, to.stride)
+        checks = [(row, a, to.height)] * beyond_rows + [(column, b, to.width)] * beyond_columns
+        with ExitStack() as stack:
+            for start, offset, limit in checks:
+                place = f.op(f"add i64 {start}, {offset}")
+                stack.enter_context(f.when(f.op(f"icmp ult i64 {place}, {limit}")))
+            out = f.at(corner, (a * to.width + b) * to.channels + low - first, to.kind)
+            source = f.at(held, low - begin)
+
+            def move(place: str, lanes: int, source: str = source, out: str = out) -> None:
+                value = load(f, f.at(source, place), lanes, LANES)
+                value = relu(f, value, LANES) if sums.relu else value
+                store_kind(f, to.kind, value, f.at(out, place, to.kind), lanes, LANES)
+
+            each_vector(f, high - low, LANES, move)
+
+
+def _reaches_beyond(first: int, count: int, stride: int, limit: int) -> bool:
+    """Whether squares of `stride` pixels, `count` of them from pixel `first` on, leave an image's axis."""
+    return first < 0 or first + count * stride > limit

@@ -1,0 +1,250 @@
+"""Writes the LLVM IR of the weight gradient of convolutions in bfloat16 by tiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from seedbed.llvm import Function
+from seedbed.nets.native.bfloat16 import amx
+from seedbed.nets.native.bfloat16.amx import (
+    LANES,
+    Blocking,
+    Matrix,
+    Product,
+    Steps,
+    Windows,
+    module,
+)
+from seedbed.nets.native.bfloat16.correlation import forward
+from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.native.rows import TASK, buffers, clear, load_kind, load_words, share, store_words
+from seedbed.nets.native.tile import load, spans, store
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The sums of a layer's weight gradient: over positions, of results' gradients times windows.
+
+    A is the results' gradient, transposed to [features, positions]. B is the image with each number beside
+    that of the next position, so that neighbouring numbers of two positions' windows are a row of pairs.
+    """
+
+    image: Layout
+    kernel_rows: int
+    segment: int
+    positions: int  # before they are rounded up
+    gradient: Layout
+
+    @property
+    def features(self) -> int:
+        """The number of features, rounded up to whole tiles."""
+        return self.gradient.depth
+
+    @property
+    def taps(self) -> int:
+        """The numbers of a window in one row of the image, rounded up to whole tiles."""
+        return -(-self.segment // LANES) * LANES
+
+    @property
+    def depth(self) -> int:
+        """The count of positions in a row of a tile of A."""
+        return LANES if self.positions <= LANES else 2 * LANES
+
+    @property
+    def chunks(self) -> int:
+        """The number of rows of tiles of A that an image's positions are cut into."""
+        return -(-self.positions // self.depth)
+
+    @property
+    def sum_shape(self) -> tuple[int, ...]:
+        """The shape of the sums: feature, kernel row, number in that row of a window."""
+        return (self.features, self.kernel_rows, self.taps)
+
+    @property
+    def rounded(self) -> int:
+        """The number of positions, rounded up to whole tiles; those added have no gradient."""
+        return self.chunks * self.depth
+
+    @property
+    def pairs(self) -> int:
+        """The count of pairs, in whole vectors."""
+        furthest = self.image.windows(self.kernel_rows, 1).furthest
+        read = furthest + (self.rounded - 2) * self.image.step + self.taps
+        return -(-read // LANES) * LANES
+
+    @property
+    def places(self) -> tuple[int, int, int, int]:
+        """The offsets in scratch memory of the pairs, of the gradient, of its transpose, and of the end."""
+        image = max(self.image.stride * self.image.plane, self.pairs + self.image.step)
+        sizes = (image, 2 * self.pairs, *[self.rounded * self.features] * 2)
+        a, b, c, d = itertools.accumulate(map(count_floats, sizes))
+        return a, b, c, d
+
+    @property
+    def blocking(self) -> Blocking:
+        """The tiles of one block of sums."""
+        return amx.choose_blocking(self.features, self.taps // LANES, self.depth, even=False)
+
+    @property
+    def product(self) -> Product:
+        """The sum of one block."""
+        step = self.image.step * 4
+        row, c_row = 2 * self.rounded, self.kernel_rows * self.taps * 4
+        last = 2 * (self.rounded - self.depth)
+        return Product(
+            self.blocking,
+            self.depth,
+            Steps(Windows(1, 1, 0, 0), self.chunks, 2 * self.depth, last, self.depth * step),
+            a=Matrix(row, LANES * row),
+            b=Matrix(2 * step, 4 * LANES),
+            c=Matrix(c_row, LANES * c_row),
+            start=c_row,
+        )
+
+
+def weight_gradient(c: Convolution) -> Gradient:
+    """Returns the sums of a layer's weight gradient."""
+    sums, (rows, columns) = forward(c), c.output
+    layout = Layout(
+        height=rows,
+        width=columns,
+        channels=c.features,
+        top=0,
+        left=0,
+        rows=rows,
+        columns=sums.layout.period,
+        depth=sums.panels * LANES,
+        stride=1,
+    )
+    return Gradient(sums.layout, c.kernel_height, sums.segment, sums.positions, layout)
+
+
+def weight_gradient_ir(c: Convolution) -> str:
+    """Returns the IR of a task with the buffers (x, dy[, y][, offset, scale]) -> (sums, dbias, scratch).
+
+    Each chunk writes sums of its own: those of `weight_gradient(c)` and dbias [chunks, F], float32. `dy` and
+    `y` are bfloat16. `scratch` has the floats of all `places` for each chunk.
+    """
+    g = weight_gradient(c)
+    pairs, gradient, transposed, end = g.places
+    f = Function(TASK)
+    x, dy, *rest, sums, dbias, scratch = buffers(f, 5 + c.relu + (0 if c.clip is None else 2))
+    y, tables = rest[: c.relu], rest[c.relu :]
+    size = math.prod(g.sum_shape)
+    sums = f.scaled(sums, "%chunk", size)
+    dbias = f.scaled(dbias, "%chunk", c.features)
+    scratch = f.scaled(scratch, "%chunk", end)
+    clear(f, sums, size)
+    clear(f, dbias, c.features)
+    clear(f, scratch, end)
+    paired, lines, a = (f.at(scratch, place) for place in (pairs, gradient, transposed))
+    amx.configure(f)
+    with f.between(*share(f)) as image:
+        source = f.scaled(x, image, c.image_size, c.source)
+        g.image.copy(f, source, scratch, c.source, scaling(c, tables))
+        _pair(f, g, scratch, paired)
+        copy_gradient(f, c, g.gradient, (dy, *y), image, lines)
+        _transpose(f, g, lines, a)
+        _sum_positions(f, g, lines, dbias, c.features)
+        sizes = _accumulate(f, g, a, paired, sums)
+    amx.release(f)
+    return module(g.product, sizes, f)
+
+
+def _pair(f: Function, g: Gradient, image: str, pairs: str) -> None:
+    """Writes each number of the image beside that of the next position."""
+    order = ", ".join(f"i32 {i}, i32 {i + LANES}" for i in range(LANES))
+    with f.repeat(g.pairs // LANES) as some:
+        here = f.scaled(image, some.index, LANES, "bfloat")
+        words = [load_words(f, p, LANES, LANES) for p in (here, f.at(here, g.image.step, "bfloat"))]
+        both = f.op(
+            f"shufflevector <16 x i16> {words[0]}, <16 x i16> {words[1]}, <32 x i32> <{order}>"
+        )
+        f.line(f"store <32 x i16> {both}, ptr {f.scaled(pairs, some.index, LANES)}, align 2")
+
+
+def _transpose(f: Function, g: Gradient, lines: str, target: str) -> None:
+    """Writes bfloat16 `lines` [positions, features] as [features, positions], in blocks of 16 by 16."""
+    with f.repeat(g.rounded // LANES) as some, f.repeat(g.features // LANES) as block:
+        source = f.scaled(lines, some.index, LANES * g.features, "bfloat")
+        source = f.scaled(source, block.index, LANES, "bfloat")
+        out = f.scaled(target, block.index, LANES * g.rounded, "bfloat")
+        out = f.scaled(out, some.index, LANES, "bfloat")
+        rows = [
+            load_words(f, f.at(source, i * g.features, "bfloat"), LANES, LANES)
+            for i in range(LANES)
+        ]
+        for i, column in enumerate(_transpose_words(f, rows)):
+            store_words(f, column, f.at(out, i * g.rounded, "bfloat"), LANES, LANES)
+
+
+def _transpose_words(f: Function, rows: list[str]) -> list[str]:
+    """Transposes 16 vectors of 16 words, by instructions that stay within 128 bits but for the last."""
+
+    def shuffle(a: str, b: str, order: list[int]) -> str:
+        lanes = ", ".join(f"i32 {i}" for i in order)
+        return f.op(f"shufflevector <16 x i16> {a}, <16 x i16> {b}, <16 x i32> <{lanes}>")
+
+    def interleaved(first: int) -> list[int]:
+        return [
+            lane
+            for half in (0, 8)
+            for i in range(4)
+            for lane in (half + first + i, 16 + half + first + i)
+        ]
+
+    halves = []
+    for eight in (rows[:8], rows[8:]):
+        for _ in range(3):
+            eight = [
+                shuffle(eight[i], eight[i + 4], interleaved(first))
+                for i in range(4)
+                for first in (0, 4)
+            ]
+        halves.append(eight)
+    low, high = list(range(8)), list(range(8, 16))
+    return [
+        shuffle(a, b, half + [16 + i for i in half])
+        for half in (low, high)
+        for a, b in zip(*halves, strict=True)
+    ]
+
+
+def _sum_positions(f: Function, g: Gradient, lines: str, total: str, features: int) -> None:
+    """Adds every position of bfloat16 `lines` [positions, features] to `total` [features]."""
+    for first in range(0, features, LANES):
+        lanes, place = min(LANES, features - first), f.at(total, first)
+        held = [("<16 x float>", load(f, place, lanes, LANES))]
+        with f.repeat(g.rounded, held) as carry:
+            line = f.scaled(lines, carry.index, g.features, "bfloat")
+            part = load_kind(f, "bfloat", f.at(line, first, "bfloat"), LANES, LANES)
+            carry.next = [f.op(f"fadd <16 x float> {carry.values[0]}, {part}")]
+        store(f, carry.next[0], place, lanes, LANES)
+
+
+def _accumulate(f: Function, g: Gradient, a: str, pairs: str, sums: str) -> list[tuple[int, int]]:
+    """Emits the loops over kernel rows, panels of their numbers and features. Returns the sizes of blocks."""
+    p, sizes = g.product, {}
+    with f.repeat(g.kernel_rows) as window:
+        b0 = g.image.windows(g.kernel_rows, 4).at(f, pairs, window.index)
+        c0 = f.scaled(sums, window.index, g.taps)
+        for left, wide, times in spans(g.taps // LANES, p.blocking.wide):
+            with f.repeat(times) as column:
+                b1, c1 = (
+                    f.at(f.scaled(q, column.index, wide * LANES), left * LANES) for q in (b0, c0)
+                )
+                for top, high, many in spans(g.features // LANES, p.blocking.high):
+                    sizes[high, wide] = None
+                    with f.repeat(many) as row:
+                        a2, c2 = (
+                            f.at(f.scaled(q, row.index, high * tile, "i8"), top * tile, "i8")
+                            for q, tile in ((a, p.a.tile), (c1, p.c.tile))
+                        )
+                        f.line(
+                            f"call void @block_{high}_{wide}"
+                            f"(ptr {a2}, ptr {b1}, ptr {c2}, ptr {c2})"
+                        )
+    return list(sizes)

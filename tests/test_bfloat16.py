@@ -1,0 +1,488 @@
+"""Convolution in bfloat16 by tiles: emulated on any CPU, and real on one with tiles."""
+
+import ctypes
+import functools
+import math
+import mmap
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from seedbed import ffi, llvm
+from seedbed.llvm import Target, VectorUnit, compile_assembly, compile_ir, host_has_tiles
+from seedbed.nets import convolution, passes
+from seedbed.nets.convolution import Scaling, conv2d, rescale
+from seedbed.nets.native.bfloat16 import correlation, weights
+from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.torsos import Nature
+from tile_emulation import emulate
+
+# image [N, H, W, C], kernel size, features, stride, padding, activation, dtype of the image
+LAYERS = {
+    "nature 1": ((2, 84, 84, 4), 8, 32, 4, 0, "relu", "uint8"),
+    "nature 2": ((3, 20, 20, 32), 4, 64, 2, 0, "relu", "bfloat16"),
+    "nature 3": ((5, 9, 9, 64), 3, 64, 1, 0, "relu", "bfloat16"),
+    "resnet entry": ((1, 84, 84, 4), 3, 16, 1, 1, None, "uint8"),
+    "resnet 16": ((1, 42, 42, 16), 3, 16, 1, 1, "relu", "bfloat16"),
+    "resnet 16 to 32": ((1, 21, 21, 16), 3, 32, 1, 1, None, "float32"),
+    "resnet 32": ((2, 11, 11, 32), 3, 32, 1, 1, "relu", "bfloat16"),
+    "one channel": ((5, 9, 10, 1), 3, 7, 3, 2, None, "bfloat16"),
+    "odd channels": ((5, 9, 10, 5), 3, 21, 2, 1, "relu", "float32"),
+    "three panels": ((5, 11, 13, 3), 4, 33, 3, 1, "relu", "bfloat16"),
+    "overlapping chunks": ((2, 6, 6, 22), 3, 5, 1, 3, "relu", "float32"),
+    "one pixel": ((5, 5, 6, 3), 1, 5, 2, 1, None, "bfloat16"),
+    "one position": ((1, 4, 4, 3), 4, 33, 1, 0, "relu", "bfloat16"),
+}
+QUICK = ("nature 3", "odd channels")
+# as LLVM names a host whose model number is masked
+AMX = Target("x86_64-unknown-linux-gnu", "rocketlake", "+" + ",+".join(llvm._FOR_TILES))
+
+
+@contextmanager
+def emulation():
+    """Kernels whose tile instructions are emulated, as on a CPU with tiles."""
+
+    def register(prefix, text, **options):
+        return ffi.register_kernel(prefix, emulate(text), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "register_kernel", register)
+        patch.setattr(convolution, "host_has_tiles", lambda: True)
+        passes.kernel_target.cache_clear()
+        yield
+        passes.kernel_target.cache_clear()
+
+
+@pytest.fixture
+def emulated():
+    with emulation():
+        yield
+
+
+def _arrays(shape, size, features, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 256, shape) if dtype == "uint8" else rng.normal(size=shape)
+    size = size if isinstance(size, tuple) else (size, size)
+    kernel = rng.normal(size=(*size, shape[-1], features)) / np.sqrt(shape[-1] * size[0] * size[1])
+    return jnp.asarray(x, dtype), *(
+        jnp.asarray(a, jnp.float32) for a in (kernel, rng.normal(size=features))
+    )
+
+
+def _layer(name, batch=None):
+    shape, size, features, stride, padding, activation, dtype = LAYERS[name]
+    arrays = _arrays((batch or shape[0], *shape[1:]), size, features, dtype)
+    return arrays, {"stride": stride, "padding": padding, "activation": activation}
+
+
+def _exact(a):
+    """The numbers rounded to bfloat16, as float64."""
+    return np.asarray(a).astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def _reference(x, kernel, dy, stride, padding):
+    """The products (without bias) and the gradients of kernel and x, in float64."""
+    margin = (padding, padding)
+    padded = np.pad(x, ((0, 0), margin, margin, (0, 0)))
+    height, width = kernel.shape[:2]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), (1, 2))
+    windows = windows[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+    y = np.tensordot(windows, kernel, 3)
+    dkernel = np.tensordot(windows, dy, ([0, 1, 2], [0, 1, 2]))
+    dpadded = np.zeros(padded.shape)
+    rows, columns = (stride * n for n in dy.shape[1:3])
+    for i in range(height):
+        for j in range(width):
+            dpadded[:, i : i + rows : stride, j : j + columns : stride] += dy @ kernel[i, j].T
+    inside = slice(padding, -padding or None)
+    return y, dkernel, dpadded[:, inside, inside]
+
+
+def _value_and_gradients(arrays, constants=(), **options):
+    """y, a gradient dy of it, and those of all arrays that have one."""
+    inputs = arrays[1:] if arrays[0].dtype == jnp.uint8 else arrays
+
+    @jax.jit
+    def run(constants, *arrays):
+        def one(*inputs):
+            scaling = Scaling(*constants) if constants else None
+            x = arrays[: 3 - len(inputs)]
+            return conv2d(*x, *inputs, scaling=scaling, dtype=jnp.bfloat16, **options)
+
+        y, pull = jax.vjp(one, *arrays[3 - len(inputs) :])
+        dy = jnp.sin(1.0 + jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+        return y, dy.astype(jnp.bfloat16), pull(dy.astype(jnp.bfloat16))
+
+    return run(tuple(constants), *arrays)
+
+
+def _assert_close(actual, expected, terms):
+    """Sums of `terms` products are exact but for the rounding of float32 and of their type."""
+    assert actual.shape == expected.shape
+    scale = 2.0**-23 * np.sqrt(terms) * max(np.abs(expected).max(initial=0), 1e-30)
+    relative = 2.0**-8 if actual.dtype == jnp.bfloat16 else 2.0**-23
+    np.testing.assert_allclose(
+        np.asarray(actual, np.float64), expected, rtol=relative, atol=2 * scale
+    )
+
+
+def _check(arrays, constants=(), **options):
+    x, kernel, bias = arrays
+    y, dy, gradients = _value_and_gradients(arrays, constants, **options)
+    assert y.dtype == jnp.bfloat16
+    dy = _exact(dy)
+    if options["activation"]:
+        dy = np.where(np.asarray(y) > 0, dy, 0)
+    seen = rescale(x, Scaling(*constants)) if constants else x
+    product, dkernel, dx = _reference(
+        _exact(seen), _exact(kernel), dy, options["stride"], options["padding"]
+    )
+    expected = product + np.asarray(bias, np.float64)
+    positions = dy.shape[0] * dy.shape[1] * dy.shape[2]
+    taps = kernel[..., 0].size
+    _assert_close(y, np.maximum(expected, 0) if options["activation"] else expected, taps)
+    *images, got_kernel, got_bias = gradients
+    assert got_kernel.dtype == got_bias.dtype == jnp.float32
+    _assert_close(got_kernel, dkernel, positions)
+    _assert_close(got_bias, dy.sum((0, 1, 2)), positions)
+    if images:
+        assert images[0].dtype == x.dtype
+        if constants:
+            offset, scale = (np.asarray(a, np.float64) for a in constants)
+            scaled = (np.asarray(x, np.float64) - offset) * scale
+            dx = np.where(np.abs(scaled) < convolution.CLIP, dx * scale, 0)
+        _assert_close(images[0], dx, kernel[:, :, 0].size)
+
+
+def _scaling(x, seed=1):
+    """Tables for images like `x`, some of whose numbers are clipped."""
+    rng = np.random.default_rng(seed)
+    low, high = (0, 255) if x.dtype == jnp.uint8 else (-1, 1)
+    offset, scale = rng.uniform(low, high, x.shape[1:]), rng.uniform(0.5, 10, x.shape[1:])
+    return jnp.asarray(offset, jnp.float32), jnp.asarray(scale / (high - low), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS]
+)
+def test_layers_are_exact(emulated, name):
+    arrays, options = _layer(name)
+    _check(arrays, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_scaled_images(emulated, dtype):
+    arrays = _arrays((5, 18, 15, 3), 4, 20, dtype)
+    seen = rescale(arrays[0], Scaling(*_scaling(arrays[0])))
+    assert 0.05 < (jnp.abs(seen) == convolution.CLIP).mean() < 0.5
+    _check(arrays, _scaling(arrays[0]), stride=2, padding=1, activation="relu")
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(*(st.integers(1, n) for n in (9, 12, 12, 40))),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    features=st.integers(1, 70),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 3),
+    activation=st.sampled_from(["relu", None]),
+    dtype=st.sampled_from(["uint8", "float32", "bfloat16"]),
+)
+def test_odd_shapes(shape, size, features, stride, padding, activation, dtype):
+    size = tuple(min(k, n + 2 * padding) for k, n in zip(size, shape[1:3], strict=True))
+    arrays = _arrays(shape, size, features, dtype)
+    with emulation():
+        _check(arrays, stride=stride, padding=padding, activation=activation)
+
+
+@pytest.mark.skipif(not host_has_tiles(), reason="no AMX tiles on this CPU")
+@pytest.mark.parametrize("name", LAYERS)
+def test_real_tiles_are_exact(name):
+    arrays, options = _layer(name)
+    _check(arrays, **options)
+
+
+def test_an_image_is_the_same_in_any_batch(emulated):
+    (x, *weights), options = _layer("odd channels", 9)
+    run = functools.partial(conv2d, dtype=jnp.bfloat16, **options)
+    together = run(x, *weights)
+    np.testing.assert_array_equal(run(x[4:5], *weights), together[4:5])
+    assert run(x[:0], *weights).shape == (0, *together.shape[1:])
+
+
+def test_threads_do_not_change_bits(emulated):
+    arrays, options = _layer("odd channels", 64)
+    run = jax.jit(lambda *a: _value_and_gradients(a, **options))
+    expected = run(*arrays)
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: run(*arrays), range(20)):
+            jax.tree.map(np.testing.assert_array_equal, result, expected)
+
+
+def test_nonfinite_numbers_stay_in_their_windows(emulated):
+    (x, kernel, bias), options = _layer("nature 3")
+    for bad in (np.nan, np.inf):
+        y = conv2d(x.at[1, 4, 8, 3].set(bad), kernel, bias, dtype=jnp.bfloat16, **options)
+        expected = conv2d(
+            x.at[1, 4, 8, 3].set(bad).astype(jnp.float32),
+            kernel.astype(jnp.float32),
+            bias,
+            **options,
+        )
+        np.testing.assert_array_equal(jnp.isfinite(y), jnp.isfinite(expected))
+        np.testing.assert_array_equal(jnp.isnan(y), jnp.isnan(expected))
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, None, None), pytest.param((None, 0, None), marks=pytest.mark.slow)]
+)
+def test_vmap(emulated, axes):
+    arrays, options = _layer("odd channels")
+    arrays = tuple(
+        a if axis is None else jnp.stack([a, 2 * a]) for a, axis in zip(arrays, axes, strict=True)
+    )
+
+    def one(*arrays):
+        return _value_and_gradients(arrays, **options)
+
+    mapped = jax.vmap(one, axes)(*arrays)
+    for i in range(2):
+        parts = (a if axis is None else a[i] for a, axis in zip(arrays, axes, strict=True))
+        _assert_near(jax.tree.map(lambda m, i=i: m[i], mapped), one(*parts))
+
+
+@pytest.mark.slow
+def test_shard_map(emulated):
+    if jax.device_count() < 2:
+        pytest.skip("needs two virtual devices")
+    (x, kernel, bias), options = _layer("odd channels", 6)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+
+    def loss(kernel, x):
+        y = conv2d(x, kernel, bias, dtype=jnp.bfloat16, **options)
+        return (y.astype(jnp.float32) ** 2).sum()
+
+    mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    _assert_near(jax.jit(mapped)(kernel, x), jax.grad(loss)(kernel, x))
+
+
+def _assert_near(actual, expected, tolerance=1e-5):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert (a.shape, a.dtype) == (e.shape, e.dtype)
+        a, e = (np.asarray(v, np.float64) for v in (a, e))
+        assert np.linalg.norm(a - e) <= tolerance * np.linalg.norm(e)
+
+
+def _lowered(platform, options, arrays):
+    x, *weights = arrays
+
+    def loss(weights):
+        y = conv2d(x, *weights, dtype=jnp.bfloat16, **options)
+        return y.astype(jnp.float32).sum()
+
+    return jax.jit(jax.grad(loss)).trace(weights).lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_who_runs_what(emulated, monkeypatch):
+    arrays, options = _layer("odd channels")
+    text = _lowered("cpu", options, arrays)
+    assert "seedbed_bfloat16_forward" in text and "seedbed_bfloat16_weight" in text
+    # nobody wants the gradient of the images
+    assert "seedbed_bfloat16_input" not in text and "stablehlo.convolution" not in text
+    for tiles, platform in ((True, "cuda"), (False, "cpu"), (False, "cuda")):
+        monkeypatch.setattr(convolution, "host_has_tiles", lambda tiles=tiles: tiles)
+        text = _lowered(platform, options, arrays)
+        assert "seedbed" not in text.replace("seedbed.", "")
+        assert "stablehlo.convolution" in text
+
+
+@pytest.mark.slow
+def test_fallbacks_match(emulated, monkeypatch):
+    (x, kernel, bias), options = _layer("odd channels")
+    # no result is so near to zero that rounding decides whether it passes the relu
+    arrays = (x, kernel, 8 * jnp.sign(bias))
+    tables = jnp.full(x.shape[1:], 0.1), jnp.ones(x.shape[1:])
+    expected = _value_and_gradients(arrays, tables, **options)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
+    jax.clear_caches()
+    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.01)
+    monkeypatch.setattr(convolution, "host_has_tiles", lambda: False)
+    # XLA sums the bias's gradient in bfloat16
+    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.05)
+
+
+def _module_texts(name):
+    shape, size, features, stride, padding, activation, dtype = LAYERS[name]
+    layer = Convolution(
+        *shape[1:],
+        size,
+        size,
+        features,
+        stride,
+        padding,
+        activation is not None,
+        {"uint8": "i8", "float32": "float", "bfloat16": "bfloat"}[dtype],
+        VectorUnit(16, 32),
+    )
+    yield layer, "forward", correlation.forward_ir(layer)
+    yield layer, "weight_gradient", weights.weight_gradient_ir(layer)
+    yield layer, "input_gradient", correlation.input_gradient_ir(layer)
+
+
+def _loops(assembly):
+    """The instructions of the innermost loops with products of tiles."""
+    for block in re.split(r"^(?=\.LBB)", assembly, flags=re.MULTILINE):
+        if "Inner Loop Header" in block and "tdpbf16ps" in block:
+            body = re.split(r"^\tj\w+.*$", block, maxsplit=1, flags=re.MULTILINE)[0]
+            yield re.findall(r"^\t([a-z]\w*)(.*)$", body, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
+def test_inner_loops_are_tiles_and_addresses(name):
+    for _, kind, text in _module_texts(name):
+        assembly = compile_assembly(
+            ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
+        )
+        loops = list(_loops(assembly))
+        blocks = re.findall(r"@block_(\d)_(\d)\(ptr noalias", text)
+        assert len(loops) == len(blocks) >= 1, kind
+        for loop, (high, wide) in zip(loops, blocks, strict=True):
+            names = [name for name, _ in loop]
+            assert names.count("tdpbf16ps") == int(high) * int(wide), kind
+            assert names.count("tileloadd") == int(high) + int(wide), kind
+            assert not any(re.search(r"[xyz]mm|%rsp|%rbp", operands) for _, operands in loop), kind
+        assert assembly.count("ldtilecfg") == assembly.count("tilerelease") >= 1, kind
+        assert "vcvtneps2bf16" in assembly or kind == "weight_gradient"
+
+
+def _guarded(count, first):
+    """Memory of `count` bytes whose neighbour, before the first or after the last, no code may touch."""
+    page = mmap.PAGESIZE
+    size = -(-count // page) * page
+    memory = mmap.mmap(-1, size + 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for border in (address, address + page + size):
+        assert libc.mprotect(ctypes.c_void_p(border), ctypes.c_size_t(page), 0) == 0
+    start = address + page + (0 if first else size - count)
+    ctypes.memset(start, 0, count)
+    return memory, start
+
+
+_RUN = """
+define void @run(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
+  call void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)
+  ret void
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "three panels" else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS],
+)
+def test_no_memory_beyond_the_buffers_is_touched(name):
+    """The process would end: the pages before and after each buffer are forbidden."""
+    for layer, kind, text in _module_texts(name):
+        images, outputs = 2, 2 if layer.relu else 1
+        x = images * layer.image_size * {"i8": 1, "float": 4, "bfloat": 2}[layer.source]
+        y = images * layer.output_size * 2
+        if kind == "forward":
+            sums = correlation.forward(layer)
+            sizes = [
+                x,
+                2 * math.prod(sums.packed_shape),
+                64 * sums.panels,
+                y,
+                4 * sums.scratch_size,
+            ]
+        elif kind == "input_gradient":
+            sums = correlation.input_gradient(layer)
+            dx = images * layer.image_size * (2 if sums.target.kind == "bfloat" else 4)
+            sizes = [*[y] * outputs, 2 * math.prod(sums.packed_shape), dx, 4 * sums.scratch_size]
+        else:
+            sums = weights.weight_gradient(layer)
+            results = [math.prod(sums.sum_shape), layer.features, sums.places[-1]]
+            sizes = [x, *[y] * outputs, *(4 * n for n in results)]
+        run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(
+            compile_ir(emulate(text) + _RUN, "run")
+        )
+        for first in (True, False):
+            buffers = [_guarded(size, first) for size in sizes]
+            data = (ctypes.c_void_p * len(buffers))(*(start for _, start in buffers))
+            dims = (ctypes.c_int64 * len(buffers))(*[images] * len(buffers))
+            run(data, dims, 0, 1)
+
+
+@pytest.mark.slow
+def test_nature_in_bfloat16(emulated):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 256, (2, 36, 36, 4), np.uint8))
+    params = Nature().init(jax.random.key(0), x)
+
+    def loss(params, dtype):
+        features = Nature(dtype=dtype).apply(params, x)
+        return (features**2).mean(), features
+
+    results = [
+        jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)(params, dtype)
+        for dtype in (jnp.bfloat16, jnp.float32)
+    ]
+    (narrow, features), (wide, _) = results
+    assert features.dtype == jnp.float32
+    flat = [jnp.concatenate([g.ravel() for g in jax.tree.leaves(t)]) for t in (narrow, wide)]
+    cosine = flat[0] @ flat[1] / jnp.linalg.norm(flat[0]) / jnp.linalg.norm(flat[1])
+    assert cosine > 0.999
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"dtype": jnp.float16}, TypeError, "dtype is float16; pass float32 or bfloat16"),
+        ({"x": jnp.zeros((1, 9, 9, 3), jnp.float16)}, TypeError, "float32 or uint8 or bfloat16"),
+        ({"kernel": jnp.zeros((3, 3, 3, 8), jnp.bfloat16)}, TypeError, "kernel is bfloat16"),
+        (
+            {"x": jnp.zeros((1, 9, 9, 3), jnp.bfloat16), "dtype": jnp.float32},
+            TypeError,
+            "x is bfloat16; convert it to float32 or uint8",
+        ),
+    ],
+)
+def test_errors_name_the_remedy(changes, error, match):
+    x, kernel, bias = _arrays((1, 9, 9, 3), 3, 8, "float32")
+    arguments = {"x": x, "kernel": kernel, "bias": bias, "stride": 1, "dtype": jnp.bfloat16}
+    with pytest.raises(error, match=match):
+        conv2d(**(arguments | changes))
+
+
+@pytest.mark.parametrize("refused", ["by the CPU", "by Linux", "elsewhere", "nowhere"])
+def test_who_has_tiles(monkeypatch, refused):
+    features = dict.fromkeys(llvm._FOR_TILES, True)
+    if refused == "by the CPU":
+        features["amx-bf16"] = False
+    asked = []
+
+    def syscall(*request):
+        asked.append(request)
+        return -1 if refused == "by Linux" else 0
+
+    monkeypatch.setattr(llvm.llvm, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(llvm.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syscall=syscall))
+    monkeypatch.setattr(llvm.sys, "platform", "darwin" if refused == "elsewhere" else "linux")
+    warning = pytest.warns(RuntimeWarning, match="Linux refuses this CPU's tiles")
+    with warning if refused == "by Linux" else nullcontext():
+        assert host_has_tiles.__wrapped__() is (refused == "nowhere")
+    assert asked == [(158, 0x1023, 18)] * (refused in ("by Linux", "nowhere"))

@@ -1,0 +1,206 @@
+"""The tile instructions of kernels in plain LLVM IR, for CPUs without tiles.
+
+`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour on eight tiles in a
+stack buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS): only the
+configured rows and bytes are loaded and stored, the others become zero; a product sums even and odd numbers
+of pairs apart, in float32. Where a CPU would raise a fault, because tiles of a product do not fit or are not
+configured, results become NaN or are not stored.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STATE = 8 * 1024 + 64
+_INTRINSIC = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdpbf16ps)\(")
+_DECLARATION = re.compile(r"^declare .*@llvm\.x86\..*\n", re.MULTILINE)
+_FUNCTION = re.compile(r"define internal void @(\w+)\(")
+
+
+def emulate(text: str) -> str:
+    """Returns the text of a kernel, which defines `task`, with its tile instructions, if any, emulated."""
+    if not _INTRINSIC.search(text):
+        return text
+    functions = [name for name in _FUNCTION.findall(text) if name != "task"]
+    text = _DECLARATION.sub("", text)
+    text = _INTRINSIC.sub(r"@emulated.\1(ptr %tile_state, ", text).replace(
+        "%tile_state, )", "%tile_state)"
+    )
+    text = text.replace("@llvm.x86.avx512bf16.cvtneps2bf16.512(", "@emulated.narrow(")
+    for name in functions:
+        text = text.replace(f"@{name}(", f"@{name}(ptr %tile_state, ")
+    head, task = text.split("define internal void @task(")
+    start = f"entry:\n%tile_state = alloca [{_STATE} x i8], align 64\n"
+    start += f"call void @llvm.memset.p0.i64(ptr %tile_state, i8 0, i64 {_STATE}, i1 false)\n"
+    return head + _EMULATION + "define internal void @task(" + task.replace("entry:\n", start, 1)
+
+
+_EMULATION = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define internal <16 x bfloat> @emulated.narrow(<16 x float> %value) {
+  %bits = bitcast <16 x float> %value to <16 x i32>
+  %high = lshr <16 x i32> %bits, splat (i32 16)
+  %odd = and <16 x i32> %high, splat (i32 1)
+  %half = add <16 x i32> %odd, splat (i32 32767)
+  %sum = add <16 x i32> %bits, %half
+  %rounded = lshr <16 x i32> %sum, splat (i32 16)
+  %quiet = or <16 x i32> %high, splat (i32 64)
+  %nan = fcmp uno <16 x float> %value, zeroinitializer
+  %chosen = select <16 x i1> %nan, <16 x i32> %quiet, <16 x i32> %rounded
+  %words = trunc <16 x i32> %chosen to <16 x i16>
+  %result = bitcast <16 x i16> %words to <16 x bfloat>
+  ret <16 x bfloat> %result
+}
+
+define internal void @emulated.ldtilecfg(ptr %s, ptr %from) {
+  call void @llvm.memset.p0.i64(ptr %s, i8 0, i64 8192, i1 false)
+  %to = getelementptr i8, ptr %s, i64 8192
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 64, i1 false)
+  ret void
+}
+
+define internal void @emulated.tilerelease(ptr %s) {
+  call void @llvm.memset.p0.i64(ptr %s, i8 0, i64 8256, i1 false)
+  ret void
+}
+
+define internal ptr @emulated.tile(ptr %s, i8 %t) alwaysinline {
+  %n = zext i8 %t to i64
+  %tile = getelementptr [1024 x i8], ptr %s, i64 %n
+  ret ptr %tile
+}
+
+define internal i64 @emulated.rows(ptr %s, i8 %t) alwaysinline {
+  %n = zext i8 %t to i64
+  %place = getelementptr i8, ptr %s, i64 8240
+  %at = getelementptr i8, ptr %place, i64 %n
+  %rows = load i8, ptr %at
+  %result = zext i8 %rows to i64
+  ret i64 %result
+}
+
+define internal i64 @emulated.bytes(ptr %s, i8 %t) alwaysinline {
+  %n = zext i8 %t to i64
+  %place = getelementptr i8, ptr %s, i64 8208
+  %at = getelementptr i16, ptr %place, i64 %n
+  %bytes = load i16, ptr %at
+  %result = zext i16 %bytes to i64
+  ret i64 %result
+}
+
+define internal void @emulated.tilezero(ptr %s, i8 %t) {
+  %tile = call ptr @emulated.tile(ptr %s, i8 %t)
+  call void @llvm.memset.p0.i64(ptr %tile, i8 0, i64 1024, i1 false)
+  ret void
+}
+
+define internal void @emulated.tileloadd64(ptr %s, i8 %t, ptr %base, i64 %stride) {
+entry:
+  call void @emulated.tilezero(ptr %s, i8 %t)
+  %tile = call ptr @emulated.tile(ptr %s, i8 %t)
+  %rows = call i64 @emulated.rows(ptr %s, i8 %t)
+  %bytes = call i64 @emulated.bytes(ptr %s, i8 %t)
+  br label %head
+head:
+  %r = phi i64 [0, %entry], [%next, %body]
+  %more = icmp slt i64 %r, %rows
+  br i1 %more, label %body, label %done
+body:
+  %offset = mul i64 %r, %stride
+  %from = getelementptr i8, ptr %base, i64 %offset
+  %to = getelementptr [64 x i8], ptr %tile, i64 %r
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  %next = add i64 %r, 1
+  br label %head
+done:
+  ret void
+}
+
+define internal void @emulated.tilestored64(ptr %s, i8 %t, ptr %base, i64 %stride) {
+entry:
+  %tile = call ptr @emulated.tile(ptr %s, i8 %t)
+  %rows = call i64 @emulated.rows(ptr %s, i8 %t)
+  %bytes = call i64 @emulated.bytes(ptr %s, i8 %t)
+  br label %head
+head:
+  %r = phi i64 [0, %entry], [%next, %body]
+  %more = icmp slt i64 %r, %rows
+  br i1 %more, label %body, label %done
+body:
+  %offset = mul i64 %r, %stride
+  %to = getelementptr i8, ptr %base, i64 %offset
+  %from = getelementptr [64 x i8], ptr %tile, i64 %r
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  %next = add i64 %r, 1
+  br label %head
+done:
+  ret void
+}
+
+define internal void @emulated.tdpbf16ps(ptr %s, i8 %c, i8 %a, i8 %b) {
+entry:
+  %ct = call ptr @emulated.tile(ptr %s, i8 %c)
+  %at = call ptr @emulated.tile(ptr %s, i8 %a)
+  %bt = call ptr @emulated.tile(ptr %s, i8 %b)
+  %rows = call i64 @emulated.rows(ptr %s, i8 %c)
+  %arows = call i64 @emulated.rows(ptr %s, i8 %a)
+  %pairs = call i64 @emulated.rows(ptr %s, i8 %b)
+  %cbytes = call i64 @emulated.bytes(ptr %s, i8 %c)
+  %abytes = call i64 @emulated.bytes(ptr %s, i8 %a)
+  %bbytes = call i64 @emulated.bytes(ptr %s, i8 %b)
+  %apairs = lshr i64 %abytes, 2
+  %f1 = icmp eq i64 %rows, %arows
+  %f2 = icmp eq i64 %cbytes, %bbytes
+  %f3 = icmp eq i64 %apairs, %pairs
+  %f4 = icmp ne i64 %pairs, 0
+  %f12 = and i1 %f1, %f2
+  %f34 = and i1 %f3, %f4
+  %fits = and i1 %f12, %f34
+  br i1 %fits, label %head, label %fault
+fault:
+  call void @llvm.memset.p0.i64(ptr %ct, i8 -1, i64 1024, i1 false)
+  ret void
+head:
+  %r = phi i64 [0, %entry], [%rnext, %store]
+  %more = icmp slt i64 %r, %rows
+  br i1 %more, label %row, label %done
+row:
+  %cr = getelementptr [16 x i32], ptr %ct, i64 %r
+  %ar = getelementptr [16 x i32], ptr %at, i64 %r
+  br label %pair
+pair:
+  %k = phi i64 [0, %row], [%knext, %pair]
+  %even = phi <16 x float> [zeroinitializer, %row], [%even2, %pair]
+  %odd = phi <16 x float> [zeroinitializer, %row], [%odd2, %pair]
+  %ak = getelementptr i32, ptr %ar, i64 %k
+  %bk = getelementptr [16 x i32], ptr %bt, i64 %k
+  %av = load i32, ptr %ak
+  %bv = load <16 x i32>, ptr %bk, align 64
+  %a0 = insertelement <16 x i32> poison, i32 %av, i32 0
+  %a1 = shufflevector <16 x i32> %a0, <16 x i32> poison, <16 x i32> zeroinitializer
+  %ae = shl <16 x i32> %a1, splat (i32 16)
+  %ao = and <16 x i32> %a1, splat (i32 -65536)
+  %be = shl <16 x i32> %bv, splat (i32 16)
+  %bo = and <16 x i32> %bv, splat (i32 -65536)
+  %aef = bitcast <16 x i32> %ae to <16 x float>
+  %aof = bitcast <16 x i32> %ao to <16 x float>
+  %bef = bitcast <16 x i32> %be to <16 x float>
+  %bof = bitcast <16 x i32> %bo to <16 x float>
+  %even2 = call <16 x float> @llvm.fmuladd.v16f32(<16 x float> %aef, <16 x float> %bef, <16 x float> %even)
+  %odd2 = call <16 x float> @llvm.fmuladd.v16f32(<16 x float> %aof, <16 x float> %bof, <16 x float> %odd)
+  %knext = add i64 %k, 1
+  %again = icmp ult i64 %knext, %pairs
+  br i1 %again, label %pair, label %store
+store:
+  %old = load <16 x float>, ptr %cr, align 64
+  %both = fadd <16 x float> %even2, %odd2
+  %new = fadd <16 x float> %old, %both
+  store <16 x float> %new, ptr %cr, align 64
+  %rnext = add i64 %r, 1
+  br label %head
+done:
+  ret void
+}
+
+"""
