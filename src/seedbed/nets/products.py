@@ -24,7 +24,7 @@ def multiply(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
     """
     if dtype == jnp.float32:
         return x @ kernel
-    return _rounded(dtype, *same_axes(x, kernel))
+    return _multiply(dtype, *same_axes(x, kernel))
 
 
 def sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
@@ -34,7 +34,7 @@ def sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """
     # The innermost first, as einsum has them: another order would be another sum.
     rows = tuple(reversed(range(x.ndim - 1)))
-    return _dot(x.astype(dtype), y.astype(dtype), rows, rows)
+    return _dot(_rounded(x, dtype), _rounded(y, dtype), (rows, rows))
 
 
 @functools.cache
@@ -50,23 +50,44 @@ def dot_general_in(dtype: Any) -> Callable[..., jax.Array] | None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rounded(dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _rounded_fwd(dtype, x, kernel)[0]
+def _multiply(dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return _multiply_fwd(dtype, x, kernel)[0]
 
 
-def _rounded_fwd(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
-    saved = x.astype(dtype), kernel.astype(dtype)
-    return _dot(*saved, (x.ndim - 1,), (0,)), saved
+def _multiply_fwd(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
+    saved = _rounded(x, dtype), _rounded(kernel, dtype)
+    return _dot(*saved, ((x.ndim - 1,), (0,))), saved
 
 
-def _rounded_bwd(dtype: Any, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _multiply_bwd(dtype: Any, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    dy = dy.astype(dtype)
-    return _dot(dy, kernel, (dy.ndim - 1,), (1,)), sum_of_products(x, dy, dtype)
+    dx = _dot(_rounded(dy, dtype), kernel, ((dy.ndim - 1,), (1,)))
+    return dx, sum_of_products(x, dy, dtype)
 
 
-_rounded.defvjp(_rounded_fwd, _rounded_bwd)
+_multiply.defvjp(_multiply_fwd, _multiply_bwd)
 
 
-def _dot(x: jax.Array, y: jax.Array, *contracted: tuple[int, ...]) -> jax.Array:
-    return lax.dot_general(x, y, (contracted, ((), ())), preferred_element_type=jnp.float32)
+def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
+    if dtype == jnp.float32:
+        return x
+    # XLA may leave out a conversion that is undone later, as it is on a CPU, but not this.
+    kind = jnp.finfo(dtype)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+
+
+def _dot(
+    x: jax.Array, y: jax.Array, contracted: tuple[tuple[int, ...], tuple[int, ...]]
+) -> jax.Array:
+    def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.dot_general(x, y, (contracted, ((), ())), preferred_element_type=jnp.float32)
+
+    if x.dtype == jnp.float32:
+        return dot(x, y)
+
+    def in_float32(x: jax.Array, y: jax.Array) -> jax.Array:
+        return dot(x.astype(jnp.float32), y.astype(jnp.float32))
+
+    # Products of two numbers of bfloat16 are exact in float32. On a CPU, XLA cannot run all products of
+    # bfloat16 with sums in float32, such as those of two critics at once.
+    return lax.platform_dependent(x, y, cpu=in_float32, default=dot)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from seedbed.nets.native.call import same_axes
 from seedbed.nets.products import multiply, sum_of_products
 
 
@@ -57,8 +58,8 @@ class LSTM(nn.Module):
         bias = self.param("bias", _bias_init, (gates,))
         # One product serves all rows. Only the part that depends on the previous row stays in the loop.
         projected = multiply(x, input_kernel, self.dtype) + bias[None, None]
-
-        return _recur(self.dtype, projected, recurrent_kernel, first, state)
+        projected, kernel, *state = same_axes(projected, recurrent_kernel, *state)
+        return _recur(self.dtype, projected, kernel, first, LSTMState(*state))
 
 
 def _scan(
