@@ -5,8 +5,9 @@ of its loss from that trajectory, with all that `prepare` computes, is then comp
 `compute_dtype`, and the same program in float64 (_recast.py). To see what float32 is kept for, the program
 is also computed with every number in bfloat16: last layers, returns, losses and weights, too.
 
-Sweeps: errors of values, from which priorities come, by the size of the values; gradients by the distance of
-observations from 0, with and without normalisation; running statistics; and an optimizer's small steps.
+Sweeps: errors of values, from which priorities come, by the size of the values; outputs of networks by the
+distance of observations from 0, with and without normalisation; running statistics; and small steps of an
+optimizer.
 
     python benchmarks/precision.py [NAMES] [--updates 5] [--no-sweeps]
 """
@@ -32,7 +33,7 @@ from seedbed import resolve
 from seedbed.agents.base import Params
 from seedbed.machine import cpu_name
 from seedbed.ops import statistics
-from seedbed.types import ArraySpec
+from seedbed.types import ArraySpec, Timestep
 
 RESULT = Path(__file__).parent / "results" / "precision.json"
 NAMES = (
@@ -171,26 +172,43 @@ def sweep_values(recorded: Recorded) -> list[dict[str, Any]]:
 
 
 def sweep_observations(recorded: Recorded) -> list[dict[str, Any]]:
-    """Returns cosines of gradients of IMPALA for observations moved away from 0, as a share of float64's.
+    """Returns how wrong the outputs of IMPALA's network are for observations that are moved away from 0.
 
-    Deviations of the observations stay. Without normalisation, they are lost when the input of the first
-    layer is rounded.
+    It is the share of the outputs' deviations from their mean over the rows: that mean says nothing about
+    observations. Their own deviations stay as they were. Without normalisation, they are lost where the
+    input of the first layer is rounded.
     """
     state, steps = recorded.state, recorded.trajectory.timesteps
     found = []
     for asked in (0.0, *SIZES):
-        moved = recorded.trajectory._replace(
-            timesteps=steps._replace(observation=steps.observation + np.float32(asked))
-        )
+        moved = steps._replace(observation=steps.observation + np.float32(asked))
         seen = state.params.seen._replace(mean=state.params.seen.mean + np.float32(asked))
         row: dict[str, Any] = {"offset": asked}
-        for normalise, given in ((True, seen), (False, ())):
-            agent = dataclasses.replace(recorded.agent, normalise_observations=normalise)
-            its = state._replace(params=Params(state.params.weights, given))
-            every = gradients(Recorded(agent, its, moved, recorded.key))
-            exact = every.pop("float64")
-            way = "normalised" if normalise else "plain"
-            row[way] = {name: compared(each, exact)["cosine"] for name, each in every.items()}
+        for way, its in (("normalised", seen), ("plain", ())):
+            params = Params(state.params.weights, its)
+
+            def outputs(dtype: str, params: Params, steps: Timestep) -> Any:
+                agent = dataclasses.replace(recorded.agent, compute_dtype=dtype)
+                parameters, values, _ = agent._evaluate(params, steps, (), ())
+                every = jnp.concatenate([parameters, values[..., None]], -1)
+                return every.reshape(-1, every.shape[-1])
+
+            def deviations(every: Any) -> np.ndarray:
+                every = np.asarray(every, np.float64)
+                return every - every.mean(0)
+
+            plain = functools.partial(outputs, "float32")
+            exact = deviations(recast(plain, jnp.float64, params, moved))
+            half = jax.jit(functools.partial(outputs, "bfloat16"))
+            every = {
+                "float32": jax.jit(plain)(params, moved),
+                "bfloat16": half(params, moved),
+                "everywhere": recast(plain, jnp.bfloat16, params, moved),
+            }
+            row[way] = {
+                name: float(np.linalg.norm(deviations(mine) - exact) / np.linalg.norm(exact))
+                for name, mine in every.items()
+            }
         found.append(row)
     return found
 

@@ -58,8 +58,8 @@ class LSTM(nn.Module):
         bias = self.param("bias", _bias_init, (gates,))
         # One product serves all rows. Only the part that depends on the previous row stays in the loop.
         projected = multiply(x, input_kernel, self.dtype) + bias[None, None]
-        projected, kernel, *state = same_axes(projected, recurrent_kernel, *state)
-        return _recur(self.dtype, projected, kernel, first, LSTMState(*state))
+        projected, kernel, hidden, cell = same_axes(projected, recurrent_kernel, *state)
+        return _recur(self.dtype, projected, kernel, first, LSTMState(hidden, cell))
 
 
 def _scan(
