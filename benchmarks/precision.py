@@ -68,11 +68,14 @@ def gradients(recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def compared(gradient: Any, exact: Any) -> dict[str, Any]:
+def compared(gradient: Any, exact: Any) -> dict[str, Any] | None:
     """Returns cosine, ratio of norms, and the worst leaf of a gradient against the exact one.
 
-    Of each leaf that has a gradient there are its cosine and its share of the squared norm.
+    Of that leaf there are its cosine and its share of the exact squared norm. Returns None if the gradient
+    is not finite.
     """
+    if not all(np.isfinite(leaf.astype(np.float64)).all() for leaf in jax.tree.leaves(gradient)):
+        return None
     pairs = zip(jax.tree_util.tree_leaves_with_path(exact), jax.tree.leaves(gradient), strict=True)
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): (
@@ -102,7 +105,7 @@ def compared(gradient: Any, exact: Any) -> dict[str, Any]:
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     """Returns the cosine of the angle between two vectors; 0 if one is 0."""
     norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float(a @ b / norms) if norms else 0.0
+    return float(np.sum(a * b) / norms) if norms else 0.0
 
 
 def measure(name: str, updates: int) -> tuple[dict[str, Any], Recorded]:
@@ -117,14 +120,18 @@ def measure(name: str, updates: int) -> tuple[dict[str, Any], Recorded]:
 
 def told(row: dict[str, Any]) -> str:
     """Returns a line about a row; an exclamation mark is at a cosine below the goal."""
-    half, plain, everywhere = (row[way] for way in ("bfloat16", "float32", "everywhere"))
-    missed = "!" if half["cosine"] < GOAL else ""
-    return (
-        f"{row['name']:18} {row['weights']:9,} weights   bfloat16 {half['cosine']:.6f}{missed} "
-        f"norm {half['norm']:.4f}   worst leaf {half['worst_cosine']:.5f} ({half['worst']}, "
-        f"{half['worst_share']:.1e} of the square)   float32 1 - {1 - plain['cosine']:.0e}   "
-        f"bfloat16 everywhere {everywhere['cosine']:.6f} norm {everywhere['norm']:.4f}"
-    )
+    parts = [f"{row['name']:18} {row['weights']:9,} weights"]
+    for way in ("float32", "bfloat16", "everywhere"):
+        found = row[way]
+        if found is None:
+            parts.append(f"{way} not finite")
+            continue
+        missed = "!" if way == "bfloat16" and found["cosine"] < GOAL else ""
+        parts.append(
+            f"{way} 1 - {1 - found['cosine']:.1e}{missed} norm {found['norm']:.4f} worst leaf "
+            f"1 - {1 - found['worst_cosine']:.1e} ({found['worst']}, {found['worst_share']:.1e} of all)"
+        )
+    return "   ".join(parts)
 
 
 def sweep_values(recorded: Recorded) -> list[dict[str, Any]]:
