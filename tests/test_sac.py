@@ -403,8 +403,10 @@ def transitions(observation_tm1, action, reward, observation_t, terminated):
     return Trajectory(timesteps, action[None], (), ActorState((), ()), version, ones)
 
 
-def test_it_learns_the_action_that_an_observation_asks_for():
-    agent = bound(PROBE, dataclasses.replace(UNIT, low=(-2.0,), high=(2.0,)), 1)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_it_learns_the_action_that_an_observation_asks_for(dtype):
+    agent = dataclasses.replace(PROBE, compute_dtype=dtype)
+    agent = bound(agent, dataclasses.replace(UNIT, low=(-2.0,), high=(2.0,)), 1)
 
     def items(params, key):
         state_key, key = jax.random.split(key)

@@ -1,9 +1,10 @@
-"""The sizes of presets on a GPU, with a stub in its place."""
+"""What depends on the device: sizes of presets, with a stub in place of a GPU, and the dtype of networks."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
 
 import pytest
 
@@ -12,6 +13,7 @@ from seedbed import cli, resolve, scaling
 from seedbed.fused import train as fused
 from seedbed.fused.program import _plan
 from seedbed.presets import PRESETS
+from seedbed.run import devices
 from seedbed.run.options import FusedConfig
 from test_presets import custom_module  # noqa: F401
 
@@ -127,3 +129,48 @@ def test_python_tells_them_too(gpu, trained, capsys):
 def test_help_shows_the_sizes_of_this_device(gpu, capsys):
     assert cli.main(["train", "ant", "--help"]) == 0
     assert "34000000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "fast"),
+    [
+        ("gpu", "8.0", True),
+        ("gpu", "12.1", True),
+        ("gpu", "7.5", False),
+        ("gpu", "gfx90a", False),
+        ("tpu", None, True),
+        ("cpu", None, False),
+    ],
+)
+def test_devices_that_multiply_bfloat16(platform, capability, fast):
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    assert devices.multiplies_bfloat16(device) is fast
+
+
+def test_auto_is_chosen_once_told_and_saved(trained, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(scaling, "multiplies_bfloat16", lambda device: True)
+    command = ["train", "cartpole/ppo", "--agent.compute-dtype", "auto", "--run"]
+    assert cli.main([*command, "r"]) == 0
+    assert "compute dtype: bfloat16 (auto: cpu)" in capsys.readouterr().err
+    saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
+    assert saved.agent.compute_dtype == trained[0][0].compute_dtype == "bfloat16"
+    monkeypatch.setattr(scaling, "multiplies_bfloat16", lambda device: False)
+    assert cli.main(["train", "--resume", "--run", "r"]) == 0
+    assert "compute dtype" not in capsys.readouterr().err
+    asked = dataclasses.replace(saved, agent=dataclasses.replace(saved.agent, compute_dtype="auto"))
+    seedbed.train(asked, run="r", resume=True)
+    assert "compute dtype: bfloat16 (auto: as the run began)" in capsys.readouterr().err
+    assert {agent.compute_dtype for agent, _ in trained} == {"bfloat16"}
+    assert cli.main([*command, "s"]) == 0
+    assert "compute dtype: float32 (auto: cpu)" in capsys.readouterr().err
+    assert trained[-1][0].compute_dtype == "float32"
+
+
+def test_without_auto_no_dtype_is_chosen(monkeypatch):
+    monkeypatch.setattr(scaling, "start_jax", lambda: pytest.fail("JAX was started"))
+    for name in ("pong/impala", "half_cheetah/sac"):
+        config = resolve.train_config(name)
+        assert config.agent.compute_dtype == "float32"
+        assert scaling.with_compute_dtype(config, None) == (config, None)
+    own = resolve.train_config("ant", "my_agents:Custom")
+    assert scaling.with_compute_dtype(own, None) == (own, None)

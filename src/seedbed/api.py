@@ -83,6 +83,10 @@ def train(
         _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
     _require_platform(options)
+    former = Path(run) if resume and run is not None else None
+    config, told = scaling.with_compute_dtype(config, former)
+    if told:
+        _tell(told)
     encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)

@@ -1,17 +1,21 @@
-"""The sizes of a run that depend on the kind of device: a GPU wants many more environments than a CPU.
+"""The parts of a run that depend on the kind of device: its sizes, and the dtype of its networks.
 
-`FACTORS` is the whole of it. Presets and the defaults of other environments are written for a CPU, and what a
-user names on the command line replaces both.
+A GPU wants many more environments than a CPU; `FACTORS` is the whole of that. Presets and the defaults of
+other environments are written for a CPU, and what a user names on the command line replaces both.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import jax
+
+from seedbed.agents.base import BaseAgent
 from seedbed.presets import TrainConfig
-from seedbed.resolve import AGENTS
-from seedbed.run.devices import start_jax
+from seedbed.resolve import AGENTS, resumed
+from seedbed.run.devices import multiplies_bfloat16, start_jax
 from seedbed.run.options import FusedConfig
 
 _REPLAY = {"envs": 8, "unroll": 1 / 8}
@@ -61,6 +65,26 @@ def note(plain: TrainConfig, config: TrainConfig) -> str | None:
         if _value(config, name) == value
     ]
     return f"sizes for this {start_jax().upper()}: {', '.join(kept)}" if kept else None
+
+
+def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConfig, str | None]:
+    """Replaces `compute_dtype` auto by the dtype that this host's devices are fast at; starts JAX for it.
+
+    The dtype is bfloat16 if all devices have units for it. A run that is resumed, whose folder is `run`,
+    keeps its own. Also returns a line about the choice; None if the agent's dtype is not auto.
+    """
+    agent = config.agent
+    if not isinstance(agent, BaseAgent) or agent.compute_dtype != "auto":
+        return config, None
+    if run is not None and isinstance(former := resumed(run, None, None).agent, BaseAgent):
+        dtype, reason = former.compute_dtype, "as the run began"
+    else:
+        start_jax()
+        devices = jax.local_devices()
+        dtype = "bfloat16" if all(map(multiplies_bfloat16, devices)) else "float32"
+        reason = " and ".join(sorted({device.device_kind for device in devices}))
+    agent = dataclasses.replace(agent, compute_dtype=dtype)
+    return dataclasses.replace(config, agent=agent), f"compute dtype: {dtype} (auto: {reason})"
 
 
 def _values(config: TrainConfig) -> dict[str, int]:

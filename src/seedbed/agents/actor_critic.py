@@ -253,7 +253,7 @@ class ActorCriticAgent(NetworkAgent):
             value_sizes=self.value_sizes,
             activation=self.activation,
             lstm_size=self.lstm_size if self.recurrent else 0,
-            dtype=jnp.dtype(self.compute_dtype),
+            dtype=self._dtype,
         )
 
     def _total_loss(

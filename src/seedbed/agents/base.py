@@ -80,6 +80,8 @@ class BaseAgent(abc.ABC):
 
     gamma: float = 0.99
     """Discount factor for each step."""
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Dtype of the networks' large products; auto is bfloat16 on NVIDIA GPUs since Ampere and on TPUs."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
@@ -110,6 +112,20 @@ class BaseAgent(abc.ABC):
         return jax.tree.map(
             lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype), self._env().observation
         )
+
+    @property
+    def _dtype(self) -> Any:
+        """Returns the dtype of the networks' large products.
+
+        Weights, statistics, losses, returns and the last layers are float32. Acting and learning must use
+        one dtype, so that the ratio of their probabilities is 1 where nothing was learned.
+        """
+        if self.compute_dtype == "auto":
+            raise SeedbedError(
+                f"{self._name}.compute_dtype is auto, which only `seedbed train` and `seedbed.train` "
+                "replace; give float32 or bfloat16"
+            )
+        return jnp.dtype(self.compute_dtype)
 
     def _env(self) -> EnvSpec:
         if self.spec is None:
@@ -144,8 +160,6 @@ class NetworkAgent(BaseAgent):
     """Units of the mlp's layers, one number for each layer."""
     activation: ActivationName = "relu"
     """Activation function after each layer of an mlp."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the torso's arithmetic; weights are always float32."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""

@@ -156,5 +156,5 @@ class Dqn(QLearningAgent):
             sizes=self.hidden_sizes,
             activation=self.activation,
             head_size=self.head_size if self.dueling else 0,
-            dtype=jnp.dtype(self.compute_dtype),
+            dtype=self._dtype,
         )

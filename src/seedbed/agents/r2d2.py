@@ -216,5 +216,5 @@ class R2d2(QLearningAgent):
             activation=self.activation,
             head_size=self.head_size,
             lstm_size=self.lstm_size,
-            dtype=jnp.dtype(self.compute_dtype),
+            dtype=self._dtype,
         )

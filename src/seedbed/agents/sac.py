@@ -259,10 +259,11 @@ class Sac(OffPolicyAgent):
         return values.reshape(2, *rows)
 
     def _policy(self) -> VectorPolicy:
-        return VectorPolicy(parameter_size(self._box()), self.hidden_sizes, self.activation)
+        size = parameter_size(self._box())
+        return VectorPolicy(size, self.hidden_sizes, self.activation, self._dtype)
 
     def _critics(self) -> TwinCritics:
-        return TwinCritics(self.hidden_sizes, self.activation)
+        return TwinCritics(self.hidden_sizes, self.activation, self._dtype)
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)

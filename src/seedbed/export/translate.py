@@ -17,10 +17,11 @@ from seedbed.export.program import MOST_ROUNDS, Operand, Operation, Program, Val
 _UNKNOWN = "not one that Seedbed can write as ONNX"
 _REASONS = {
     "cond": "a branch that is chosen while it runs: use jnp.where",
+    "reduce_precision": "a rounding, as in networks that compute in bfloat16: a graph has only float32",
     "scan": f"a loop of more than {MOST_ROUNDS} rounds, or of none",
     "while": "a loop whose number of rounds is found while it runs",
 }
-"""Why the control flow that programs have is refused."""
+"""Why primitives that programs have are refused."""
 
 
 class Key:

@@ -28,7 +28,8 @@ def xla_convolve(
 ) -> jax.Array:
     """Convolves images [N, H, W, C] to bfloat16 features [N, OH, OW, F] by XLA, with its derivative."""
     y = xla_convolution(layer, _narrow(x, scaling), kernel.astype(jnp.bfloat16))
-    y = y + bias.astype(jnp.bfloat16)[None, None, None]
+    # in float32, so that the bias's gradient is summed in float32
+    y = (y.astype(jnp.float32) + bias[None, None, None]).astype(jnp.bfloat16)
     return jax.nn.relu(y) if layer.relu else y
 
 

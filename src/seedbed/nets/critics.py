@@ -5,6 +5,8 @@ All networks take an observation as one vector; `vectors` makes it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -35,11 +37,12 @@ class VectorPolicy(nn.Module):
     size: int
     sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
+    dtype: Any = jnp.float32  # of the hidden layers' products
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns the parameters `[N, size]`, which are nearly 0 for initial weights."""
-        return PolicyHead(self.size)(Mlp(self.sizes, getattr(nn, self.activation))(x))
+        return PolicyHead(self.size)(Mlp(self.sizes, getattr(nn, self.activation), self.dtype)(x))
 
 
 class Critic(nn.Module):
@@ -47,11 +50,12 @@ class Critic(nn.Module):
 
     sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
+    dtype: Any = jnp.float32  # of the hidden layers' products
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns the values `[N]`."""
-        return ValueHead()(Mlp(self.sizes, getattr(nn, self.activation))(x))
+        return ValueHead()(Mlp(self.sizes, getattr(nn, self.activation), self.dtype)(x))
 
 
 class TwinCritics(nn.Module):
@@ -59,6 +63,7 @@ class TwinCritics(nn.Module):
 
     sizes: tuple[int, ...]  # units of the hidden layers
     activation: ActivationName = "relu"
+    dtype: Any = jnp.float32  # of the hidden layers' products
 
     @nn.compact
     def __call__(self, inputs: Array, action: Array) -> Array:
@@ -70,4 +75,6 @@ class TwinCritics(nn.Module):
             in_axes=None,  # type: ignore[arg-type]
             axis_size=2,
         )
-        return twins(self.sizes, self.activation)(jnp.concatenate([inputs, action], axis=-1))
+        return twins(self.sizes, self.activation, self.dtype)(
+            jnp.concatenate([inputs, action], axis=-1)
+        )

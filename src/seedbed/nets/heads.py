@@ -1,11 +1,14 @@
-"""Heads: last layers from features `[..., D]` to a policy or to values, always in float32."""
+"""Heads: last layers from features `[..., D]` to a policy or to values, which are always in float32."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
+import jax.numpy as jnp
 from jax import Array
 
-from seedbed.nets.torsos import hidden_init
+from seedbed.nets.torsos import hidden_layer
 
 
 class PolicyHead(nn.Module):
@@ -36,13 +39,14 @@ class DuelingHead(nn.Module):
 
     num_actions: int
     hidden: int = 512  # hidden units of each of the two streams
+    dtype: Any = jnp.float32  # of the hidden layers' products
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns action values `[..., num_actions]`."""
-        value_hidden = nn.relu(nn.Dense(self.hidden, kernel_init=hidden_init)(x))
+        value_hidden = nn.relu(hidden_layer(self.hidden, self.dtype)(x))
         value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value_hidden)
-        advantage_hidden = nn.relu(nn.Dense(self.hidden, kernel_init=hidden_init)(x))
+        advantage_hidden = nn.relu(hidden_layer(self.hidden, self.dtype)(x))
         # Without bias: its mean over the actions would be subtracted again, and the value has a bias.
         advantage = nn.Dense(
             self.num_actions, use_bias=False, kernel_init=nn.initializers.orthogonal(1.0)

@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
             if not self.lstm_size:
                 return seen, core
             inputs = memory_inputs(seen, previous_action, jnp.clip(reward, -1.0, 1.0), first)
-            return LSTM(self.lstm_size)(inputs, first, core)
+            return LSTM(self.lstm_size, self.dtype)(inputs, first, core)
 
         policy_core, value_core = core if self._two and self.lstm_size else (core, core)
         policy_features, policy_core = features(self.sizes, policy_core)

@@ -36,7 +36,7 @@ class QNetwork(nn.Module):
         torso = Torso(self.image, self.sizes, getattr(nn, self.activation), dtype=self.dtype)
         features = torso(observation, scaling)
         if self.head_size:
-            return DuelingHead(self.num_actions, self.head_size)(features)
+            return DuelingHead(self.num_actions, self.head_size, self.dtype)(features)
         return nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0))(features)
 
 
@@ -80,5 +80,5 @@ class RecurrentQNetwork(nn.Module):
         torso = Torso(self.image, self.sizes, getattr(nn, self.activation), dtype=self.dtype)
         features = torso(folded, scaling).reshape(rows, batch, -1)
         inputs = memory_inputs(features, previous_action, reward, first)
-        outputs, core = LSTM(self.lstm_size)(inputs, first, core)
-        return DuelingHead(self.num_actions, self.head_size)(outputs), core
+        outputs, core = LSTM(self.lstm_size, self.dtype)(inputs, first, core)
+        return DuelingHead(self.num_actions, self.head_size, self.dtype)(outputs), core

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from seedbed.nets.native.call import same_axes
+from seedbed.nets.products import multiply, sum_of_products
 
 
 class LSTMState(NamedTuple):
@@ -40,6 +44,7 @@ class LSTM(nn.Module):
     """
 
     size: int
+    dtype: Any = jnp.float32  # of the products; state and gates are float32
 
     @nn.compact
     def __call__(self, x: Array, first: Array, state: LSTMState) -> tuple[Array, LSTMState]:
@@ -52,20 +57,20 @@ class LSTM(nn.Module):
         recurrent_kernel = self.param("recurrent", _recurrent_init, (self.size, gates))
         bias = self.param("bias", _bias_init, (gates,))
         # One product serves all rows. Only the part that depends on the previous row stays in the loop.
-        projected = x @ input_kernel + bias[None, None]
-
-        return _recur(projected, recurrent_kernel, first, state)
+        projected = multiply(x, input_kernel, self.dtype) + bias[None, None]
+        projected, kernel, hidden, cell = same_axes(projected, recurrent_kernel, *state)
+        return _recur(self.dtype, projected, kernel, first, LSTMState(hidden, cell))
 
 
 def _scan(
-    projected: Array, kernel: Array, first: Array, state: LSTMState
+    dtype: Any, projected: Array, kernel: Array, first: Array, state: LSTMState
 ) -> tuple[Array, LSTMState]:
     """Returns outputs `[T, B, H]` and the last state, from projected inputs `[T, B, 4 H]`."""
 
     def step(state: LSTMState, row: tuple[Array, Array]) -> tuple[LSTMState, Array]:
         projected, first = row
         hidden, cell = jax.tree.map(lambda s: jnp.where(first[:, None], 0.0, s), state)
-        gates = projected + hidden @ kernel
+        gates = projected + multiply(hidden, kernel, dtype)
         input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, axis=-1)
         cell = nn.sigmoid(forget_gate) * cell + nn.sigmoid(input_gate) * jnp.tanh(candidate)
         hidden = nn.sigmoid(output_gate) * jnp.tanh(cell)
@@ -77,21 +82,21 @@ def _scan(
 
 # JAX's own gradient of the loop would add up the kernel's gradient row by row: for each row a product, and
 # a pass over the whole kernel. This gradient is one product for all rows.
-_recur = jax.custom_vjp(_scan)
+_recur = functools.partial(jax.custom_vjp, nondiff_argnums=(0,))(_scan)
 
 
 def _recur_fwd(
-    projected: Array, kernel: Array, first: Array, state: LSTMState
+    dtype: Any, projected: Array, kernel: Array, first: Array, state: LSTMState
 ) -> tuple[tuple[Array, LSTMState], tuple]:
-    outputs, pull = jax.vjp(lambda p, s: _scan(p, kernel, first, s), projected, state)
+    outputs, pull = jax.vjp(lambda p, s: _scan(dtype, p, kernel, first, s), projected, state)
     before = jnp.concatenate([state.hidden[None], outputs[0][:-1]])
     return outputs, (pull, jnp.where(first[..., None], 0.0, before))
 
 
-def _recur_bwd(saved: tuple, changes: tuple[Array, LSTMState]) -> tuple:
+def _recur_bwd(dtype: Any, saved: tuple, changes: tuple[Array, LSTMState]) -> tuple:
     pull, before = saved
     projected, state = pull(changes)
-    return projected, jnp.einsum("tbh,tbg->hg", before, projected), None, state
+    return projected, sum_of_products(before, projected, dtype), None, state
 
 
 _recur.defvjp(_recur_fwd, _recur_bwd)

@@ -1,7 +1,8 @@
 """Torsos: networks from a batch of observations `[B, ...]` to features `[B, D]`, float32.
 
-Parameters are always float32; `dtype` is the dtype of the arithmetic. With a `Scaling`, of the shape of
-one observation, the input of a torso is `rescale(x, scaling)`. Without it, bytes are divided by 255.
+Parameters are always float32; `dtype` is that of convolutions and of the operands of matrix products
+(see `products`). With a `Scaling`, of the shape of one observation, the input of a torso is
+`rescale(x, scaling)`. Without it, bytes are divided by 255.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax import Array
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.pooling import max_pool
+from seedbed.nets.products import dot_general_in
 from seedbed.types import SeedbedError, Tree
 
 TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
@@ -24,6 +26,11 @@ SMALLEST = {"nature": 36, "small": 20}
 """Smallest height and width in pixels of an image for a torso."""
 hidden_init = nn.initializers.orthogonal(2**0.5)
 """Initializer for the kernels of hidden layers."""
+
+
+def hidden_layer(size: int, dtype: Any) -> nn.Dense:
+    """Makes a hidden layer of `size` units, from float32 to float32, with its product in `dtype`."""
+    return nn.Dense(size, kernel_init=hidden_init, dot_general=dot_general_in(dtype))
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -169,10 +176,10 @@ class Mlp(nn.Module):
         fraction = 1.0 / 255.0 if x.dtype == jnp.uint8 and scaling is None else 1.0
         if scaling is not None:
             x = rescale(x, scaling)
-        x = x.reshape(x.shape[0], -1).astype(self.dtype) * fraction
+        x = x.reshape(x.shape[0], -1).astype(jnp.float32) * fraction
         for size in self.sizes:
-            x = self.activation(nn.Dense(size, kernel_init=hidden_init, dtype=self.dtype)(x))
-        return x.astype(jnp.float32)
+            x = self.activation(hidden_layer(size, self.dtype)(x))
+        return x
 
 
 class Torso(nn.Module):

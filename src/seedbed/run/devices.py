@@ -27,6 +27,15 @@ def start_jax() -> str:
     return jax.local_devices()[0].platform
 
 
+def multiplies_bfloat16(device: Device) -> bool:
+    """Returns whether a device has units for products of bfloat16: NVIDIA GPUs since Ampere (8.0), TPUs."""
+    if device.platform != "gpu":
+        return device.platform == "tpu"
+    # AMD's GPUs have names here, such as gfx90a.
+    major, _, _ = str(device.compute_capability).partition(".")
+    return major.isdecimal() and int(major) >= 8
+
+
 def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:
     """Returns the devices of this host with these indices, in order.
 
