@@ -1,4 +1,4 @@
-"""What `pip install seedbed[...]` brings exists."""
+"""What `pip install seedbed[...]` brings exists, is used, and has a line in docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -7,8 +7,46 @@ import tomllib
 from importlib.metadata import metadata
 from pathlib import Path
 
-PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+# Packages whose module has a name of its own.
+MODULES = {"orbax-checkpoint": "orbax"}
+
+
+def names(requirements: list[str]) -> list[str]:
+    """Returns the names of requirements with their extras, without bounds and markers."""
+    found = [re.match(r"[\w.-]+(?:\[[\w,-]+\])?", each) for each in requirements]
+    return [name[0] for name in found if name]
+
+
+def tables() -> list[list[list[str]]]:
+    """Returns the tables of the page's section on dependencies: the names in each cell but the last."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("\n## Dependencies\n")[2].partition("\n## ")[0]
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE):
+        _, _, *rows = (row.strip("| ").split(" | ") for row in table.splitlines())
+        assert all(len(reason) > 3 for *_, reason in rows)
+        found.append([re.findall("`([^`]+)`", " ".join(cells)) for *cells, _ in rows])
+    return found
+
+
+def test_every_dependency_has_a_line_that_says_what_it_is_for():
+    runtime, extras, dev = tables()
+    assert sorted(sum(runtime, [])) == sorted(names(PROJECT["dependencies"]))
+    declared = [[extra, name] for extra in EXTRAS if extra != "dev" for name in names(EXTRAS[extra])]
+    assert sorted(extras) == sorted(declared)
+    assert sorted(sum(dev, [])) == sorted(names(EXTRAS["dev"]))
+
+
+def test_every_dependency_is_imported():
+    files = (ROOT / "src" / "seedbed").rglob("*.py")
+    pattern = r"(?:^\s*(?:from|import) |import_module\(\")(\w+)"
+    imported = {name for path in files for name in re.findall(pattern, path.read_text(), re.M)}
+    needed = names([*PROJECT["dependencies"], *EXTRAS["video"], *EXTRAS["export"]])
+    plain = [name.partition("[")[0] for name in needed]
+    assert {MODULES.get(name, name.replace("-", "_")) for name in plain} <= imported
 
 
 def test_jax_has_the_extras_that_ours_ask_for():
