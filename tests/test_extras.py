@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
+import urllib.request
 from importlib.metadata import metadata
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+INDEX = "https://pypi.org/simple"
 # Packages whose module has a name of its own.
 MODULES = {"orbax-checkpoint": "orbax"}
 
@@ -35,7 +41,9 @@ def tables() -> list[list[list[str]]]:
 def test_every_dependency_has_a_line_that_says_what_it_is_for():
     runtime, extras, dev = tables()
     assert sorted(sum(runtime, [])) == sorted(names(PROJECT["dependencies"]))
-    declared = [[extra, name] for extra in EXTRAS if extra != "dev" for name in names(EXTRAS[extra])]
+    declared = [
+        [extra, name] for extra in EXTRAS if extra != "dev" for name in names(EXTRAS[extra])
+    ]
     assert sorted(extras) == sorted(declared)
     assert sorted(sum(dev, [])) == sorted(names(EXTRAS["dev"]))
 
@@ -55,3 +63,24 @@ def test_jax_has_the_extras_that_ours_ask_for():
     assert asked == {"cuda": ["cuda13"], "cuda12": ["cuda12"]}
     offered = metadata("jax").get_all("Provides-Extra") or []
     assert {wanted for found in asked.values() for wanted in found} <= set(offered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda", ["cuda", "cuda12"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_wheels_of_all_that_it_needs_are_there(python, cuda):
+    """For a Python that need not be here. What an index has changes, so this may fail without a change of ours."""
+    try:
+        urllib.request.urlopen(f"{INDEX}/pip/", timeout=30).close()
+    except OSError as error:
+        pytest.skip(f"{INDEX} cannot be reached: {error}")
+    command = [
+        *(sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--quiet"),
+        *("--no-config", "--default-index", INDEX, "--no-python-downloads"),
+        *("--python-version", python, "--python-platform", "x86_64-manylinux_2_28"),
+        *("--only-binary", ":all:", "--no-header", "--no-annotate"),
+        *("--extra", cuda, "--extra", "video", "--extra", "export"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"jax", "mujoco", "onnx"} <= set(re.findall(r"^([\w-]+)==", done.stdout, re.MULTILINE))
