@@ -64,6 +64,8 @@ dist: setup
 	rm -rf dist
 	$(BIN)/python -m build --quiet
 	$(BIN)/twine check --strict dist/*
+	@! grep -q 'src="docs/' README.md || echo "README.md shows pictures by relative addresses, which a package" \
+		"index cannot show: before uploading see Release in CONTRIBUTING.md"
 
 # Names and versions only: no hosts, no hashes, no tools that the venv brings along.
 lock:

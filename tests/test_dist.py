@@ -41,7 +41,8 @@ def test_the_wheel_trains_and_evaluates_in_an_empty_environment(tmp_path):
         *("train", "cartpole/ppo", "--run", "run", "--steps", "50_000", "--evaluate-episodes", "4"),
         folder=tmp_path,
     )
-    assert "trained with a mean return" in told
+    assert "trained with a mean return" in told and "Warning" not in told
+    assert list((tmp_path / ".cache" / "seedbed" / "programs").iterdir())
     told = call(seedbed, "evaluate", "run", "--episodes", "4", folder=tmp_path)
     assert "4 episodes" in told
     assert "in the repository's folder benchmarks/" in call(

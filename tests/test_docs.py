@@ -73,6 +73,9 @@ def test_the_site_builds_without_a_warning(tmp_path, capsys):
     assert "vectorize" in (built / "searchindex.js").read_text()
     assert "searchindex.js" in (built / "search.html").read_text()
     assert "SHOW_SEARCH_SUMMARY: false" in (built / "_static/documentation_options.js").read_text()
+    # The notebook is not a page; the link to it leads to a copy.
+    (copied,) = re.findall(r'href="(_downloads/[^"]*)"', (built / "quickstart.html").read_text())
+    assert (built / copied).read_bytes() == (ROOT / "examples/quickstart.ipynb").read_bytes()
 
 
 def slug(heading: str) -> str:

@@ -205,9 +205,12 @@ def test_members_of_populations_and_of_sweeps(tmp_path, play):
 
     sweep = {"seeds": 2, "sweep": "learning_rate=1e-3,2e-3"}
     swept = write_run(tmp_path / "swept", lines, fused=sweep)
-    _, data, _ = make([swept], tmp_path / "out.html")
+    markup, data, _ = make([swept], tmp_path / "out.html")
+    assert "median of 4 members (" in markup and markup.count("median of 2 seeds (") == 2
+    assert re.search(r'ppo, all values <span class="quiet">4 members<', markup)
+    assert "differ by their seed and by learning_rate=1e-3,2e-3." in markup
     assert data["groups"][0]["series"] == [
-        "ppo",
+        "ppo, all values",
         "ppo, learning_rate 0.001",
         "ppo, learning_rate 0.002",
     ]

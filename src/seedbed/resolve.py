@@ -38,7 +38,7 @@ RUNTIMES = {"central": CentralConfig, "fused": FusedConfig, "paramserver": Param
 
 def description(preset: str) -> str:
     """Returns a preset's description, which is the docstring of its function in `PRESETS`."""
-    return (PRESETS[preset].__doc__ or "").strip()
+    return " ".join((PRESETS[preset].__doc__ or "").split())
 
 
 def train_config(target: str, agent: str | None = None) -> TrainConfig:

@@ -39,9 +39,20 @@ class Series:
     ] = ()  # of a population, whose evaluations are meant; empty: the whole run
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether it is a whole sweep, whose members differ by more than their seed."""
+        return not self.members and bool(self.runs[0].options.get("sweep"))
+
+    @property
+    def kind(self) -> str:
+        """What `size` counts, in words."""
+        return "members" if self.is_mixed else "seeds"
+
+    @property
     def size(self) -> int:
-        """The number of seeds."""
-        each = len(self.members) if self.members else self.runs[0].options.get("seeds", 1)
+        """The number of seeds, or of members if it is a whole sweep."""
+        swept = sum(map(len, _sweep(self.runs[0]).values()))
+        each = len(self.members) or swept or self.runs[0].options.get("seeds", 1)
         return len(self.runs) * each
 
 
@@ -101,8 +112,9 @@ def _series(runs: list[Run]) -> Iterator[Series]:
         options = {name: value for name, value in options_of(run).items() if name != "seed"}
         alike.setdefault(json.dumps(options, sort_keys=True), []).append(run)
     for those, label in zip(alike.values(), _labels(list(alike.values())), strict=True):
-        yield Series(label, tuple(those))
-        for value, members in _sweep(those[0]).items():
+        values = _sweep(those[0])
+        yield Series(f"{label}, all values" if values else label, tuple(those))
+        for value, members in values.items():
             yield Series(f"{label}, {value}", tuple(those), members)
 
 
@@ -282,7 +294,7 @@ def evaluation_traces(group: Group, x: str) -> list[dict[str, Any]]:
     drawn: list[dict[str, Any]] = []
     for number, one in enumerate(group.series):
         # The members of a sweep are drawn for each of its values instead.
-        if not one.members and one.runs[0].options.get("sweep"):
+        if one.is_mixed:
             continue
         curves = evaluation_curves(one, x)
         if len(curves) > 1:

@@ -85,7 +85,7 @@ def _result(series: Series) -> tuple[str, str]:
     if len(scores) == 1:
         return figure, f"mean return in the {what}"
     spread = f"{as_score(min(scores))} to {as_score(max(scores))}"
-    return figure, f"mean return in the {what}: median of {len(scores)} seeds ({spread})"
+    return figure, f"mean return in the {what}: median of {len(scores)} {series.kind} ({spread})"
 
 
 def _span(values: Iterable[Any], write: Any) -> str:
@@ -137,7 +137,7 @@ def legend(group: Group, number: int) -> str:
 
 
 def _seeds(series: Series) -> str:
-    return "" if series.size == 1 else f' <span class="quiet">{series.size} seeds</span>'
+    return "" if series.size == 1 else f' <span class="quiet">{series.size} {series.kind}</span>'
 
 
 def times(group: Group) -> str:
@@ -155,7 +155,7 @@ def times(group: Group) -> str:
     if not rows:
         return ""
     head = "".join(f'<th{NUMBER}><i class="stage {name}"></i>{name}</th>' for name in names)
-    return _table(f"<th></th><th>share of the machine's time</th>{head}", rows)
+    return _table(f"<th></th><th>share of the machine's time</th>{head}", rows, "times")
 
 
 def _segments(share: dict[str, float]) -> str:
@@ -204,7 +204,11 @@ def differences(group: Group) -> str:
     varied = differing(series.runs[0] for series in whole)
     if len(whole) == 1:
         count = len(whole[0].runs)
-        return "" if count == 1 else f"<p>The {count} runs differ by their seed only.</p>"
+        told = "" if count == 1 else f"<p>The {count} runs differ by their seed only.</p>"
+        if whole[0].is_mixed:
+            sweep = text(whole[0].runs[0].options["sweep"])
+            told += f"<p>The members of a population differ by their seed and by {sweep}.</p>"
+        return told
     rows = "".join(
         f"<tr><th>{text(name)}</th>"
         + "".join(f"<td>{text(plain(value))}</td>" for value in values)
@@ -283,5 +287,8 @@ def _moment(seconds: float | None) -> str:
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M}"
 
 
-def _table(head: str, rows: str) -> str:
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+def _table(head: str, rows: str, kind: str = "") -> str:
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
