@@ -14,18 +14,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from seedbed.export.program import CALLS
 from seedbed.simd.frontend.jaxprs import scan_parts
-
-_CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
-"""Primitives that only call a program, and the parameter that holds it."""
 
 
 def recast(function: Callable[..., Any], dtype: Any, *arguments: Any) -> Any:
@@ -63,8 +53,8 @@ class _Reader:
 
     def _equation(self, equation: Any, given: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
-        if name in _CALLS:
-            return self.read(params[_CALLS[name]], given)
+        if name in CALLS:
+            return self.read(params[CALLS[name]], given)
         if name in ("scan", "while", "cond"):
             return getattr(self, f"_{name}")(equation, given)
         if name == "platform_index":

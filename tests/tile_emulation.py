@@ -95,46 +95,40 @@ define internal void @emulated.tilezero(ptr %s, i8 %t) {
   ret void
 }
 
-define internal void @emulated.tileloadd64(ptr %s, i8 %t, ptr %base, i64 %stride) {
+define internal void @emulated.copy(
+    ptr %to, i64 %to_stride, ptr %from, i64 %from_stride, i64 %rows, i64 %bytes) {
 entry:
-  call void @emulated.tilezero(ptr %s, i8 %t)
-  %tile = call ptr @emulated.tile(ptr %s, i8 %t)
-  %rows = call i64 @emulated.rows(ptr %s, i8 %t)
-  %bytes = call i64 @emulated.bytes(ptr %s, i8 %t)
   br label %head
 head:
   %r = phi i64 [0, %entry], [%next, %body]
   %more = icmp slt i64 %r, %rows
   br i1 %more, label %body, label %done
 body:
-  %offset = mul i64 %r, %stride
-  %from = getelementptr i8, ptr %base, i64 %offset
-  %to = getelementptr [64 x i8], ptr %tile, i64 %r
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  %to_offset = mul i64 %r, %to_stride
+  %from_offset = mul i64 %r, %from_stride
+  %to_row = getelementptr i8, ptr %to, i64 %to_offset
+  %from_row = getelementptr i8, ptr %from, i64 %from_offset
+  call void @llvm.memcpy.p0.p0.i64(ptr %to_row, ptr %from_row, i64 %bytes, i1 false)
   %next = add i64 %r, 1
   br label %head
 done:
   ret void
 }
 
-define internal void @emulated.tilestored64(ptr %s, i8 %t, ptr %base, i64 %stride) {
-entry:
+define internal void @emulated.tileloadd64(ptr %s, i8 %t, ptr %base, i64 %stride) {
+  call void @emulated.tilezero(ptr %s, i8 %t)
   %tile = call ptr @emulated.tile(ptr %s, i8 %t)
   %rows = call i64 @emulated.rows(ptr %s, i8 %t)
   %bytes = call i64 @emulated.bytes(ptr %s, i8 %t)
-  br label %head
-head:
-  %r = phi i64 [0, %entry], [%next, %body]
-  %more = icmp slt i64 %r, %rows
-  br i1 %more, label %body, label %done
-body:
-  %offset = mul i64 %r, %stride
-  %to = getelementptr i8, ptr %base, i64 %offset
-  %from = getelementptr [64 x i8], ptr %tile, i64 %r
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
-  %next = add i64 %r, 1
-  br label %head
-done:
+  call void @emulated.copy(ptr %tile, i64 64, ptr %base, i64 %stride, i64 %rows, i64 %bytes)
+  ret void
+}
+
+define internal void @emulated.tilestored64(ptr %s, i8 %t, ptr %base, i64 %stride) {
+  %tile = call ptr @emulated.tile(ptr %s, i8 %t)
+  %rows = call i64 @emulated.rows(ptr %s, i8 %t)
+  %bytes = call i64 @emulated.bytes(ptr %s, i8 %t)
+  call void @emulated.copy(ptr %base, i64 %stride, ptr %tile, i64 64, i64 %rows, i64 %bytes)
   ret void
 }
 

@@ -16,7 +16,7 @@ from seedbed.types import SeedbedError
 
 MOST_ROUNDS = 64
 """The most rounds of a `scan`: each becomes nodes of its own."""
-_CALLS = {
+CALLS = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
     "eval_jaxpr": "call_jaxpr",
@@ -113,9 +113,9 @@ class _Reader:
 
     def _equation(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         name, params = equation.primitive.name, equation.params
-        if name in _CALLS:
+        if name in CALLS:
             outer, self._outer = self._outer, self._place(equation)
-            results = self.read(_closed(params[_CALLS[name]]), given)
+            results = self.read(_closed(params[CALLS[name]]), given)
             self._outer = outer
             return results
         if name == "scan" and 0 < params["length"] <= MOST_ROUNDS:
