@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from seedbed.llvm import host_has_tiles
+from seedbed.nets.native.bfloat16.instructions import host_instructions
 
 _YNN = "--xla_cpu_experimental_ynn_fusion_type="
 _KINDS = [f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("DOT", "ELTWISE", "REDUCE")]
@@ -214,8 +214,8 @@ def main() -> None:
     if args.worker:
         _worker(args.worker, args.frames, args.network)
         return
-    if "bfloat16" in args.variants and not host_has_tiles():
-        print("no AMX tiles on this CPU: bfloat16 is not measured")
+    if "bfloat16" in args.variants and host_instructions() is None:
+        print("bfloat16 is no faster than float32 on this CPU: it is not measured")
         args.variants.remove("bfloat16")
     workers = {variant: _start(variant, args.frames, args.network) for variant in args.variants}
     samples: dict[str, list[dict]] = {variant: [] for variant in workers}

@@ -32,8 +32,10 @@ _WIDER = {
 }
 
 
-# What code with tiles uses: AMX's tiles of bfloat16, and AVX-512 with its rounding to bfloat16.
-_FOR_TILES = ("amx-tile", "amx-bf16", "avx512f", "avx512bw", "avx512vl", "avx512bf16")
+# AVX-512 with its rounding to bfloat16 and its products of pairs of such numbers.
+_FOR_PAIRS = ("avx512f", "avx512bw", "avx512vl", "avx512bf16")
+# What code with tiles uses: AMX's tiles of bfloat16, and the above.
+_FOR_TILES = ("amx-tile", "amx-bf16", *_FOR_PAIRS)
 # Linux's system call arch_prctl, its request for a part of the CPU's state, and that of the tiles.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA = 158, 0x1023, 18
 
@@ -81,6 +83,13 @@ def host_vector_unit() -> VectorUnit:
     if features.get("avx2") and features.get("fma"):
         return VectorUnit(8, 16)
     return VectorUnit(4, 32 if host_target(4).architecture == "aarch64" else 16)
+
+
+def host_has_pairs() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 numbers (AVX512-BF16)."""
+    _initialize()
+    features = llvm.get_host_cpu_features()
+    return all(features.get(name) for name in _FOR_PAIRS)
 
 
 @functools.cache

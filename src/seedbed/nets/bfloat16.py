@@ -1,4 +1,4 @@
-"""Convolution in bfloat16: by our kernels on a CPU with tiles, and by XLA elsewhere."""
+"""Convolution in bfloat16: by our kernels on a CPU that is made for it, and by XLA elsewhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from seedbed.nets.native.bfloat16 import correlation, weights
 from seedbed.nets.native.bfloat16.correlation import Correlation
+from seedbed.nets.native.bfloat16.product import Instructions
 from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.passes import (
@@ -34,9 +35,9 @@ def xla_convolve(
 
 
 @functools.cache
-def _forward(layer: Convolution) -> Callable[..., Any]:
+def _forward(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
     """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
-    sums = correlation.forward(layer)
+    sums = correlation.forward(layer, unit)
 
     def native(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> jax.Array:
         beyond = sums.panels * 16 - layer.features
@@ -45,7 +46,7 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
         results = [shape, (count_chunks(x), sums.scratch_size)]
         return call_kernel(
             kernel_target(
-                "seedbed_bfloat16_forward", correlation.forward_ir, layer, len(arrays), 2
+                "seedbed_bfloat16_forward", correlation.forward_ir, (layer, unit), len(arrays), 2
             ),
             arrays,
             results,
@@ -59,9 +60,9 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
 
 
 @functools.cache
-def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
+def _weight_gradient(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
     """Returns a function from (x, dy[, y][, offset, scale]) to (dkernel, dbias), float32."""
-    gradient = weights.weight_gradient(layer)
+    gradient = weights.weight_gradient(layer, unit)
     shape = (layer.kernel_height, layer.kernel_width, layer.channels, layer.features)
 
     def native(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -72,7 +73,11 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
             (chunks, gradient.places[-1]),
         ]
         target = kernel_target(
-            "seedbed_bfloat16_weight_gradient", weights.weight_gradient_ir, layer, len(arrays), 3
+            "seedbed_bfloat16_weight_gradient",
+            weights.weight_gradient_ir,
+            (layer, unit),
+            len(arrays),
+            3,
         )
         sums, dbias, _ = call_kernel(target, arrays, results)
         sums = sum_chunks(sums)[: layer.features, :, : gradient.segment]
@@ -90,10 +95,10 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
 
 
 @functools.cache
-def _input_gradient(layer: Convolution) -> Callable[..., Any]:
+def _input_gradient(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
     """Returns a function from (dy[, y], kernel) to dx, before the gradient of the scaling."""
     image = (layer.height, layer.width, layer.channels)
-    sums = correlation.input_gradient(layer)
+    sums = correlation.input_gradient(layer, unit)
     dtype = jnp.float32 if sums.target.kind == "float" else jnp.bfloat16
 
     def native(*arrays: jax.Array) -> jax.Array:
@@ -107,7 +112,7 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
             kernel_target(
                 "seedbed_bfloat16_input_gradient",
                 correlation.input_gradient_ir,
-                layer,
+                (layer, unit),
                 len(arrays),
                 2,
             ),
@@ -155,5 +160,9 @@ def _narrow(x: jax.Array, scaling: Constants) -> jax.Array:
     return (rescale(x, Scaling(*scaling)) if scaling else x).astype(jnp.bfloat16)
 
 
-PASSES = Passes(_forward, _weight_gradient, _input_gradient)
-"""The passes in bfloat16: by kernels on CPU, which must have tiles, and by XLA on other devices."""
+@functools.cache
+def passes_by(unit: Instructions) -> Passes:
+    """Returns the passes in bfloat16: on CPU by kernels with these instructions, on other devices by XLA."""
+    return Passes(
+        *(functools.partial(p, unit) for p in (_forward, _weight_gradient, _input_gradient))
+    )

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.llvm import host_has_tiles, host_vector_unit
+from seedbed.llvm import host_vector_unit
 from seedbed.nets import bfloat16
 from seedbed.nets.native import convolution as kernels
+from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
 from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.native.rows import Kind
@@ -26,7 +27,7 @@ from seedbed.nets.passes import (
 )
 from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
 
-_SOURCES: dict[Any, Kind] = {
+SOURCES: dict[Any, Kind] = {
     jnp.dtype(jnp.uint8): "i8",
     jnp.dtype(jnp.float32): "float",
     jnp.dtype(jnp.bfloat16): "bfloat",
@@ -77,10 +78,12 @@ def conv2d(
     layer = _layer(x, kernel, stride, padding, activation, scaling)
     constants = map(lax.stop_gradient, scaling or ())
     x, kernel, bias, *constants = same_axes(x, kernel, bias, *constants)
-    narrow = dtype == jnp.bfloat16
-    if narrow and not host_has_tiles():
-        return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
-    passes = bfloat16.PASSES if narrow else _PASSES
+    passes = _PASSES
+    if dtype == jnp.bfloat16:
+        unit = host_instructions()
+        if unit is None:
+            return bfloat16.xla_convolve(layer, x, kernel, bias, tuple(constants))
+        passes = bfloat16.passes_by(UNITS[unit])
     return convolve(passes, layer, x, kernel, bias, tuple(constants))
 
 
@@ -103,7 +106,7 @@ def _layer(
         stride=stride,
         padding=padding,
         relu=activation == "relu",
-        source=_SOURCES[jnp.dtype(x.dtype)],
+        source=SOURCES[jnp.dtype(x.dtype)],
         unit=host_vector_unit(),
         clip=None if scaling is None else CLIP,
     )
@@ -159,7 +162,7 @@ def _forward(layer: Convolution) -> Callable[..., Any]:
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), layer.copy_size)]
         target = kernel_target(
-            "seedbed_convolution_forward", kernels.forward_ir, layer, 1 + len(arrays), 2
+            "seedbed_convolution_forward", kernels.forward_ir, (layer,), 1 + len(arrays), 2
         )
         return call_kernel(target, (x, *arrays), results)[0]
 
@@ -182,7 +185,7 @@ def _weight_gradient(layer: Convolution) -> Callable[..., Any]:
             kernel_target(
                 "seedbed_convolution_weight_gradient",
                 kernels.weight_gradient_ir,
-                layer,
+                (layer,),
                 len(arrays),
                 3,
             ),
@@ -214,7 +217,11 @@ def _input_gradient(layer: Convolution) -> Callable[..., Any]:
             (count_chunks(outputs[0]), layer.scratch_size),
         ]
         target = kernel_target(
-            "seedbed_convolution_input_gradient", kernels.input_gradient_ir, layer, len(arrays), 2
+            "seedbed_convolution_input_gradient",
+            kernels.input_gradient_ir,
+            (layer,),
+            len(arrays),
+            2,
         )
         return call_kernel(target, (*outputs, transposed), results)[0]
 

@@ -93,15 +93,15 @@ def xla_convolution(layer: Convolution, x: jax.Array, kernel: jax.Array) -> jax.
 @functools.cache
 def kernel_target(
     prefix: str,
-    emit: Callable[[Convolution], str],
-    layer: Convolution,
+    emit: Callable[..., str],
+    description: tuple,
     arguments: int,
     results: int,
 ) -> str:
-    """Compiles the kernel that `emit` writes for a layer, and returns the name of its custom call."""
+    """Compiles the kernel that `emit` writes of a description, and returns the name of its custom call."""
     return register_kernel(
         prefix,
-        emit(layer),
+        emit(*description),
         arguments=arguments,
         results=results,
         chunk_buffer=arguments + results - 1,

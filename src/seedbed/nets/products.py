@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.nets.native.call import same_axes
+from seedbed.nets import bfloat16_products
+from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
+from seedbed.nets.native.call import batched, same_axes
 
 
 def multiply(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
@@ -32,9 +34,11 @@ def sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
 
     Both are rounded to `dtype`.
     """
-    # The innermost first, as einsum has them: another order would be another sum.
-    rows = tuple(reversed(range(x.ndim - 1)))
-    return _dot(_rounded(x, dtype), _rounded(y, dtype), (rows, rows))
+    if dtype == jnp.float32:
+        # The innermost first, as einsum has them: another order would be another sum.
+        rows = tuple(reversed(range(x.ndim - 1)))
+        return lax.dot_general(x, y, ((rows, rows), ((), ())))
+    return _narrow("sum_of_rows")(*(a.reshape(-1, a.shape[-1]) for a in same_axes(x, y)))
 
 
 @functools.cache
@@ -55,39 +59,53 @@ def _multiply(dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _multiply_fwd(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
-    saved = _rounded(x, dtype), _rounded(kernel, dtype)
-    return _dot(*saved, ((x.ndim - 1,), (0,))), saved
+    del dtype
+    return _by_rows("product", x, kernel), (x, kernel)
 
 
 def _multiply_bwd(dtype: Any, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
-    dx = _dot(_rounded(dy, dtype), kernel, ((dy.ndim - 1,), (1,)))
-    return dx, sum_of_products(x, dy, dtype)
+    dx = _by_rows("product_with_transpose", dy, kernel)
+    return dx.astype(x.dtype), sum_of_products(x, dy, dtype)
 
 
 _multiply.defvjp(_multiply_fwd, _multiply_bwd)
 
 
-def _rounded(x: jax.Array, dtype: Any) -> jax.Array:
-    if dtype == jnp.float32:
-        return x
-    # XLA may leave out a conversion that is undone later, as it is on a CPU, but not this.
-    kind = jnp.finfo(dtype)
-    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(dtype)
+def _by_rows(name: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    rows = _narrow(name)(x.reshape(-1, x.shape[-1]), kernel)
+    return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
-def _dot(
-    x: jax.Array, y: jax.Array, contracted: tuple[tuple[int, ...], tuple[int, ...]]
-) -> jax.Array:
+@functools.cache
+def _narrow(name: str) -> Callable[..., jax.Array]:
+    """Returns a function of `bfloat16_products`, by its name, that also runs where there are no kernels."""
+    axes = _CONTRACTED[name]
+
+    def native(x: jax.Array, y: jax.Array) -> jax.Array:
+        unit = host_instructions()
+        if unit is None or 0 in (*x.shape, *y.shape):
+            # XLA cannot run all products of bfloat16 on a CPU. They are exact in float32.
+            return dot(*(_rounded(a).astype(jnp.float32) for a in (x, y)))
+        return getattr(bfloat16_products, name)(UNITS[unit], x, y)
+
+    def fallback(x: jax.Array, y: jax.Array) -> jax.Array:
+        return dot(_rounded(x), _rounded(y))
+
     def dot(x: jax.Array, y: jax.Array) -> jax.Array:
-        return lax.dot_general(x, y, (contracted, ((), ())), preferred_element_type=jnp.float32)
+        return lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
-    if x.dtype == jnp.float32:
-        return dot(x, y)
+    return batched(native, fallback, images=0 if name == "sum_of_rows" else 1)
 
-    def in_float32(x: jax.Array, y: jax.Array) -> jax.Array:
-        return dot(x.astype(jnp.float32), y.astype(jnp.float32))
 
-    # Products of two numbers of bfloat16 are exact in float32. On a CPU, XLA cannot run all products of
-    # bfloat16 with sums in float32, such as those of two critics at once.
-    return lax.platform_dependent(x, y, cpu=in_float32, default=dot)
+_CONTRACTED = {
+    "product": ((1,), (0,)),
+    "product_with_transpose": ((1,), (1,)),
+    "sum_of_rows": ((0,), (0,)),
+}
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    # XLA may leave out a conversion that is undone later, as it is on a CPU, but not this.
+    kind = jnp.finfo(jnp.bfloat16)
+    return lax.reduce_precision(x, kind.nexp, kind.nmant).astype(jnp.bfloat16)

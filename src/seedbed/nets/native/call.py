@@ -13,6 +13,8 @@ from seedbed.ffi import varying_axes, varying_like
 
 _IMAGES_PER_CHUNK = 4
 _MOST_CHUNKS = 32
+# Calls under vmap that are made one by one and not in a loop, such as those of two critics.
+_UNROLLED = 4
 
 
 def call_kernel(
@@ -83,7 +85,11 @@ def batched(
                 rest = iter(slices)
                 return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
 
-            result = lax.map(one, moving)
+            if size <= _UNROLLED:
+                results = [one([a[i] for a in moving]) for i in range(size)]
+                result = jax.tree.map(lambda *parts: jnp.stack(parts), *results)
+            else:
+                result = lax.map(one, moving)
             return result, jax.tree.map(lambda _: True, result)
         n = next(a.shape[int(m)] for a, m in zip(arrays, mapped, strict=True))
         folded = [

@@ -181,9 +181,19 @@ def store_kind(f: Function, kind: Kind, value: str, pointer: str, lanes: int, wi
     if kind == "float":
         store(f, value, pointer, lanes, width)
         return
+    store_words(f, _narrow(f, value, width), pointer, lanes, width)
+
+
+def round_words(f: Function, kind: Kind, pointer: str, lanes: int, width: int) -> str:
+    """Loads the first `lanes` numbers of a kind, rounded to bfloat16, as words; the others are zero."""
+    if kind == "bfloat":
+        return load_words(f, pointer, lanes, width)
+    return _narrow(f, load_kind(f, kind, pointer, lanes, width), width)
+
+
+def _narrow(f: Function, value: str, width: int) -> str:
     narrow = f.op(f"call <{width} x bfloat> {NARROW}(<{width} x float> {value})")
-    words = f.op(f"bitcast <{width} x bfloat> {narrow} to <{width} x i16>")
-    store_words(f, words, pointer, lanes, width)
+    return f.op(f"bitcast <{width} x bfloat> {narrow} to <{width} x i16>")
 
 
 def store_words(f: Function, value: str, pointer: str, lanes: int, width: int) -> None:

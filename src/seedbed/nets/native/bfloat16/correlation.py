@@ -1,22 +1,32 @@
-"""Writes the LLVM IR of convolutions in bfloat16 by tiles: forward and input gradient.
+"""Writes the LLVM IR of convolutions in bfloat16: forward and input gradient.
 
-A task copies one image at a time to scratch memory, as zero-padded bfloat16, and multiplies tiles that it
-loads from there. Each row of a tile is one position of the result and what its window holds of one row of the
+A task copies one image at a time to scratch memory, as zero-padded bfloat16, and multiplies numbers that it
+loads from there. Each row of A is one position of the result and what its window holds of one row of the
 image: those numbers are neighbours, so no window is copied. Positions are counted along the rows of the
-result and over their ends, in the same steps, so that tiles are full where rows are short; what they hold
-between two rows is left out when results are stored. All sums are float32.
+result and over their ends, in the same steps, so that tiles of several rows are full where rows are short;
+what they hold between two rows is left out when results are stored. All sums are float32.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from seedbed.llvm import Function
-from seedbed.nets.native.bfloat16 import amx
-from seedbed.nets.native.bfloat16.amx import LANES, Blocking, Matrix, Product, Steps, module
 from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.product import (
+    LANES,
+    Blocking,
+    Cover,
+    Grid,
+    Instructions,
+    Product,
+    Steps,
+    choose_positions,
+    module,
+)
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.native.rows import TASK, Kind, buffers, clear, each_vector, share, store_kind
 from seedbed.nets.native.tile import load, relu, spans
@@ -42,6 +52,7 @@ class Target(NamedTuple):
 class Correlation:
     """Sums of products of all windows of an image with kernels. Windows move by `layout.stride`."""
 
+    unit: Instructions
     layout: Layout
     kernel_rows: int
     kernel_columns: int
@@ -63,18 +74,13 @@ class Correlation:
 
     @property
     def chunks(self) -> int:
-        """The number of rows of tiles of A that a segment is cut into."""
-        return -(-self.segment // (2 * LANES))
+        """The number of rows of A that a segment is cut into."""
+        return -(-self.segment // (self.unit.longest or self.segment))
 
     @property
     def depth(self) -> int:
-        """The count of numbers in a row of a tile of A, which is even."""
+        """The count of numbers in a row of A, which is even."""
         return -(-self.segment // (2 * self.chunks)) * 2
-
-    @property
-    def positions(self) -> int:
-        """The number of positions, with those between rows of the result."""
-        return (self.out_rows - 1) * self.layout.period + self.out_columns
 
     @property
     def panels(self) -> int:
@@ -83,30 +89,30 @@ class Correlation:
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        """The shape of the kernels as tiles: panel, kernel row, chunk, pair, feature, number of the pair."""
+        """The shape of the packed kernels: panel, kernel row, chunk, pair, feature, number of the pair."""
         return (self.panels, self.kernel_rows, self.chunks, self.depth // 2, LANES, 2)
 
     @property
-    def blocking(self) -> Blocking:
-        """The tiles of one block of results."""
-        return amx.choose_blocking(self.positions, self.panels, self.depth, even=True)
+    def positions(self) -> Grid:
+        """The positions, as rows of A."""
+        return Grid(self.out_rows, self.out_columns, self.layout.period)
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Blocking, Cover]:
+        """A block of results, and how such blocks cover the positions."""
+        return choose_positions(self.unit, self.positions, self.panels, self.depth)
 
     @property
     def block_size(self) -> int:
         """The count of numbers of a block of results in scratch memory."""
-        return self.blocking.high * self.blocking.rows * self.blocking.wide * LANES
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks of positions; the last may reach beyond the last position."""
-        return -(-self.positions // (self.blocking.high * self.blocking.rows))
+        blocking, cover = self.blocks
+        return cover.block.size * blocking.wide * LANES
 
     @property
     def copy_size(self) -> int:
         """The scratch memory of an image in floats, in whole cache lines, with what blocks read beyond it."""
-        last = self.blocks * self.blocking.high * self.blocking.rows - 1
         windows = self.layout.windows(self.kernel_rows, 1)
-        read = windows.furthest + last * self.layout.step + self.segment
+        read = windows.furthest + (self.positions.length - 1) * self.layout.step + self.segment
         return count_floats(max(self.layout.stride * self.layout.plane, read))
 
     @property
@@ -117,22 +123,25 @@ class Correlation:
     @property
     def product(self) -> Product:
         """The sum of one block."""
-        block, pairs = self.blocking, self.depth // 2 * 4 * LANES
+        (blocking, cover), pairs = self.blocks, self.depth // 2 * 4 * LANES
         windows = self.layout.windows(self.kernel_rows, 2)
-        last = 2 * (self.segment - self.depth)
-        row, c_row = 2 * self.layout.step, block.wide * 4 * LANES
+        row = 2 * self.layout.step
         return Product(
-            block,
+            blocking,
             self.depth,
-            Steps(windows, self.chunks, 2 * self.depth, last, pairs),
-            a=Matrix(row, block.rows * row),
-            b=Matrix(4 * LANES, self.kernel_rows * self.chunks * pairs),
-            c=Matrix(c_row, block.rows * c_row),
+            Steps(windows, self.chunks, 2 * self.depth, 2 * (self.segment - self.depth), pairs),
+            a_row=row,
+            a_tiles=tuple(
+                row * cover.block.number(i * blocking.rows) for i in range(blocking.high)
+            ),
+            b_row=4 * LANES,
+            b_panel=self.kernel_rows * self.chunks * pairs,
+            c_row=blocking.wide * 4 * LANES,
             start=0 if self.biased else None,
         )
 
 
-def forward(c: Convolution) -> Correlation:
+def forward(c: Convolution, unit: Instructions) -> Correlation:
     """Returns the sums of a layer's forward pass."""
     rows, columns = c.padded
     layout = Layout(
@@ -148,10 +157,10 @@ def forward(c: Convolution) -> Correlation:
     )
     target = Target(*c.output, c.features, "bfloat")
     kernel = (c.kernel_height, c.kernel_width)
-    return Correlation(layout, *kernel, *c.output, target, biased=True, relu=c.relu)
+    return Correlation(unit, layout, *kernel, *c.output, target, biased=True, relu=c.relu)
 
 
-def input_gradient(c: Convolution) -> Correlation:
+def input_gradient(c: Convolution, unit: Instructions) -> Correlation:
     """Returns the sums of a layer's input gradient, as a correlation of stride 1 with the results' gradient.
 
     Its positions are squares of `stride` by `stride` pixels, so the products of all of them with one window
@@ -184,52 +193,52 @@ def input_gradient(c: Convolution) -> Correlation:
         c.stride * first[0] - c.padding,
         c.stride * first[1] - c.padding,
     )
-    return Correlation(layout, kernel[0], kernel[1], count[0], count[1], target)
+    return Correlation(unit, layout, *kernel, *count, target)
 
 
-def forward_ir(c: Convolution) -> str:
+def forward_ir(c: Convolution, unit: Instructions) -> str:
     """Returns the IR of a task with the buffers (x, packed kernels, bias[, offset, scale]) -> (y, scratch).
 
     `bias` has 16 floats for each panel. `offset` and `scale` are there if `clip` is set. `y` is bfloat16.
-    `scratch` has `scratch_size` floats of the correlation `forward(c)` for each chunk.
+    `scratch` has `scratch_size` floats of the correlation `forward(c, unit)` for each chunk.
     """
-    sums = forward(c)
+    sums = forward(c, unit)
     f = Function(TASK)
     x, kernel, bias, *tables, y, scratch = buffers(f, 5 if c.clip is None else 7)
     scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
     clear(f, scratch, sums.copy_size)
-    amx.configure(f)
+    sums.unit.begin(f)
     with f.between(*share(f)) as image:
         source = f.scaled(x, image, c.image_size, c.source)
         sums.layout.copy(f, source, scratch, c.source, scaling(c, tables))
         result = f.scaled(y, image, c.output_size, "bfloat")
         _correlate(f, sums, scratch, kernel, bias, result)
-    amx.release(f)
-    return module(sums.product, _widths(sums), f)
+    sums.unit.end(f)
+    return module(sums.unit, sums.product, _widths(sums), f)
 
 
-def input_gradient_ir(c: Convolution) -> str:
+def input_gradient_ir(c: Convolution, unit: Instructions) -> str:
     """Returns the IR of a task with the buffers (dy[, y], packed kernels) -> (dx, scratch).
 
     `dy` and `y` are bfloat16; `y` is there if `relu` is set. `scratch` has `scratch_size` floats of
-    the correlation `input_gradient(c)` for each chunk.
+    the correlation `input_gradient(c, unit)` for each chunk.
     """
-    sums = input_gradient(c)
+    sums = input_gradient(c, unit)
     f = Function(TASK)
     dy, *y, kernel, dx, scratch = buffers(f, 5 if c.relu else 4)
     scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
     clear(f, scratch, sums.copy_size)
-    amx.configure(f)
+    sums.unit.begin(f)
     with f.between(*share(f)) as image:
         copy_gradient(f, c, sums.layout, (dy, *y), image, scratch)
         result = f.scaled(dx, image, c.image_size, sums.target.kind)
         _correlate(f, sums, scratch, kernel, "null", result)
-    amx.release(f)
-    return module(sums.product, _widths(sums), f)
+    sums.unit.end(f)
+    return module(sums.unit, sums.product, _widths(sums), f)
 
 
 def _widths(sums: Correlation) -> list[tuple[int, int]]:
-    block = sums.blocking
+    block, _ = sums.blocks
     return [(block.high, wide) for _, wide, _ in spans(sums.panels, block.wide)]
 
 
@@ -237,20 +246,27 @@ def _correlate(
     f: Function, sums: Correlation, image: str, kernel: str, bias: str, result: str
 ) -> None:
     """Emits the loops over the panels of features and the positions of an image in scratch memory."""
-    block, layout = sums.blocking, sums.layout
-    scratch, rows = f.at(image, sums.copy_size), block.high * block.rows
-    for first, wide, times in spans(sums.panels, block.wide):
-        for panel in range(first, first + wide * times, wide):
-            b, start = f.at(kernel, panel * sums.product.b.tile, "i8"), f.at(bias, panel * LANES)
-            with f.repeat(sums.blocks) as some:
-                a = f.scaled(image, some.index, rows * layout.step, "bfloat")
+    (block, cover), layout, product = sums.blocks, sums.layout, sums.product
+    scratch, (down, along) = f.at(image, sums.copy_size), cover.counts
+    for begin, wide, times in spans(sums.panels, block.wide):
+        for panel in range(begin, begin + wide * times, wide):
+            b, start = f.at(kernel, panel * product.b_panel, "i8"), f.at(bias, panel * LANES)
+            with f.repeat(down) as line, f.repeat(along) as column:
+                first = cover.first(f, line.index, column.index)
+                a = f.scaled(image, first, layout.step, "bfloat")
                 f.line(
                     f"call void @block_{block.high}_{wide}"
                     f"(ptr {a}, ptr {b}, ptr {scratch}, ptr {start})"
                 )
-                before = f.op(f"mul i64 {some.index}, {rows}")
-                with f.repeat(rows) as row:
-                    position = f.op(f"add i64 {before}, {row.index}")
+                with f.repeat(cover.block.lines) as i, f.repeat(cover.block.columns) as j:
+                    row = f.op(
+                        f"add i64 {f.op(f'mul i64 {i.index}, {cover.block.columns}')}, {j.index}"
+                    )
+                    held = f.scaled(scratch, row, block.wide * LANES)
+                    apart = f.op(
+                        f"add i64 {f.op(f'mul i64 {i.index}, {layout.period}')}, {j.index}"
+                    )
+                    position = f.op(f"add i64 {first}, {apart}")
                     u = f.op(f"udiv i64 {position}, {layout.period}")
                     v = f.op(f"urem i64 {position}, {layout.period}")
                     inside = [
@@ -258,7 +274,6 @@ def _correlate(
                         for n, limit in ((u, sums.out_rows), (v, sums.out_columns))
                     ]
                     with f.when(f.op(f"and i1 {inside[0]}, {inside[1]}")):
-                        held = f.scaled(scratch, row.index, block.wide * LANES)
                         _store_row(f, sums, (u, v), held, result, range(panel, panel + wide))
 
 

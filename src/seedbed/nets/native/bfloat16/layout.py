@@ -1,11 +1,11 @@
-"""Copies of images in scratch memory, as zero-padded bfloat16, from which tiles are loaded."""
+"""Copies of images in scratch memory, as zero-padded bfloat16, that products read."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from seedbed.llvm import Function
-from seedbed.nets.native.bfloat16.amx import LANES, Windows
+from seedbed.nets.native.bfloat16.product import LANES, Windows
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.native.rows import Change, Kind, Passed, Rows, Tables, copy_rows
 

@@ -1,24 +1,26 @@
-"""Writes the LLVM IR of the weight gradient of convolutions in bfloat16 by tiles."""
+"""Writes the LLVM IR of the weight gradient of convolutions in bfloat16."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
 
 from seedbed.llvm import Function
-from seedbed.nets.native.bfloat16 import amx
-from seedbed.nets.native.bfloat16.amx import (
+from seedbed.nets.native.bfloat16.correlation import forward
+from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.product import (
     LANES,
     Blocking,
-    Matrix,
+    Instructions,
     Product,
     Steps,
     Windows,
+    choose_rows,
     module,
 )
-from seedbed.nets.native.bfloat16.correlation import forward
-from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.words import interleave, transpose
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.native.rows import TASK, buffers, clear, load_kind, load_words, share, store_words
 from seedbed.nets.native.tile import load, spans, store
@@ -32,30 +34,35 @@ class Gradient:
     that of the next position, so that neighbouring numbers of two positions' windows are a row of pairs.
     """
 
+    unit: Instructions
     image: Layout
     kernel_rows: int
     segment: int
-    positions: int  # before they are rounded up
+    positions: int  # with those between rows of the result
     gradient: Layout
 
     @property
     def features(self) -> int:
-        """The number of features, rounded up to whole tiles."""
+        """The number of features, rounded up to whole vectors."""
         return self.gradient.depth
 
     @property
     def taps(self) -> int:
-        """The numbers of a window in one row of the image, rounded up to whole tiles."""
+        """The numbers of a window in one row of the image, rounded up to whole vectors."""
         return -(-self.segment // LANES) * LANES
 
     @property
     def depth(self) -> int:
-        """The count of positions in a row of a tile of A."""
-        return LANES if self.positions <= LANES else 2 * LANES
+        """The count of positions in a row of A."""
+        even = -(-self.positions // 2) * 2
+        limit = self.unit.longest
+        if limit is None:
+            return even
+        return LANES if self.positions <= LANES else limit
 
     @property
     def chunks(self) -> int:
-        """The number of rows of tiles of A that an image's positions are cut into."""
+        """The number of rows of A that an image's positions are cut into."""
         return -(-self.positions // self.depth)
 
     @property
@@ -65,14 +72,14 @@ class Gradient:
 
     @property
     def rounded(self) -> int:
-        """The number of positions, rounded up to whole tiles; those added have no gradient."""
-        return self.chunks * self.depth
+        """The number of positions, rounded up to whole vectors; those added have no gradient."""
+        return -(-self.chunks * self.depth // LANES) * LANES
 
     @property
     def pairs(self) -> int:
         """The count of pairs, in whole vectors."""
         furthest = self.image.windows(self.kernel_rows, 1).furthest
-        read = furthest + (self.rounded - 2) * self.image.step + self.taps
+        read = furthest + (self.chunks * self.depth - 2) * self.image.step + self.taps
         return -(-read // LANES) * LANES
 
     @property
@@ -83,31 +90,33 @@ class Gradient:
         a, b, c, d = itertools.accumulate(map(count_floats, sizes))
         return a, b, c, d
 
-    @property
+    @functools.cached_property
     def blocking(self) -> Blocking:
-        """The tiles of one block of sums."""
-        return amx.choose_blocking(self.features, self.taps // LANES, self.depth, even=False)
+        """A block of sums."""
+        return choose_rows(self.unit, self.features, self.taps // LANES, self.depth)
 
     @property
     def product(self) -> Product:
         """The sum of one block."""
-        step = self.image.step * 4
+        step, blocking = self.image.step * 4, self.blocking
         row, c_row = 2 * self.rounded, self.kernel_rows * self.taps * 4
-        last = 2 * (self.rounded - self.depth)
+        last = 2 * (self.chunks - 1) * self.depth
         return Product(
-            self.blocking,
+            blocking,
             self.depth,
             Steps(Windows(1, 1, 0, 0), self.chunks, 2 * self.depth, last, self.depth * step),
-            a=Matrix(row, LANES * row),
-            b=Matrix(2 * step, 4 * LANES),
-            c=Matrix(c_row, LANES * c_row),
+            a_row=row,
+            a_tiles=tuple(row * blocking.rows * i for i in range(blocking.high)),
+            b_row=2 * step,
+            b_panel=4 * LANES,
+            c_row=c_row,
             start=c_row,
         )
 
 
-def weight_gradient(c: Convolution) -> Gradient:
+def weight_gradient(c: Convolution, unit: Instructions) -> Gradient:
     """Returns the sums of a layer's weight gradient."""
-    sums, (rows, columns) = forward(c), c.output
+    sums, (rows, columns) = forward(c, unit), c.output
     layout = Layout(
         height=rows,
         width=columns,
@@ -119,16 +128,18 @@ def weight_gradient(c: Convolution) -> Gradient:
         depth=sums.panels * LANES,
         stride=1,
     )
-    return Gradient(sums.layout, c.kernel_height, sums.segment, sums.positions, layout)
+    return Gradient(
+        sums.unit, sums.layout, c.kernel_height, sums.segment, sums.positions.length, layout
+    )
 
 
-def weight_gradient_ir(c: Convolution) -> str:
+def weight_gradient_ir(c: Convolution, unit: Instructions) -> str:
     """Returns the IR of a task with the buffers (x, dy[, y][, offset, scale]) -> (sums, dbias, scratch).
 
-    Each chunk writes sums of its own: those of `weight_gradient(c)` and dbias [chunks, F], float32. `dy` and
+    Each chunk writes sums of its own: those of `weight_gradient(c, unit)` and dbias [chunks, F], float32. `dy` and
     `y` are bfloat16. `scratch` has the floats of all `places` for each chunk.
     """
-    g = weight_gradient(c)
+    g = weight_gradient(c, unit)
     pairs, gradient, transposed, end = g.places
     f = Function(TASK)
     x, dy, *rest, sums, dbias, scratch = buffers(f, 5 + c.relu + (0 if c.clip is None else 2))
@@ -141,7 +152,7 @@ def weight_gradient_ir(c: Convolution) -> str:
     clear(f, dbias, c.features)
     clear(f, scratch, end)
     paired, lines, a = (f.at(scratch, place) for place in (pairs, gradient, transposed))
-    amx.configure(f)
+    g.unit.begin(f)
     with f.between(*share(f)) as image:
         source = f.scaled(x, image, c.image_size, c.source)
         g.image.copy(f, source, scratch, c.source, scaling(c, tables))
@@ -150,18 +161,16 @@ def weight_gradient_ir(c: Convolution) -> str:
         _transpose(f, g, lines, a)
         _sum_positions(f, g, lines, dbias, c.features)
         sizes = _accumulate(f, g, a, paired, sums)
-    amx.release(f)
-    return module(g.product, sizes, f)
+    g.unit.end(f)
+    return module(g.unit, g.product, sizes, f)
 
 
 def _pair(f: Function, g: Gradient, image: str, pairs: str) -> None:
     """Writes each number of the image beside that of the next position."""
-    order = ", ".join(f"i32 {i}, i32 {i + LANES}" for i in range(LANES))
     with f.repeat(g.pairs // LANES) as some:
         here = f.scaled(image, some.index, LANES, "bfloat")
-        words = [load_words(f, p, LANES, LANES) for p in (here, f.at(here, g.image.step, "bfloat"))]
-        both = f.op(
-            f"shufflevector <16 x i16> {words[0]}, <16 x i16> {words[1]}, <32 x i32> <{order}>"
+        both = interleave(
+            f, *(load_words(f, p, LANES, LANES) for p in (here, f.at(here, g.image.step, "bfloat")))
         )
         f.line(f"store <32 x i16> {both}, ptr {f.scaled(pairs, some.index, LANES)}, align 2")
 
@@ -177,40 +186,8 @@ def _transpose(f: Function, g: Gradient, lines: str, target: str) -> None:
             load_words(f, f.at(source, i * g.features, "bfloat"), LANES, LANES)
             for i in range(LANES)
         ]
-        for i, column in enumerate(_transpose_words(f, rows)):
+        for i, column in enumerate(transpose(f, rows, LANES, "i16")):
             store_words(f, column, f.at(out, i * g.rounded, "bfloat"), LANES, LANES)
-
-
-def _transpose_words(f: Function, rows: list[str]) -> list[str]:
-    """Transposes 16 vectors of 16 words, by instructions that stay within 128 bits but for the last."""
-
-    def shuffle(a: str, b: str, order: list[int]) -> str:
-        lanes = ", ".join(f"i32 {i}" for i in order)
-        return f.op(f"shufflevector <16 x i16> {a}, <16 x i16> {b}, <16 x i32> <{lanes}>")
-
-    def interleaved(first: int) -> list[int]:
-        return [
-            lane
-            for half in (0, 8)
-            for i in range(4)
-            for lane in (half + first + i, 16 + half + first + i)
-        ]
-
-    halves = []
-    for eight in (rows[:8], rows[8:]):
-        for _ in range(3):
-            eight = [
-                shuffle(eight[i], eight[i + 4], interleaved(first))
-                for i in range(4)
-                for first in (0, 4)
-            ]
-        halves.append(eight)
-    low, high = list(range(8)), list(range(8, 16))
-    return [
-        shuffle(a, b, half + [16 + i for i in half])
-        for half in (low, high)
-        for a, b in zip(*halves, strict=True)
-    ]
 
 
 def _sum_positions(f: Function, g: Gradient, lines: str, total: str, features: int) -> None:
@@ -236,12 +213,13 @@ def _accumulate(f: Function, g: Gradient, a: str, pairs: str, sums: str) -> list
                 b1, c1 = (
                     f.at(f.scaled(q, column.index, wide * LANES), left * LANES) for q in (b0, c0)
                 )
-                for top, high, many in spans(g.features // LANES, p.blocking.high):
+                rows = p.blocking.rows
+                for top, high, many in spans(g.features // rows, p.blocking.high):
                     sizes[high, wide] = None
                     with f.repeat(many) as row:
                         a2, c2 = (
                             f.at(f.scaled(q, row.index, high * tile, "i8"), top * tile, "i8")
-                            for q, tile in ((a, p.a.tile), (c1, p.c.tile))
+                            for q, tile in ((a, rows * p.a_row), (c1, p.c_tile))
                         )
                         f.line(
                             f"call void @block_{high}_{wide}"
