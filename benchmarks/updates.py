@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from seedbed.run.memory import set_up_malloc
+
 NAMES = (
     "pong/impala",
     "pong/dqn",
@@ -79,6 +81,7 @@ def told(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measures, prints and saves."""
+    set_up_malloc()  # as a run does
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(NAMES), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=15)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.nets import bfloat16_products
+from seedbed.nets import dense
 from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
 from seedbed.nets.native.call import batched, same_axes
 
@@ -79,7 +79,7 @@ def _by_rows(name: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @functools.cache
 def _narrow(name: str) -> Callable[..., jax.Array]:
-    """Returns a function of `bfloat16_products`, by its name, that also runs where there are no kernels."""
+    """Returns a function of `dense`, by its name, that also runs where there are no kernels."""
     axes = _CONTRACTED[name]
 
     def native(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -87,7 +87,7 @@ def _narrow(name: str) -> Callable[..., jax.Array]:
         if unit is None or 0 in (*x.shape, *y.shape):
             # XLA cannot run all products of bfloat16 on a CPU. They are exact in float32.
             return dot(*(_rounded(a).astype(jnp.float32) for a in (x, y)))
-        return getattr(bfloat16_products, name)(UNITS[unit], x, y)
+        return getattr(dense, name)(UNITS[unit], x, y)
 
     def fallback(x: jax.Array, y: jax.Array) -> jax.Array:
         return dot(_rounded(x), _rounded(y))

@@ -53,7 +53,7 @@ class Tiles:
         f.line("call void @llvm.x86.tilerelease()")
 
     def block_function(self, name: str, p: Product, high: int, wide: int) -> str:
-        """Returns the IR of `void @name(ptr a, ptr b, ptr c, ptr start)` for a block of `high` by `wide` tiles.
+        """Returns the IR of `void @name(ptr a, ptr b, ptr c, ptr start)` for a block of tiles.
 
         The tiles must be configured.
         """

@@ -193,7 +193,7 @@ def input_gradient(c: Convolution, unit: Instructions) -> Correlation:
         c.stride * first[0] - c.padding,
         c.stride * first[1] - c.padding,
     )
-    return Correlation(unit, layout, *kernel, *count, target)
+    return Correlation(unit, layout, kernel[0], kernel[1], count[0], count[1], target)
 
 
 def forward_ir(c: Convolution, unit: Instructions) -> str:

@@ -46,7 +46,7 @@ _ONE = Windows(1, 1, 0, 0)
 
 
 class Packed(NamedTuple):
-    """A matrix B [numbers, columns] as pairs: [panel, chunk, pair, 16, 2] bfloat16, with zeros after its ends.
+    """A matrix B [numbers, columns] as pairs: [panel, chunk, pair, 16, 2], with zeros after its ends.
 
     There are `chunks` chunks of `depth` numbers, which is even.
     """
@@ -106,7 +106,7 @@ class Forward:
 
     @property
     def group(self) -> int:
-        """The blocks whose rows are in scratch memory together: few, so that threads share the work evenly."""
+        """The blocks whose rows are in scratch memory together: few, so that threads have equal shares."""
         return max(1, min(_NEAR // self.block_bytes, self.count // 16))
 
     @property
@@ -252,7 +252,7 @@ def pack_columns_ir(matrix: Packed, source: Kind) -> str:
                         _load_pairs(f, source, f.at(here, i * matrix.numbers, source), numbers)
                         for i in range(rows)
                     ] + ["zeroinitializer"] * (LANES - rows)
-                    columns = transpose(f, pairs, LANES, "i32")[: matrix.depth // 2]
+                    columns = transpose(f, pairs, "i32")[: matrix.depth // 2]
                     for i, column in enumerate(columns):
                         f.line(f"store <16 x i32> {column}, ptr {f.at(end, LANES * i)}, align 4")
     return _plain_module(f)
@@ -306,7 +306,7 @@ def transpose_ir(m: Transpose) -> str:
                         )
                         for i in range(rows)
                     ] + ["zeroinitializer"] * (LANES - rows)
-                    for i, column in enumerate(transpose(f, words, LANES, "i16")[:columns]):
+                    for i, column in enumerate(transpose(f, words, "i16")[:columns]):
                         store_words(f, column, f.at(end, i * m.rows, "bfloat"), rows, LANES)
     return _plain_module(f)
 

@@ -27,7 +27,7 @@ class Blocking(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Rows of A that are numbered along `lines` of `columns` rows each; lines begin `period` numbers apart."""
+    """Rows of A, numbered along `lines` of `columns` rows each that begin `period` numbers apart."""
 
     lines: int
     columns: int
@@ -49,7 +49,7 @@ class Grid(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """Blocks of rows of A, alike, that together cover a grid of rows. The last ones overlap their neighbours."""
+    """Blocks of rows of A, alike, that cover a grid of rows. The last ones overlap their neighbours."""
 
     whole: Grid
     block: Grid

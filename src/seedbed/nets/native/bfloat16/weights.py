@@ -136,8 +136,8 @@ def weight_gradient(c: Convolution, unit: Instructions) -> Gradient:
 def weight_gradient_ir(c: Convolution, unit: Instructions) -> str:
     """Returns the IR of a task with the buffers (x, dy[, y][, offset, scale]) -> (sums, dbias, scratch).
 
-    Each chunk writes sums of its own: those of `weight_gradient(c, unit)` and dbias [chunks, F], float32. `dy` and
-    `y` are bfloat16. `scratch` has the floats of all `places` for each chunk.
+    Each chunk writes sums of its own: those of `weight_gradient(c, unit)` and dbias [chunks, F], float32.
+    `dy` and `y` are bfloat16. `scratch` has the floats of all `places` for each chunk.
     """
     g = weight_gradient(c, unit)
     pairs, gradient, transposed, end = g.places
@@ -186,7 +186,7 @@ def _transpose(f: Function, g: Gradient, lines: str, target: str) -> None:
             load_words(f, f.at(source, i * g.features, "bfloat"), LANES, LANES)
             for i in range(LANES)
         ]
-        for i, column in enumerate(transpose(f, rows, LANES, "i16")):
+        for i, column in enumerate(transpose(f, rows, "i16")):
             store_words(f, column, f.at(out, i * g.rounded, "bfloat"), LANES, LANES)
 
 

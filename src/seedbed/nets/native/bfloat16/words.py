@@ -5,9 +5,9 @@ from __future__ import annotations
 from seedbed.llvm import Function
 
 
-def transpose(f: Function, rows: list[str], width: int, kind: str) -> list[str]:
-    """Emits the transpose of `width` vectors of as many numbers of an LLVM type. Returns the columns' names."""
-    step = 1
+def transpose(f: Function, rows: list[str], kind: str) -> list[str]:
+    """Emits the transpose of 16 vectors of as many numbers of an LLVM type. Returns the columns' names."""
+    width, step = 16, 1
     while step < width:
         new = list(rows)
         for i in range(width):
@@ -30,7 +30,7 @@ def interleave(f: Function, first: str, second: str) -> str:
 
 
 def shuffle(f: Function, pair: tuple[str, str], order: list[int], kind: str) -> str:
-    """Emits a vector of numbers of two vectors of half `max(order) + 1` numbers, by their places in both."""
+    """Emits a vector of numbers of two vectors of 16 numbers, by their places in both together."""
     width = 16
     lanes = ", ".join(f"i32 {i}" for i in order)
     return f.op(

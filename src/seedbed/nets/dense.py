@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed.nets.convolution import SOURCES
-from seedbed.nets.native.bfloat16 import dense
+from seedbed.nets.native.bfloat16 import dense as kernels
 from seedbed.nets.native.bfloat16.dense import Forward, Packed, Transpose, packed
 from seedbed.nets.native.bfloat16.product import Instructions
 from seedbed.nets.native.call import call_kernel
@@ -19,33 +19,34 @@ from seedbed.nets.passes import kernel_target
 def product(unit: Instructions, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns `x @ kernel`, float32 [N, M], for x [N, K] and a kernel [K, M]."""
     matrix = packed(*kernel.shape)
-    return _forward(unit, x, _pack(dense.pack_rows_ir, matrix, kernel), matrix)
+    return _forward(unit, x, _pack(kernels.pack_rows_ir, matrix, kernel), matrix)
 
 
 def product_with_transpose(unit: Instructions, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns `x @ kernel.T`, float32 [N, K], for x [N, M] and a kernel [K, M]."""
     columns, numbers = kernel.shape
     matrix = packed(numbers, columns)
-    return _forward(unit, x, _pack(dense.pack_columns_ir, matrix, kernel), matrix)
+    return _forward(unit, x, _pack(kernels.pack_columns_ir, matrix, kernel), matrix)
 
 
 def sum_of_rows(unit: Instructions, x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns `x.T @ y`, float32 [K, M], for x [N, K] and y [N, M]."""
-    whole = Transpose(*x.shape, SOURCES[x.dtype])
-    target = kernel_target("seedbed_bfloat16_transpose", dense.transpose_ir, (whole,), 1, 2)
+    rows, columns = x.shape
+    whole = Transpose(rows, columns, SOURCES[x.dtype])
+    target = kernel_target("seedbed_dense_transpose", kernels.transpose_ir, (whole,), 1, 2)
     shapes = [(whole.columns, whole.rows), (whole.chunks, 1)]
     transposed, _ = call_kernel(target, [x], shapes, jnp.bfloat16)
     matrix = packed(*y.shape)
-    return _forward(unit, transposed, _pack(dense.pack_rows_ir, matrix, y), matrix)
+    return _forward(unit, transposed, _pack(kernels.pack_rows_ir, matrix, y), matrix)
 
 
 def _forward(unit: Instructions, x: jax.Array, matrix: jax.Array, of: Packed) -> jax.Array:
     layer = Forward(unit, x.shape[0], of, SOURCES[x.dtype])
-    target = kernel_target("seedbed_bfloat16_product", dense.forward_ir, (layer,), 2, 2)
+    target = kernel_target("seedbed_dense_product", kernels.forward_ir, (layer,), 2, 2)
     shapes = [layer.result_shape, (layer.chunks, layer.scratch_size)]
     return call_kernel(target, [x, matrix], shapes)[0][:, : of.columns]
 
 
 def _pack(emit: Callable[..., str], of: Packed, array: jax.Array) -> Any:
-    target = kernel_target("seedbed_bfloat16_pack", emit, (of, SOURCES[array.dtype]), 1, 1)
+    target = kernel_target("seedbed_dense_pack", emit, (of, SOURCES[array.dtype]), 1, 1)
     return call_kernel(target, [array], [of.shape], jnp.bfloat16)[0]
