@@ -207,28 +207,38 @@ def _copy_rows(f: Function, p: Forward, source: str, target: str) -> None:
 def pack_rows_ir(matrix: Packed, source: Kind) -> str:
     """Returns the IR of a task with the buffer (B [numbers, columns]) -> (the packed matrix).
 
-    Its chunks are the panels.
+    Its shares are as many as the panels.
     """
     f = Function(TASK)
     b, packed = buffers(f, 2)
-    with f.between(*_share(f, matrix.panels)) as panel:
-        to = f.scaled(packed, panel, matrix.chunks * matrix.chunk, "i8")
-        begin = f.scaled(b, panel, LANES, source)
-        for lanes in _each_width(f, panel, matrix.columns):
-            whole, odd = divmod(matrix.numbers, 2)
-            for rows, first, count in ((2, 0, whole), (1, whole, odd), (0, whole + odd, None)):
-                count = matrix.chunks * matrix.depth // 2 - first if count is None else count
-                if not count:
-                    continue
-                with f.repeat(count) as pair:
-                    place = f.op(f"add i64 {pair.index}, {first}")
-                    row = f.scaled(begin, place, 2 * matrix.columns, source)
-                    words = [
-                        round_words(f, source, f.at(row, i * matrix.columns, source), lanes, LANES)
-                        for i in range(rows)
-                    ] + ["zeroinitializer"] * (2 - rows)
-                    both = interleave(f, *words)
-                    f.line(f"store <32 x i16> {both}, ptr {f.scaled(to, place, LANES)}, align 4")
+    pairs = matrix.depth // 2
+    # All panels of a few rows together, so that memory is read in order.
+    with f.between(*_share(f, matrix.chunks)) as chunk, f.repeat(matrix.panels) as panel:
+        to = f.scaled(packed, panel.index, matrix.chunks * matrix.chunk, "i8")
+        to = f.scaled(to, chunk, matrix.chunk, "i8")
+        begin = f.scaled(b, panel.index, LANES, source)
+        for lanes in _each_width(f, panel.index, matrix.columns):
+            with f.repeat(pairs) as pair:
+                place = f.op(f"add i64 {f.op(f'mul i64 {chunk}, {pairs}')}, {pair.index}")
+                row = f.scaled(begin, place, 2 * matrix.columns, source)
+                end = f.scaled(to, pair.index, LANES)
+                whole, odd = divmod(matrix.numbers, 2)
+                for rows, condition in (
+                    (2, f"ult i64 {place}, {whole}"),
+                    (1, f"eq i64 {place}, {whole}"),
+                    (0, f"ugt i64 {place}, {whole - 1 + odd}"),
+                ):
+                    if rows == 1 and not odd:
+                        continue
+                    with f.when(f.op(f"icmp {condition}")):
+                        words = [
+                            round_words(
+                                f, source, f.at(row, i * matrix.columns, source), lanes, LANES
+                            )
+                            for i in range(rows)
+                        ] + ["zeroinitializer"] * (2 - rows)
+                        both = interleave(f, *words)
+                        f.line(f"store <32 x i16> {both}, ptr {end}, align 4")
     return _plain_module(f)
 
 
