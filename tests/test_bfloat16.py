@@ -1,4 +1,4 @@
-"""Convolution in bfloat16 by tiles: emulated on any CPU, and real on one with tiles."""
+"""Convolution and products in bfloat16: emulated on any CPU, and real on one with the instructions."""
 
 import ctypes
 import functools
@@ -19,14 +19,23 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from bfloat16_emulation import emulate
 from seedbed import ffi, llvm
-from seedbed.llvm import Target, VectorUnit, compile_assembly, compile_ir, host_has_tiles
-from seedbed.nets import convolution, passes
+from seedbed.llvm import (
+    Target,
+    VectorUnit,
+    compile_assembly,
+    compile_ir,
+    host_has_pairs,
+    host_has_tiles,
+)
+from seedbed.nets import convolution, dense, passes, products
 from seedbed.nets.convolution import Scaling, conv2d, rescale
-from seedbed.nets.native.bfloat16 import correlation, weights
+from seedbed.nets.native.bfloat16 import correlation, instructions, weights
+from seedbed.nets.native.bfloat16 import dense as dense_kernels
+from seedbed.nets.native.bfloat16.instructions import UNITS
 from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.torsos import Nature
-from tile_emulation import emulate
 
 # image [N, H, W, C], kernel size, features, stride, padding, activation, dtype of the image
 LAYERS = {
@@ -50,23 +59,24 @@ AMX = Target("x86_64-unknown-linux-gnu", "rocketlake", "+" + ",+".join(llvm._FOR
 
 
 @contextmanager
-def emulation():
-    """Kernels whose tile instructions are emulated, as on a CPU with tiles."""
+def emulation(unit):
+    """Kernels for a CPU with the instructions called `unit`, which are emulated."""
 
     def register(prefix, text, **options):
         return ffi.register_kernel(prefix, emulate(text), **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "register_kernel", register)
-        patch.setattr(convolution, "host_has_tiles", lambda: True)
+        for module in (convolution, products):
+            patch.setattr(module, "host_instructions", lambda: unit)
         passes.kernel_target.cache_clear()
         yield
         passes.kernel_target.cache_clear()
 
 
-@pytest.fixture
-def emulated():
-    with emulation():
+@pytest.fixture(params=UNITS)
+def emulated(request):
+    with emulation(request.param):
         yield
 
 
@@ -200,17 +210,26 @@ def test_scaled_images(emulated, dtype):
     padding=st.integers(0, 3),
     activation=st.sampled_from(["relu", None]),
     dtype=st.sampled_from(["uint8", "float32", "bfloat16"]),
+    unit=st.sampled_from(list(UNITS)),
 )
-def test_odd_shapes(shape, size, features, stride, padding, activation, dtype):
+def test_odd_shapes(unit, shape, size, features, stride, padding, activation, dtype):
     size = tuple(min(k, n + 2 * padding) for k, n in zip(size, shape[1:3], strict=True))
     arrays = _arrays(shape, size, features, dtype)
-    with emulation():
+    with emulation(unit):
         _check(arrays, stride=stride, padding=padding, activation=activation)
 
 
-@pytest.mark.skipif(not host_has_tiles(), reason="no AMX tiles on this CPU")
+needs = {
+    "tiles": pytest.mark.skipif(not host_has_tiles(), reason="no AMX tiles on this CPU"),
+    "pairs": pytest.mark.skipif(not host_has_pairs(), reason="no AVX512-BF16 on this CPU"),
+}
+real = pytest.mark.parametrize("unit", [pytest.param(n, marks=needs[n]) for n in UNITS])
+
+
+@real
 @pytest.mark.parametrize("name", LAYERS)
-def test_real_tiles_are_exact(name):
+def test_real_instructions_are_exact(monkeypatch, unit, name):
+    monkeypatch.setattr(convolution, "host_instructions", lambda: unit)
     arrays, options = _layer(name)
     _check(arrays, **options)
 
@@ -302,8 +321,8 @@ def test_who_runs_what(emulated, monkeypatch):
     assert "seedbed_bfloat16_forward" in text and "seedbed_bfloat16_weight" in text
     # nobody wants the gradient of the images
     assert "seedbed_bfloat16_input" not in text and "stablehlo.convolution" not in text
-    for tiles, platform in ((True, "cuda"), (False, "cpu"), (False, "cuda")):
-        monkeypatch.setattr(convolution, "host_has_tiles", lambda tiles=tiles: tiles)
+    for unit, platform in (("tiles", "cuda"), (None, "cpu"), (None, "cuda")):
+        monkeypatch.setattr(convolution, "host_instructions", lambda unit=unit: unit)
         text = _lowered(platform, options, arrays)
         assert "seedbed" not in text.replace("seedbed.", "")
         assert "stablehlo.convolution" in text
@@ -319,12 +338,12 @@ def test_fallbacks_match(emulated, monkeypatch):
     monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
     jax.clear_caches()
     _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.01)
-    monkeypatch.setattr(convolution, "host_has_tiles", lambda: False)
+    monkeypatch.setattr(convolution, "host_instructions", lambda: None)
     # XLA sums the bias's gradient in bfloat16
     _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.05)
 
 
-def _module_texts(name):
+def _module_texts(name, unit):
     shape, size, features, stride, padding, activation, dtype = LAYERS[name]
     layer = Convolution(
         *shape[1:],
@@ -337,35 +356,57 @@ def _module_texts(name):
         {"uint8": "i8", "float32": "float", "bfloat16": "bfloat"}[dtype],
         VectorUnit(16, 32),
     )
-    yield layer, "forward", correlation.forward_ir(layer)
-    yield layer, "weight_gradient", weights.weight_gradient_ir(layer)
-    yield layer, "input_gradient", correlation.input_gradient_ir(layer)
+    unit = UNITS[unit]
+    yield layer, "forward", correlation.forward_ir(layer, unit)
+    yield layer, "weight_gradient", weights.weight_gradient_ir(layer, unit)
+    yield layer, "input_gradient", correlation.input_gradient_ir(layer, unit)
 
 
-def _loops(assembly):
-    """The instructions of the innermost loops with products of tiles."""
+def _loops(assembly, instruction):
+    """The instructions of the innermost loops with an instruction."""
     for block in re.split(r"^(?=\.LBB)", assembly, flags=re.MULTILINE):
-        if "Inner Loop Header" in block and "tdpbf16ps" in block:
+        if "Inner Loop Header" in block and instruction in block:
             body = re.split(r"^\tj\w+.*$", block, maxsplit=1, flags=re.MULTILINE)[0]
             yield re.findall(r"^\t([a-z]\w*)(.*)$", body, re.MULTILINE)
 
 
+def _blocks(text):
+    return [
+        tuple(map(int, sizes)) for sizes in re.findall(r"@block_(\d+)_(\d+)\(ptr noalias", text)
+    ]
+
+
 @pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
 def test_inner_loops_are_tiles_and_addresses(name):
-    for _, kind, text in _module_texts(name):
+    for _, kind, text in _module_texts(name, "tiles"):
         assembly = compile_assembly(
             ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
         )
-        loops = list(_loops(assembly))
-        blocks = re.findall(r"@block_(\d)_(\d)\(ptr noalias", text)
+        loops, blocks = list(_loops(assembly, "tdpbf16ps")), _blocks(text)
         assert len(loops) == len(blocks) >= 1, kind
         for loop, (high, wide) in zip(loops, blocks, strict=True):
             names = [name for name, _ in loop]
-            assert names.count("tdpbf16ps") == int(high) * int(wide), kind
-            assert names.count("tileloadd") == int(high) + int(wide), kind
+            assert names.count("tdpbf16ps") == high * wide, kind
+            assert names.count("tileloadd") == high + wide, kind
             assert not any(re.search(r"[xyz]mm|%rsp|%rbp", operands) for _, operands in loop), kind
         assert assembly.count("ldtilecfg") == assembly.count("tilerelease") >= 1, kind
         assert "vcvtneps2bf16" in assembly or kind == "weight_gradient"
+
+
+@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
+def test_inner_loops_keep_sums_in_registers(name):
+    for _, kind, text in _module_texts(name, "pairs"):
+        assembly = compile_assembly(
+            ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
+        )
+        loops, blocks = list(_loops(assembly, "vdpbf16ps")), _blocks(text)
+        assert len(loops) == len(blocks) >= 1, kind
+        for loop, (high, wide) in zip(loops, blocks, strict=True):
+            names = [name for name, _ in loop]
+            assert names.count("vdpbf16ps") == high * wide, kind
+            # Loads of rows of B and of pairs of A, and a few instructions for addresses and the loop.
+            assert len(names) <= high * wide + high + wide + 6, kind
+            assert not any(re.search(r"%rsp|%rbp", operands) for _, operands in loop), kind
 
 
 def _guarded(count, first):
@@ -390,41 +431,138 @@ define void @run(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
 """
 
 
+def _run_guarded(text, sizes, rows):
+    """Runs a kernel whose buffers lie between forbidden pages; the process would end if it left them."""
+    if not host_has_pairs() or "tdpbf16ps" in text:
+        text = emulate(text)
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(
+        compile_ir(text + _RUN, "run")
+    )
+    for first in (True, False):
+        buffers = [_guarded(size, first) for size in sizes]
+        data = (ctypes.c_void_p * len(buffers))(*(start for _, start in buffers))
+        dims = (ctypes.c_int64 * len(buffers))(*[rows] * len(buffers))
+        run(data, dims, 0, 1)
+
+
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
     "name",
     [n if n == "three panels" else pytest.param(n, marks=pytest.mark.slow) for n in LAYERS],
 )
-def test_no_memory_beyond_the_buffers_is_touched(name):
-    """The process would end: the pages before and after each buffer are forbidden."""
-    for layer, kind, text in _module_texts(name):
+def test_no_memory_beyond_the_buffers_is_touched(name, unit):
+    for layer, kind, text in _module_texts(name, unit):
         images, outputs = 2, 2 if layer.relu else 1
         x = images * layer.image_size * {"i8": 1, "float": 4, "bfloat": 2}[layer.source]
         y = images * layer.output_size * 2
         if kind == "forward":
-            sums = correlation.forward(layer)
-            sizes = [
-                x,
-                2 * math.prod(sums.packed_shape),
-                64 * sums.panels,
-                y,
-                4 * sums.scratch_size,
-            ]
+            sums = correlation.forward(layer, UNITS[unit])
+            packed = 2 * math.prod(sums.packed_shape)
+            sizes = [x, packed, 64 * sums.panels, y, 4 * sums.scratch_size]
         elif kind == "input_gradient":
-            sums = correlation.input_gradient(layer)
+            sums = correlation.input_gradient(layer, UNITS[unit])
             dx = images * layer.image_size * (2 if sums.target.kind == "bfloat" else 4)
             sizes = [*[y] * outputs, 2 * math.prod(sums.packed_shape), dx, 4 * sums.scratch_size]
         else:
-            sums = weights.weight_gradient(layer)
+            sums = weights.weight_gradient(layer, UNITS[unit])
             results = [math.prod(sums.sum_shape), layer.features, sums.places[-1]]
             sizes = [x, *[y] * outputs, *(4 * n for n in results)]
-        run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(
-            compile_ir(emulate(text) + _RUN, "run")
+        _run_guarded(text, sizes, images)
+
+
+# rows, inputs, outputs
+PRODUCTS = ((1, 1, 1), (3, 5, 7), (33, 40, 17), (31, 33, 100), (64, 64, 64), (16, 3136, 32))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("source", ["float", "bfloat"])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
+def test_no_memory_beyond_matrices_is_touched(unit, source, rows, inputs, outputs):
+    size = {"float": 4, "bfloat": 2}[source]
+    matrix = dense_kernels.packed(inputs, outputs)
+    packed = 2 * math.prod(matrix.shape)
+    for emit in (dense_kernels.pack_rows_ir, dense_kernels.pack_columns_ir):
+        _run_guarded(emit(matrix, source), [size * inputs * outputs, packed], rows)
+    whole = dense_kernels.Transpose(rows, inputs, source)
+    text = dense_kernels.transpose_ir(whole)
+    _run_guarded(text, [size * rows * inputs, 2 * rows * inputs, 4], rows)
+    layer = dense_kernels.Forward(UNITS[unit], rows, matrix, source)
+    results = 4 * math.prod(layer.result_shape), 4 * layer.scratch_size
+    _run_guarded(dense_kernels.forward_ir(layer), [size * rows * inputs, packed, *results], rows)
+
+
+def _check_products(unit, rows, inputs, outputs, dtype):
+    rng = np.random.default_rng(rows + inputs)
+    x, kernel, dy = (
+        jnp.asarray(rng.normal(size=shape), kind)
+        for shape, kind in (
+            ((rows, inputs), dtype),
+            ((inputs, outputs), jnp.float32),
+            ((rows, outputs), dtype),
         )
-        for first in (True, False):
-            buffers = [_guarded(size, first) for size in sizes]
-            data = (ctypes.c_void_p * len(buffers))(*(start for _, start in buffers))
-            dims = (ctypes.c_int64 * len(buffers))(*[images] * len(buffers))
-            run(data, dims, 0, 1)
+    )
+    for run, (a, b), (left, right) in (
+        (dense.product, (x, kernel), (_exact(x), _exact(kernel))),
+        (dense.product_with_transpose, (dy, kernel), (_exact(dy), _exact(kernel).T)),
+        (dense.sum_of_rows, (x, dy), (_exact(x).T, _exact(dy))),
+    ):
+        y = jax.jit(functools.partial(run, UNITS[unit]))(a, b)
+        assert y.dtype == jnp.float32
+        _assert_close(y, left @ right, left.shape[1])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [s if math.prod(s) < 10**5 else pytest.param(s, marks=pytest.mark.slow) for s in PRODUCTS],
+)
+@pytest.mark.parametrize("unit", UNITS)
+def test_products_are_exact(unit, shape):
+    with emulation(unit):
+        _check_products(unit, *shape, jnp.float32)
+
+
+@real
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [*PRODUCTS, (640, 3136, 512), (8192, 27, 128), (700, 3, 3)])
+def test_real_products_are_exact(unit, shape, dtype):
+    _check_products(unit, *shape, dtype)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 80), st.integers(1, 80), st.integers(1, 80)),
+    unit=st.sampled_from(list(UNITS)),
+)
+def test_products_of_odd_shapes(shape, unit):
+    with emulation(unit):
+        _check_products(unit, *shape, jnp.float32)
+
+
+def test_layers_use_the_kernels_and_match_xla(emulated, monkeypatch):
+    jax.clear_caches()
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 5, 40)), jnp.float32)
+    kernels = jnp.asarray(rng.normal(size=(2, 40, 21)), jnp.float32)
+
+    def loss(kernels, x):
+        # two networks at once, as twin critics are
+        y = jax.vmap(lambda kernel: products.multiply(x, kernel, jnp.bfloat16))(kernels)
+        return jnp.sin(y).sum(), y
+
+    def run():
+        return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(kernels, x)
+
+    text = jax.jit(jax.grad(loss, (0, 1), has_aux=True)).lower(kernels, x).as_text()
+    assert text.count("seedbed_dense_product") >= 6 and "dot_general" not in text
+    (narrow, y) = run()
+    for module in (convolution, products):
+        monkeypatch.setattr(module, "host_instructions", lambda: None)
+    jax.clear_caches()
+    (expected, expected_y) = run()
+    _assert_near((narrow, y), (expected, expected_y))
+    assert y.shape == (2, 2, 5, 21)
+    assert products.multiply(x[:0], kernels[0], jnp.bfloat16).shape == (0, 5, 21)
 
 
 @pytest.mark.slow
@@ -486,3 +624,21 @@ def test_who_has_tiles(monkeypatch, refused):
     with warning if refused == "by Linux" else nullcontext():
         assert host_has_tiles.__wrapped__() is (refused == "nowhere")
     assert asked == [(158, 0x1023, 18)] * (refused in ("by Linux", "nowhere"))
+
+
+def test_pairs_are_timed_once_and_used_where_they_pay(monkeypatch, tmp_path):
+    monkeypatch.setattr(instructions, "host_has_tiles", lambda: False)
+    monkeypatch.setattr(instructions, "host_has_pairs", lambda: True)
+    for gain, answer in ((1.1, None), (1.9, "pairs")):
+        monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / str(gain)))
+        monkeypatch.setattr(instructions, "measure_gain", lambda gain=gain: gain)
+        assert instructions.host_instructions.__wrapped__() == answer
+        monkeypatch.setattr(instructions, "measure_gain", lambda: pytest.fail("timed again"))
+        assert instructions.host_instructions.__wrapped__() == answer
+    monkeypatch.setattr(instructions, "host_has_pairs", lambda: False)
+    assert instructions.host_instructions.__wrapped__() is None
+
+
+@pytest.mark.skipif(not host_has_pairs(), reason="no AVX512-BF16 on this CPU")
+def test_the_gain_of_pairs_can_be_timed():
+    assert 0.1 < instructions.measure_gain() < 10

@@ -12,6 +12,7 @@ import seedbed
 from seedbed import cli, resolve, scaling
 from seedbed.fused import train as fused
 from seedbed.fused.program import _plan
+from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.presets import PRESETS
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
@@ -139,7 +140,7 @@ def test_help_shows_the_sizes_of_this_device(gpu, capsys):
         ("gpu", "7.5", False),
         ("gpu", "gfx90a", False),
         ("tpu", None, True),
-        ("cpu", None, False),
+        ("cpu", None, host_instructions() is not None),
     ],
 )
 def test_devices_that_multiply_bfloat16(platform, capability, fast):
@@ -149,12 +150,14 @@ def test_devices_that_multiply_bfloat16(platform, capability, fast):
 
 def test_auto_is_chosen_once_told_and_saved(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(scaling, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(devices, "host_instructions", lambda: "pairs")
     command = ["train", "cartpole/ppo", "--agent.compute-dtype", "auto", "--run"]
     assert cli.main([*command, "r"]) == 0
-    assert "compute dtype: bfloat16 (auto: cpu)" in capsys.readouterr().err
+    assert "compute dtype: bfloat16 (auto: cpu with AVX512-BF16)" in capsys.readouterr().err
     saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
     assert saved.agent.compute_dtype == trained[0][0].compute_dtype == "bfloat16"
     monkeypatch.setattr(scaling, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(devices, "host_instructions", lambda: None)
     assert cli.main(["train", "--resume", "--run", "r"]) == 0
     assert "compute dtype" not in capsys.readouterr().err
     asked = dataclasses.replace(saved, agent=dataclasses.replace(saved.agent, compute_dtype="auto"))

@@ -15,7 +15,7 @@ import jax
 from seedbed.agents.base import BaseAgent
 from seedbed.presets import TrainConfig
 from seedbed.resolve import AGENTS, resumed
-from seedbed.run.devices import multiplies_bfloat16, start_jax
+from seedbed.run.devices import kind_of_device, multiplies_bfloat16, start_jax
 from seedbed.run.options import FusedConfig
 
 _REPLAY = {"envs": 8, "unroll": 1 / 8}
@@ -70,7 +70,7 @@ def note(plain: TrainConfig, config: TrainConfig) -> str | None:
 def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConfig, str | None]:
     """Replaces `compute_dtype` auto by the dtype that this host's devices are fast at; starts JAX for it.
 
-    The dtype is bfloat16 if all devices have units for it. A run that is resumed, whose folder is `run`,
+    The dtype is bfloat16 if all devices are faster with it. A run that is resumed, whose folder is `run`,
     keeps its own. Also returns a line about the choice; None if the agent's dtype is not auto.
     """
     agent = config.agent
@@ -82,7 +82,7 @@ def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConf
         start_jax()
         devices = jax.local_devices()
         dtype = "bfloat16" if all(map(multiplies_bfloat16, devices)) else "float32"
-        reason = " and ".join(sorted({device.device_kind for device in devices}))
+        reason = " and ".join(sorted(set(map(kind_of_device, devices))))
     agent = dataclasses.replace(agent, compute_dtype=dtype)
     return dataclasses.replace(config, agent=agent), f"compute dtype: {dtype} (auto: {reason})"
 

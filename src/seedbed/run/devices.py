@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from seedbed.nets.native.bfloat16.instructions import LABELS, host_instructions
 from seedbed.types import SeedbedError
 
 Device: TypeAlias = Any
@@ -28,12 +29,24 @@ def start_jax() -> str:
 
 
 def multiplies_bfloat16(device: Device) -> bool:
-    """Returns whether a device has units for products of bfloat16: NVIDIA GPUs since Ampere (8.0), TPUs."""
+    """Returns whether products of bfloat16 are faster on a device than those of float32.
+
+    They are on NVIDIA's GPUs since Ampere (8.0), on TPUs, and on CPUs that have instructions for them.
+    """
+    if device.platform == "cpu":
+        return host_instructions() is not None
     if device.platform != "gpu":
         return device.platform == "tpu"
     # AMD's GPUs have names here, such as gfx90a.
     major, _, _ = str(device.compute_capability).partition(".")
     return major.isdecimal() and int(major) >= 8
+
+
+def kind_of_device(device: Device) -> str:
+    """Returns the name of a kind of device; a CPU's says what it has for products of bfloat16."""
+    if device.platform != "cpu" or (unit := host_instructions()) is None:
+        return device.device_kind
+    return f"{device.device_kind} with {LABELS[unit]}"
 
 
 def choose_devices(indices: tuple[int, ...], option: str) -> list[Device]:

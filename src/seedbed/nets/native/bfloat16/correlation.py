@@ -253,28 +253,36 @@ def _correlate(
             b, start = f.at(kernel, panel * product.b_panel, "i8"), f.at(bias, panel * LANES)
             with f.repeat(down) as line, f.repeat(along) as column:
                 first = cover.first(f, line.index, column.index)
-                a = f.scaled(image, first, layout.step, "bfloat")
+                a = f.scaled(image, cover.number(f, *first), layout.step, "bfloat")
                 f.line(
                     f"call void @block_{block.high}_{wide}"
                     f"(ptr {a}, ptr {b}, ptr {scratch}, ptr {start})"
                 )
-                with f.repeat(cover.block.lines) as i, f.repeat(cover.block.columns) as j:
-                    row = f.op(
-                        f"add i64 {f.op(f'mul i64 {i.index}, {cover.block.columns}')}, {j.index}"
-                    )
-                    held = f.scaled(scratch, row, block.wide * LANES)
-                    apart = f.op(
-                        f"add i64 {f.op(f'mul i64 {i.index}, {layout.period}')}, {j.index}"
-                    )
-                    position = f.op(f"add i64 {first}, {apart}")
-                    u = f.op(f"udiv i64 {position}, {layout.period}")
-                    v = f.op(f"urem i64 {position}, {layout.period}")
-                    inside = [
-                        f.op(f"icmp ult i64 {n}, {limit}")
-                        for n, limit in ((u, sums.out_rows), (v, sums.out_columns))
-                    ]
-                    with f.when(f.op(f"and i1 {inside[0]}, {inside[1]}")):
-                        _store_row(f, sums, (u, v), held, result, range(panel, panel + wide))
+                _store_block(f, sums, first, scratch, result, range(panel, panel + wide))
+
+
+def _store_block(
+    f: Function,
+    sums: Correlation,
+    first: tuple[str, str],
+    held: str,
+    result: str,
+    panels: range,
+) -> None:
+    """Stores the results of a block, those of some panels, but for what lies between lines of positions."""
+    (block, cover), positions = sums.blocks, sums.positions
+    with f.repeat(cover.block.lines) as i:
+        u = f.op(f"add i64 {first[0]}, {i.index}")
+        line = f.scaled(held, i.index, cover.block.columns * block.wide * LANES)
+        with f.repeat(cover.block.columns) as j:
+            v = f.op(f"add i64 {first[1]}, {j.index}")
+            row = f.scaled(line, j.index, block.wide * LANES)
+            if cover.whole == positions:
+                _store_row(f, sums, (u, v), row, result, panels)
+            else:
+                at = [f.op(f"{kind} i64 {v}, {positions.period}") for kind in ("udiv", "urem")]
+                with f.when(f.op(f"icmp ult i64 {at[1]}, {positions.columns}")):
+                    _store_row(f, sums, (at[0], at[1]), row, result, panels)
 
 
 def _store_row(

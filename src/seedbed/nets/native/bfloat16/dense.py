@@ -163,7 +163,7 @@ def forward_ir(p: Forward) -> str:
         left = f.op(f"sub i64 {p.count}, {begin}")
         count = f.op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {p.group})")
         with f.repeat(count) as block:
-            first = cover.first(f, "0", f.op(f"add i64 {begin}, {block.index}"))
+            _, first = cover.first(f, "0", f.op(f"add i64 {begin}, {block.index}"))
             to = f.scaled(scratch, block.index, p.block_bytes, "i8")
             _copy_rows(f, p, f.scaled(x, first, p.matrix.numbers, p.source), to)
         for panel, wide, times in spans(p.matrix.panels, blocking.wide):
@@ -173,7 +173,7 @@ def forward_ir(p: Forward) -> str:
                     for q, size in ((matrix, product.b_panel), (y, 4 * LANES))
                 )
                 with f.repeat(count) as block:
-                    first = cover.first(f, "0", f.op(f"add i64 {begin}, {block.index}"))
+                    _, first = cover.first(f, "0", f.op(f"add i64 {begin}, {block.index}"))
                     a = f.scaled(scratch, block.index, p.block_bytes, "i8")
                     to = f.scaled(c, first, product.c_row, "i8")
                     f.line(

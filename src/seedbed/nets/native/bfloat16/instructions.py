@@ -24,6 +24,9 @@ from seedbed.simd.store import cache
 Name = Literal["tiles", "pairs"]
 UNITS: dict[Name, Instructions] = {"tiles": Tiles(), "pairs": Pairs()}
 """The instructions by name: AMX's tiles, and AVX512-BF16's products of pairs."""
+LABELS: dict[Name, str] = {"tiles": "AMX", "pairs": "AVX512-BF16"}
+"""What the makers of CPUs call the instructions."""
+# The gain from which pairs are used: copies and conversions cost a part of it.
 _WORTHWHILE = 1.3
 # Sums in registers, additions to each in a round, and rounds.
 _TOTALS, _STEPS, _ROUNDS = 24, 1000, 25

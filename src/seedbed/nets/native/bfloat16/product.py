@@ -61,9 +61,9 @@ class Cover(NamedTuple):
             -self.whole.columns // self.block.columns
         )
 
-    def first(self, f: Function, line: str, column: str) -> str:
-        """Returns the number of the first row of a block; `line` and `column` are names of its indices."""
-        begin = [
+    def first(self, f: Function, line: str, column: str) -> tuple[str, str]:
+        """Returns the line and column of a block's first row; takes the names of the block's indices."""
+        begin, end = (
             f.op(
                 f"call i64 @llvm.umin.i64(i64 {f.op(f'mul i64 {index}, {size}')}, "
                 f"i64 {total - size})"
@@ -71,8 +71,12 @@ class Cover(NamedTuple):
             for index, total, size in zip(
                 (line, column), self.whole[:2], self.block[:2], strict=True
             )
-        ]
-        return f.op(f"add i64 {f.op(f'mul i64 {begin[0]}, {self.whole.period}')}, {begin[1]}")
+        )
+        return begin, end
+
+    def number(self, f: Function, line: str, column: str) -> str:
+        """Returns the number of the row at a line and column, all names of values."""
+        return f.op(f"add i64 {f.op(f'mul i64 {line}, {self.whole.period}')}, {column}")
 
 
 class Windows(NamedTuple):

@@ -1,10 +1,10 @@
-"""The tile instructions of kernels in plain LLVM IR, for CPUs without tiles.
+"""The instructions of bfloat16 kernels in plain LLVM IR, for CPUs without them.
 
-`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour on eight tiles in a
-stack buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS): only the
-configured rows and bytes are loaded and stored, the others become zero; a product sums even and odd numbers
-of pairs apart, in float32. Where a CPU would raise a fault, because tiles of a product do not fit or are not
-configured, results become NaN or are not stored.
+`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour; tiles are eight in a
+stack buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS and
+VDPBF16PS): only the configured rows and bytes of tiles are loaded and stored, the others become zero; a
+product of tiles sums even and odd numbers of pairs apart, in float32. Where a CPU would raise a fault,
+because tiles of a product do not fit or are not configured, results become NaN or are not stored.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ from __future__ import annotations
 import re
 
 _STATE = 8 * 1024 + 64
-_INTRINSIC = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdpbf16ps)\(")
+_TILES = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdpbf16ps)\(")
 _DECLARATION = re.compile(r"^declare .*@llvm\.x86\..*\n", re.MULTILINE)
 _FUNCTION = re.compile(r"define internal void @(\w+)\(")
 
 
 def emulate(text: str) -> str:
-    """Returns the text of a kernel, which defines `task`, with its tile instructions, if any, emulated."""
-    if not _INTRINSIC.search(text):
+    """Returns the text of a kernel, which defines `task`, with its instructions for bfloat16 emulated."""
+    if "@llvm.x86." not in text:
         return text
-    functions = [name for name in _FUNCTION.findall(text) if name != "task"]
+    tiles = _TILES.search(text)
     text = _DECLARATION.sub("", text)
-    text = _INTRINSIC.sub(r"@emulated.\1(ptr %tile_state, ", text).replace(
+    text = text.replace("@llvm.x86.avx512bf16.cvtneps2bf16.512(", "@emulated.narrow(")
+    text = text.replace("@llvm.x86.avx512bf16.dpbf16ps.512(", "@emulated.dpbf16ps(")
+    if not tiles:
+        return _VECTORS + text
+    text = _TILES.sub(r"@emulated.\1(ptr %tile_state, ", text).replace(
         "%tile_state, )", "%tile_state)"
     )
-    text = text.replace("@llvm.x86.avx512bf16.cvtneps2bf16.512(", "@emulated.narrow(")
-    for name in functions:
-        text = text.replace(f"@{name}(", f"@{name}(ptr %tile_state, ")
+    for name in _FUNCTION.findall(text):
+        if name != "task":
+            text = text.replace(f"@{name}(", f"@{name}(ptr %tile_state, ")
     head, task = text.split("define internal void @task(")
     start = f"entry:\n%tile_state = alloca [{_STATE} x i8], align 64\n"
     start += f"call void @llvm.memset.p0.i64(ptr %tile_state, i8 0, i64 {_STATE}, i1 false)\n"
-    return head + _EMULATION + "define internal void @task(" + task.replace("entry:\n", start, 1)
+    task = task.replace("entry:\n", start, 1)
+    return _VECTORS + head + _EMULATION + "define internal void @task(" + task
 
 
-_EMULATION = """
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-
-define internal <16 x bfloat> @emulated.narrow(<16 x float> %value) {
+# LLVM 22 makes a masked store of one truncated number as wide as it was before: narrow is not inlined.
+_VECTORS = """
+define internal <16 x bfloat> @emulated.narrow(<16 x float> %value) noinline {
   %bits = bitcast <16 x float> %value to <16 x i32>
   %high = lshr <16 x i32> %bits, splat (i32 16)
   %odd = and <16 x i32> %high, splat (i32 1)
@@ -52,6 +56,27 @@ define internal <16 x bfloat> @emulated.narrow(<16 x float> %value) {
   %result = bitcast <16 x i16> %words to <16 x bfloat>
   ret <16 x bfloat> %result
 }
+
+define internal <16 x float> @emulated.dpbf16ps(<16 x float> %sum, <32 x bfloat> %a, <32 x bfloat> %b) {
+  %aw = bitcast <32 x bfloat> %a to <16 x i32>
+  %bw = bitcast <32 x bfloat> %b to <16 x i32>
+  %ae = shl <16 x i32> %aw, splat (i32 16)
+  %ao = and <16 x i32> %aw, splat (i32 -65536)
+  %be = shl <16 x i32> %bw, splat (i32 16)
+  %bo = and <16 x i32> %bw, splat (i32 -65536)
+  %aef = bitcast <16 x i32> %ae to <16 x float>
+  %aof = bitcast <16 x i32> %ao to <16 x float>
+  %bef = bitcast <16 x i32> %be to <16 x float>
+  %bof = bitcast <16 x i32> %bo to <16 x float>
+  %odd = call <16 x float> @llvm.fmuladd.v16f32(<16 x float> %aof, <16 x float> %bof, <16 x float> %sum)
+  %both = call <16 x float> @llvm.fmuladd.v16f32(<16 x float> %aef, <16 x float> %bef, <16 x float> %odd)
+  ret <16 x float> %both
+}
+
+"""
+
+_EMULATION = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 define internal void @emulated.ldtilecfg(ptr %s, ptr %from) {
   call void @llvm.memset.p0.i64(ptr %s, i8 0, i64 8192, i1 false)
