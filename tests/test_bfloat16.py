@@ -642,3 +642,78 @@ def test_pairs_are_timed_once_and_used_where_they_pay(monkeypatch, tmp_path):
 @pytest.mark.skipif(not host_has_pairs(), reason="no AVX512-BF16 on this CPU")
 def test_the_gain_of_pairs_can_be_timed():
     assert 0.1 < instructions.measure_gain() < 10
+
+
+def test_products_have_derivatives_of_any_order(emulated):
+    jax.clear_caches()
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(6, 9)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(9, 5)), jnp.float32)
+
+    def penalty(multiply, kernel):
+        gradient = jax.grad(lambda k: jnp.sin(multiply(x, k)).sum())(kernel)
+        return (gradient**2).sum()
+
+    narrow = jax.grad(
+        functools.partial(penalty, lambda x, k: products.multiply(x, k, jnp.bfloat16))
+    )
+    exact = jax.grad(functools.partial(penalty, jnp.matmul))
+    _assert_near(narrow(kernel), exact(kernel), 0.02)
+
+
+def test_products_under_vmap(emulated):
+    jax.clear_caches()
+    rng = np.random.default_rng(0)
+    xs = jnp.asarray(rng.normal(size=(6, 3, 9)), jnp.float32)
+    kernels = jnp.asarray(rng.normal(size=(6, 9, 5)), jnp.float32)
+
+    def gradients(x, kernel):
+        def loss(x, kernel):
+            return jnp.sin(products.multiply(x, kernel, jnp.bfloat16)).sum()
+
+        return jax.grad(loss, (0, 1))(x, kernel)
+
+    for axes in ((0, 0), (0, None), (None, 0)):
+        arrays = [a if axis == 0 else a[0] for a, axis in zip((xs, kernels), axes, strict=True)]
+        mapped = jax.vmap(gradients, axes)(*arrays)
+        for i in range(6):
+            one = gradients(xs[i * (axes[0] == 0)], kernels[i * (axes[1] == 0)])
+            jax.tree.map(lambda m, o, i=i: np.testing.assert_array_equal(m[i], o), mapped, one)
+    assert jax.vmap(gradients)(xs[:0], kernels[:0])[1].shape == (0, 9, 5)
+    # Elsewhere they are products of batches, and not a loop.
+    text = jax.jit(jax.vmap(gradients)).trace(xs, kernels).lower(lowering_platforms=("cuda",))
+    assert "while" not in text.as_text() and "seedbed_dense" not in text.as_text()
+
+
+def test_products_of_other_dtypes_and_of_nothing(emulated):
+    jax.clear_caches()
+    x, kernel = jnp.ones((4, 3)), jnp.ones((3, 2))
+    for dtype in (jnp.float16, jnp.int32):
+        y = products.multiply(x.astype(dtype), kernel, jnp.bfloat16)
+        np.testing.assert_array_equal(y, np.full((4, 2), 3, np.float32))
+    for lead in ((0,), (2, 0), (4,)):
+        y = products.multiply(jnp.ones((*lead, 0)), jnp.ones((0, 2)), jnp.bfloat16)
+        np.testing.assert_array_equal(y, np.zeros((*lead, 2)))
+    none = jnp.zeros((0, 3, 3, 3, 8))
+    y = jax.vmap(lambda k: conv2d(jnp.ones((1, 5, 5, 3)), k, jnp.zeros(8), stride=1))(none)
+    assert y.shape == (0, 1, 3, 3, 8)
+
+
+def test_a_row_has_the_same_bits_in_any_batch(emulated):
+    jax.clear_caches()
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(70, 65)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(65, 40)), jnp.float32)
+    together = products.multiply(x, kernel, jnp.bfloat16)
+    for count in (1, 5, 15, 33):
+        some = products.multiply(x[7 : 7 + count], kernel, jnp.bfloat16)
+        np.testing.assert_array_equal(some, together[7 : 7 + count])
+
+
+def test_machine_code_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    text = next(_module_texts("one pixel", "pairs"))[2]
+    module = ffi.kernel_module(emulate(text), arguments=3, results=2, chunks=ffi.Chunks(4))
+    code = ffi._compiled(module)
+    monkeypatch.setattr(ffi, "compile_object", lambda *_: pytest.fail("compiled again"))
+    assert ffi._compiled(module) == code

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "llvm", "ffi", "machine", "compression"},
+    {"types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression"},
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},
@@ -27,6 +27,7 @@ LISTED = {
     ("trees", "types"),
     ("compression", "types"),
     ("machine", "types"),
+    ("ffi", "cache"),
     ("ffi", "llvm"),
     ("replay", "ops"),
     ("actors", "envs"),

@@ -17,9 +17,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from seedbed import cache
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import derivative, vectorize
-from seedbed.simd.store import build, cache, sources
+from seedbed.simd.store import build, sources
 from seedbed.simd.store.digest import Indescribable, digest
 from test_layers import SOURCE, import_graph, read_modules
 
@@ -488,7 +489,7 @@ def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
     (tmp_path / "simd/cpu/a.py").rename(tmp_path / "simd/cpu/inner/a.py")
     names.add(sources.fingerprint.__wrapped__(sources.COMPILER))
     assert len(names) == 11
-    for path in ("simd/primitive.py", "simd/store/cache.py", "nets/native/tile.py", "ops/a.py"):
+    for path in ("simd/primitive.py", "cache.py", "nets/native/tile.py", "ops/a.py"):
         assert compiler_after(path, "x = 1") == compiler_after(path, "x = 2") in names
 
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from seedbed.llvm import compile_object, host_target, load_object
+from seedbed import cache
+from seedbed.llvm import compile_object, host_target, host_vector_unit, load_object, toolchain
 
 _LOCK = threading.RLock()
 _REGISTERED: dict[str, str] = {}  # module text -> target name
@@ -284,7 +285,8 @@ def register_kernel(
     """Compiles IR that defines `task` and returns the name of its CPU custom-call target.
 
     `kernel_module` describes `task`. The number of chunks is the leading dimension of buffer `chunk_buffer`.
-    Registering the same text again costs nothing and returns the first name. Any thread may call this.
+    Registering the same text again costs nothing and returns the first name. Machine code is kept on disk for
+    later processes. Any thread may call this.
 
     Raises:
         ValueError: `chunk_buffer` is not one of the buffers.
@@ -295,9 +297,19 @@ def register_kernel(
     module = kernel_module(text, arguments=arguments, results=results, chunks=chunks)
     with _LOCK:
         if module not in _REGISTERED:
-            code = compile_object(module, host_target())
+            code = _compiled(module)
             _REGISTERED[module] = register_object(prefix, code)
         return _REGISTERED[module]
+
+
+def _compiled(module: str) -> bytes:
+    """Returns the machine code of a module for this machine, which is kept on disk."""
+    key = f"{toolchain(host_vector_unit().width)}\n{module}"
+    code = cache.load(key)
+    if code is None:
+        code = compile_object(module, host_target())
+        cache.save(key, code)
+    return code
 
 
 def register_object(prefix: str, code: bytes) -> str:

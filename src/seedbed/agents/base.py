@@ -81,7 +81,7 @@ class BaseAgent(abc.ABC):
     gamma: float = 0.99
     """Discount factor for each step."""
     compute_dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Dtype of the networks' large products; auto is bfloat16 on NVIDIA GPUs since Ampere and on TPUs."""
+    """Dtype of the networks' large products; auto is bfloat16 where that is faster (docs/hardware.md)."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""

@@ -133,7 +133,7 @@ def _input_gradient(unit: Instructions, layer: Convolution) -> Callable[..., Any
 
 
 def _pack(sums: Correlation, kernel: jax.Array) -> jax.Array:
-    """Returns kernels [KH, KW, C, F] as the tiles of `sums`, `sums.packed_shape`, bfloat16."""
+    """Returns kernels [KH, KW, C, F] as `sums` reads them, of `sums.packed_shape`, bfloat16."""
     panels, rows, chunks, pairs, lanes, _ = sums.packed_shape
     channels, features = kernel.shape[2:]
     kernel = kernel.astype(jnp.bfloat16)

@@ -16,8 +16,8 @@ from seedbed.nets.native import convolution as kernels
 from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
 from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.native.rows import Kind
 from seedbed.nets.passes import (
+    SOURCES,
     Constants,
     Passes,
     before_activation,
@@ -26,12 +26,6 @@ from seedbed.nets.passes import (
     xla_convolution,
 )
 from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
-
-SOURCES: dict[Any, Kind] = {
-    jnp.dtype(jnp.uint8): "i8",
-    jnp.dtype(jnp.float32): "float",
-    jnp.dtype(jnp.bfloat16): "bfloat",
-}
 
 
 def conv2d(
@@ -47,9 +41,10 @@ def conv2d(
 ) -> jax.Array:
     """Convolves NHWC images, adds a bias and applies an optional relu.
 
-    On CPU, it runs kernels that are compiled for the host's vector unit, or with bfloat16 for its tiles; on
-    other devices, and with bfloat16 on CPUs without tiles, XLA's convolution. It is differentiable in
-    `kernel`, `bias` and `x` if that is not uint8. Compiled code computes only the gradients that are used.
+    On CPU, it runs kernels that are compiled for the host's vector unit, or with bfloat16 for its tiles or
+    pairs; on other devices, and with bfloat16 on CPUs that gain nothing by it, XLA's convolution. It is
+    differentiable in `kernel`, `bias` and `x` if that is not uint8. Compiled code computes only the
+    gradients that are used.
 
     Args:
         x: images [N, H, W, C], float32, uint8 (converted without a division by 255) or, if that is `dtype`,
@@ -62,7 +57,7 @@ def conv2d(
         scaling: two arrays [H, W, C], or None. The input is then `rescale(x, scaling)`, which is padded
             afterwards. It costs almost nothing on CPU. It gets no gradient.
         dtype: float32, in which all arithmetic is done, or bfloat16, to which images, kernel and results are
-            then rounded. By tiles, sums and the gradients of kernel and bias are not; XLA rounds these.
+            then rounded. By kernels, sums and the gradients of kernel and bias are not; XLA rounds these.
 
     Returns:
         Features [N, OH, OW, F] of `dtype`, OH = (H + 2 padding - KH) // stride + 1.

@@ -12,8 +12,15 @@ from jax import lax
 
 from seedbed.ffi import register_kernel
 from seedbed.nets.native.convolution import Convolution
+from seedbed.nets.native.rows import Kind
 from seedbed.nets.rescaling import Scaling, rescale
 
+SOURCES: dict[Any, Kind] = {
+    jnp.dtype(jnp.uint8): "i8",
+    jnp.dtype(jnp.float32): "float",
+    jnp.dtype(jnp.bfloat16): "bfloat",
+}
+"""The dtypes that kernels read, with the types of their numbers in LLVM's words."""
 Constants = tuple[jax.Array, ...]
 """Offset and scale of a `Scaling`, or an empty tuple."""
 

@@ -7,6 +7,7 @@ that all three products of a layer are fast where bfloat16 is.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +18,19 @@ from jax import lax
 from seedbed.nets import dense
 from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
 from seedbed.nets.native.call import batched, same_axes
+from seedbed.nets.passes import SOURCES
 
 
 def multiply(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
     """Returns `x @ kernel`, float32 `[..., N]`, for x `[..., K]` and a kernel `[K, N]`.
 
-    Both are rounded to `dtype`, which is float32 or bfloat16.
+    Both are rounded to `dtype`, which is float32 or bfloat16. With bfloat16, gradients of any order are
+    products of this kind, and there is no forward differentiation.
     """
     if dtype == jnp.float32:
         return x @ kernel
-    return _multiply(dtype, *same_axes(x, kernel))
+    x, kernel = same_axes(x, kernel)
+    return _product(_rows(x), _rows(kernel)).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 def sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
@@ -38,7 +42,8 @@ def sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
         # The innermost first, as einsum has them: another order would be another sum.
         rows = tuple(reversed(range(x.ndim - 1)))
         return lax.dot_general(x, y, ((rows, rows), ((), ())))
-    return _narrow("sum_of_rows")(*(a.reshape(-1, a.shape[-1]) for a in same_axes(x, y)))
+    x, y = same_axes(x, y)
+    return _sum_of_rows(_rows(x), _rows(y))
 
 
 @functools.cache
@@ -53,41 +58,64 @@ def dot_general_in(dtype: Any) -> Callable[..., jax.Array] | None:
     return dot_general
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiply(dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return _multiply_fwd(dtype, x, kernel)[0]
+def _rows(x: jax.Array) -> jax.Array:
+    """Returns x `[..., K]` as rows [N, K], float32 or bfloat16."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return rows if rows.dtype in SOURCES else rows.astype(jnp.float32)
 
 
-def _multiply_fwd(dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple]:
-    del dtype
-    return _by_rows("product", x, kernel), (x, kernel)
+@jax.custom_vjp
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Returns `x @ kernel` [N, M] for x [N, K] and a kernel [K, M]."""
+    return _rounding(dense.product)(x, kernel)
 
 
-def _multiply_bwd(dtype: Any, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = saved
-    dx = _by_rows("product_with_transpose", dy, kernel)
-    return dx.astype(x.dtype), sum_of_products(x, dy, dtype)
+@jax.custom_vjp
+def _product_with_transpose(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Returns `x @ kernel.T` [N, K] for x [N, M] and a kernel [K, M]."""
+    return _rounding(dense.product_with_transpose)(x, kernel)
 
 
-_multiply.defvjp(_multiply_fwd, _multiply_bwd)
+@jax.custom_vjp
+def _sum_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns `x.T @ y` [K, M] for x [N, K] and y [N, M]."""
+    return _rounding(dense.sum_of_rows)(x, y)
 
 
-def _by_rows(name: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    rows = _narrow(name)(x.reshape(-1, x.shape[-1]), kernel)
-    return rows.reshape(*x.shape[:-1], rows.shape[-1])
+# The gradients of each are the two others.
+_GRADIENTS: dict[Any, Callable[..., tuple[jax.Array, jax.Array]]] = {
+    _product: lambda x, kernel, dy: (_product_with_transpose(dy, kernel), _sum_of_rows(x, dy)),
+    _product_with_transpose: lambda x, kernel, dy: (_product(dy, kernel), _sum_of_rows(dy, x)),
+    _sum_of_rows: lambda x, y, dy: (_product_with_transpose(y, dy), _product(x, dy)),
+}
+
+
+def _define_gradients(function: Any) -> None:
+    def forward(x: jax.Array, y: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        return function(x, y), (x, y)
+
+    def backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dx, dother = _GRADIENTS[function](*saved, dy)
+        return dx.astype(saved[0].dtype), dother.astype(saved[1].dtype)
+
+    function.defvjp(forward, backward)
+
+
+for _function in _GRADIENTS:
+    _define_gradients(_function)
 
 
 @functools.cache
-def _narrow(name: str) -> Callable[..., jax.Array]:
-    """Returns a function of `dense`, by its name, that also runs where there are no kernels."""
-    axes = _CONTRACTED[name]
+def _rounding(product: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Returns a product of `dense`, without its instructions, that also runs where there are no kernels."""
+    axes = _CONTRACTED[product]
 
     def native(x: jax.Array, y: jax.Array) -> jax.Array:
         unit = host_instructions()
         if unit is None or 0 in (*x.shape, *y.shape):
             # XLA cannot run all products of bfloat16 on a CPU. They are exact in float32.
             return dot(*(_rounded(a).astype(jnp.float32) for a in (x, y)))
-        return getattr(dense, name)(UNITS[unit], x, y)
+        return product(UNITS[unit], x, y)
 
     def fallback(x: jax.Array, y: jax.Array) -> jax.Array:
         return dot(_rounded(x), _rounded(y))
@@ -95,13 +123,13 @@ def _narrow(name: str) -> Callable[..., jax.Array]:
     def dot(x: jax.Array, y: jax.Array) -> jax.Array:
         return lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
-    return batched(native, fallback, images=0 if name == "sum_of_rows" else 1)
+    return batched(native, fallback, images=0 if product is dense.sum_of_rows else 1)
 
 
 _CONTRACTED = {
-    "product": ((1,), (0,)),
-    "product_with_transpose": ((1,), (1,)),
-    "sum_of_rows": ((0,), (0,)),
+    dense.product: ((1,), (0,)),
+    dense.product_with_transpose: ((1,), (1,)),
+    dense.sum_of_rows: ((0,), (0,)),
 }
 
 

@@ -7,7 +7,7 @@ import warnings
 
 import jax
 
-from seedbed.simd.store.cache import directory, prepared
+from seedbed.cache import directory, prepared
 
 LARGEST = 512 << 20
 """The most bytes that the directory may hold; the least recently used programs are removed first."""

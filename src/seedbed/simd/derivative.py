@@ -20,9 +20,9 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from seedbed.cache import directory
 from seedbed.simd.accumulate import RULED, accumulated, evaluated
 from seedbed.simd.frontend.jaxprs import without_collector
-from seedbed.simd.store.cache import directory
 from seedbed.simd.store.function import Function, describe, recall, remember, types_of
 from seedbed.simd.store.sources import DERIVATION, fingerprint
 

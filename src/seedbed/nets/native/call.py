@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ def batched(
 
     The first `images` arrays have a leading axis of independent images. If vmap maps only these, the mapped
     axis is folded into that axis; the function must then return one array, with the same leading axis. Under
-    any other mapping the calls run one after another.
+    any other mapping the calls on CPU run one after another.
     """
 
     @jax.custom_batching.custom_vmap
@@ -79,17 +80,12 @@ def batched(
     @run.def_vmap
     def _rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> tuple[Any, Any]:
         if any(mapped[images:]) or not images:
-            moving = [a for a, m in zip(arrays, mapped, strict=True) if m]
-
-            def one(slices: list[jax.Array]) -> Any:
-                rest = iter(slices)
-                return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
-
-            if size <= _UNROLLED:
-                results = [one([a[i] for a in moving]) for i in range(size)]
-                result = jax.tree.map(lambda *parts: jnp.stack(parts), *results)
-            else:
-                result = lax.map(one, moving)
+            axes = [0 if m else None for m in mapped]
+            result = lax.platform_dependent(
+                *arrays,
+                cpu=functools.partial(_one_by_one, run, size, mapped),
+                default=jax.vmap(fallback, axes),
+            )
             return result, jax.tree.map(lambda _: True, result)
         n = next(a.shape[int(m)] for a, m in zip(arrays, mapped, strict=True))
         folded = [
@@ -100,3 +96,19 @@ def batched(
         return result.reshape(size, n, *result.shape[1:]), True
 
     return run
+
+
+def _one_by_one(
+    run: Callable[..., Any], size: int, mapped: Sequence[bool], *arrays: jax.Array
+) -> Any:
+    """Calls `run` for each element of the leading axes of the mapped arrays, and stacks the results."""
+
+    def one(slices: list[jax.Array]) -> Any:
+        rest = iter(slices)
+        return run(*(next(rest) if m else a for a, m in zip(arrays, mapped, strict=True)))
+
+    moving = [a for a, m in zip(arrays, mapped, strict=True) if m]
+    if not 0 < size <= _UNROLLED:
+        return lax.map(one, moving)
+    results = [one([a[i] for a in moving]) for i in range(size)]
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *results)

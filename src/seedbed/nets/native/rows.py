@@ -33,9 +33,12 @@ def buffers(f: Function, count: int) -> list[str]:
     return [f.op(f"load ptr, ptr {f.at('%data', i, 'ptr')}") for i in range(count)]
 
 
-def share(f: Function) -> tuple[str, str]:
-    """Returns the begin and end of the chunk's share of the batch (the leading axis of the first buffer)."""
-    images = f.op("load i64, ptr %dims")
+def share(f: Function, units: int | None = None) -> tuple[str, str]:
+    """Returns the begin and end of the chunk's share of `units` units of work.
+
+    By default, these are the rows of the leading axis of the first buffer, a batch.
+    """
+    images = f.op("load i64, ptr %dims") if units is None else units
     after = f.op("add i64 %chunk, 1")
     products = [f.op(f"mul i64 {chunk}, {images}") for chunk in ("%chunk", after)]
     begin, end = (f.op(f"sdiv i64 {product}, %chunks") for product in products)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from seedbed import cache
 from seedbed.ffi import Refused, register_object
 from seedbed.llvm import toolchain
 from seedbed.simd.cpu.compiler import compile_program, lanes
@@ -20,7 +21,6 @@ from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu import compiler as gpu
 from seedbed.simd.ir.program import DTYPES, Unsupported
-from seedbed.simd.store import cache
 from seedbed.simd.store.function import Function
 from seedbed.simd.store.sources import COMPILER, fingerprint
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax.core
 from jax.extend import core
 
+from seedbed import cache
 from seedbed.simd.frontend.jaxprs import without_collector
-from seedbed.simd.store import cache
 from seedbed.simd.store.digest import Indescribable, digest
 
 

@@ -23,7 +23,7 @@ _LATENCY = 52
 
 
 class Tiles:
-    """The instructions of AMX. Each is of `Instructions`."""
+    """The `Instructions` of AMX."""
 
     longest = 2 * LANES
     tile_rows = 16

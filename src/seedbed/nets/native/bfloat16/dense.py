@@ -35,6 +35,7 @@ from seedbed.nets.native.rows import (
     load_kind,
     narrow_declarations,
     round_words,
+    share,
     store_kind,
     store_words,
 )
@@ -158,7 +159,7 @@ def forward_ir(p: Forward) -> str:
     clear(f, scratch, p.scratch_size)
     (blocking, cover), product = p.blocks, p.product
     p.unit.begin(f)
-    with f.between(*_share(f, -(-p.count // p.group))) as group:
+    with f.between(*share(f, -(-p.count // p.group))) as group:
         begin = f.op(f"mul i64 {group}, {p.group}")
         left = f.op(f"sub i64 {p.count}, {begin}")
         count = f.op(f"call i64 @llvm.umin.i64(i64 {left}, i64 {p.group})")
@@ -207,13 +208,13 @@ def _copy_rows(f: Function, p: Forward, source: str, target: str) -> None:
 def pack_rows_ir(matrix: Packed, source: Kind) -> str:
     """Returns the IR of a task with the buffer (B [numbers, columns]) -> (the packed matrix).
 
-    Its shares are as many as the panels.
+    The number of shares is that of the panels.
     """
     f = Function(TASK)
     b, packed = buffers(f, 2)
     pairs = matrix.depth // 2
     # All panels of a few rows together, so that memory is read in order.
-    with f.between(*_share(f, matrix.chunks)) as chunk, f.repeat(matrix.panels) as panel:
+    with f.between(*share(f, matrix.chunks)) as chunk, f.repeat(matrix.panels) as panel:
         to = f.scaled(packed, panel.index, matrix.chunks * matrix.chunk, "i8")
         to = f.scaled(to, chunk, matrix.chunk, "i8")
         begin = f.scaled(b, panel.index, LANES, source)
@@ -245,11 +246,11 @@ def pack_rows_ir(matrix: Packed, source: Kind) -> str:
 def pack_columns_ir(matrix: Packed, source: Kind) -> str:
     """Returns the IR of a task with the buffer (transposed B [columns, numbers]) -> (the packed matrix).
 
-    Its chunks are the panels.
+    The number of shares is that of the panels.
     """
     f = Function(TASK)
     b, packed = buffers(f, 2)
-    with f.between(*_share(f, matrix.panels)) as panel:
+    with f.between(*share(f, matrix.panels)) as panel:
         to = f.scaled(packed, panel, matrix.chunks * matrix.chunk, "i8")
         begin = f.scaled(b, panel, LANES * matrix.numbers, source)
         for rows in _each_width(f, panel, matrix.columns):
@@ -301,7 +302,7 @@ def transpose_ir(m: Transpose) -> str:
     """Returns the IR of a task with the buffer (matrix [rows, columns]) -> (its transpose, scratch)."""
     f = Function(TASK)
     matrix, to = buffers(f, 2)
-    with f.between(*_share(f, -(-m.columns // LANES))) as vector:
+    with f.between(*share(f, -(-m.columns // LANES))) as vector:
         source = f.scaled(matrix, vector, LANES, m.source)
         target = f.scaled(to, vector, LANES * m.rows, "bfloat")
         for columns in _each_width(f, vector, m.columns):
@@ -322,9 +323,9 @@ def transpose_ir(m: Transpose) -> str:
 
 
 def _each_width(f: Function, vector: str, total: int) -> Iterator[int]:
-    """Emits what follows once for whole vectors, and once for the last of `total` numbers if it is partial.
+    """Yields the numbers of a vector that is whole, and of the last vector of `total` numbers if it is not.
 
-    `vector` is the name of the vector's index. Yields the numbers of a vector.
+    What the loop over them emits runs if the vector with the index `vector`, the name of a value, is such.
     """
     for first, lanes, _ in spans(total, LANES):
         compare = "ult" if lanes == LANES else "uge"
@@ -335,13 +336,3 @@ def _each_width(f: Function, vector: str, total: int) -> Iterator[int]:
 
 def _plain_module(task: Function) -> str:
     return declarations(LANES) + narrow_declarations() + task.text()
-
-
-def _share(f: Function, units: int) -> tuple[str, str]:
-    """Returns the begin and end of the chunk's share of `units` units of work."""
-    after = f.op("add i64 %chunk, 1")
-    begin, end = (
-        f.op(f"sdiv i64 {f.op(f'mul i64 {chunk}, {units}')}, %chunks")
-        for chunk in ("%chunk", after)
-    )
-    return begin, end

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from seedbed import cache
 from seedbed.llvm import (
     Function,
     compile_ir,
@@ -19,7 +20,6 @@ from seedbed.llvm import (
 from seedbed.nets.native.bfloat16.amx import Tiles
 from seedbed.nets.native.bfloat16.pairs import ADD_PAIRS, DECLARATION, PAIRS, SUMS, Pairs
 from seedbed.nets.native.bfloat16.product import LANES, Instructions
-from seedbed.simd.store import cache
 
 Name = Literal["tiles", "pairs"]
 UNITS: dict[Name, Instructions] = {"tiles": Tiles(), "pairs": Pairs()}
@@ -37,13 +37,13 @@ def host_instructions() -> Name | None:
     """Returns the instructions by which bfloat16 is faster than float32 on this machine, or None.
 
     Some CPUs have AVX512-BF16 and gain nothing by it (Intel's), others twice the speed (AMD's since Zen 4).
-    So it is timed, for a millisecond, when the machine first asks, and the answer is kept with the kernels.
+    So it is timed, in less than 0.1 s, when the machine first asks, and the answer is kept with the kernels.
     """
     if host_has_tiles():
         return "tiles"
     if not host_has_pairs():
         return None
-    key = f"AVX512-BF16 pays, {toolchain(host_vector_unit().width)}"
+    key = f"{_WORTHWHILE} times as fast by AVX512-BF16? {toolchain(host_vector_unit().width)}"
     answer = cache.load(key)
     if answer is None:
         answer = b"yes" if measure_gain() >= _WORTHWHILE else b"no"

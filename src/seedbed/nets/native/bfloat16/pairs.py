@@ -20,7 +20,7 @@ DECLARATION = f"declare {SUMS} {ADD_PAIRS}({SUMS}, {PAIRS}, {PAIRS})\n"
 
 
 class Pairs:
-    """The instructions of AVX512-BF16. Each is of `Instructions`."""
+    """The `Instructions` of AVX512-BF16."""
 
     longest = None
     tile_rows = 1
@@ -70,7 +70,9 @@ class Pairs:
                     pair.next = []
                     for i in range(high):
                         a = _spread(f, f.at(a3, p.a_tiles[i], "i8"))
-                        for total, b in zip(pair.values[i * wide :], rows, strict=False):
+                        for total, b in zip(
+                            pair.values[i * wide : (i + 1) * wide], rows, strict=True
+                        ):
                             add = (
                                 f"call {SUMS} {ADD_PAIRS}({SUMS} {total}, {PAIRS} {a}, {PAIRS} {b})"
                             )
