@@ -1,7 +1,8 @@
 """Time training and inference of the Nature CNN or the deep ResNet with our convolution and with XLA's.
 
 Each variant runs in its own process, because XLA reads its flags once; rounds are interleaved
-so that a noisy machine disturbs all variants alike. On a CPU with tiles, bfloat16 is measured too.
+so that a noisy machine disturbs all variants alike. On a CPU that is faster with bfloat16, that is
+measured too.
 
     python benchmarks/convolution.py [--rounds 8] [--frames 640] [--network nature] [--variants ours xla]
 """
@@ -107,12 +108,13 @@ def _features(params, x, implementation: str, network: str):
 def _network(params, frames, implementation: str, network: str):
     """Logits [N, 6] and values [N] of uint8 frames [N, 84, 84, 4]."""
     import jax
-    import jax.numpy as jnp
+
+    from seedbed.nets.products import multiply
 
     x = _features(params, frames, implementation, network)
     x = x.reshape(x.shape[0], -1)
     kernel, bias = params["dense"]
-    x = jax.nn.relu((x @ kernel.astype(x.dtype)).astype(jnp.float32) + bias)
+    x = jax.nn.relu(multiply(x, kernel, x.dtype) + bias)
     logits = x @ params["policy"][0] + params["policy"][1]
     return logits, (x @ params["value"][0] + params["value"][1])[:, 0]
 
