@@ -1,10 +1,11 @@
 """The instructions of bfloat16 kernels in plain LLVM IR, for CPUs without them.
 
-`emulate` replaces the intrinsics in a kernel's text by functions of the same behaviour; tiles are eight in a
+`emulate` replaces the intrinsics in a kernel's text by functions that do the same; tiles are eight in a
 stack buffer of the task. They follow Intel's description (Software Developer's Manual, TDPBF16PS and
 VDPBF16PS): only the configured rows and bytes of tiles are loaded and stored, the others become zero; a
 product of tiles sums even and odd numbers of pairs apart, in float32. Where a CPU would raise a fault,
-because tiles of a product do not fit or are not configured, results become NaN or are not stored.
+because tiles of a product do not fit or are not configured, results become NaN or are not stored. CPUs take
+denormal numbers for zero, and these functions do not.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ class Grid(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """Blocks of rows of A, alike, that cover a grid of rows. The last ones overlap their neighbours."""
+    """Blocks of rows of A, alike, that cover a grid of rows. The last ones overlap their neighbours.
+
+    What two blocks compute, on two threads perhaps, has the same bits.
+    """
 
     whole: Grid
     block: Grid

@@ -32,6 +32,8 @@ class Gradient:
 
     A is the results' gradient, transposed to [features, positions]. B is the image with each number beside
     that of the next position, so that neighbouring numbers of two positions' windows are a row of pairs.
+    Between rows of the result the gradient is 0: where a pixel is not finite, sums that it is no part of may
+    not be finite either.
     """
 
     unit: Instructions
