@@ -486,9 +486,11 @@ def test_no_memory_beyond_matrices_is_touched(unit, source, rows, inputs, output
     whole = dense_kernels.Transpose(rows, inputs, source)
     text = dense_kernels.transpose_ir(whole)
     _run_guarded(text, [size * rows * inputs, 2 * rows * inputs, 4], rows)
-    layer = dense_kernels.Forward(UNITS[unit], rows, matrix, source)
+    layer = dense_kernels.RowProduct(UNITS[unit], rows, matrix, source)
     results = 4 * math.prod(layer.result_shape), 4 * layer.scratch_size
-    _run_guarded(dense_kernels.forward_ir(layer), [size * rows * inputs, packed, *results], rows)
+    _run_guarded(
+        dense_kernels.row_product_ir(layer), [size * rows * inputs, packed, *results], rows
+    )
 
 
 def _check_products(unit, rows, inputs, outputs, dtype):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed.nets.native.bfloat16 import dense as kernels
-from seedbed.nets.native.bfloat16.dense import Forward, Packed, Transpose, packed
+from seedbed.nets.native.bfloat16.dense import Packed, RowProduct, Transpose, packed
 from seedbed.nets.native.bfloat16.product import Instructions
 from seedbed.nets.native.call import call_kernel
 from seedbed.nets.passes import SOURCES, kernel_target
@@ -18,14 +18,14 @@ from seedbed.nets.passes import SOURCES, kernel_target
 def product(unit: Instructions, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns `x @ kernel`, float32 [N, M], for x [N, K] and a kernel [K, M]."""
     matrix = packed(*kernel.shape)
-    return _forward(unit, x, _pack(kernels.pack_rows_ir, matrix, kernel), matrix)
+    return _multiply_rows(unit, x, _pack(kernels.pack_rows_ir, matrix, kernel), matrix)
 
 
 def product_with_transpose(unit: Instructions, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns `x @ kernel.T`, float32 [N, K], for x [N, M] and a kernel [K, M]."""
     columns, numbers = kernel.shape
     matrix = packed(numbers, columns)
-    return _forward(unit, x, _pack(kernels.pack_columns_ir, matrix, kernel), matrix)
+    return _multiply_rows(unit, x, _pack(kernels.pack_columns_ir, matrix, kernel), matrix)
 
 
 def sum_of_rows(unit: Instructions, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -36,12 +36,12 @@ def sum_of_rows(unit: Instructions, x: jax.Array, y: jax.Array) -> jax.Array:
     shapes = [(whole.columns, whole.rows), (whole.chunks, 1)]
     transposed, _ = call_kernel(target, [x], shapes, jnp.bfloat16)
     matrix = packed(*y.shape)
-    return _forward(unit, transposed, _pack(kernels.pack_rows_ir, matrix, y), matrix)
+    return _multiply_rows(unit, transposed, _pack(kernels.pack_rows_ir, matrix, y), matrix)
 
 
-def _forward(unit: Instructions, x: jax.Array, matrix: jax.Array, of: Packed) -> jax.Array:
-    layer = Forward(unit, x.shape[0], of, SOURCES[x.dtype])
-    target = kernel_target("seedbed_dense_product", kernels.forward_ir, (layer,), 2, 2)
+def _multiply_rows(unit: Instructions, x: jax.Array, matrix: jax.Array, of: Packed) -> jax.Array:
+    layer = RowProduct(unit, x.shape[0], of, SOURCES[x.dtype])
+    target = kernel_target("seedbed_dense_product", kernels.row_product_ir, (layer,), 2, 2)
     shapes = [layer.result_shape, (layer.chunks, layer.scratch_size)]
     return call_kernel(target, [x, matrix], shapes)[0][:, : of.columns]
 

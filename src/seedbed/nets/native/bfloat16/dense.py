@@ -41,7 +41,7 @@ from seedbed.nets.native.rows import (
 )
 from seedbed.nets.native.tile import declarations, spans
 
-_LONGEST = 2 * LANES  # numbers in a row of A in one chunk
+_LONGEST = 2 * LANES  # numbers in a row of A in one chunk, at most: what a tile takes
 _NEAR = 256 << 10  # bytes of a core's second cache that a part of A may fill
 _ONE = Windows(1, 1, 0, 0)
 
@@ -74,13 +74,13 @@ class Packed(NamedTuple):
 
 
 def packed(numbers: int, columns: int) -> Packed:
-    """Returns how a matrix B [numbers, columns] is packed for `Forward`."""
+    """Returns how a matrix B [numbers, columns] is packed for `RowProduct`."""
     chunks = -(-numbers // _LONGEST)
     return Packed(numbers, columns, chunks, -(-numbers // (2 * chunks)) * 2)
 
 
 @dataclass(frozen=True)
-class Forward:
+class RowProduct:
     """The product of `rows` rows of numbers with a packed matrix."""
 
     unit: Instructions
@@ -148,7 +148,7 @@ class Forward:
         )
 
 
-def forward_ir(p: Forward) -> str:
+def row_product_ir(p: RowProduct) -> str:
     """Returns the IR of a task with the buffers (x [rows, numbers], packed matrix) -> (y, scratch).
 
     y is float32 of `result_shape`. `scratch` has `scratch_size` floats for each chunk.
@@ -186,7 +186,7 @@ def forward_ir(p: Forward) -> str:
     return module(p.unit, product, sizes, f)
 
 
-def _copy_rows(f: Function, p: Forward, source: str, target: str) -> None:
+def _copy_rows(f: Function, p: RowProduct, source: str, target: str) -> None:
     """Writes a block's rows as bfloat16 [chunk, row, depth]; leaves the zeros after their ends."""
     matrix = p.matrix
     with f.repeat(p.block_rows) as row:
@@ -224,6 +224,7 @@ def pack_rows_ir(matrix: Packed, source: Kind) -> str:
                 row = f.scaled(begin, place, 2 * matrix.columns, source)
                 end = f.scaled(to, pair.index, LANES)
                 whole, odd = divmod(matrix.numbers, 2)
+                # Two rows; the last, if their number is odd; and none after it.
                 for rows, condition in (
                     (2, f"ult i64 {place}, {whole}"),
                     (1, f"eq i64 {place}, {whole}"),
@@ -299,7 +300,10 @@ class Transpose:
 
 
 def transpose_ir(m: Transpose) -> str:
-    """Returns the IR of a task with the buffer (matrix [rows, columns]) -> (its transpose, scratch)."""
+    """Returns the IR of a task with the buffer (matrix [rows, columns]) -> (transpose, one float a chunk).
+
+    The floats are not written: they say how many chunks there are.
+    """
     f = Function(TASK)
     matrix, to = buffers(f, 2)
     with f.between(*share(f, -(-m.columns // LANES))) as vector:
