@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from seedbed import resolve
 from seedbed.run.memory import set_up_malloc
+from seedbed.types import SeedbedError
 
 NAMES = (
     "pong/impala",
@@ -40,7 +42,6 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     import jax
 
     from _recorded import record
-    from seedbed import resolve
     from seedbed.run.update import learn
 
     recorded = record(resolve.train_config(name), updates=1)
@@ -83,10 +84,22 @@ def main() -> None:
     """Measures, prints and saves."""
     set_up_malloc()  # as a run does
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(NAMES), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "names",
+        nargs="*",
+        default=list(NAMES),
+        metavar="NAME",
+        help="a preset, as `seedbed list` has",
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="updates of each, turn about")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--cores", type=int, default=cores, choices=range(1, cores + 1))
     args = parser.parse_args()
+    for name in args.names:
+        try:
+            resolve.train_config(name)
+        except SeedbedError as error:
+            parser.error(str(error))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     from seedbed.machine import cpu_name
 
