@@ -376,37 +376,46 @@ def _blocks(text):
     ]
 
 
-@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
-def test_inner_loops_are_tiles_and_addresses(name):
-    for _, kind, text in _module_texts(name, "tiles"):
+def _assembled(name, unit, instruction):
+    """Kinds of kernels, their assembly, and names and operands of each inner loop with its block's size."""
+    for _, kind, text in _module_texts(name, unit):
         assembly = compile_assembly(
             ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
         )
-        loops, blocks = list(_loops(assembly, "tdpbf16ps")), _blocks(text)
+        loops, blocks = list(_loops(assembly, instruction)), _blocks(text)
         assert len(loops) == len(blocks) >= 1, kind
-        for loop, (high, wide) in zip(loops, blocks, strict=True):
-            names = [name for name, _ in loop]
+        yield (
+            kind,
+            assembly,
+            [
+                ([name for name, _ in loop], [operands for _, operands in loop], block)
+                for loop, block in zip(loops, blocks, strict=True)
+            ],
+        )
+
+
+@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
+def test_inner_loops_are_tiles_and_addresses(name):
+    for kind, assembly, loops in _assembled(name, "tiles", "tdpbf16ps"):
+        for names, operands, (high, wide) in loops:
             assert names.count("tdpbf16ps") == high * wide, kind
             assert names.count("tileloadd") == high + wide, kind
-            assert not any(re.search(r"[xyz]mm|%rsp|%rbp", operands) for _, operands in loop), kind
+            assert not any(re.search(r"[xyz]mm|%rsp|%rbp", each) for each in operands), kind
         assert assembly.count("ldtilecfg") == assembly.count("tilerelease") >= 1, kind
         assert "vcvtneps2bf16" in assembly or kind == "weight_gradient"
 
 
 @pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
 def test_inner_loops_keep_sums_in_registers(name):
-    for _, kind, text in _module_texts(name, "pairs"):
-        assembly = compile_assembly(
-            ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
-        )
-        loops, blocks = list(_loops(assembly, "vdpbf16ps")), _blocks(text)
-        assert len(loops) == len(blocks) >= 1, kind
-        for loop, (high, wide) in zip(loops, blocks, strict=True):
-            names = [name for name, _ in loop]
+    for kind, _, loops in _assembled(name, "pairs", "vdpbf16ps"):
+        for names, operands, (high, wide) in loops:
             assert names.count("vdpbf16ps") == high * wide, kind
             # Loads of rows of B and of pairs of A, and a few instructions for addresses and the loop.
             assert len(names) <= high * wide + high + wide + 6, kind
-            assert not any(re.search(r"%rsp|%rbp", operands) for _, operands in loop), kind
+            assert not any(re.search(r"%rsp|%rbp", each) for each in operands), kind
+
+
+_UNTOUCHED = 0xA5
 
 
 def _guarded(count, first):
@@ -419,8 +428,17 @@ def _guarded(count, first):
     for border in (address, address + page + size):
         assert libc.mprotect(ctypes.c_void_p(border), ctypes.c_size_t(page), 0) == 0
     start = address + page + (0 if first else size - count)
+    ctypes.memset(address + page, _UNTOUCHED, size)
     ctypes.memset(start, 0, count)
     return memory, start
+
+
+def _is_untouched(memory, count, first):
+    """Whether the bytes between a buffer and its farther page are as they were."""
+    page = mmap.PAGESIZE
+    rest = len(memory) - 2 * page - count
+    begin = page + (count if first else 0)
+    return memory[begin : begin + rest] == bytes([_UNTOUCHED]) * rest
 
 
 _RUN = """
@@ -432,17 +450,26 @@ define void @run(ptr %data, ptr %dims, i64 %chunk, i64 %chunks) {
 
 
 def _run_guarded(text, sizes, rows):
-    """Runs a kernel whose buffers lie between forbidden pages; the process would end if it left them."""
+    """Runs a kernel whose buffers lie between forbidden pages; the process would end if it left them.
+
+    Returns whether the other bytes of the buffers' pages are as they were.
+    """
     if not host_has_pairs() or "tdpbf16ps" in text:
         text = emulate(text)
     run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(
         compile_ir(text + _RUN, "run")
     )
+    untouched = True
     for first in (True, False):
         buffers = [_guarded(size, first) for size in sizes]
         data = (ctypes.c_void_p * len(buffers))(*(start for _, start in buffers))
         dims = (ctypes.c_int64 * len(buffers))(*[rows] * len(buffers))
         run(data, dims, 0, 1)
+        untouched &= all(
+            _is_untouched(memory, size, first)
+            for (memory, _), size in zip(buffers, sizes, strict=True)
+        )
+    return untouched
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -467,7 +494,7 @@ def test_no_memory_beyond_the_buffers_is_touched(name, unit):
             sums = weights.weight_gradient(layer, UNITS[unit])
             results = [math.prod(sums.sum_shape), layer.features, sums.places[-1]]
             sizes = [x, *[y] * outputs, *(4 * n for n in results)]
-        _run_guarded(text, sizes, images)
+        assert _run_guarded(text, sizes, images), kind
 
 
 # rows, inputs, outputs
@@ -482,13 +509,13 @@ def test_no_memory_beyond_matrices_is_touched(unit, source, rows, inputs, output
     matrix = dense_kernels.packed(inputs, outputs)
     packed = 2 * math.prod(matrix.shape)
     for emit in (dense_kernels.pack_rows_ir, dense_kernels.pack_columns_ir):
-        _run_guarded(emit(matrix, source), [size * inputs * outputs, packed], rows)
+        assert _run_guarded(emit(matrix, source), [size * inputs * outputs, packed], rows)
     whole = dense_kernels.Transpose(rows, inputs, source)
     text = dense_kernels.transpose_ir(whole)
-    _run_guarded(text, [size * rows * inputs, 2 * rows * inputs, 4], rows)
+    assert _run_guarded(text, [size * rows * inputs, 2 * rows * inputs, 4], rows)
     layer = dense_kernels.RowProduct(UNITS[unit], rows, matrix, source)
     results = 4 * math.prod(layer.result_shape), 4 * layer.scratch_size
-    _run_guarded(
+    assert _run_guarded(
         dense_kernels.row_product_ir(layer), [size * rows * inputs, packed, *results], rows
     )
 

@@ -25,7 +25,7 @@ from seedbed.nets.native.bfloat16.product import (
     choose_positions,
     module,
 )
-from seedbed.nets.native.bfloat16.words import interleave, transpose
+from seedbed.nets.native.bfloat16.words import interleave, shuffle, transpose
 from seedbed.nets.native.rows import (
     TASK,
     Kind,
@@ -278,10 +278,7 @@ def _load_pairs(f: Function, source: Kind, pointer: str, numbers: int) -> str:
         if lanes > 0
     ]
     parts += ["zeroinitializer"] * (2 - len(parts))
-    order = ", ".join(f"i32 {i}" for i in range(2 * LANES))
-    joined = f.op(
-        f"shufflevector <16 x i16> {parts[0]}, <16 x i16> {parts[1]}, <32 x i32> <{order}>"
-    )
+    joined = shuffle(f, (parts[0], parts[1]), list(range(2 * LANES)), "i16")
     return f.op(f"bitcast <32 x i16> {joined} to <16 x i32>")
 
 

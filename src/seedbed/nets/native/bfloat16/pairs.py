@@ -43,10 +43,10 @@ class Pairs:
         return DECLARATION
 
     def begin(self, f: Function) -> None:
-        """Emits nothing."""
+        """Leaves the task as it is: vectors need no preparation."""
 
     def end(self, f: Function) -> None:
-        """Emits nothing."""
+        """Leaves the task as it is: vectors need no release."""
 
     def block_function(self, name: str, p: Product, high: int, wide: int) -> str:
         """Returns the IR of `void @name(ptr a, ptr b, ptr c, ptr start)` for a block of `high` rows."""
