@@ -21,11 +21,12 @@ import seedbed
 from exporting import Exported, free_running, record, teacher_forced
 from seedbed import api, cli, resolve
 from seedbed.envs.host.gym import GymEnv
-from seedbed.export import command, program
+from seedbed.export import command
 from seedbed.export.check import TOLERANCE, open_session
 from seedbed.export.graph import Graph
 from seedbed.export.policy import Policy
-from seedbed.export.translate import translate
+from seedbed.export.translate import MOST_ROUNDS, translate
+from seedbed.run.operations import flatten
 from seedbed.types import SeedbedError
 from small_disk import SmallDisk, on_small_disk
 from untrained_run import write_run
@@ -207,7 +208,7 @@ def exported_function(function):
     (batch,) = jax.export.symbolic_shape("batch")
     x = jax.ShapeDtypeStruct((batch, 6), jnp.float32)
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(x)
-    read = program.flatten(closed)
+    read = flatten(closed, "", MOST_ROUNDS)
     graph = Graph(batch)
     given = graph.input("x", read.inputs[0].shape, read.inputs[0].dtype)
     names = sorted(shapes) if isinstance(shapes, dict) else ["y"]

@@ -47,12 +47,16 @@ LEFT_OUT = (
     "trees.py",
     "llvm.py",
     "ffi.py",
+    "cache.py",
+    "run/hoisting.py",
+    "run/operations.py",
     "actors/local.py",
     "actors/process.py",
     "actors/child.py",
 )
 """The mathematics and the leaves, and those who look after actors once a second; llvm.py makes the machine
-code of simd and nets, and ffi.py lets XLA call it."""
+code of simd and nets, cache.py keeps it, and ffi.py lets XLA call it; hoisting.py compiles acting, as jax.jit does,
+from the operations of operations.py."""
 
 
 class Journey:

@@ -13,6 +13,7 @@ import numpy as np
 from seedbed.ops.keys import environment_keys
 from seedbed.run import devices
 from seedbed.run.devices import Device
+from seedbed.run.hoisting import Derived, Hoisted
 from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import ActorState, Agent, Array, EnvSpec, Timestep, Tree
 
@@ -120,7 +121,7 @@ def _newest(frames: Timestep, group: Array, place: Array, frame_stack: int) -> T
 class PublishedParams(NamedTuple):
     """Parameters of a finished update, and the number of updates that made them."""
 
-    params: Tree
+    params: Derived
     version: int
 
 
@@ -155,7 +156,7 @@ class Inference:
             memory = jax.tree.map(jnp.array, ActMemory(frames, state))
             self._memory = jax.device_put(memory, device)
         self._run_key = jax.device_put(run_key, device)
-        self._act = jax.jit(functools.partial(_act, agent, frame_stack), donate_argnums=2)
+        self._act = Hoisted(functools.partial(_act, agent, frame_stack), donate=(1,))
         self._seat = jax.jit(functools.partial(_seat, agent), donate_argnums=0)
         self._counter = np.zeros(self.num_groups, np.uint64)
         self._published: PublishedParams | None = None
@@ -164,10 +165,12 @@ class Inference:
         self.sizes = batch_sizes(self.num_groups, self.policy.pads)
 
     def publish(self, params: Tree, version: int) -> None:
-        """Waits until parameters are on the device, for the next call to use. Any thread may call this."""
-        published = PublishedParams(
-            jax.block_until_ready(jax.device_put(params, self.device)), version
-        )
+        """Waits until parameters, and what is computed from them once, are on the device for the next call.
+
+        Any thread may call this.
+        """
+        derived = self._act.derive(jax.device_put(params, self.device))
+        published = PublishedParams(jax.block_until_ready(derived), version)
         with self._changed:
             self._published = published
             self._changed.notify_all()
@@ -231,8 +234,9 @@ class Inference:
         with self._changed:
             published = self._published
         assert published is not None, "publish parameters before acting"
+        size = request.group.size
         self._memory, action, extras, state = self._act(
-            published.params, self._run_key, self._memory, self._group_envs, request
+            size, published.params, self._run_key, self._memory, self._group_envs, request
         )
         return ActOutput(
             action=action, extras=extras, actor_state=state, params_version=published.version

@@ -23,8 +23,8 @@ from seedbed.export.policy import (
     step_of,
     trace,
 )
-from seedbed.export.program import Program, Value
 from seedbed.run.leaves import array_of, named_leaves
+from seedbed.run.operations import Program, Value
 from seedbed.types import ArraySpec, SeedbedError, Tree
 
 TOLERANCE = 1e-5

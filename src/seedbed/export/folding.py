@@ -10,7 +10,7 @@ import numpy as np
 from seedbed.export.graph import Known, compact, is_static
 from seedbed.export.pointwise import POINTWISE
 from seedbed.export.primitives import LOGICAL
-from seedbed.export.program import Operation
+from seedbed.run.operations import Operation
 
 FOLDED = {
     *POINTWISE,

@@ -14,10 +14,10 @@ from jax.extend.random import define_prng_impl
 
 from seedbed import trees
 from seedbed.export.graph import Graph
-from seedbed.export.program import Operand, Program, Value, flatten
-from seedbed.export.translate import Held, constants, translate
+from seedbed.export.translate import MOST_ROUNDS, Held, constants, translate
 from seedbed.ops.tracing import naming
 from seedbed.run.leaves import array_of, named_leaves
+from seedbed.run.operations import Operand, Program, Value, flatten
 from seedbed.run.stacking import act_on_frames
 from seedbed.types import (
     ActorState,
@@ -162,7 +162,7 @@ def trace(policy: Policy, batch: Any, platform: str = "") -> Step:
     closed, shapes = jax.make_jaxpr(step_of(policy), return_shape=True)(
         policy.params, memory, given
     )
-    program = flatten(closed, platform)
+    program = flatten(closed, platform, MOST_ROUNDS)
     values, results = iter(program.inputs), iter(program.outputs)
     params = [
         (next(values), name, np.asarray(array_of(leaf)))

@@ -7,10 +7,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from seedbed.export.graph import Graph, Tensor, is_static, product
-from seedbed.export.program import Operation, refused
+from seedbed.run.operations import Operation
+from seedbed.types import SeedbedError
 
 Rule = Callable[[Graph, Operation, Sequence[Tensor]], list[str]]
 """Adds nodes to a graph for any other primitive; returns the names of the results."""
+
+
+def refused(name: str, what: str, place: str) -> SeedbedError:
+    """Returns the error for a primitive that cannot be exported; `place` is a file and a line."""
+    return SeedbedError(f"the agent's act cannot be exported: {name} at {place} is {what}")
 
 
 LOGICAL = {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}

@@ -11,9 +11,11 @@ import numpy as np
 from seedbed.export.folding import FOLDED, chosen, fold
 from seedbed.export.graph import Graph, Known, Tensor, compact, is_static
 from seedbed.export.pointwise import POINTWISE
-from seedbed.export.primitives import RULES
-from seedbed.export.program import MOST_ROUNDS, Operand, Operation, Program, Value, refused
+from seedbed.export.primitives import RULES, refused
+from seedbed.run.operations import Operand, Operation, Program, Value
 
+MOST_ROUNDS = 64
+"""The most rounds of a `scan`: each becomes nodes of its own."""
 _UNKNOWN = "not one that Seedbed can write as ONNX"
 _REASONS = {
     "cond": "a branch that is chosen while it runs: use jnp.where",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import require_linux
 from seedbed.ops.keys import environment_keys, later
+from seedbed.run.hoisting import Hoisted
 from seedbed.run.stacking import act_on_frames, zero_timesteps
 from seedbed.types import ActorState, Agent, Array, EnvSpec, SeedbedError, Timestep, Tree
 
@@ -28,8 +28,8 @@ class PlayerState(NamedTuple):
     counter: Array  # uint32 [2], the count of steps so far
 
 
-Play = Callable[[Tree, PlayerState, Timestep, Array], tuple[PlayerState, Tree]]
-"""A compiled step of playing: (params, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
+Play: TypeAlias = Hoisted
+"""A step of playing: (B, params, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
 
 MAX_EPISODE_STEPS = 30_000
 """The most steps that an episode of evaluation may take, on average over the episodes of an environment.
@@ -56,7 +56,7 @@ def compile_play(agent: Agent) -> Play:
         )
         return PlayerState(frames, state, later(before.counter, 1)), action
 
-    return jax.jit(play)
+    return Hoisted(play)
 
 
 class Player:
@@ -67,7 +67,8 @@ class Player:
 
     def __init__(self, play: Play, params: Tree, state: PlayerState, seed: int) -> None:
         """Starts from `state`, and copies the parameters to the device once."""
-        self._play, self._params, self._state = play, jax.device_put(params), state
+        self._play, self._state = play, state
+        self._params = play.derive(jax.device_put(params))
         self._key = jax.random.key(seed)
 
     def act(self, timestep: Timestep) -> Tree:
@@ -75,7 +76,8 @@ class Player:
 
         Call from one thread at a time.
         """
-        self._state, action = self._play(self._params, self._state, timestep, self._key)
+        size = len(timestep.first)
+        self._state, action = self._play(size, self._params, self._state, timestep, self._key)
         return jax.tree.map(np.asarray, action)
 
 

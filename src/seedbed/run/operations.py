@@ -7,15 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.source_info_util import summarize
 
 from seedbed.simd.frontend.jaxprs import scan_parts
-from seedbed.types import SeedbedError
 
-MOST_ROUNDS = 64
-"""The most rounds of a `scan`: each becomes nodes of its own."""
 CALLS = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -40,7 +38,7 @@ class Value:
 
 
 Operand: TypeAlias = Value | np.ndarray
-"""A value, or a constant."""
+"""A value, or a constant, which is an array of JAX's if it is one of keys."""
 
 
 class Operation(NamedTuple):
@@ -72,13 +70,13 @@ class Program(NamedTuple):
         return kept[::-1], read
 
 
-def flatten(closed: ClosedJaxpr, platform: str = "") -> Program:
+def flatten(closed: ClosedJaxpr, platform: str | None, most_rounds: int = 0) -> Program:
     """Makes a program of a jaxpr. Where the jaxpr differs between platforms, it takes that of `platform`.
 
-    "" stands for all platforms that are not named. Control flow that is no straight list stays as it is:
-    `while`, `cond`, and scans of more than `MOST_ROUNDS` rounds.
+    "" stands for all platforms that are not named; with None, such places stay as they are. So does control
+    flow that is no straight list: `while`, `cond`, and scans of more than `most_rounds` rounds.
     """
-    reader = _Reader(platform)
+    reader = _Reader(platform, most_rounds)
     inputs = tuple(_value(var) for var in closed.jaxpr.invars)
     outputs = reader.read(closed, inputs)
     return Program(inputs, tuple(reader.operations), tuple(outputs), reader.names)
@@ -87,17 +85,17 @@ def flatten(closed: ClosedJaxpr, platform: str = "") -> Program:
 class _Reader:
     """Reads jaxprs, inner ones within outer ones, into one list of operations."""
 
-    def __init__(self, platform: str) -> None:
+    def __init__(self, platform: str | None, most_rounds: int) -> None:
         self.operations: list[Operation] = []
         self.names: dict[str, Operand] = {}
-        self._platform = platform
+        self._platform, self._most_rounds = platform, most_rounds
         self._outer = ""  # place of the call that is being read: what JAX calls has none of its own
 
     def read(self, closed: Any, operands: Sequence[Operand]) -> list[Operand]:
         """Adds the operations of a jaxpr that is called with these operands; returns its results."""
         jaxpr = closed.jaxpr
         held: dict[Any, Operand] = dict(zip(jaxpr.invars, operands, strict=True))
-        held.update(zip(jaxpr.constvars, map(np.asarray, closed.consts), strict=True))
+        held.update(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
 
         def operand(atom: Any) -> Operand:
             if not isinstance(atom, Literal):
@@ -118,11 +116,11 @@ class _Reader:
             results = self.read(_closed(params[CALLS[name]]), given)
             self._outer = outer
             return results
-        if name == "scan" and 0 < params["length"] <= MOST_ROUNDS:
+        if name == "scan" and 0 < params["length"] <= self._most_rounds:
             return self._scan(equation, given)
         if name == "cond" and (branch := self._branch(equation, given[0])) is not None:
             return self.read(branch, given[1:])
-        if name == "platform_index":
+        if name == "platform_index" and self._platform is not None:
             # The `cond` that reads it is told the platforms, too.
             return [np.array(0, np.int32)]
         if name == _NAME:
@@ -139,6 +137,8 @@ class _Reader:
         platforms = equation.params.get("branches_platforms")
         if platforms is None:
             return None if isinstance(index, Value) else branches[int(index)]
+        if self._platform is None:
+            return None
         named = [i for i, each in enumerate(platforms) if each and self._platform in each]
         others = [i for i, each in enumerate(platforms) if each is None]
         return branches[(named + others)[0]] if named + others else None
@@ -180,10 +180,9 @@ def _value(var: Any) -> Value:
     return Value(tuple(var.aval.shape), var.aval.dtype)
 
 
+def _constant(array: Any) -> Any:
+    return array if jnp.issubdtype(array.dtype, jax.dtypes.extended) else np.asarray(array)
+
+
 def _closed(jaxpr: Any) -> Any:
     return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
-
-
-def refused(name: str, what: str, place: str) -> SeedbedError:
-    """Returns the error for a primitive that cannot be exported; `place` is a file and a line."""
-    return SeedbedError(f"the agent's act cannot be exported: {name} at {place} is {what}")
