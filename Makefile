@@ -16,7 +16,7 @@ help:
 	@echo "make lint    check style;  make format  mend it"
 	@echo "make types   check types"
 	@echo "make docs    build the documentation: build/docs/index.html"
-	@echo "make bench   run the benchmarks"
+	@echo "make bench   list the benchmarks; ARGS=NAME runs one"
 	@echo "make web     build the scripts of replays and reports (needs npm)"
 	@echo "make dist    build the wheel and the source distribution into dist/"
 	@echo "make lock    pin what is installed in .venv into requirements.lock"

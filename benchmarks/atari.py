@@ -1,5 +1,4 @@
-"""Trains Atari games for a while each, and writes what they come to, beside random play and people, to
-docs/results/.
+"""Trains Atari games for a while each, and writes their scores, random play's and people's to docs/results/.
 
     python benchmarks/atari.py
     python benchmarks/atari.py --games pong --agent dqn --minutes 5

@@ -1,4 +1,4 @@
-"""Time training and inference of the Nature CNN or the deep ResNet with our convolution and with XLA's.
+"""Times training and inference of the Nature CNN or the deep ResNet with our convolution and with XLA's.
 
 Each variant runs in its own process, because XLA reads its flags once; rounds are interleaved
 so that a noisy machine disturbs all variants alike. On a CPU that is faster with bfloat16, that is

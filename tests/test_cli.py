@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +148,17 @@ def test_errors_are_one_line(arguments, status, message, capsys):
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert message in captured.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--debug"]])
+def test_benchmarks_are_listed_and_not_run(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(cli.subprocess, "run", raises(AssertionError("it ran one")))
+    assert cli.main(["bench", *arguments]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    folder = Path(__file__).parents[1] / "benchmarks"
+    names = {path.stem for path in folder.glob("[!_]*.py")}
+    assert {line.split()[0] for line in listed if line[:2] == "  " and line[2] != " "} == names
+    assert all(len(line) <= 80 for line in listed)
 
 
 @pytest.mark.parametrize(("debug", "lines"), [([], 1), (["--debug"], 3)])

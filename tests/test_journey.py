@@ -55,8 +55,8 @@ LEFT_OUT = (
     "actors/child.py",
 )
 """The mathematics and the leaves, and those who look after actors once a second; llvm.py makes the machine
-code of simd and nets, cache.py keeps it, and ffi.py lets XLA call it; hoisting.py compiles acting, as jax.jit does,
-from the operations of operations.py."""
+code of simd and nets, cache.py keeps it, and ffi.py lets XLA call it; hoisting.py compiles acting, as jax.jit
+does, from the operations of operations.py."""
 
 
 class Journey:

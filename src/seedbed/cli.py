@@ -6,6 +6,7 @@ JAX, and what else only one command needs, is loaded by that command: actors do 
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import json
 import os
@@ -45,7 +46,7 @@ commands:
   list --runs [DIR] [--json]
                   list runs with their state, steps, score and age
   bench [NAME] ...
-                  run the benchmarks, or the one named, with its own options
+                  list the benchmarks, or run one, with its own options
 """
 
 
@@ -357,24 +358,24 @@ def _bench(arguments: list[str]) -> int:
             "the benchmarks are in the repository's folder benchmarks/, which the installed package lacks: "
             "clone the repository, run `make setup` there, then `.venv/bin/seedbed bench`"
         )
-    if arguments and arguments[0] in ("-h", "--help"):
-        _print(
-            f"usage: seedbed bench [NAME] [OPTIONS of that benchmark]\n\nnames: {', '.join(scripts)}"
-        )
+    name, *options = [token for token in arguments if token != "--debug"] or ["--help"]
+    if name in ("-h", "--help"):
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for script, path in scripts.items():
+            described = ast.get_docstring(ast.parse(path.read_text())) or ""
+            table.add_row(f"  {script}", described.partition("\n")[0])
+        usage = "usage: seedbed bench NAME [OPTIONS of that benchmark; --help lists them]\n"
+        Console(highlight=False, markup=False).print(usage, table, sep="\n")
         return 0
-    arguments = [token for token in arguments if token != "--debug"]
-    chosen = list(scripts)
-    if arguments:
-        name, *arguments = arguments
-        if name not in scripts:
-            near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
-            raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")
-        chosen = [name]
-    status = 0
-    for name in chosen:
-        _print(f"== {name}")
-        status |= subprocess.run([sys.executable, str(scripts[name]), *arguments]).returncode
-    return 1 if status else 0
+    if name not in scripts:
+        near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
+        raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")
+    status = subprocess.run([sys.executable, str(scripts[name]), *options]).returncode
+    # Below 0 is the number of the signal that ended it.
+    return status if status >= 0 else 128 - status
 
 
 class _Parser(argparse.ArgumentParser):
