@@ -236,7 +236,7 @@ def compare(preset: str, args: argparse.Namespace, overrides: list[str]) -> dict
 
 
 def main() -> None:
-    """Measures, prints and saves each preset's figures beside those that were saved of others."""
+    """Measures, prints and saves the figures of each preset and its overrides beside those of others."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -268,7 +268,8 @@ def main() -> None:
         result = {"machine": machine} | compare(preset, args, overrides)
         saved = json.loads(args.out.read_text()) if args.out.exists() else {}
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(saved | {preset: result}, indent=2) + "\n")
+        name = " ".join([preset, *overrides])
+        args.out.write_text(json.dumps(saved | {name: result}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
