@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from seedbed.export.program import CALLS
+from seedbed.run.operations import CALLS
 from seedbed.simd.frontend.jaxprs import scan_parts
 
 

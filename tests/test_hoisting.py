@@ -24,14 +24,17 @@ def placed(params):
     return jax.tree.map(jnp.asarray, params)
 
 
-def operations_of(hoisted, derived, *arguments):
+def rest_of(hoisted, derived, size):
+    """Returns what a call takes of the parameters, and its compiled program."""
+    (rest,) = hoisted._rests[size, derived.platform]
+    return [derived.values[number] for number in rest.numbers], rest.compute
+
+
+def operations_of(hoisted, derived, size, *arguments):
     """Returns the names of the operations that a call consists of."""
-    _, rest = next(iter(hoisted._rests.values()))
-    (values,) = derived.values.values()
-    return [
-        e.primitive.name
-        for e in jax.make_jaxpr(rest)(values, *arguments).eqns[0].params["jaxpr"].eqns
-    ]
+    values, compute = rest_of(hoisted, derived, size)
+    (call,) = jax.make_jaxpr(compute)(values, *arguments).eqns
+    return [equation.primitive.name for equation in call.params["jaxpr"].eqns]
 
 
 def test_calls_give_what_the_function_gives_for_each_parameters():
@@ -45,43 +48,108 @@ def test_calls_give_what_the_function_gives_for_each_parameters():
         for _ in range(2):
             made = hoisted(5, derived, x)
             jax.tree.map(np.testing.assert_array_equal, made, jax.jit(layer)(params, x))
-    assert "exp" not in operations_of(hoisted, derived, x)
+    assert "exp" not in operations_of(hoisted, derived, 5, x)
 
 
-def test_the_derivation_is_shared_by_shapes_and_done_once_for_parameters():
+def test_sizes_share_what_is_computed_once_for_parameters():
     def layer(params, x):
-        return x @ (params["kernel"] * 2.0)
+        scale = jnp.exp(jnp.broadcast_to(params["bias"], (len(x), 24)))
+        return x @ (params["kernel"] * 2.0) + scale
 
     hoisted, counted = Hoisted(layer), []
     first = hoisted.derive(placed(PARAMS))
-    for rows in (1, 2, 4, 1, 2):
+    for rows in (8, 16, 32, 8, 16):
         assert hoisted(rows, first, np.ones((rows, 40), np.float32)).shape == (rows, 24)
-    assert len(first.values) == len(hoisted._derivations) == 1
-    ((text, derivation),) = hoisted._derivations.items()
+    (derivation,) = hoisted._derivations
+    assert len(derivation.numbers) == 1
 
     def counting(leaves):
         counted.append(len(leaves))
         return derivation.compute(leaves)
 
-    hoisted._derivations[text] = derivation._replace(compute=counting)
+    hoisted._derivations[0] = derivation._replace(compute=counting)
     second = hoisted.derive(placed(PARAMS))
-    for rows in (1, 2, 4):
+    for rows in (8, 16, 32):
         hoisted(rows, second, np.ones((rows, 40), np.float32))
     assert counted == [2]
 
 
-def test_shapes_whose_derivations_differ_have_one_each():
-    def layer(params, x):
-        return x @ (params["kernel"] * float(len(x)))
+def numbered(rows):
+    return np.random.default_rng(rows).normal(size=(40, 24)).astype(np.float32)
 
-    hoisted = Hoisted(layer)
-    derived = hoisted.derive(placed(PARAMS))
-    for rows in (1, 3):
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda kernel, rows: kernel * float(rows),
+        lambda kernel, rows: kernel * numbered(rows),
+        lambda kernel, rows: kernel * jnp.asarray(numbered(rows)),
+        lambda kernel, rows: jax.lax.fori_loop(0, rows, lambda _, k: k + 1.0, kernel),
+        lambda kernel, rows: jax.pure_callback(
+            lambda k: np.asarray(k) * np.float32(rows),
+            jax.ShapeDtypeStruct((40, 24), "float32"),
+            kernel,
+        ),
+    ],
+    ids=["literal", "array", "array of JAX's", "loop", "callback"],
+)
+def test_sizes_do_not_share_what_differs(changed):
+    def layer(params, x):
+        return x @ changed(params["kernel"], len(x))
+
+    hoisted, params = Hoisted(layer), placed(PARAMS)
+    derived = hoisted.derive(params)
+    for rows in (1, 3, 1, 2):
         x = np.ones((rows, 40), np.float32)
         np.testing.assert_allclose(
-            hoisted(rows, derived, x), rows * x @ PARAMS["kernel"], rtol=1e-5
+            hoisted(rows, derived, x), layer(params, x), rtol=1e-5, atol=1e-4
         )
-    assert len(derived.values) == 2
+
+
+def test_arguments_of_other_dtypes_and_structure_are_traced_anew():
+    def choose(params, terms):
+        total = params["bias"].sum() * 0
+        return total + 10 * terms.get("a", 0) + 100 * terms.get("b", 0) + 1000 * terms.get("c", 0)
+
+    hoisted = Hoisted(choose)
+    derived = hoisted.derive(placed(PARAMS))
+    for terms in ({"a": 1.0, "b": 2.0}, {"b": 1.0, "c": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 1}):
+        terms = {name: np.asarray(value) for name, value in terms.items()}
+        assert hoisted(1, derived, terms) == choose(PARAMS, terms)
+    assert len(hoisted._rests[1, "cpu"]) == 3
+
+
+def test_settings_of_a_part_of_the_function_hold_there():
+    def draw(params, x):
+        with jax.threefry_partitionable(False):
+            return x + jax.random.uniform(jax.random.key(0), (3, 4)) + params["bias"][0]
+
+    hoisted, x = Hoisted(draw), np.zeros((3, 4), np.float32)
+    derived = hoisted.derive(placed(PARAMS))
+    np.testing.assert_array_equal(hoisted(3, derived, x), jax.jit(draw)(PARAMS, x))
+
+
+def test_shard_map_in_the_function():
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("rows"))
+    product = jax.shard_map(lambda k, x: x @ k, mesh=mesh, in_specs=specs, out_specs=specs[1])
+    hoisted, x = (
+        Hoisted(lambda params, x: product(params["kernel"] * 2, x)),
+        np.ones((3, 40), np.float32),
+    )
+    derived = hoisted.derive(placed(PARAMS))
+    np.testing.assert_allclose(hoisted(3, derived, x), x @ PARAMS["kernel"] * 2, rtol=1e-5)
+
+
+def test_a_nan_that_no_call_takes_is_no_error():
+    def safe(params, x):
+        return jnp.where(x > 0, x, jnp.log(params["bias"] - 100))
+
+    hoisted, x = Hoisted(safe), np.ones(24, np.float32)
+    with jax.debug_nans(True):
+        derived = hoisted.derive(placed(PARAMS))
+        np.testing.assert_array_equal(hoisted(1, derived, x), x)
+        np.testing.assert_array_equal(hoisted(1, hoisted.derive(placed(PARAMS)), x), x)
 
 
 def test_what_is_not_changed_is_not_copied():
@@ -91,19 +159,17 @@ def test_what_is_not_changed_is_not_copied():
     hoisted, params = Hoisted(layer), placed(PARAMS)
     derived = hoisted.derive(params)
     hoisted(1, derived, np.ones((1, 40), np.float32))
-    (values,) = derived.values.values()
-    assert any(value is params["kernel"] for value in values)
+    assert any(value is params["kernel"] for value in rest_of(hoisted, derived, 1)[0])
 
 
 def test_a_broadcast_is_made_at_each_call():
     def layer(params, x):
-        return x + jnp.broadcast_to(params["bias"] + 1.0, x.shape)
+        return x + jnp.exp(jnp.broadcast_to(params["bias"] * 2.0, x.shape))
 
     hoisted, x = Hoisted(layer), np.ones((64, 24), np.float32)
     derived = hoisted.derive(placed(PARAMS))
-    np.testing.assert_allclose(hoisted(64, derived, x), x + PARAMS["bias"] + 1.0, rtol=1e-6)
-    (values,) = derived.values.values()
-    assert max(value.size for value in values) == 24
+    np.testing.assert_allclose(hoisted(64, derived, x), x + np.exp(2 * PARAMS["bias"]), rtol=1e-6)
+    assert max(value.size for value in rest_of(hoisted, derived, 64)[0]) == 24
 
 
 def test_results_of_parameters_alone_and_of_constants_alone():
@@ -171,7 +237,7 @@ def test_keys_loops_branches_and_calls():
         x = sign * np.abs(RNG.normal(size=(3, 40))).astype(np.float32)
         expected = jax.jit(busy)(PARAMS, key, x)
         np.testing.assert_allclose(hoisted(3, derived, key, x), expected, rtol=1e-5, atol=1e-5)
-    assert "while" not in operations_of(hoisted, derived, key, x)
+    assert "while" not in operations_of(hoisted, derived, 3, key, x)
 
 
 def test_a_layer_in_bfloat16_packs_its_matrix_once():
@@ -182,9 +248,9 @@ def test_a_layer_in_bfloat16_packs_its_matrix_once():
     derived = hoisted.derive(placed(PARAMS))
     np.testing.assert_array_equal(hoisted(6, derived, x), jax.jit(layer)(PARAMS, x))
     # by a kernel, where there are any, and rounded before XLA multiplies elsewhere
-    (values,) = derived.values.values()
+    values, _ = rest_of(hoisted, derived, 6)
     assert not any(value is derived.params["kernel"] for value in values)
-    assert operations_of(hoisted, derived, x).count("ffi_call") <= 1
+    assert operations_of(hoisted, derived, 6, x).count("ffi_call") <= 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -261,8 +261,8 @@ def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
         np.testing.assert_allclose(acted(), np.arange(2), rtol=1e-6)
         assert all(inference._seat._cache_size() == 1 for inference in inferences)
         for inference in inferences:
-            rests = [rest for _, rest in inference._act._rests.values()]
-            assert [rest._cache_size() for rest in rests] == [1] * len(inference.sizes)
+            programs = [rest.compute for rests in inference._act._rests.values() for rest in rests]
+            assert [program._cache_size() for program in programs] == [1] * len(inference.sizes)
 
 
 class Late:

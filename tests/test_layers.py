@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -336,3 +338,16 @@ def test_budgets_are_checked(tmp_path, text, complaints):
 )
 def test_style_is_checked(tmp_path, text, complaints):
     assert len(list(style_violations(write(tmp_path, {"ops/a.py": text})))) == complaints
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples"])
+def test_scripts_import_what_there_is(folder):
+    for path in sorted((SOURCE.parents[1] / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seedbed"):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    there = hasattr(module, name.name)
+                    assert there or importlib.util.find_spec(f"{node.module}.{name.name}"), (
+                        f"{path.name}:{node.lineno}: {node.module} has no {name.name}"
+                    )

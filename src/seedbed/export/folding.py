@@ -58,8 +58,7 @@ def fold(operation: Operation, given: Sequence[Known]) -> list[Known] | None:
         return [Known(np.full(compact(shape), value), shape) for shape in shapes]
     if not known and name not in FOLDED:
         return None
-    made = operation.primitive.bind(*arrays, **operation.params)
-    made = made if operation.primitive.multiple_results else [made]
+    made = operation.apply(arrays)
     return [Known(np.asarray(x), shape) for x, shape in zip(made, shapes, strict=True)]
 
 

@@ -5,106 +5,183 @@ So a matrix of weights is packed for our kernels when it is published, and not a
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from seedbed.run.operations import Operand, Operation, Program, Value, flatten
 from seedbed.types import Array, Tree
 
-# A result that is this many times larger than what it is made of is made anew at each call.
-_GROWTH = 2
+# What is more than so many times as large as the parameters that it is made of is made at each call.
+_GROWTH = 4
 
 
 class Derived(NamedTuple):
     """Parameters, and what was computed from them alone."""
 
     params: Tree
-    platform: str | None  # of the device that holds them; None if they are none
-    values: dict[str, list[Array]]  # by the text of the program that computes them
+    platform: str | None  # of the device that holds them; None if there are none
+    values: dict[int, Array]  # by number
 
 
 class Hoisted:
     """A function `(params, *arguments)`, compiled in two parts: of parameters alone, and the rest.
 
-    Any thread may call `derive`. Several may call the function, each with `Derived` of its own.
+    The function is traced anew for arguments of other shapes, dtypes or structure, as by `jax.jit`. Any
+    thread may call `derive`. Several threads may call the function, each with a `Derived` of its own.
     """
 
     def __init__(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> None:
         """Compiles nothing yet. `donate` has the places of arguments to donate, without the parameters."""
         self._function, self._donate = function, donate
-        self._derivations: dict[str, _Derivation] = {}
-        self._rests: dict[Hashable, tuple[str, Callable[..., Any]]] = {}
+        self._lock = threading.Lock()  # is held while the function is traced
+        self._numbers = _Numbers()
+        self._derivations: list[_Derivation] = []
+        self._rests: dict[Hashable, list[_Rest]] = {}
 
     def derive(self, params: Tree) -> Derived:
-        """Returns parameters, which are arrays on one device, for calls.
+        """Returns parameters for calls. They are arrays, and always of the same structure.
 
-        It computes what is computed once, for all shapes that were called by then.
+        It computes what has to be computed once, for all calls that were compiled by then.
         """
         leaves = jax.tree.leaves(params)
         platform = next((d.platform for leaf in leaves for d in leaf.devices()), None)
-        values = {text: d.values(leaves) for text, d in list(self._derivations.items())}
-        return Derived(params, platform, values)
+        values = {self._numbers.of(("leaf", i)): leaf for i, leaf in enumerate(leaves)}
+        derived = Derived(params, platform, values)
+        for derivation in list(self._derivations):
+            derivation.add(derived)
+        return derived
 
-    def __call__(self, shape: Hashable, derived: Derived, *arguments: Any) -> Any:
-        """Returns the function's result. `shape` says which shapes the arguments have.
+    def __call__(self, size: int, derived: Derived, *arguments: Any) -> Any:
+        """Returns the function's result.
 
-        It compiles at the first call with a `shape`.
+        `size` tells quickly which of the compiled programs is for these arguments. Several may be: each
+        checks its arguments while it is traced.
         """
-        key = shape, derived.platform
-        if key not in self._rests:
-            self._rests[key] = self._divide(derived, arguments)
-        text, rest = self._rests[key]
-        if text not in derived.values:
-            derivation = self._derivations[text]
-            derived.values[text] = derivation.values(jax.tree.leaves(derived.params))
-        return rest(derived.values[text], *arguments)
+        rests = self._rests.setdefault((size, derived.platform), [])
+        for rest in rests:
+            try:
+                return self._run(rest, derived, arguments)
+            except _UnlikeError:
+                continue
+        with self._lock:
+            rest = self._compiled(derived, arguments)
+        rests.append(rest)
+        return self._run(rest, derived, arguments)
 
-    def _divide(
-        self, derived: Derived, arguments: tuple[Any, ...]
-    ) -> tuple[str, Callable[..., Any]]:
-        """Divides the function; returns the text of the derivation, and the rest of it, compiled."""
-        closed, shapes = jax.make_jaxpr(self._function, return_shape=True)(
+    def _run(self, rest: _Rest, derived: Derived, arguments: tuple[Any, ...]) -> Any:
+        """Runs the rest; raises _UnlikeError if it is for other arguments."""
+        try:
+            values = [derived.values[number] for number in rest.numbers]
+        except KeyError:
+            for derivation in list(self._derivations):
+                derivation.add(derived)
+            values = [derived.values[number] for number in rest.numbers]
+        return rest.compute(values, *arguments)
+
+    def _compiled(self, derived: Derived, arguments: tuple[Any, ...]) -> _Rest:
+        """Returns the program for arguments like these; adds a derivation of what no other one computes."""
+        closed, results = jax.make_jaxpr(self._function, return_shape=True)(
             derived.params, *arguments
         )
         # Kernels are in the branch of a platform. JAX's names of GPUs differ: there, nothing of ours is.
         program = flatten(closed, "cpu" if derived.platform == "cpu" else None)
-        leaves, results = jax.tree.leaves(derived.params), jax.tree.structure(shapes)
-        params, others = program.inputs[: len(leaves)], program.inputs[len(leaves) :]
+        count = len(jax.tree.leaves(derived.params))
+        params, others = program.inputs[:count], program.inputs[count:]
         division = _divide(program, params, bool(closed.effects))
+        numbers = self._numbers.of_values(params, division)
+        known = {n for derivation in self._derivations for n in derivation.numbers}
+        new = {
+            value: number
+            for value, number in zip(division.values, numbers, strict=True)
+            if value not in params and number not in known
+        }
+        if new:
+            operations, _ = program.needed(new)
 
-        def rest(values: list[Array], *arguments: Any) -> Any:
+            def derive(leaves: list[Array]) -> list[Any]:
+                return _computed(operations, dict(zip(params, leaves, strict=True)), new)
+
+            self._derivations.append(_Derivation(list(new.values()), jax.jit(derive)))
+        structure, expected = jax.tree.structure(arguments), _kinds(arguments)
+        tree = jax.tree.structure(results)
+
+        def compute(values: list[Array], *arguments: Any) -> Any:
+            if jax.tree.structure(arguments) != structure or _kinds(arguments) != expected:
+                raise _UnlikeError
             held = dict(zip(division.values, values, strict=True))
             held.update(zip(others, jax.tree.leaves(arguments), strict=True))
-            made = _computed(division.rest, held, program.outputs)
-            return results.unflatten(made)
+            return tree.unflatten(_computed(division.rest, held, program.outputs))
 
-        places = {value: i for i, value in enumerate(params)}
-        wanted = [value for value in division.values if value not in places]
+        donated = [1 + place for place in self._donate]
+        return _Rest(numbers, jax.jit(compute, donate_argnums=donated))
 
-        def derive(leaves: list[Array]) -> list[Array]:
-            return _computed(division.derivation, dict(zip(params, leaves, strict=True)), wanted)
 
-        compiled = jax.jit(derive)
-        derivation = _Derivation([places.get(value) for value in division.values], compiled)
-        # Shapes share their derivation if it has the same text, with all constants.
-        text = f"{derivation.places} {compiled.lower(leaves).as_text()}"
-        self._derivations.setdefault(text, derivation)
-        return text, jax.jit(rest, donate_argnums=[1 + place for place in self._donate])
+class _UnlikeError(Exception):
+    """A program was called with arguments of other shapes, dtypes or structure than it was made for."""
 
 
 class _Derivation(NamedTuple):
     """A compiled program of parameters alone."""
 
-    places: list[int | None]  # of each value: that among the parameters, None if it is computed
+    numbers: list[int]
     compute: Callable[[list[Array]], list[Array]]
 
-    def values(self, leaves: list[Array]) -> list[Array]:
-        """Computes the values from the leaves of the parameters."""
-        made = iter(self.compute(leaves))
-        return [next(made) if place is None else leaves[place] for place in self.places]
+    def add(self, derived: Derived) -> None:
+        """Computes the values with these numbers."""
+        # A NaN that is chosen by no call is no error.
+        with jax.debug_nans(False):
+            made = self.compute(jax.tree.leaves(derived.params))
+        derived.values.update(zip(self.numbers, made, strict=True))
+
+
+class _Rest(NamedTuple):
+    """The compiled rest of a function, for arguments of one kind."""
+
+    numbers: list[int]  # of the derived values that it takes
+    compute: Callable[..., Any]  # (values, *arguments); raises _UnlikeError
+
+
+class _Numbers:
+    """Numbers of values, by how they are made of parameters: equal ones have the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._count = itertools.count()
+
+    def of(self, recipe: Hashable) -> int:
+        """Returns the number of a recipe, a new one if it is new."""
+        found = self._numbers.get(recipe)
+        return self._numbers.setdefault(recipe, next(self._count)) if found is None else found
+
+    def of_values(self, params: Iterable[Value], division: _Division) -> list[int]:
+        """Returns the numbers of a division's values."""
+        held = {value: self.of(("leaf", i)) for i, value in enumerate(params)}
+        for operation in division.derivation:
+            operands = tuple(
+                held[x] if isinstance(x, Value) else self._constant(x) for x in operation.operands
+            )
+            settings = tuple((k, type(v), v) for k, v in sorted(operation.params.items()))
+            recipe = (operation.primitive, settings, operation.context, operands)
+            try:
+                number = self.of(recipe)
+            except TypeError:
+                # Settings that cannot be compared, such as arrays: it is like no other one.
+                number = next(self._count)
+            held.update((x, self.of((number, i))) for i, x in enumerate(operation.results))
+        return [held[value] for value in division.values]
+
+    def _constant(self, array: Any) -> int:
+        if not isinstance(array, np.ndarray):
+            return next(self._count)
+        content = hashlib.blake2b(array.tobytes()).digest()
+        return self.of((array.dtype, array.shape, content))
 
 
 class _Division(NamedTuple):
@@ -117,34 +194,31 @@ class _Division(NamedTuple):
 
 def _divide(program: Program, params: Iterable[Value], effects: bool) -> _Division:
     """Divides a program into what depends on `params` alone and the rest: all of it if it has effects."""
-    derived = set(params)
-    # Made of constants, such as zeros to pad with: both parts may make it.
-    constant: set[Value] = set()
+    # The parameters of each value that depends on them and constants alone.
+    sources: dict[Value, frozenset[Value]] = {value: frozenset([value]) for value in params}
     makers: dict[Value, Operation] = {}
     moving: list[Operation] = []
     for operation in program.operations:
-        read = {x for x in operation.operands if isinstance(x, Value)}
+        read = [x for x in operation.operands if isinstance(x, Value)]
         makers.update(dict.fromkeys(operation.results, operation))
-        if effects or not operation.results:
+        if effects or not operation.results or not all(x in sources for x in read):
             moving.append(operation)
-        elif read <= constant:
-            constant.update(operation.results)
-        elif read <= derived | constant:
-            derived.update(operation.results)
         else:
-            moving.append(operation)
+            source = frozenset[Value]().union(*(sources[x] for x in read))
+            sources.update(dict.fromkeys(operation.results, source))
     values: dict[Value, None] = {}
     again: set[Value] = set()
     reads: list[Operand] = [x for operation in moving for x in operation.operands]
     reads += program.outputs
     while reads:
         value = reads.pop()
-        if not isinstance(value, Value) or value not in derived | constant:
+        if not isinstance(value, Value) or value not in sources or value in again:
             continue
         maker = makers.get(value)
-        if maker is None or (value in derived and not _grows(maker)):
+        made_of = sum(map(_size, sources[value]))
+        if maker is None or (made_of and _size(value) <= _GROWTH * made_of):
             values[value] = None
-        elif value not in again:
+        else:
             again.update(maker.results)
             reads += maker.operands
     needed, _ = program.needed(values)
@@ -153,14 +227,14 @@ def _divide(program: Program, params: Iterable[Value], effects: bool) -> _Divisi
     return _Division(list(values), needed, rest)
 
 
-def _grows(operation: Operation) -> bool:
-    """Returns whether results are much larger than operands, as those of a broadcast are."""
-    read = sum(_size(x) for x in operation.operands if isinstance(x, Value))
-    return sum(map(_size, operation.results)) > _GROWTH * read
-
-
 def _size(value: Value) -> int:
     return math.prod(value.shape) * value.dtype.itemsize
+
+
+def _kinds(arguments: Any) -> list[tuple[Any, Any]]:
+    """Returns the shapes and dtypes of arrays."""
+    kinds = map(jax.typeof, jax.tree.leaves(arguments))
+    return [(kind.shape, kind.dtype) for kind in kinds]
 
 
 def _computed(
@@ -172,7 +246,6 @@ def _computed(
         return held[operand] if isinstance(operand, Value) else operand
 
     for operation in operations:
-        made = operation.primitive.bind(*map(array, operation.operands), **operation.params)
-        many = operation.primitive.multiple_results
-        held.update(zip(operation.results, made if many else [made], strict=True))
+        made = operation.apply(map(array, operation.operands))
+        held.update(zip(operation.results, made, strict=True))
     return [array(operand) for operand in wanted]

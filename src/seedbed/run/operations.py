@@ -49,6 +49,14 @@ class Operation(NamedTuple):
     operands: tuple[Operand, ...]
     results: tuple[Value, ...]
     place: str  # file and line that asked for it
+    context: Any  # JAX's settings there, such as how random numbers are drawn
+
+    def apply(self, operands: Iterable[Any]) -> Sequence[Any]:
+        """Returns the results for operands, which are arrays, also of JAX's while it traces."""
+        params = self.primitive.get_bind_params(self.params)
+        with self.context.manager:
+            made = self.primitive.bind(*operands, **params)
+        return made if self.primitive.multiple_results else [made]
 
 
 class Program(NamedTuple):
@@ -127,8 +135,16 @@ class _Reader:
             self.names[params["name"]] = given[0]
             return given
         results = tuple(_value(var) for var in equation.outvars)
-        place = self._place(equation)
-        self.operations.append(Operation(equation.primitive, params, tuple(given), results, place))
+        self.operations.append(
+            Operation(
+                equation.primitive,
+                params,
+                tuple(given),
+                results,
+                self._place(equation),
+                equation.ctx,
+            )
+        )
         return results
 
     def _branch(self, equation: Any, index: Operand) -> Any:
