@@ -47,5 +47,5 @@ def _multiply_rows(unit: Instructions, x: jax.Array, matrix: jax.Array, of: Pack
 
 
 def _pack(emit: Callable[..., str], of: Packed, array: jax.Array) -> Any:
-    target = kernel_target("seedbed_dense_pack", emit, (of, SOURCES[array.dtype]), 1, 1)
-    return call_kernel(target, [array], [of.shape], jnp.bfloat16)[0]
+    target = kernel_target("seedbed_dense_pack", emit, (of, SOURCES[array.dtype]), 1, 2)
+    return call_kernel(target, [array], [of.shape, (of.shares, 1)], jnp.bfloat16)[0]

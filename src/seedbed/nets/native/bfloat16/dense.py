@@ -44,6 +44,13 @@ from seedbed.nets.native.tile import declarations, spans
 _LONGEST = 2 * LANES  # numbers in a row of A in one chunk, at most: what a tile takes
 _NEAR = 256 << 10  # bytes of a core's second cache that a part of A may fill
 _ONE = Windows(1, 1, 0, 0)
+# A share of less takes less time than waking a thread for it: products of numbers, and numbers moved.
+_PRODUCTS, _MOVES = 1 << 20, 1 << 14
+
+
+def _count_shares(work: int, least: int) -> int:
+    """Returns how many shares work is divided into: at most 32, each of at least so much."""
+    return max(1, min(32, work // least))
 
 
 class Packed(NamedTuple):
@@ -71,6 +78,11 @@ class Packed(NamedTuple):
     def chunk(self) -> int:
         """The bytes of a chunk of a panel."""
         return self.depth * 2 * LANES
+
+    @property
+    def shares(self) -> int:
+        """The number of shares of the work of packing."""
+        return _count_shares(self.numbers * self.columns, _MOVES)
 
 
 def packed(numbers: int, columns: int) -> Packed:
@@ -118,7 +130,8 @@ class RowProduct:
     @property
     def chunks(self) -> int:
         """The number of shares of the work."""
-        return min(32, -(-self.count // self.group))
+        products = self.rows * self.matrix.numbers * self.matrix.columns
+        return min(_count_shares(products, _PRODUCTS), -(-self.count // self.group))
 
     @property
     def result_shape(self) -> tuple[int, int]:
@@ -206,9 +219,9 @@ def _copy_rows(f: Function, p: RowProduct, source: str, target: str) -> None:
 
 
 def pack_rows_ir(matrix: Packed, source: Kind) -> str:
-    """Returns the IR of a task with the buffer (B [numbers, columns]) -> (the packed matrix).
+    """Returns the IR of a task with the buffer (B [numbers, columns]) -> (packed matrix, one float a share).
 
-    The number of shares is that of the panels.
+    The floats are not written: they say how many shares there are.
     """
     f = Function(TASK)
     b, packed = buffers(f, 2)
@@ -245,10 +258,7 @@ def pack_rows_ir(matrix: Packed, source: Kind) -> str:
 
 
 def pack_columns_ir(matrix: Packed, source: Kind) -> str:
-    """Returns the IR of a task with the buffer (transposed B [columns, numbers]) -> (the packed matrix).
-
-    The number of shares is that of the panels.
-    """
+    """Returns the IR of a task with the buffer (transposed B [columns, numbers]), else as `pack_rows_ir`."""
     f = Function(TASK)
     b, packed = buffers(f, 2)
     with f.between(*share(f, matrix.panels)) as panel:
@@ -293,7 +303,7 @@ class Transpose:
     @property
     def chunks(self) -> int:
         """The number of shares of the work."""
-        return min(32, -(-self.columns // LANES))
+        return _count_shares(self.rows * self.columns, _MOVES)
 
 
 def transpose_ir(m: Transpose) -> str:
