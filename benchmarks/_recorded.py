@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ from seedbed.agents.base import Gradient
 from seedbed.envs.device.wrappers import training
 from seedbed.envs.host.contract import is_on_device
 from seedbed.presets import TrainConfig
+from seedbed.run.checkpoint import restore_newest
+from seedbed.run.folder import RunFolder
 from seedbed.run.stacking import stack_timesteps, stacked_spec
 from seedbed.run.update import learn
 from seedbed.types import ActorState, EnvSpec, LearnerState, Replay, Timestep, Trajectory, bind
@@ -102,11 +105,11 @@ class Actor:
         return rows
 
 
-def record(config: TrainConfig, updates: int, seed: int = 0) -> Recorded:
+def record(config: TrainConfig, updates: int, seed: int = 0, start: Path | None = None) -> Recorded:
     """Acts and learns `updates` times from what was recorded last; then records a trajectory.
 
     Unrolls are new each time. From replay, as many items as a batch has are drawn at random from the newest
-    rows.
+    rows. `start` is the folder of a central run, from whose newest checkpoint learning goes on.
     """
     env, stack = config.env, 1
     experience = config.agent.experience
@@ -119,6 +122,8 @@ def record(config: TrainConfig, updates: int, seed: int = 0) -> Recorded:
     key, rng = jax.random.key(seed), np.random.default_rng(seed)
     actor = Actor(agent, made, stack, num_envs, key)
     state = jax.jit(agent.init)(key)
+    if start is not None:
+        _, state, _ = restore_newest(RunFolder.read(start).checkpoints, state)
     learned = jax.jit(
         lambda state, trajectory, key: learn(agent, state, trajectory, key, None).state
     )

@@ -10,6 +10,7 @@ distance of observations from 0, with and without normalisation; running statist
 optimizer.
 
     python benchmarks/precision.py [NAMES] [--updates 5] [--no-sweeps]
+    python benchmarks/precision.py --run runs/pong-impala-0 --updates 100   # later in training
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from seedbed import resolve
 from seedbed.agents.base import Params
 from seedbed.machine import cpu_name
 from seedbed.ops import statistics
-from seedbed.types import ArraySpec, Timestep
+from seedbed.run.options import CentralConfig
+from seedbed.types import ArraySpec, SeedbedError, Timestep
 
 RESULT = Path(__file__).parent / "results" / "precision.json"
 NAMES = (
@@ -108,9 +110,15 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.sum(a * b) / norms) if norms else 0.0
 
 
-def measure(name: str, updates: int) -> tuple[dict[str, Any], Recorded]:
-    """Compares the gradients of one agent; returns the figures, and what was recorded."""
-    recorded = record(resolve.train_config(name), updates)
+def measure(name: str, updates: int, run: Path | None = None) -> tuple[dict[str, Any], Recorded]:
+    """Compares the gradients of one agent; returns the figures, and what was recorded.
+
+    `run` is the folder of a central run of that agent, from which learning goes on.
+    """
+    config = resolve.train_config(name) if run is None else resolve.resumed(run, None, None)
+    recorded = record(config, updates, start=run)
+    if run is not None:
+        name = f"{name} {run.name} after {int(recorded.state.updates):,} updates"
     found = gradients(recorded)
     exact = found.pop("float64")
     weights = sum(leaf.size for leaf in jax.tree.leaves(exact))
@@ -280,9 +288,23 @@ def save(rows: list[dict[str, Any]], sweep: dict[str, Any]) -> None:
     """Puts rows and sweeps in the place of former ones of the same name."""
     old = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": [], "sweeps": {}}
     kept = {row["name"]: row for row in [*old["rows"], *rows]}
-    ordered = sorted(kept.values(), key=lambda row: NAMES.index(row["name"]))
+    ordered = sorted(kept.values(), key=lambda row: NAMES.index(row["name"].split()[0]))
     result = {"cpu": cpu_name(), "rows": ordered, "sweeps": old["sweeps"] | sweep}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure_run(run: Path, updates: int) -> None:
+    """Compares the gradients of a run's agent as it is now, prints and saves them."""
+    try:
+        name = resolve.resumed(run, None, None).name
+    except SeedbedError as error:
+        raise SystemExit(str(error)) from None
+    central = [n for n in NAMES if isinstance(resolve.train_config(n).runtime, CentralConfig)]
+    if name not in central:
+        raise SystemExit(f"{run} trains {name}; --run takes a run of {', '.join(central)}")
+    row, _ = measure(name, updates, run)
+    print(told(row), flush=True)
+    save([row], {})
 
 
 def main() -> None:
@@ -293,7 +315,13 @@ def main() -> None:
     )
     parser.add_argument("--updates", type=int, default=5, help="before the trajectory is recorded")
     parser.add_argument("--no-sweeps", action="store_true", help="compare gradients only")
+    parser.add_argument(
+        "--run", type=Path, help="go on from the newest checkpoint of a run of a central preset"
+    )
     args = parser.parse_args()
+    if args.run is not None:
+        measure_run(args.run, args.updates)
+        return
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(NAMES)}")
     found = {}

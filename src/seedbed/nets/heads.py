@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.torsos import hidden_layer
 
 
@@ -19,7 +20,7 @@ class PolicyHead(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns the parameters `[..., size]`, which are nearly 0 for initial weights."""
-        return nn.Dense(self.size, kernel_init=nn.initializers.orthogonal(0.01))(x)
+        return nn.Dense(self.size, kernel_init=orthogonal(0.01))(x)
 
 
 class ValueHead(nn.Module):
@@ -28,7 +29,7 @@ class ValueHead(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Returns the values `[...]`."""
-        return nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(x)[..., 0]
+        return nn.Dense(1, kernel_init=orthogonal(1.0))(x)[..., 0]
 
 
 class DuelingHead(nn.Module):
@@ -45,10 +46,10 @@ class DuelingHead(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Returns action values `[..., num_actions]`."""
         value_hidden = nn.relu(hidden_layer(self.hidden, self.dtype)(x))
-        value = nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(value_hidden)
+        value = nn.Dense(1, kernel_init=orthogonal(1.0))(value_hidden)
         advantage_hidden = nn.relu(hidden_layer(self.hidden, self.dtype)(x))
         # Without bias: its mean over the actions would be subtracted again, and the value has a bias.
-        advantage = nn.Dense(
-            self.num_actions, use_bias=False, kernel_init=nn.initializers.orthogonal(1.0)
-        )(advantage_hidden)
+        advantage = nn.Dense(self.num_actions, use_bias=False, kernel_init=orthogonal(1.0))(
+            advantage_hidden
+        )
         return value + advantage - advantage.mean(-1, keepdims=True)

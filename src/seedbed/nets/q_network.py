@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from seedbed.nets.heads import DuelingHead
+from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.recurrent import LSTM, LSTMState, memory_inputs
 from seedbed.nets.torsos import Torso, TorsoName
@@ -37,7 +38,7 @@ class QNetwork(nn.Module):
         features = torso(observation, scaling)
         if self.head_size:
             return DuelingHead(self.num_actions, self.head_size, self.dtype)(features)
-        return nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(1.0))(features)
+        return nn.Dense(self.num_actions, kernel_init=orthogonal(1.0))(features)
 
 
 class RecurrentQNetwork(nn.Module):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from seedbed.nets.native.call import same_axes
+from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.products import multiply, sum_of_products
 
 
@@ -53,7 +54,7 @@ class LSTM(nn.Module):
         `state` is the state before row 0. It is set to 0 before each row where `first` `[T, B]` is set.
         """
         gates = 4 * self.size
-        input_kernel = self.param("input", nn.initializers.orthogonal(), (x.shape[-1], gates))
+        input_kernel = self.param("input", orthogonal(), (x.shape[-1], gates))
         recurrent_kernel = self.param("recurrent", _recurrent_init, (self.size, gates))
         bias = self.param("bias", _bias_init, (gates,))
         # One product serves all rows. Only the part that depends on the previous row stays in the loop.
@@ -106,7 +107,7 @@ def _recurrent_init(key: Array, shape: tuple[int, int]) -> Array:
     """Draws a kernel [H, 4 H] that is orthogonal for each gate separately; consumes the key."""
     size = shape[0]
     keys = jax.random.split(key, 4)
-    gates = [nn.initializers.orthogonal()(k, (size, size)) for k in keys]
+    gates = [orthogonal()(k, (size, size)) for k in keys]
     return jnp.concatenate(gates, axis=1)
 
 

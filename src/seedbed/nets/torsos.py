@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from seedbed.nets.convolution import Scaling, conv2d, rescale
+from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.pooling import max_pool
 from seedbed.nets.products import dot_general_in
 from seedbed.types import SeedbedError, Tree
@@ -24,7 +25,7 @@ from seedbed.types import SeedbedError, Tree
 TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
 SMALLEST = {"nature": 36, "small": 20}
 """Smallest height and width in pixels of an image for a torso."""
-hidden_init = nn.initializers.orthogonal(2**0.5)
+hidden_init = orthogonal(2**0.5)
 """Initializer for the kernels of hidden layers."""
 
 
@@ -82,7 +83,7 @@ class Convolution(nn.Module):
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, OH, OW, F]` in `dtype`."""
         shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", nn.initializers.orthogonal(self.gain), shape)
+        kernel = self.param("kernel", orthogonal(self.gain), shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         if x.dtype == jnp.uint8 and scaling is None:
             # Dividing a few thousand weights is cheaper than dividing every pixel.
