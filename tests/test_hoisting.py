@@ -291,8 +291,7 @@ def test_random_programs_are_unchanged(steps, outputs):
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("threads", [4])
-def test_threads_may_derive_while_another_one_calls(threads):
+def test_threads_may_derive_while_another_one_calls():
     def layer(params, x):
         return x @ (params["kernel"] * 2.0)
 
@@ -305,7 +304,7 @@ def test_threads_may_derive_while_another_one_calls(threads):
             if not np.allclose(made, expected, rtol=1e-4, atol=1e-4):
                 wrong.append(i)
 
-    workers = [threading.Thread(target=work) for _ in range(threads)]
+    workers = [threading.Thread(target=work) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -114,8 +114,8 @@ class Program:
             agent = _varied(self.agent, options)
             return rollout.first_carry(agent, self.env, self.plan, jax.random.key(seed))
 
-        # One after the other: batches of factorisations, which orthogonal matrices are drawn by, can wait
-        # for one another for ever where XLA has two threads.
+        # One after the other: an agent of the user's may draw orthogonal matrices by batches of
+        # factorisations, which can wait for one another for ever (`nets/orthogonal.py`).
         members = [
             one(np.uint32(seed), {name: np.float32(value) for name, value in options.items()})
             for seed, options in zip(self.config.member_seeds, self.config.variations, strict=True)

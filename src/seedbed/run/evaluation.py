@@ -29,7 +29,7 @@ class PlayerState(NamedTuple):
 
 
 Play: TypeAlias = Hoisted
-"""A step of playing: (B, params, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
+"""A step of playing: (B, `Derived`, state, timestep `[B, ...]`, key) -> (state, action `[B, ...]`)."""
 
 MAX_EPISODE_STEPS = 30_000
 """The most steps that an episode of evaluation may take, on average over the episodes of an environment.

@@ -108,7 +108,7 @@ def _joined(frames: list[Array]) -> Array:
         return jnp.concatenate(frames, axis=-1)
 
     def as_words(*frames: Array) -> Array:
-        # XLA's concatenation on a CPU writes one byte at a time, which takes eight times as long.
+        # XLA's concatenation on a CPU writes one byte at a time.
         word = frames[0][..., 0].astype(whole)
         for i, frame in enumerate(frames[1:], start=1):
             word |= frame[..., 0].astype(whole) << 8 * i
