@@ -97,7 +97,7 @@ def _features(params, x, implementation: str, network: str):
         return x
     for i in range(len(_RESNET)):
         x = _convolve(x, params[f"entry{i}"], implementation, padding=1, relu=False)
-        x = max_pool(x.astype(jnp.float32), padding="SAME").astype(x.dtype)
+        x = max_pool(x, padding="SAME")
         for block in "ab":
             first, second = (params[f"block{i}{block}{part}"] for part in "ab")
             y = _convolve(jax.nn.relu(x), first, implementation, padding=1)

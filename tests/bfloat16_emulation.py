@@ -11,6 +11,14 @@ denormal numbers for zero, and these functions do not.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from seedbed import ffi
+from seedbed.nets import convolution, passes, pooling, products
+from seedbed.nets.native.bfloat16.instructions import Name
 
 _STATE = 8 * 1024 + 64
 _TILES = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdpbf16ps)\(")
@@ -39,6 +47,22 @@ def emulate(text: str) -> str:
     start += f"call void @llvm.memset.p0.i64(ptr %tile_state, i8 0, i64 {_STATE}, i1 false)\n"
     task = task.replace("entry:\n", start, 1)
     return _VECTORS + head + _EMULATION + "define internal void @task(" + task
+
+
+@contextmanager
+def emulation(unit: Name) -> Iterator[None]:
+    """While it is open, kernels are for a CPU with the instructions called `unit`, which are emulated."""
+
+    def register(prefix: str, text: str, **options: int) -> str:
+        return ffi.register_kernel(prefix, emulate(text), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "register_kernel", register)
+        for module in (convolution, products, pooling):
+            patch.setattr(module, "host_instructions", lambda: unit)
+        passes.kernel_target.cache_clear()
+        yield
+        passes.kernel_target.cache_clear()
 
 
 # LLVM 22 makes a masked store of one truncated number as wide as it was before: narrow is not inlined.

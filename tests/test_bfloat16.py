@@ -6,7 +6,7 @@ import math
 import mmap
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import jax
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bfloat16_emulation import emulate
+from bfloat16_emulation import emulate, emulation
 from seedbed import ffi, llvm
 from seedbed.llvm import (
     Target,
@@ -29,7 +29,7 @@ from seedbed.llvm import (
     host_has_pairs,
     host_has_tiles,
 )
-from seedbed.nets import convolution, dense, passes, products
+from seedbed.nets import convolution, dense, pooling, products
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.native.bfloat16 import correlation, instructions, weights
 from seedbed.nets.native.bfloat16 import dense as dense_kernels
@@ -56,22 +56,6 @@ LAYERS = {
 QUICK = ("nature 3", "odd channels")
 # as LLVM names a host whose model number is masked
 AMX = Target("x86_64-unknown-linux-gnu", "rocketlake", "+" + ",+".join(llvm._FOR_TILES))
-
-
-@contextmanager
-def emulation(unit):
-    """Kernels for a CPU with the instructions called `unit`, which are emulated."""
-
-    def register(prefix, text, **options):
-        return ffi.register_kernel(prefix, emulate(text), **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "register_kernel", register)
-        for module in (convolution, products):
-            patch.setattr(module, "host_instructions", lambda: unit)
-        passes.kernel_target.cache_clear()
-        yield
-        passes.kernel_target.cache_clear()
 
 
 @pytest.fixture(params=UNITS)
@@ -585,7 +569,7 @@ def test_layers_use_the_kernels_and_match_xla(emulated, monkeypatch):
     text = jax.jit(jax.grad(loss, (0, 1), has_aux=True)).lower(kernels, x).as_text()
     assert text.count("seedbed_dense_product") >= 6 and "dot_general" not in text
     (narrow, y) = run()
-    for module in (convolution, products):
+    for module in (convolution, products, pooling):
         monkeypatch.setattr(module, "host_instructions", lambda: None)
     jax.clear_caches()
     (expected, expected_y) = run()

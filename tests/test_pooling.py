@@ -1,5 +1,7 @@
 """Our max pooling against XLA's: values, gradient, transformations."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from bfloat16_emulation import emulation
 from seedbed.llvm import VectorUnit
 from seedbed.nets import pooling
 from seedbed.nets.pooling import max_pool
@@ -68,13 +71,53 @@ def test_narrow_vectors(width, monkeypatch):
     _check_equal(_images(2, 8, 7, 11))
 
 
+@pytest.mark.parametrize("unit", ["emulated", "host"])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((2, 21, 21, 32), {"padding": "SAME"}),
+        ((3, 9, 7, 21), {"window": 3, "stride": 1, "padding": 2}),
+        ((2, 8, 6, 5), {"window": 2, "stride": 3, "padding": 0}),
+        ((2, 3, 2, 3), {"window": 4, "stride": 2, "padding": 3}),
+    ],
+)
+def test_bfloat16(shape, options, unit):
+    """Many maxima of 8 bits are equal. Gradients are whole numbers, so sums are exact in any order."""
+    x = _images(*shape).astype(jnp.bfloat16)
+    y, wide = jax.eval_shape(lambda x: max_pool(x, **options), x), x.astype(jnp.float32)
+    dy = jnp.asarray(np.random.default_rng(1).integers(-99, 99, y.shape), jnp.bfloat16)
+    with emulation("pairs") if unit == "emulated" else nullcontext():
+        y, derivative = jax.vjp(lambda x: max_pool(x, **options), x)
+        (dx,) = derivative(dy)
+    expected, derivative = jax.vjp(lambda x: _reference(x, **options), wide)
+    (expected_dx,) = derivative(dy.astype(jnp.float32))
+    assert (y.dtype, dx.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    np.testing.assert_array_equal(y.astype(jnp.float32), expected)
+    np.testing.assert_array_equal(dx, expected_dx.astype(jnp.bfloat16))
+
+
+def test_bfloat16_runs_by_its_kernels():
+    def loss(x):
+        return max_pool(x).astype(jnp.float32).sum()
+
+    x = _images(2, 8, 8, 16).astype(jnp.bfloat16)
+    with emulation("pairs"):
+        text = jax.jit(jax.grad(loss)).lower(x).as_text()
+    calls = [line for line in text.splitlines() if "seedbed_max_pool" in line]
+    assert len(calls) == 2 and all("bf16" in line for line in calls)
+
+
 def test_first_of_equal_maxima_takes_the_gradient():
     _check_equal(jnp.zeros((2, 7, 7, 4)), padding=0)
 
 
 def test_nan_propagates():
-    x = _images(1, 8, 8, 3).at[0, 3, 3, 1].set(jnp.nan)
-    np.testing.assert_array_equal(max_pool(x), _reference(x))
+    x = _images(1, 8, 8, 3).at[0, 3, 3, 1].set(jnp.nan).at[0, 6, 6, 2].set(-jnp.nan)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        y = x.astype(dtype)
+        np.testing.assert_array_equal(
+            max_pool(y).astype(jnp.float32), _reference(y.astype(jnp.float32))
+        )
 
 
 def test_vmap():

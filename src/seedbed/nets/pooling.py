@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from seedbed.ffi import register_kernel
 from seedbed.llvm import host_vector_unit
 from seedbed.nets.native import pooling as kernels
+from seedbed.nets.native.bfloat16.instructions import host_instructions
+from seedbed.nets.native.bfloat16.product import LANES
 from seedbed.nets.native.call import batched, call_kernel, count_chunks
 from seedbed.nets.native.pooling import Pooling
+from seedbed.nets.passes import kernel_target
 
 
 def max_pool(
@@ -25,23 +27,24 @@ def max_pool(
     If maxima in a window are equal, the first of them in row-major order gets the gradient.
 
     Args:
-        x: images [N, H, W, C], float32.
+        x: images [N, H, W, C], float32 or bfloat16. What a pixel gets from several windows is summed in
+            float32.
         window: height and width of a window.
         stride: step between neighbouring windows, in both directions.
         padding: number of cells added to each of the four sides, less than `window`; or "SAME" for
             ceil(H / stride) result rows, as in TensorFlow. Added cells are never a maximum.
 
     Returns:
-        Maxima [N, OH, OW, C].
+        Maxima [N, OH, OW, C] of the dtype of x.
 
     Raises:
         ValueError: a rank, a size or an option does not fit.
-        TypeError: x is not float32.
+        TypeError: x is neither float32 nor bfloat16.
     """
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise ValueError(f"x has shape {x.shape}; pass [N, H, W, C] with no empty axis but N")
-    if x.dtype != jnp.float32:
-        raise TypeError(f"x is {x.dtype}; convert it to float32")
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise TypeError(f"x is {x.dtype}; convert it to float32 or bfloat16")
     if window < 1 or stride < 1:
         raise ValueError(f"window {window} and stride {stride} must be >= 1")
     if padding != "SAME" and not 0 <= padding < window:
@@ -50,10 +53,19 @@ def max_pool(
         raise ValueError(f"window {window} does not fit into image {x.shape[1:3]}; pad it more")
     _, height, width, channels = x.shape
     margins = tuple(_margin(n, window, stride, padding) for n in (height, width))
-    unit = host_vector_unit()
-    return _pool(
-        Pooling(height, width, channels, window, stride, (margins[0], margins[1]), unit), x
+    narrow = x.dtype == jnp.bfloat16 and host_instructions() is not None
+    layer = Pooling(
+        height=height,
+        width=width,
+        channels=channels,
+        window=window,
+        stride=stride,
+        margins=(margins[0], margins[1]),
+        kind="bfloat" if narrow else "float",
+        lanes=LANES if narrow else host_vector_unit().width,
     )
+    y: Any = _pool(layer, x if narrow else x.astype(jnp.float32))
+    return y.astype(x.dtype)
 
 
 def _margin(size: int, window: int, stride: int, padding: int | Literal["SAME"]) -> tuple[int, int]:
@@ -85,9 +97,9 @@ def _forward(layer: Pooling) -> Callable[..., Any]:
     """Returns a function from x to the maxima y, with a rule for vmap."""
 
     def native(x: jax.Array) -> jax.Array:
-        shape = (x.shape[0], *layer.output, layer.channels)
-        scratch = (count_chunks(x), layer.copy_size)
-        return call_kernel(_target("forward", layer), (x,), (shape, scratch))[0]
+        target = kernel_target("seedbed_max_pool_forward", kernels.forward_ir, (layer,), 1, 2)
+        shapes = [(x.shape[0], *layer.output, layer.channels), (count_chunks(x), 1)]
+        return call_kernel(target, (x,), shapes, x.dtype)[0]
 
     return batched(native, functools.partial(_xla_pool, layer), images=1)
 
@@ -96,9 +108,10 @@ def _forward(layer: Pooling) -> Callable[..., Any]:
 def _gradient(layer: Pooling) -> Callable[..., Any]:
     """Returns a function from (x, y, dy) to the gradient dx, with a rule for vmap."""
 
-    def native(*arrays: jax.Array) -> jax.Array:
-        shapes = (arrays[0].shape, (count_chunks(arrays[0]), 2 * layer.copy_size))
-        return call_kernel(_target("gradient", layer), arrays, shapes)[0]
+    def native(x: jax.Array, *arrays: jax.Array) -> jax.Array:
+        target = kernel_target("seedbed_max_pool_gradient", kernels.gradient_ir, (layer,), 3, 2)
+        shapes = [x.shape, (count_chunks(x), layer.ring_size)]
+        return call_kernel(target, (x, *arrays), shapes, x.dtype)[0]
 
     def fallback(x: jax.Array, y: jax.Array, dy: jax.Array) -> jax.Array:
         del y
@@ -110,20 +123,13 @@ def _gradient(layer: Pooling) -> Callable[..., Any]:
 def _xla_pool(layer: Pooling, x: jax.Array) -> jax.Array:
     size, stride = layer.window, layer.stride
     padding = ((0, 0), *layer.margins, (0, 0))
-    return lax.reduce_window(
-        x, -jnp.inf, lax.max, (1, size, size, 1), (1, stride, stride, 1), padding
+    # in float32, so that gradients are summed in float32
+    y = lax.reduce_window(
+        x.astype(jnp.float32),
+        -jnp.inf,
+        lax.max,
+        (1, size, size, 1),
+        (1, stride, stride, 1),
+        padding,
     )
-
-
-@functools.cache
-def _target(kind: Literal["forward", "gradient"], layer: Pooling) -> str:
-    arguments, emit = {"forward": (1, kernels.forward_ir), "gradient": (3, kernels.gradient_ir)}[
-        kind
-    ]
-    return register_kernel(
-        f"seedbed_max_pool_{kind}",
-        emit(layer),
-        arguments=arguments,
-        results=2,
-        chunk_buffer=arguments + 1,
-    )
+    return y.astype(x.dtype)

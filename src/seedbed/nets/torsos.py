@@ -157,7 +157,7 @@ class DeepResNet(nn.Module):
         branch_gain = len(self.channels) ** -0.5
         for i, channels in enumerate(self.channels):
             x = linear(channels, gain=1.0)(x, None if i else scaling)
-            x = max_pool(x.astype(jnp.float32), padding="SAME").astype(self.dtype)
+            x = max_pool(x, padding="SAME")
             for _ in range(2):
                 y = Convolution(channels, 3, padding=1, dtype=self.dtype)(nn.relu(x))
                 x = x + linear(channels, gain=branch_gain)(y)
