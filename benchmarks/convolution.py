@@ -87,9 +87,9 @@ def _convolve(x, weights, implementation: str, *, stride=1, padding=0, relu=True
 
 def _features(params, x, implementation: str, network: str):
     import jax
-    import jax.numpy as jnp
 
     from seedbed.nets.pooling import max_pool
+    from seedbed.nets.residual import residual_block
 
     if network == "nature":
         for i, (*_, stride) in enumerate(_LAYERS):
@@ -100,6 +100,9 @@ def _features(params, x, implementation: str, network: str):
         x = max_pool(x, padding="SAME")
         for block in "ab":
             first, second = (params[f"block{i}{block}{part}"] for part in "ab")
+            if implementation != "xla":
+                x = residual_block(x, first, second)
+                continue
             y = _convolve(jax.nn.relu(x), first, implementation, padding=1)
             x = x + _convolve(y, second, implementation, padding=1, relu=False)
     return jax.nn.relu(x)

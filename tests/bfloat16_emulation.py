@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import pytest
 
 from seedbed import ffi
-from seedbed.nets import convolution, passes, pooling, products
+from seedbed.nets import convolution, passes, pooling, products, residual
 from seedbed.nets.native.bfloat16.instructions import Name
 
 _STATE = 8 * 1024 + 64
@@ -58,7 +58,7 @@ def emulation(unit: Name) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "register_kernel", register)
-        for module in (convolution, products, pooling):
+        for module in (convolution, products, pooling, residual):
             patch.setattr(module, "host_instructions", lambda: unit)
         passes.kernel_target.cache_clear()
         yield

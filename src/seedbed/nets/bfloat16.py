@@ -28,7 +28,7 @@ def xla_convolve(
     layer: Convolution, x: jax.Array, kernel: jax.Array, bias: jax.Array, scaling: Constants
 ) -> jax.Array:
     """Convolves images [N, H, W, C] to bfloat16 features [N, OH, OW, F] by XLA, with its derivative."""
-    y = xla_convolution(layer, _narrow(x, scaling), kernel.astype(jnp.bfloat16))
+    y = xla_convolution(layer, _narrow(layer, x, scaling), kernel.astype(jnp.bfloat16))
     # in float32, so that the bias's gradient is summed in float32
     y = (y.astype(jnp.float32) + bias[None, None, None]).astype(jnp.bfloat16)
     return jax.nn.relu(y) if layer.relu else y
@@ -36,12 +36,14 @@ def xla_convolve(
 
 @functools.cache
 def _forward(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
-    """Returns a function from (x, kernel, bias[, offset, scale]) to y, with a rule for vmap."""
-    sums = correlation.forward(layer, unit)
+    """Returns a function from (x[, skip], kernel, bias[, offset, scale]) to y, with a rule for vmap."""
+    sums, images = correlation.forward(layer, unit), 1 + (layer.block == "second")
 
-    def native(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> jax.Array:
+    def native(*arrays: jax.Array) -> jax.Array:
+        x, (kernel, bias, *scaling) = arrays[0], arrays[images:]
         beyond = sums.panels * 16 - layer.features
-        arrays = (x, _pack(sums, kernel), jnp.pad(bias, (0, beyond)), *scaling)
+        weights = (_pack(sums, kernel), jnp.pad(bias, (0, beyond)))
+        arrays = (*arrays[:images], *weights, *scaling)
         shape = (x.shape[0], *layer.output, layer.features)
         results = [shape, (count_chunks(x), sums.scratch_size)]
         return call_kernel(
@@ -53,10 +55,12 @@ def _forward(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
             jnp.bfloat16,
         )[0]
 
-    def fallback(x: jax.Array, kernel: jax.Array, bias: jax.Array, *scaling: jax.Array) -> Any:
-        return xla_convolve(layer, x, kernel, bias, scaling)
+    def fallback(*arrays: jax.Array) -> Any:
+        x, (kernel, bias, *scaling) = arrays[0], arrays[images:]
+        y = xla_convolve(layer, x, kernel, bias, tuple(scaling))
+        return sum(arrays[1:images], start=y)
 
-    return batched(native, fallback, images=1)
+    return batched(native, fallback, images=images)
 
 
 @functools.cache
@@ -86,7 +90,7 @@ def _weight_gradient(unit: Instructions, layer: Convolution) -> Callable[..., An
 
     def fallback(x: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
         outputs = 2 if layer.relu else 1
-        dy, x = before_activation(*arrays[:outputs]), _narrow(x, arrays[outputs:])
+        dy, x = before_activation(*arrays[:outputs]), _narrow(layer, x, arrays[outputs:])
         x, dy, zeros = same_axes(x, dy, jnp.zeros(shape, jnp.bfloat16))
         (dkernel,) = jax.vjp(lambda kernel: xla_convolution(layer, x, kernel), zeros)[1](dy)
         return dkernel.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1, 2))
@@ -96,18 +100,19 @@ def _weight_gradient(unit: Instructions, layer: Convolution) -> Callable[..., An
 
 @functools.cache
 def _input_gradient(unit: Instructions, layer: Convolution) -> Callable[..., Any]:
-    """Returns a function from (dy[, y], kernel) to dx, before the gradient of the scaling."""
+    """Returns a function from (dy[, y][, x, skip], kernel) to dx, before the gradient of the scaling."""
+    images = 1 + layer.relu + 2 * (layer.block == "first")
     image = (layer.height, layer.width, layer.channels)
     sums = correlation.input_gradient(layer, unit)
     dtype = jnp.float32 if sums.target.kind == "float" else jnp.bfloat16
 
     def native(*arrays: jax.Array) -> jax.Array:
-        *outputs, kernel = arrays
+        *given, kernel = arrays
         results = [
-            (outputs[0].shape[0], *image),
-            (count_chunks(outputs[0]), sums.scratch_size),
+            (given[0].shape[0], *image),
+            (count_chunks(given[0]), sums.scratch_size),
         ]
-        arrays = (*outputs, _pack(sums, _turned(sums, kernel)))
+        arrays = (*given, _pack(sums, _turned(sums, kernel)))
         return call_kernel(
             kernel_target(
                 "seedbed_bfloat16_input_gradient",
@@ -122,14 +127,18 @@ def _input_gradient(unit: Instructions, layer: Convolution) -> Callable[..., Any
         )[0]
 
     def fallback(*arrays: jax.Array) -> jax.Array:
-        *outputs, kernel = arrays
+        *given, kernel = arrays
+        outputs, skips = given[: 1 + layer.relu], given[1 + layer.relu :]
         dy = before_activation(*outputs)
         dy, zeros = same_axes(dy, jnp.zeros((dy.shape[0], *image), jnp.bfloat16))
         kernel = kernel.astype(jnp.bfloat16)
         (dx,) = jax.vjp(lambda x: xla_convolution(layer, x, kernel), zeros)[1](dy)
+        if skips:
+            x, skip = skips
+            dx = skip + before_activation(dx, x)
         return dx.astype(dtype)
 
-    return batched(native, fallback, images=2 if layer.relu else 1)
+    return batched(native, fallback, images=images)
 
 
 def _pack(sums: Correlation, kernel: jax.Array) -> jax.Array:
@@ -156,7 +165,8 @@ def _turned(sums: Correlation, kernel: jax.Array) -> jax.Array:
     return kernel.transpose(0, 2, 5, 1, 3, 4).reshape(rows, columns, features, -1)
 
 
-def _narrow(x: jax.Array, scaling: Constants) -> jax.Array:
+def _narrow(layer: Convolution, x: jax.Array, scaling: Constants) -> jax.Array:
+    x = jax.nn.relu(x) if layer.block == "first" else x
     return (rescale(x, Scaling(*scaling)) if scaling else x).astype(jnp.bfloat16)
 
 

@@ -7,8 +7,8 @@ Parameters are always float32; `dtype` is that of convolutions and of the operan
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -20,6 +20,7 @@ from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.orthogonal import orthogonal
 from seedbed.nets.pooling import max_pool
 from seedbed.nets.products import dot_general_in
+from seedbed.nets.residual import residual_block
 from seedbed.types import SeedbedError, Tree
 
 TorsoName = Literal["auto", "nature", "small", "resnet", "mlp"]
@@ -82,9 +83,7 @@ class Convolution(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, OH, OW, F]` in `dtype`."""
-        shape = (self.size, self.size, x.shape[-1], self.features)
-        kernel = self.param("kernel", orthogonal(self.gain), shape)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        kernel, bias = _weights(self, x.shape[-1], self.features, self.size, self.gain)
         if x.dtype == jnp.uint8 and scaling is None:
             # Dividing a few thousand weights is cheaper than dividing every pixel.
             kernel = kernel / 255.0
@@ -98,6 +97,25 @@ class Convolution(nn.Module):
             scaling=scaling,
             dtype=self.dtype,
         )
+
+
+class SquareWeights(nn.Module):
+    """The weights of a convolution that keeps the number of channels, for `residual_block`."""
+
+    size: int
+    gain: float
+
+    @nn.compact
+    def __call__(self, channels: int) -> tuple[Array, Array]:
+        """Returns a kernel `[size, size, channels, channels]` and a bias `[channels]`."""
+        return _weights(self, channels, channels, self.size, self.gain)
+
+
+def _weights(
+    module: nn.Module, channels: int, features: int, size: int, gain: float
+) -> tuple[Array, Array]:
+    kernel = module.param("kernel", orthogonal(gain), (size, size, channels, features))
+    return kernel, module.param("bias", nn.initializers.zeros, (features,))
 
 
 class Nature(nn.Module):
@@ -151,16 +169,21 @@ class DeepResNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array, scaling: Scaling | None = None) -> Array:
         """Returns features `[B, 256]`."""
-        linear = partial(Convolution, size=3, padding=1, relu=False, dtype=self.dtype)
+        names = (f"Convolution_{i}" for i in itertools.count())
         # With the usual gain, sqrt(2), each of the n residual blocks would double the variance. With
         # sqrt(2 / n), it grows by 1 / n in each. There are two blocks for each number of channels.
         branch_gain = len(self.channels) ** -0.5
         for i, channels in enumerate(self.channels):
-            x = linear(channels, gain=1.0)(x, None if i else scaling)
-            x = max_pool(x, padding="SAME")
+            entry = Convolution(
+                channels, 3, padding=1, relu=False, gain=1.0, dtype=self.dtype, name=next(names)
+            )
+            x = max_pool(entry(x, None if i else scaling), padding="SAME")
             for _ in range(2):
-                y = Convolution(channels, 3, padding=1, dtype=self.dtype)(nn.relu(x))
-                x = x + linear(channels, gain=branch_gain)(y)
+                first, second = (
+                    SquareWeights(3, gain, name=next(names))(channels)
+                    for gain in (2**0.5, branch_gain)
+                )
+                x = residual_block(x, first, second)
         return Mlp((256,), dtype=self.dtype)(nn.relu(x))
 
 

@@ -39,6 +39,8 @@ class Convolution:
     source: Literal["i8", "float", "bfloat"]  # the type of the images' numbers, in LLVM's words
     unit: VectorUnit
     clip: float | None = None  # if set, images become (x - offset) * scale within [-clip, clip]
+    # of a residual block, x + second(first(max(x, 0))): by kernels in bfloat16
+    block: Literal["first", "second"] | None = None
 
     @property
     def padded(self) -> tuple[int, int]:

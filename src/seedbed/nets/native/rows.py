@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from seedbed.llvm import Function
-from seedbed.nets.native.tile import load, masked_lanes, store
+from seedbed.nets.native.tile import load, masked_lanes, relu, store
 
 TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 Kind = Literal["i8", "float", "bfloat"]
@@ -100,6 +100,20 @@ class Tables(NamedTuple):
         return value
 
 
+class Rectified:
+    """The change of a number x to max(x, 0), which keeps NaN."""
+
+    def rows(self, f: Function, index: str, stride: int) -> Rectified:
+        """Returns the change itself: it has no tables."""
+        del f, index, stride
+        return self
+
+    def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
+        """Returns the larger of `value` and zero."""
+        del place, lanes
+        return relu(f, value, width)
+
+
 class Passed(NamedTuple):
     """The change of a gradient to its part that a relu passes: zero unless the result `y` is positive.
 
@@ -120,6 +134,21 @@ class Passed(NamedTuple):
         return f.op(f"select <{width} x i1> {passed}, {vector} {value}, {vector} zeroinitializer")
 
 
+class Added(NamedTuple):
+    """The change of a result to its sum with bfloat16 numbers of the same layout, at the address `y`."""
+
+    y: str
+
+    def rows(self, f: Function, index: str, stride: int) -> Added:
+        """Returns the change from row `index` on; rows are `stride` numbers apart."""
+        return Added(f.scaled(self.y, index, stride, "bfloat"))
+
+    def apply(self, f: Function, value: str, place: str | int, lanes: int, width: int) -> str:
+        """Returns `value` plus the number at its place."""
+        y = load_kind(f, "bfloat", f.at(self.y, place, "bfloat"), lanes, width)
+        return f.op(f"fadd <{width} x float> {value}, {y}")
+
+
 def copy_rows(
     f: Function,
     shape: Rows,
@@ -134,15 +163,15 @@ def copy_rows(
     with f.repeat(shape.rows) as row:
         from_row = f.scaled(source, row.index, shape.source_stride, kind)
         to_row = f.scaled(target, row.index, shape.target_stride, into)
-        changed = change and change.rows(f, row.index, shape.source_stride)
+        changed = None if change is None else change.rows(f, row.index, shape.source_stride)
 
         def move(place: str, lanes: int) -> None:
-            if kind == into == "bfloat" and not changed:
+            if kind == into == "bfloat" and changed is None:
                 words = load_words(f, f.at(from_row, place, kind), lanes, width)
                 store_words(f, words, f.at(to_row, place, into), lanes, width)
                 return
             value = load_kind(f, kind, f.at(from_row, place, kind), lanes, width)
-            if changed:
+            if changed is not None:
                 value = changed.apply(f, value, place, lanes, width)
             store_kind(f, into, value, f.at(to_row, place, into), lanes, width)
 

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from seedbed.llvm import Function
-from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.layout import (
+    Layout,
+    change_of_images,
+    copy_gradient,
+    count_floats,
+)
 from seedbed.nets.native.bfloat16.product import (
     LANES,
     Blocking,
@@ -28,7 +33,18 @@ from seedbed.nets.native.bfloat16.product import (
     module,
 )
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.native.rows import TASK, Kind, buffers, clear, each_vector, share, store_kind
+from seedbed.nets.native.rows import (
+    TASK,
+    Added,
+    Change,
+    Kind,
+    Passed,
+    buffers,
+    clear,
+    each_vector,
+    share,
+    store_kind,
+)
 from seedbed.nets.native.tile import load, relu, spans
 
 
@@ -196,43 +212,58 @@ def input_gradient(c: Convolution, unit: Instructions) -> Correlation:
     return Correlation(unit, layout, kernel[0], kernel[1], count[0], count[1], target)
 
 
-def forward_ir(c: Convolution, unit: Instructions) -> str:
-    """Returns the IR of a task with the buffers (x, packed kernels, bias[, offset, scale]) -> (y, scratch).
+class Results(NamedTuple):
+    """Where the results of an image go, and what changes them on the way; tables have the same layout."""
 
-    `bias` has 16 floats for each panel. `offset` and `scale` are there if `clip` is set. `y` is bfloat16.
+    address: str
+    changes: tuple[Change, ...] = ()
+
+
+def forward_ir(c: Convolution, unit: Instructions) -> str:
+    """Returns the IR of a task with the buffers (x[, skip], packed kernels, bias[, tables]) -> (y, scratch).
+
+    `skip`, bfloat16 numbers to add to the results, is there if `block` is "second". `bias` has 16 floats for
+    each panel. The tables, offset and scale, are there if `clip` is set. `y` is bfloat16.
     `scratch` has `scratch_size` floats of the correlation `forward(c, unit)` for each chunk.
     """
     sums = forward(c, unit)
     f = Function(TASK)
-    x, kernel, bias, *tables, y, scratch = buffers(f, 5 if c.clip is None else 7)
+    skips, tables = int(c.block == "second"), 0 if c.clip is None else 2
+    x, *rest, y, scratch = buffers(f, 5 + skips + tables)
+    skip, (kernel, bias, *tables) = rest[:skips], rest[skips:]
     scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
     clear(f, scratch, sums.copy_size)
     sums.unit.begin(f)
     with f.between(*share(f)) as image:
         source = f.scaled(x, image, c.image_size, c.source)
-        sums.layout.copy(f, source, scratch, c.source, scaling(c, tables))
+        sums.layout.copy(f, source, scratch, c.source, change_of_images(c, tables))
         result = f.scaled(y, image, c.output_size, "bfloat")
-        _correlate(f, sums, scratch, kernel, bias, result)
+        added = [Added(f.scaled(s, image, c.output_size, "bfloat")) for s in skip]
+        _correlate(f, sums, scratch, kernel, bias, Results(result, tuple(added)))
     sums.unit.end(f)
     return module(sums.unit, sums.product, _widths(sums), f)
 
 
 def input_gradient_ir(c: Convolution, unit: Instructions) -> str:
-    """Returns the IR of a task with the buffers (dy[, y], packed kernels) -> (dx, scratch).
+    """Returns the IR of a task with the buffers (dy[, y][, x, skip], packed kernels) -> (dx, scratch).
 
-    `dy` and `y` are bfloat16; `y` is there if `relu` is set. `scratch` has `scratch_size` floats of
-    the correlation `input_gradient(c, unit)` for each chunk.
+    All but the kernels are bfloat16; `y` is there if `relu` is set, `x` and `skip` if `block` is "first":
+    the gradient passes where `x` is positive, and `skip`, the gradient of what skips the block, is added.
+    `scratch` has `scratch_size` floats of the correlation `input_gradient(c, unit)` for each chunk.
     """
     sums = input_gradient(c, unit)
     f = Function(TASK)
-    dy, *y, kernel, dx, scratch = buffers(f, 5 if c.relu else 4)
+    dy, *rest, kernel, dx, scratch = buffers(f, 4 + c.relu + 2 * (c.block == "first"))
+    y, skips = rest[: c.relu], rest[c.relu :]
     scratch = f.scaled(scratch, "%chunk", sums.scratch_size)
     clear(f, scratch, sums.copy_size)
     sums.unit.begin(f)
     with f.between(*share(f)) as image:
         copy_gradient(f, c, sums.layout, (dy, *y), image, scratch)
         result = f.scaled(dx, image, c.image_size, sums.target.kind)
-        _correlate(f, sums, scratch, kernel, "null", result)
+        beside = [f.scaled(s, image, c.image_size, "bfloat") for s in skips]
+        changes = (Passed(beside[0]), Added(beside[1])) if beside else ()
+        _correlate(f, sums, scratch, kernel, "null", Results(result, changes))
     sums.unit.end(f)
     return module(sums.unit, sums.product, _widths(sums), f)
 
@@ -243,7 +274,7 @@ def _widths(sums: Correlation) -> list[tuple[int, int]]:
 
 
 def _correlate(
-    f: Function, sums: Correlation, image: str, kernel: str, bias: str, result: str
+    f: Function, sums: Correlation, image: str, kernel: str, bias: str, results: Results
 ) -> None:
     """Emits the loops over the panels of features and the positions of an image in scratch memory."""
     (block, cover), layout, product = sums.blocks, sums.layout, sums.product
@@ -258,7 +289,7 @@ def _correlate(
                     f"call void @block_{block.high}_{wide}"
                     f"(ptr {a}, ptr {b}, ptr {scratch}, ptr {start})"
                 )
-                _store_block(f, sums, first, scratch, result, range(panel, panel + wide))
+                _store_block(f, sums, first, scratch, results, range(panel, panel + wide))
 
 
 def _store_block(
@@ -266,7 +297,7 @@ def _store_block(
     sums: Correlation,
     first: tuple[str, str],
     held: str,
-    result: str,
+    results: Results,
     panels: range,
 ) -> None:
     """Stores the results of a block, those of some panels, but for what lies between lines of positions."""
@@ -278,11 +309,11 @@ def _store_block(
             v = f.op(f"add i64 {first[1]}, {j.index}")
             row = f.scaled(line, j.index, block.wide * LANES)
             if cover.whole == positions:
-                _store_row(f, sums, (u, v), row, result, panels)
+                _store_row(f, sums, (u, v), row, results, panels)
             else:
                 at = [f.op(f"{kind} i64 {v}, {positions.period}") for kind in ("udiv", "urem")]
                 with f.when(f.op(f"icmp ult i64 {at[1]}, {positions.columns}")):
-                    _store_row(f, sums, (at[0], at[1]), row, result, panels)
+                    _store_row(f, sums, (at[0], at[1]), row, results, panels)
 
 
 def _store_row(
@@ -290,7 +321,7 @@ def _store_row(
     sums: Correlation,
     position: tuple[str, str],
     held: str,
-    result: str,
+    results: Results,
     panels: range,
 ) -> None:
     """Stores the results of one position that `held` has, those of some panels, where the image has them."""
@@ -300,7 +331,8 @@ def _store_row(
         for n, first in zip(position, (to.top, to.left), strict=True)
     )
     pixel = f.op(f"add i64 {f.op(f'mul i64 {row}, {to.width}')}, {column}")
-    corner = f.scaled(result, pixel, to.channels, to.kind)
+    corner = f.scaled(results.address, pixel, to.channels, to.kind)
+    changes = [change.rows(f, pixel, to.channels) for change in results.changes]
     beyond_rows = _reaches_beyond(to.top, sums.out_rows, to.stride, to.height)
     beyond_columns = _reaches_beyond(to.left, sums.out_columns, to.stride, to.width)
     # numbers that are neighbours in the image and there together
@@ -316,12 +348,21 @@ def _store_row(
             for start, offset, limit in checks:
                 place = f.op(f"add i64 {start}, {offset}")
                 stack.enter_context(f.when(f.op(f"icmp ult i64 {place}, {limit}")))
-            out = f.at(corner, (a * to.width + b) * to.channels + low - first, to.kind)
-            source = f.at(held, low - begin)
+            offset = (a * to.width + b) * to.channels + low - first
+            out, source = f.at(corner, offset, to.kind), f.at(held, low - begin)
+            changed = [change.rows(f, str(offset), 1) for change in changes]
 
-            def move(place: str, lanes: int, source: str = source, out: str = out) -> None:
+            def move(
+                place: str,
+                lanes: int,
+                source: str = source,
+                out: str = out,
+                changed: list[Change] = changed,
+            ) -> None:
                 value = load(f, f.at(source, place), lanes, LANES)
                 value = relu(f, value, LANES) if sums.relu else value
+                for change in changed:
+                    value = change.apply(f, value, place, lanes, LANES)
                 store_kind(f, to.kind, value, f.at(out, place, to.kind), lanes, LANES)
 
             each_vector(f, high - low, LANES, move)

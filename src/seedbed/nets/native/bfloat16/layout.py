@@ -7,7 +7,7 @@ from typing import NamedTuple
 from seedbed.llvm import Function
 from seedbed.nets.native.bfloat16.product import LANES, Windows
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.native.rows import Change, Kind, Passed, Rows, Tables, copy_rows
+from seedbed.nets.native.rows import Change, Kind, Passed, Rectified, Rows, Tables, copy_rows
 
 
 class Layout(NamedTuple):
@@ -65,14 +65,16 @@ class Layout(NamedTuple):
             to_row = (first + self.top) // self.stride * self.line + self.left * self.depth
             from_row = f.at(source, first * line, kind)
             to_row = f.at(target, plane * self.plane + to_row, "bfloat")
-            changed = change and change.rows(f, str(first), line)
+            changed = None if change is None else change.rows(f, str(first), line)
             shape = Rows(count, line, self.stride * line, self.line)
             if self.depth == self.channels:
                 copy_rows(f, shape, from_row, to_row, LANES, kind, "bfloat", changed)
                 continue
             pixels = Rows(self.width, self.channels, self.channels, self.depth)
             with f.repeat(count) as row:
-                inner = changed and changed.rows(f, row.index, shape.source_stride)
+                inner = None
+                if changed is not None:
+                    inner = changed.rows(f, row.index, shape.source_stride)
                 begin = f.scaled(from_row, row.index, shape.source_stride, kind)
                 end = f.scaled(to_row, row.index, shape.target_stride, "bfloat")
                 copy_rows(f, pixels, begin, end, LANES, kind, "bfloat", inner)
@@ -83,8 +85,10 @@ def count_floats(words: int) -> int:
     return -(-words // 32) * 16
 
 
-def scaling(c: Convolution, tables: list[str]) -> Tables | None:
+def change_of_images(c: Convolution, tables: list[str]) -> Change | None:
     """Returns the change that a layer makes to its images, with `tables` [offset, scale], or None."""
+    if c.block == "first":
+        return Rectified()
     return None if c.clip is None else Tables(tables[0], tables[1], c.clip)
 
 

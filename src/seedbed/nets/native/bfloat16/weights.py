@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 from seedbed.llvm import Function
 from seedbed.nets.native.bfloat16.correlation import forward
-from seedbed.nets.native.bfloat16.layout import Layout, copy_gradient, count_floats, scaling
+from seedbed.nets.native.bfloat16.layout import (
+    Layout,
+    change_of_images,
+    copy_gradient,
+    count_floats,
+)
 from seedbed.nets.native.bfloat16.product import (
     LANES,
     Blocking,
@@ -54,6 +59,16 @@ class Gradient:
         return -(-self.segment // LANES) * LANES
 
     @property
+    def panels(self) -> tuple[int, int]:
+        """How many windows of kernel rows are summed one after another, and the panels of B in each.
+
+        Where 16 numbers are a whole row of a window, its rows are panels of one window.
+        """
+        if self.taps == LANES and self.image.stride == 1:
+            return 1, self.kernel_rows
+        return self.kernel_rows, self.taps // LANES
+
+    @property
     def depth(self) -> int:
         """The count of positions in a row of A."""
         even = -(-self.positions // 2) * 2
@@ -95,7 +110,7 @@ class Gradient:
     @functools.cached_property
     def blocking(self) -> Blocking:
         """A block of sums."""
-        return choose_rows(self.unit, self.features, self.taps // LANES, self.depth)
+        return choose_rows(self.unit, self.features, self.panels[1], self.depth)
 
     @property
     def product(self) -> Product:
@@ -103,6 +118,7 @@ class Gradient:
         step, blocking = self.image.step * 4, self.blocking
         row, c_row = 2 * self.rounded, self.kernel_rows * self.taps * 4
         last = 2 * (self.chunks - 1) * self.depth
+        joined = self.panels[0] < self.kernel_rows
         return Product(
             blocking,
             self.depth,
@@ -110,7 +126,7 @@ class Gradient:
             a_row=row,
             a_tiles=tuple(row * blocking.rows * i for i in range(blocking.high)),
             b_row=2 * step,
-            b_panel=4 * LANES,
+            b_panel=self.image.windows(self.kernel_rows, 4).line if joined else 4 * LANES,
             c_row=c_row,
             start=c_row,
         )
@@ -157,7 +173,7 @@ def weight_gradient_ir(c: Convolution, unit: Instructions) -> str:
     g.unit.begin(f)
     with f.between(*share(f)) as image:
         source = f.scaled(x, image, c.image_size, c.source)
-        g.image.copy(f, source, scratch, c.source, scaling(c, tables))
+        g.image.copy(f, source, scratch, c.source, change_of_images(c, tables))
         _pair(f, g, scratch, paired)
         copy_gradient(f, c, g.gradient, (dy, *y), image, lines)
         _transpose(f, g, lines, a)
@@ -207,13 +223,15 @@ def _sum_positions(f: Function, g: Gradient, lines: str, total: str, features: i
 def _accumulate(f: Function, g: Gradient, a: str, pairs: str, sums: str) -> list[tuple[int, int]]:
     """Emits the loops over kernel rows, panels of their numbers and features. Returns the sizes of blocks."""
     p, sizes = g.product, {}
-    with f.repeat(g.kernel_rows) as window:
+    windows, panels = g.panels
+    with f.repeat(windows) as window:
         b0 = g.image.windows(g.kernel_rows, 4).at(f, pairs, window.index)
         c0 = f.scaled(sums, window.index, g.taps)
-        for left, wide, times in spans(g.taps // LANES, p.blocking.wide):
+        for left, wide, times in spans(panels, p.blocking.wide):
             with f.repeat(times) as column:
                 b1, c1 = (
-                    f.at(f.scaled(q, column.index, wide * LANES), left * LANES) for q in (b0, c0)
+                    f.at(f.scaled(q, column.index, wide * size, "i8"), left * size, "i8")
+                    for q, size in ((b0, p.b_panel), (c0, 4 * LANES))
                 )
                 rows = p.blocking.rows
                 for top, high, many in spans(g.features // rows, p.blocking.high):
