@@ -48,7 +48,8 @@ def frames_to(target: float, lines: list[dict[str, Any]], step: int) -> int | No
     """Returns the frames after the checkpoint until the mean return reached the target; None if never."""
     before = max((line["frames"] for line in lines if line["env_steps"] <= step), default=0)
     after = (line for line in lines if line["env_steps"] > step)
-    return next((line["frames"] - before for line in after if line[TRAINED] >= target), None)
+    known = (line for line in after if line[TRAINED] is not None)
+    return next((line["frames"] - before for line in known if line[TRAINED] >= target), None)
 
 
 def compared(frames: dict[str, list[int | None]]) -> dict[str, Any]:
@@ -78,6 +79,10 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=18.0, help="mean training return")
     parser.add_argument("--forks", type=Path, default=ROOT.parent / "runs" / "forks")
     args = parser.parse_args()
+    checkpoints = args.run / "checkpoints"
+    if not (checkpoints / f"{args.step:012d}").is_dir():
+        there = ", ".join(str(int(p.name)) for p in sorted(checkpoints.glob("[0-9]*"))) or "none"
+        parser.error(f"{args.run} has no checkpoint of step {args.step}; it has {there}")
     frames: dict[str, list[int | None]] = {dtype: [] for dtype in DTYPES}
     for repeat in range(args.repeats):
         for dtype, found in frames.items():

@@ -143,6 +143,24 @@ def test_fallback_matches(monkeypatch):
         _assert_equal(_value_and_gradients(arrays, dy, jnp.bfloat16), expected)
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda x, k, b: (x[0], k, b), ValueError, r"x has shape \(9, 7, 5\)"),
+        (lambda x, k, b: (x.astype(jnp.int32), k, b), TypeError, "x is int32"),
+        (lambda x, k, b: (x[..., :4], k, b), ValueError, r"pass \[K, K, 4, 4\] with K odd"),
+        (lambda x, k, b: (x, k[:2, :2], b), ValueError, r"kernel has shape \(2, 2, 5, 5\)"),
+        (lambda x, k, b: (x, k, b[:2]), ValueError, r"bias has shape \(2,\); pass \[5\]"),
+        (lambda x, k, b: (x, k.astype(jnp.bfloat16), b), TypeError, "weights are bfloat16"),
+    ],
+)
+def test_errors_name_the_remedy(change, error, match):
+    (x, (kernel, bias), second), _ = _whole_numbers((2, 9, 7, 5), 5)
+    x, kernel, bias = change(x, kernel, bias)
+    with emulation("pairs"), pytest.raises(error, match=match):
+        residual_block(x, (kernel, bias), second)
+
+
 def test_the_deep_networks_parameters_have_the_names_of_its_convolutions():
     x = jnp.zeros((1, 36, 36, 4), jnp.uint8)
     shapes = jax.eval_shape(DeepResNet().init, jax.random.key(0), x)["params"]

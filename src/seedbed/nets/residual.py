@@ -32,7 +32,12 @@ def residual_block(x: jax.Array, first: Weights, second: Weights) -> jax.Array:
 
     Returns:
         Images [N, H, W, C] of the dtype of x.
+
+    Raises:
+        ValueError: a shape does not fit.
+        TypeError: a dtype does not fit.
     """
+    _check(x, first, second)
     unit = host_instructions() if x.dtype == jnp.bfloat16 else None
     if unit is not None:
         x, *weights = same_axes(x, *first, *second)
@@ -40,6 +45,25 @@ def residual_block(x: jax.Array, first: Weights, second: Weights) -> jax.Array:
     options: dict[str, Any] = {"stride": 1, "padding": first[0].shape[0] // 2, "dtype": x.dtype}
     y = conv2d(jax.nn.relu(x), *first, activation="relu", **options)
     return x + conv2d(y, *second, **options)
+
+
+def _check(x: jax.Array, *layers: Weights) -> None:
+    if x.ndim != 4 or 0 in x.shape[1:]:
+        raise ValueError(f"x has shape {x.shape}; pass [N, H, W, C] with no empty axis but N")
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        raise TypeError(f"x is {x.dtype}; convert it to float32 or bfloat16")
+    channels = x.shape[3]
+    for kernel, bias in layers:
+        size = layers[0][0].shape[0]
+        if kernel.shape != (size, size, channels, channels) or size % 2 == 0:
+            raise ValueError(
+                f"a kernel has shape {kernel.shape}; pass [K, K, {channels}, {channels}] with K odd, "
+                "the same for both"
+            )
+        if bias.shape != (channels,):
+            raise ValueError(f"a bias has shape {bias.shape}; pass [{channels}]")
+        if not kernel.dtype == bias.dtype == jnp.float32:
+            raise TypeError(f"weights are {kernel.dtype} and {bias.dtype}; convert them to float32")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
