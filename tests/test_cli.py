@@ -93,6 +93,38 @@ def test_neither_the_package_nor_list_loads_jax():
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 
 
+def test_a_thread_in_jax_does_not_abort_a_program_that_has_given_up():
+    """Python unwinds such a thread through C++ when it ends, which is an abort."""
+    code = """
+import sys, threading, time
+import jax
+import jax.numpy as jnp
+from seedbed import cli
+
+def gives_up():
+    x, begun = jnp.ones((500, 500)), threading.Event()
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, y: jnp.tanh(y @ x), x))
+    work(x)
+
+    def learn():
+        while True:
+            begun.set()
+            work(x)
+
+    threading.Thread(target=learn, daemon=True).start()
+    begun.wait()
+    time.sleep(0.1)
+    return 130
+
+jax.config.update("jax_cpu_enable_async_dispatch", False)
+cli.main = gives_up
+sys.exit(cli.program())
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,12 +52,20 @@ commands:
 
 
 def program() -> int:
-    """Runs the `seedbed` program and returns its exit status. For `train`, it sets up malloc first."""
+    """Runs the `seedbed` program and returns its exit status. For `train`, it sets up malloc first.
+
+    If a run was given up while threads of it still work, the process ends here, at once.
+    """
     if sys.argv[1:2] == ["train"]:
         from seedbed.run.memory import set_up_malloc
 
         set_up_malloc()
-    return main()
+    status = main()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A thread that comes back from JAX while Python ends is unwound through C++, which aborts the process
+        # (python/cpython#87135).
+        os._exit(status)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
