@@ -3,9 +3,9 @@
 An update is all that an agent computes from one batch that it recorded in its environment (_recorded.py):
 what `prepare` computes, gradients and the optimizer's steps, for all epochs and minibatches. The programs of
 one preset run in one process, in turn, on all cores and, with --cores 1, on one. CPU time is that of the
-whole process.
+whole process. Arguments after -- are those of `seedbed train`, for every preset.
 
-    python benchmarks/updates.py [NAMES] [--rounds 15] [--cores N]
+    python benchmarks/updates.py [NAMES] [--rounds 15] [--cores N] [-- OVERRIDES]
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import dataclasses
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from seedbed import resolve
+from central import split_overrides
+from seedbed import options, resolve
+from seedbed.presets import TrainConfig
 from seedbed.run.memory import set_up_malloc
-from seedbed.types import SeedbedError
+from seedbed.types import SeedbedError, UsageError
 
 NAMES = (
     "pong/impala",
@@ -37,14 +40,14 @@ DTYPES = ("float32", "bfloat16")
 RESULT = Path(__file__).parent / "results" / "updates.json"
 
 
-def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Returns the median and least wall and CPU milliseconds of a preset's update, for each dtype."""
+def measure(config: TrainConfig, rounds: int) -> dict[str, Any]:
+    """Returns the median and least wall and CPU milliseconds of an agent's update, for each dtype."""
     import jax
 
     from _recorded import record
     from seedbed.run.update import learn
 
-    recorded = record(resolve.train_config(name), updates=1)
+    recorded = record(config, updates=1)
     programs = {}
     for dtype in DTYPES:
         agent = dataclasses.replace(recorded.agent, compute_dtype=dtype)
@@ -61,7 +64,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             spent[dtype].append(
                 (1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu))
             )
-    row: dict[str, Any] = {"name": name}
+    row: dict[str, Any] = {}
     for dtype, pairs in spent.items():
         for i, kind in enumerate(("wall_ms", "cpu_ms")):
             values = [pair[i] for pair in pairs]
@@ -94,18 +97,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="updates of each, turn about")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--cores", type=int, default=cores, choices=range(1, cores + 1))
-    args = parser.parse_args()
-    for name in args.names:
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own)
+    configs = {}
+    for preset in args.names:
         try:
-            resolve.train_config(name)
-        except SeedbedError as error:
+            config = options.override(resolve.train_config(preset), overrides, show_help=False)
+        except (SeedbedError, UsageError) as error:
             parser.error(str(error))
+        configs[" ".join([preset, *overrides])] = config
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     from seedbed.machine import cpu_name
 
     saved = json.loads(RESULT.read_text()) if RESULT.exists() else []
-    for name in args.names:
-        row = measure(name, args.rounds) | {"cores": args.cores, "cpu": cpu_name()}
+    for name, config in configs.items():
+        figures = measure(config, args.rounds)
+        row = {"name": name} | figures | {"cores": args.cores, "cpu": cpu_name()}
         print(told(row), flush=True)
         saved = [old for old in saved if (old["name"], old["cores"]) != (name, args.cores)] + [row]
         RESULT.parent.mkdir(exist_ok=True)

@@ -11,13 +11,15 @@ denormal numbers for zero, and these functions do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import jax
 import pytest
 
 from seedbed import ffi
 from seedbed.nets import convolution, passes, pooling, products, residual
+from seedbed.nets.native.bfloat16 import instructions
 from seedbed.nets.native.bfloat16.instructions import Name
 
 _STATE = 8 * 1024 + 64
@@ -56,13 +58,44 @@ def emulation(unit: Name) -> Iterator[None]:
     def register(prefix: str, text: str, **options: int) -> str:
         return ffi.register_kernel(prefix, emulate(text), **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "register_kernel", register)
+    with _new_kernels(register) as patch:
         for module in (convolution, products, pooling, residual):
             patch.setattr(module, "host_instructions", lambda: unit)
-        passes.kernel_target.cache_clear()
         yield
+
+
+@contextmanager
+def real_kernels() -> Iterator[None]:
+    """While it is open, kernels are for this CPU; if it multiplies bfloat16 fast, one must be made.
+
+    Raises AssertionError at the end if none was.
+    """
+    made = []
+
+    def register(prefix: str, text: str, **options: int) -> str:
+        made.append("bfloat" in text)
+        return ffi.register_kernel(prefix, text, **options)
+
+    with _new_kernels(register):
+        yield
+    assert any(made) or instructions.host_instructions() is None, "no kernel in bfloat16 was made"
+
+
+@contextmanager
+def _new_kernels(register: Callable[..., str]) -> Iterator[pytest.MonkeyPatch]:
+    """Makes kernels by another function, and none that are there already are used, by JAX neither."""
+
+    def forget() -> None:
         passes.kernel_target.cache_clear()
+        jax.clear_caches()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "register_kernel", register)
+        forget()
+        try:
+            yield patch
+        finally:
+            forget()
 
 
 # LLVM 22 makes a masked store of one truncated number as wide as it was before: narrow is not inlined.

@@ -1,6 +1,6 @@
 """Our max pooling against XLA's: values, gradient, transformations."""
 
-from contextlib import nullcontext
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bfloat16_emulation import emulation
+from bfloat16_emulation import emulation, real_kernels
+from guarded_memory import run_guarded
 from seedbed.llvm import VectorUnit
 from seedbed.nets import pooling
+from seedbed.nets.native import pooling as kernels
+from seedbed.nets.native.pooling import Pooling
 from seedbed.nets.pooling import max_pool
 
 
@@ -84,9 +87,10 @@ def test_narrow_vectors(width, monkeypatch):
 def test_bfloat16(shape, options, unit):
     """Many maxima of 8 bits are equal. Gradients are whole numbers, so sums are exact in any order."""
     x = _images(*shape).astype(jnp.bfloat16)
-    y, wide = jax.eval_shape(lambda x: max_pool(x, **options), x), x.astype(jnp.float32)
-    dy = jnp.asarray(np.random.default_rng(1).integers(-99, 99, y.shape), jnp.bfloat16)
-    with emulation("pairs") if unit == "emulated" else nullcontext():
+    wide = x.astype(jnp.float32)
+    shape = _reference(wide, **options).shape
+    dy = jnp.asarray(np.random.default_rng(1).integers(-99, 99, shape), jnp.bfloat16)
+    with emulation("pairs") if unit == "emulated" else real_kernels():
         y, derivative = jax.vjp(lambda x: max_pool(x, **options), x)
         (dx,) = derivative(dy)
     expected, derivative = jax.vjp(lambda x: _reference(x, **options), wide)
@@ -94,6 +98,34 @@ def test_bfloat16(shape, options, unit):
     assert (y.dtype, dx.dtype) == (jnp.bfloat16, jnp.bfloat16)
     np.testing.assert_array_equal(y.astype(jnp.float32), expected)
     np.testing.assert_array_equal(dx, expected_dx.astype(jnp.bfloat16))
+
+
+def test_threads_share_no_memory():
+    """Each share of a batch has a ring of rows of its own."""
+    x = _images(64, 9, 7, 16)
+    gradient = jax.jit(jax.grad(lambda x: (max_pool(x) ** 2).sum()))
+    expected = np.concatenate([gradient(part) for part in jnp.split(x, 16)])
+    for _ in range(50):
+        np.testing.assert_array_equal(gradient(x), expected)
+
+
+@pytest.mark.parametrize(("kind", "lanes"), [("bfloat", 16), ("float", 16), ("float", 4)])
+@pytest.mark.parametrize(
+    ("shape", "window", "stride", "margins"),
+    [
+        ((9, 7, 5), 3, 2, ((1, 1), (1, 1))),
+        ((2, 3, 17), 3, 2, ((0, 1), (1, 1))),
+        ((9, 8, 3), 2, 5, ((0, 0), (0, 0))),
+        ((2, 3, 3), 4, 2, ((3, 3), (3, 3))),
+    ],
+)
+def test_no_memory_beyond_the_images_is_touched(shape, window, stride, margins, kind, lanes):
+    images, size = 2, {"float": 4, "bfloat": 2}[kind]
+    layer = Pooling(*shape, window, stride, margins, kind, lanes)
+    x = images * size * math.prod(shape)
+    y = images * size * math.prod(layer.output) * layer.channels
+    assert run_guarded(kernels.forward_ir(layer), [x, y, 4], images)
+    assert run_guarded(kernels.gradient_ir(layer), [x, y, y, x, 4 * layer.ring_size], images)
 
 
 def test_bfloat16_runs_by_its_kernels():
@@ -147,6 +179,7 @@ def test_fallback_matches(monkeypatch):
         (jnp.zeros((8, 8, 3)), {}, ValueError, r"x has shape \(8, 8, 3\)"),
         (jnp.zeros((2, 8, 8, 3), jnp.int32), {}, TypeError, "x is int32"),
         (jnp.zeros((2, 8, 8, 3)), {"padding": 3}, ValueError, "padding 3 must be"),
+        (jnp.zeros((2, 8, 8, 3)), {"padding": "VALID"}, ValueError, "padding 'VALID' must be"),
         (jnp.zeros((2, 1, 1, 3)), {"padding": 0}, ValueError, "window 3 does not fit"),
         (jnp.zeros((2, 8, 8, 3)), {"stride": 0}, ValueError, "stride 0 must be"),
     ],

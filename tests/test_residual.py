@@ -1,7 +1,8 @@
 """The residual block by its kernels, emulated and on the host, against float32 and XLA."""
 
+import functools
+import math
 import re
-from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,16 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bfloat16_emulation import emulation
+from bfloat16_emulation import emulation, real_kernels
+from guarded_memory import run_guarded
+from seedbed.llvm import VectorUnit
+from seedbed.nets.native.bfloat16 import correlation, weights
+from seedbed.nets.native.bfloat16.instructions import UNITS
+from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.residual import residual_block
 from seedbed.nets.torsos import DeepResNet
 
-SHAPES = [(2, 9, 7, 5), (3, 11, 11, 16), (1, 6, 21, 32)]
+SHAPES = [(2, 9, 7, 5), (3, 11, 11, 16), (1, 6, 21, 32), (16, 5, 4, 16)]
 
 
 def _whole_numbers(shape, channels):
@@ -53,8 +59,32 @@ def test_bfloat16_is_exact(shape, unit):
     expected = _value_and_gradients(arrays, dy, jnp.float32)
     assert max(jnp.abs(expected[0]).max(), jnp.abs(expected[1][0]).max()) < 256
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(expected))
-    with emulation(unit) if unit != "host" else nullcontext():
+    with real_kernels() if unit == "host" else emulation(unit):
         _assert_equal(_value_and_gradients(arrays, dy, jnp.bfloat16), expected)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("shape", "size"), [((7, 5, 17), 3), ((4, 3, 3), 5)])
+def test_no_memory_beyond_the_images_is_touched(shape, size, unit):
+    images = 2
+    make = functools.partial(
+        Convolution, *shape, size, size, shape[-1], 1, size // 2, source="bfloat"
+    )
+    x = 2 * images * math.prod(shape)
+    for block, relu in (("first", True), ("second", False)):
+        layer = make(relu=relu, unit=VectorUnit(16, 32), block=block)
+        sums = correlation.forward(layer, UNITS[unit])
+        packed = 2 * math.prod(sums.packed_shape)
+        sizes = [*[x] * (1 if relu else 2), packed, 64 * sums.panels, x, 4 * sums.scratch_size]
+        assert run_guarded(correlation.forward_ir(layer, UNITS[unit]), sizes, images), block
+        sums = correlation.input_gradient(layer, UNITS[unit])
+        packed = 2 * math.prod(sums.packed_shape)
+        sizes = [*[x] * (4 if relu else 1), packed, x, 4 * sums.scratch_size]
+        assert run_guarded(correlation.input_gradient_ir(layer, UNITS[unit]), sizes, images), block
+        found = weights.weight_gradient(layer, UNITS[unit])
+        results = math.prod(found.sum_shape), layer.features, found.places[-1]
+        sizes = [*[x] * (3 if relu else 2), *(4 * count for count in results)]
+        assert run_guarded(weights.weight_gradient_ir(layer, UNITS[unit]), sizes, images), block
 
 
 def test_only_kernels_touch_the_images():
@@ -138,7 +168,6 @@ def test_fallback_matches(monkeypatch):
     arrays, dy = _whole_numbers((2, 9, 7, 5), 5)
     expected = _value_and_gradients(arrays, dy, jnp.float32)
     monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
-    jax.clear_caches()
     with emulation("pairs"):
         _assert_equal(_value_and_gradients(arrays, dy, jnp.bfloat16), expected)
 
@@ -150,6 +179,7 @@ def test_fallback_matches(monkeypatch):
         (lambda x, k, b: (x.astype(jnp.int32), k, b), TypeError, "x is int32"),
         (lambda x, k, b: (x[..., :4], k, b), ValueError, r"pass \[K, K, 4, 4\] with K odd"),
         (lambda x, k, b: (x, k[:2, :2], b), ValueError, r"kernel has shape \(2, 2, 5, 5\)"),
+        (lambda x, k, b: (x, k[0, 0, 0, 0], b), ValueError, r"kernel has shape \(\)"),
         (lambda x, k, b: (x, k, b[:2]), ValueError, r"bias has shape \(2,\); pass \[5\]"),
         (lambda x, k, b: (x, k.astype(jnp.bfloat16), b), TypeError, "weights are bfloat16"),
     ],

@@ -31,6 +31,10 @@ class Passes(NamedTuple):
     forward: (x, kernel, bias[, offset, scale]) to y.
     weight_gradient: (x, dy[, y][, offset, scale]) to (dkernel, dbias); with `y` if the layer has a relu.
     input_gradient: (dy[, y], kernel) to dx, before the gradient of the scaling.
+
+    Layers of a residual block, in bfloat16 only: forward of the second takes (x, skip, kernel, bias), where
+    `skip` is added to the result, and input_gradient of the first (dy, y, x, skip, kernel), where `skip` is
+    the gradient of the block's result and `x` its images.
     """
 
     forward: Callable[[Convolution], Callable[..., Any]]

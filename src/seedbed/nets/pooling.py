@@ -24,7 +24,8 @@ def max_pool(
 ) -> jax.Array:
     """Computes the largest value of each channel in square windows of NHWC images.
 
-    If maxima in a window are equal, the first of them in row-major order gets the gradient.
+    If maxima in a window are equal, the first of them in row-major order gets the gradient; nothing gets that
+    of a window with NaN, whose maximum is NaN. Kernels have no second derivative.
 
     Args:
         x: images [N, H, W, C], float32 or bfloat16. What a pixel gets from several windows is summed in
@@ -47,8 +48,8 @@ def max_pool(
         raise TypeError(f"x is {x.dtype}; convert it to float32 or bfloat16")
     if window < 1 or stride < 1:
         raise ValueError(f"window {window} and stride {stride} must be >= 1")
-    if padding != "SAME" and not 0 <= padding < window:
-        raise ValueError(f"padding {padding} must be 'SAME' or from 0 to window - 1")
+    if padding != "SAME" and padding not in range(window):
+        raise ValueError(f"padding {padding!r} must be 'SAME' or a number from 0 to window - 1")
     if padding != "SAME" and min(x.shape[1:3]) + 2 * padding < window:
         raise ValueError(f"window {window} does not fit into image {x.shape[1:3]}; pad it more")
     _, height, width, channels = x.shape

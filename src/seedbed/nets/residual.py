@@ -23,7 +23,7 @@ def residual_block(x: jax.Array, first: Weights, second: Weights) -> jax.Array:
     """Computes `x + second(relu(first(relu(x))))`, two convolutions that keep the size of images.
 
     In bfloat16, on a CPU that is faster with it, no array is made of the first relu and none of the second
-    convolution without the sum, which is rounded once.
+    convolution without the sum, which is rounded once. Kernels have no second derivative.
 
     Args:
         x: images [N, H, W, C], float32 or bfloat16, in which convolutions are computed.
@@ -54,7 +54,7 @@ def _check(x: jax.Array, *layers: Weights) -> None:
         raise TypeError(f"x is {x.dtype}; convert it to float32 or bfloat16")
     channels = x.shape[3]
     for kernel, bias in layers:
-        size = layers[0][0].shape[0]
+        size = next(iter(layers[0][0].shape), 0)
         if kernel.shape != (size, size, channels, channels) or size % 2 == 0:
             raise ValueError(
                 f"a kernel has shape {kernel.shape}; pass [K, K, {channels}, {channels}] with K odd, "

@@ -109,8 +109,9 @@ class Windows(NamedTuple):
 class Steps(NamedTuple):
     """The loops of a sum: windows of A, each in `chunks` of as many numbers as a row of A has in a block.
 
-    Chunks of A are `a_step` bytes apart, but the last begins at `a_last`, and so may overlap the one before.
-    Chunks of B, one after the other through all windows, are `b_step` bytes apart.
+    Chunks of A are `a_step` bytes apart, but the last begins at `a_last`, and so may overlap the one before;
+    B has zeros for what the last repeats, so an infinite number there makes a sum NaN. Chunks of B, one after
+    the other through all windows, are `b_step` bytes apart.
     """
 
     windows: Windows
