@@ -148,11 +148,13 @@ def cartpole_impala() -> TrainConfig:
         batch=16,
         entropy_cost=0.001,
         normalise_observations=True,
+        # Gradients of values as large as 100 drowned those of the policy: one run in 14 never recovered.
+        normalise_returns=True,
         optimizer="adam",
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         max_gradient_norm=64.0,
     )
-    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=900_000, evaluate_every=0))
+    return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=600_000, evaluate_every=0))
 
 
 def on_device_ppo(
