@@ -45,6 +45,7 @@ NAMES = (
     "half_cheetah/ppo",
     "half_cheetah/sac",
     "pong/impala",
+    "pong/impala-deep",
     "pong/dqn",
     "pong/r2d2",
 )

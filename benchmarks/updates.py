@@ -28,6 +28,7 @@ from seedbed.types import SeedbedError, UsageError
 
 NAMES = (
     "pong/impala",
+    "pong/impala-deep",
     "pong/dqn",
     "pong/r2d2",
     "half_cheetah/sac",

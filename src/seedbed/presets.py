@@ -28,21 +28,24 @@ class TrainConfig:
     name: str = ""  # the name that the user asked for, such as pong/impala
 
 
-def atari_impala(env: AtariEnv) -> TrainConfig:
-    """Atari with IMPALA for a workstation: small batches, and normalised pixels, without which Pong fails."""
+def atari_impala(env: AtariEnv, **options: Any) -> TrainConfig:
+    """Atari with IMPALA for a workstation: small batches, and normalised pixels, without which Pong fails.
+
+    `options` are fields of `Impala`; they replace the settings here.
+    """
     from seedbed.agents.impala import Impala
 
-    agent = Impala(
-        batch=16,
-        reward_clip=1.0,
-        trace_decay=0.95,
-        entropy_cost=0.002,
-        normalise_observations=True,
-        optimizer="adam",
-        learning_rate=3e-4,
-        max_gradient_norm=160.0,
-    )
-    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
+    shared: dict[str, Any] = {
+        "batch": 16,
+        "reward_clip": 1.0,
+        "trace_decay": 0.95,
+        "entropy_cost": 0.002,
+        "normalise_observations": True,
+        "optimizer": "adam",
+        "learning_rate": 3e-4,
+        "max_gradient_norm": 160.0,
+    }
+    return TrainConfig(env, Impala(**shared | options), CentralConfig(steps=20_000_000))
 
 
 def atari_ppo(env: AtariEnv) -> TrainConfig:
@@ -127,6 +130,11 @@ def _pong_dqn(**options: Any) -> TrainConfig:
 def pong_impala() -> TrainConfig:
     """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
     return _pong(atari_impala, 2_500_000)
+
+
+def pong_impala_deep() -> TrainConfig:
+    """Atari Pong with IMPALA and its deep residual network (no sticky actions)."""
+    return _pong(atari_impala, 2_500_000, torso="resnet")
 
 
 def pong_r2d2() -> TrainConfig:
@@ -370,6 +378,7 @@ def half_cheetah_sac() -> TrainConfig:
 
 PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/impala": pong_impala,
+    "pong/impala-deep": pong_impala_deep,
     "pong/r2d2": pong_r2d2,
     "pong/dqn": pong_dqn,
     "pong/gorila": pong_gorila,
