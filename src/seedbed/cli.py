@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from seedbed.options import TrainArguments
     from seedbed.resolve import TrainConfig
 
+INTERRUPTED = 130  # the exit status
+
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
 Trains reinforcement-learning agents as fast as the hardware allows.
@@ -61,9 +63,8 @@ def program() -> int:
 
         set_up_malloc()
     status = main()
-    if any(thread.daemon for thread in threading.enumerate()):
-        # A thread that comes back from JAX while Python ends is unwound through C++, which aborts the process
-        # (python/cpython#87135).
+    if status == INTERRUPTED and any(thread.daemon for thread in threading.enumerate()):
+        # Python would unwind threads that come back from JAX through C++: an abort (python/cpython#87135).
         os._exit(status)
     return status
 
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SeedbedError as error:
         return _fail(error, arguments, 1)
     except KeyboardInterrupt as error:
-        return _fail(str(error) or "interrupted", arguments, 130)
+        return _fail(str(error) or "interrupted", arguments, INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output is gone, as after `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -156,7 +157,7 @@ def _train(arguments: list[str]) -> int:
     run = summary["run"]
     if summary.get("interrupted"):
         tell(f"stopped and saved; go on with: seedbed train --resume --run {run}", sys.stdout)
-        return 130
+        return INTERRUPTED
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
     if "evaluation/best_member" in summary:
