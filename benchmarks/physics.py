@@ -139,7 +139,9 @@ def parity(model: Any, name: str, last: physics.State, rng: Any) -> float:
     for i in range(64):
         mujoco.mj_resetData(exact, data)
         data.qpos[:], low = state.qpos[i], np.asarray(state.qpos_low[i])
-        data.qpos[: low.size] += low
+        for k, d in enumerate(from_mujoco(model).root_dofs):
+            j = exact.dof_jntid[d]
+            data.qpos[exact.jnt_qposadr[j] + d - exact.jnt_dofadr[j]] += low[k]
         data.qvel[:], data.ctrl[:] = state.qvel[i], np.float32(ctrl[i])
         before = data.qvel.copy()
         mujoco.mj_step(exact, data)

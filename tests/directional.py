@@ -24,8 +24,8 @@ import numpy_jaxpr
 from seedbed import physics
 from seedbed.physics.assembly import at_limits, over_slots
 from seedbed.physics.collision import Contacts
+from seedbed.physics.cone import push
 from seedbed.physics.constraint import (
-    edges,
     groups,
     limit_table,
     motion_of,
@@ -121,8 +121,8 @@ def pieces_of(problem: Problem, qacc: jax.Array) -> jax.Array:
     motion = body_motion(problem.model, problem.cdof, qacc)
 
     def slot(_: None, point: Any, stiffness: Any, row: Any, aref: Any) -> tuple[None, jax.Array]:
-        slack = edges(velocity(point, row, motion_of(row, motion)), row["mu"]) - aref
-        return None, point.active & (slack < 0)
+        slack = velocity(point, row, motion_of(point, row, motion)) - aref
+        return None, point.active & push(stiffness, row["mu"], slack).rows
 
     for side in problem.sides:
         _, pushes = over_slots(side, slot, None, side.aref)
@@ -156,8 +156,8 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
     """While it is open, steps that numpy evaluates put the flags of their forward passes into a list."""
     solve, make_rows = STEP.solve, STEP.make_rows
 
-    def bending(model: Any, contacts: Any, qpos: Any, qvel: Any, motion: Any) -> Any:
-        rows = make_rows(model, contacts, qpos, qvel, motion)
+    def bending(model: Any, kin: Any, contacts: Any, qpos: Any, qvel: Any, motion: Any) -> Any:
+        rows = make_rows(model, kin, contacts, qpos, qvel, motion)
         flags = bends_of(model, contacts, qpos)
         return jax.lax.optimization_barrier((rows, checkpoint_name(flags, BEND)))[0]
 

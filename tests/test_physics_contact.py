@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
@@ -55,9 +56,10 @@ def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]
 
     def one(q: jax.Array) -> Any:
         kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
-        return collision.detect(ours, kin), kin.origin[0]
+        origins = jnp.stack([jnp.asarray(origin.high) for origin in kin.origins])
+        return collision.detect(ours, kin), origins
 
-    contacts, origin = evaluate(jax.vmap(one), qpos.astype(dtype))
+    contacts, origins = evaluate(jax.vmap(one), qpos.astype(dtype))
     tables = [collision.slots(ours, kinds) for kinds in collision.candidates(ours)]
     rows = []
     for i in range(len(qpos)):
@@ -65,7 +67,7 @@ def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]
         for points, table in zip((contacts.fixed, contacts.moving), tables, strict=True):
             for k in np.flatnonzero(points.active[i]):
                 point = jax.tree.map(lambda x, at=(i, k): x[at], points)
-                pos = point.pos + np.broadcast_to(origin, (len(qpos), 3))[i]
+                pos = point.pos + origins[i, model.body_treeid[table.frame[k]]]
                 basis = {} if table.basis is None else {"basis": table.basis[k].astype(dtype)}
                 frame = evaluate(collision.frame_of, point, basis)
                 row.append((tuple(table.geom[k]), point.dist, pos, frame))
@@ -305,6 +307,12 @@ LIMITED = """<mujoco><option timestep='.004'/><worldbody>
         <body><joint axis='1 0 0'/><geom size='.1'/></body></body></body></body></worldbody></mujoco>"""
 
 
+def rows_along(aref: np.ndarray, mu: float) -> np.ndarray:
+    """A pyramid's rows [4] of what is along the axes of a contact's frame [3], or the only row [1]."""
+    signs = np.array([[1, 1, 0], [1, -1, 0], [1, 0, 1], [1, 0, -1]]) * [1, mu, mu]
+    return signs @ aref if len(aref) == 3 else aref
+
+
 def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: Any) -> Any:
     """D and aref [m] of each state's rows in MuJoCo's order, and their residue J qvel = 0."""
     ours = mjcf.from_mujoco(model).astype(dtype)
@@ -313,7 +321,7 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
         kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
         motion, _ = velocity(ours, kin.cdof, v)
         contacts = collision.detect(ours, kin)
-        return contacts, constraint.make_rows(ours, contacts, q, v, motion)
+        return contacts, constraint.make_rows(ours, kin, contacts, q, v, motion)
 
     contacts, rows = evaluate(jax.vmap(one), qpos.astype(dtype), qvel.astype(dtype))
     groups = constraint.groups(ours)
@@ -330,8 +338,11 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
             for k in np.flatnonzero(points.active[i]):
                 count = 1 if group.slots.condim[k] == 1 else 4
                 share = group.slots.rows / count  # a frictionless slot's D is spread over the rows
-                values = edges.stiffness[i, k] * share, edges.aref[i, k, :count]
-                found.append((tuple(group.slots.geom[k]), [(values[0], a) for a in values[1]]))
+                stiffness = np.atleast_1d(edges.stiffness[i, k])[0] * share
+                aref = rows_along(edges.aref[i, k], group.slots.friction[k])[:count]
+                if count == 1:
+                    aref = edges.aref[i, k, :1]
+                found.append((tuple(group.slots.geom[k]), [(stiffness, a) for a in aref]))
         for _, values in sorted(found, key=lambda contact: contact[0]):
             pairs += values
         out.append(np.array(pairs).reshape(-1, 2))
@@ -382,7 +393,7 @@ def test_replaced_friction_is_an_input():
         kin = kinematics(changed, q, physics.init(changed, q).qpos_low)
         motion, _ = velocity(changed, kin.cdof, v)
         contacts = collision.detect(changed, kin)
-        return constraint.make_rows(changed, contacts, q, v, motion)
+        return constraint.make_rows(changed, kin, contacts, q, v, motion)
 
     rows = evaluate(jax.vmap(one), qpos, qvel, friction)
     data, seen = mujoco.MjData(model), 0
@@ -390,7 +401,7 @@ def test_replaced_friction_is_an_input():
         model.geom_friction = friction[i]
         data.qpos, data.qvel = qpos[i], qvel[i]
         mujoco.mj_forward(model, data)
-        mine = np.concatenate([rows.fixed.stiffness[i], rows.moving.stiffness[i]])
+        mine = np.concatenate([rows.fixed.stiffness[i, :, 0], rows.moving.stiffness[i, :, 0]])
         np.testing.assert_allclose(np.sort(np.repeat(mine[mine > 0], 4)), np.sort(data.efc_D))
         seen += data.nefc
     assert seen > 100

@@ -110,7 +110,7 @@ def test_the_residuals_root_does_no_harm_where_it_is_zero(integrator):
     assert free.any() and not free.all()
     assert is_finite(gradients(model, state, given.ctrl))
     at_residual = jax.vmap(
-        jax.grad(lambda s, c: physics.step_data(model, s, c).residual, allow_int=True)
+        jax.grad(lambda s, c: physics.step_data(model, s, c).solver_error, allow_int=True)
     )
     assert not evaluate(lambda s, c: at_residual(s, c).qpos, state, given.ctrl).any()
 

@@ -246,8 +246,8 @@ def test_reaching_the_cap_shows():
     late = free.solver_niter > 1
     assert late.any()
     assert (found.solver_niter <= 1).all()
-    assert found.residual[late].max() > 1e-6
-    assert free.residual.max() < 1e-10
+    assert found.solver_error[late].max() > 1e-6
+    assert free.solver_error.max() < 1e-10
 
 
 def test_runge_kutta_holds_the_forward_pass_once():

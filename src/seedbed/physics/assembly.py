@@ -17,7 +17,8 @@ from jax import lax
 
 from seedbed.physics import math
 from seedbed.physics.collision import Points, Row, frame_of, row_of
-from seedbed.physics.constraint import edges, motion_of, velocity
+from seedbed.physics.cone import Rise, curvature, push, rise, rise_of_rows
+from seedbed.physics.constraint import motion_of, velocity
 from seedbed.physics.dynamics import Matrix, body_motion, composite, project
 from seedbed.physics.problem import Problem, Side
 from seedbed.simd.derivative import recomputed
@@ -28,18 +29,10 @@ UPPER = tuple(i.astype(np.int32) for i in np.triu_indices(6))
 
 
 class Slack(NamedTuple):
-    """The value of every row: J x - aref for a point x, or J x for a step x."""
+    """J x - aref for a point x, or J x for a step x: of limits, and of contacts along their frames' axes."""
 
     limits: jax.Array  # [n]
-    sides: tuple[jax.Array, ...]  # [n, rows] each
-
-
-class Rise(NamedTuple):
-    """The effect of a step on the rows' cost along it."""
-
-    slope: jax.Array  # the slope at the end of the step minus the slope at its start
-    bend: jax.Array  # the curvature at the end
-    changed: jax.Array  # bool: the rows that push at the end are not those that push at the start
+    sides: tuple[jax.Array, ...]  # [n, axes] each
 
 
 class Sums(NamedTuple):
@@ -99,43 +92,34 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
     limits = problem.limits.sign * at_limits(problem, x)
 
     def slot(
-        rise: Rise, _: Array, point: Points, stiffness: Array, row: Row, slack: Array
+        total: Rise, _: Array, point: Points, stiffness: Array, row: Row, slack: Array
     ) -> tuple[Rise, jax.Array]:
-        step = edges(velocity(point, row, motion_of(row, motion)), row["mu"])
-        return _added(point.active, rise, _rise(stiffness, slack, step, 1)), step
+        step = velocity(point, row, motion_of(point, row, motion))
+        return _added(point.active, total, rise(stiffness, row["mu"], slack, step, 1)), step
 
-    rise = _rise(problem.limits.stiffness, slack.limits, limits, 1)
+    total = rise_of_rows(problem.limits.stiffness, slack.limits, limits, 1)
     steps = []
     for side, start, old in zip(problem.sides, slack.sides, before.sides, strict=True):
-        rise, step = rewrite_slots(side, slot, rise, old, start)
+        total, step = rewrite_slots(side, slot, total, old, start)
         steps.append(step)
-    return Slack(limits, tuple(steps)), rise
+    return Slack(limits, tuple(steps)), total
 
 
 def along(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Rise:
     """Returns the Rise of `size` times `step` from `slack`."""
 
-    def slot(rise: Rise, inputs: tuple[Array, ...]) -> tuple[Rise, None]:
-        active, stiffness, slack, step = inputs
-        return _added(active, rise, _rise(stiffness, slack, step, size)), None
+    total = rise_of_rows(problem.limits.stiffness, slack.limits, step.limits, size)
+    for side, *ends in zip(problem.sides, slack.sides, step.sides, strict=True):
+        same = {"mu": side.same["mu"]} if "mu" in side.same else {}
 
-    rise = _rise(problem.limits.stiffness, slack.limits, step.limits, size)
-    for side, *rows in zip(problem.sides, slack.sides, step.sides, strict=True):
-        rise, _ = lax.scan(slot, rise, (side.points.active, side.stiffness, *rows))
-    return rise
+        def slot(total: Rise, inputs: Any, same: Row = same) -> tuple[Rise, None]:
+            active, stiffness, row, slack, step = inputs
+            mu = (row | same)["mu"]
+            return _added(active, total, rise(stiffness, mu, slack, step, size)), None
 
-
-def _rise(stiffness: Array, slack: Array, step: Array, size: Array | int) -> Rise:
-    """Returns the Rise of `size` times `step` in rows that share one stiffness or have one each.
-
-    The slope is computed as a change, because the large forces that balance at the start would hide it.
-    """
-    there = slack + size * step
-    before, after = slack < 0, there < 0
-    moved = jnp.where(before, jnp.where(after, size * step, -slack), jnp.where(after, there, 0))
-    weight = stiffness * step
-    changed = (before != after) & (stiffness > 0)
-    return Rise((weight * moved).sum(), jnp.where(after, weight * step, 0).sum(), changed.any())
+        row = {} if same else {"mu": side.table["mu"]}
+        total, _ = lax.scan(slot, total, (side.points.active, side.stiffness, row, *ends))
+    return total
 
 
 def _added(active: Array, rise: Rise, more: Rise) -> Rise:
@@ -160,11 +144,12 @@ def step_and_sum(
         sums: Sums, slack: Array, point: Points, stiffness: Array, row: Row, step: Array
     ) -> tuple[Sums, jax.Array]:
         slack = slack + size * step
-        pushing = jnp.where(slack < 0, stiffness, 0)
-        wrench = _wrench(point, row, -pushing * slack)
-        sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point.active, wrench))
+        force, pushing = push(stiffness, row["mu"], slack)
+        wrench = _wrench(point, row, force)
+        sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point, wrench))
         if hessian:
-            sums = _add_stiffness(problem, sums, point, row, _curvature(pushing, row["mu"]))
+            bend = curvature(stiffness, row["mu"], pushing)
+            sums = _add_stiffness(problem, sums, point, row, bend)
         return sums, slack
 
     moved = []
@@ -188,17 +173,20 @@ def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Su
     ) -> tuple[Sums, None]:
         integers = {name: value for name, value in row.items() if not _is_float(value)}
 
-        def push(motion: Array, point: Points, stiffness: Array, floats: Row, aref: Array) -> Any:
+        def wrench_of(
+            motion: Array, point: Points, stiffness: Array, floats: Row, aref: Array
+        ) -> Any:
             row = integers | floats
-            slack = edges(velocity(point, row, motion_of(row, motion)), row["mu"]) - aref
-            pushing = jnp.where(slack < 0, stiffness, 0)
-            return _wrench(point, row, -pushing * slack), pushing
+            slack = velocity(point, row, motion_of(point, row, motion)) - aref
+            force, pushing = push(stiffness, row["mu"], slack)
+            bend = curvature(stiffness, row["mu"], pushing) if hessian else None
+            return _wrench(point, row, force), bend
 
         floats = {name: value for name, value in row.items() if _is_float(value)}
-        wrench, pushing = recomputed(push)(motion, point, stiffness, floats, aref)
-        sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point.active, wrench))
+        wrench, bend = recomputed(wrench_of)(motion, point, stiffness, floats, aref)
+        sums = sums._replace(wrench=_add_wrench(sums.wrench, row, point, wrench))
         if hessian:
-            sums = _add_stiffness(problem, sums, point, row, _curvature(pushing, row["mu"]))
+            sums = _add_stiffness(problem, sums, point, row, bend)
         return sums, None
 
     sums = _no_sums(problem, x.dtype, hessian=hessian)
@@ -221,46 +209,27 @@ def _no_sums(problem: Problem, dtype: Any, *, hessian: bool) -> Sums:
 
 
 def _wrench(point: Points, row: Row, force: jax.Array) -> jax.Array:
-    """Returns the wrench [6] of forces along a contact's rows, [4] or [1]."""
-    along = _contact_force(force, row["mu"])
-    pushed = (frame_of(point, row) * along[:, None]).sum(0)
+    """Returns the wrench [6] of a force along the axes of a contact's frame, [3] or [1]."""
+    pushed = (frame_of(point, row) * force[:, None]).sum(0)
     return jnp.concatenate([math.cross(point.pos, pushed), pushed])
 
 
-def _contact_force(force: jax.Array, mu: Array) -> jax.Array:
-    """Turns forces along the rows, [4] or [1], into a force in the contact frame, [3] or [1]."""
-    if len(force) == 1:
-        return force
-    a, b, c, d = math.unstack(force)
-    return jnp.stack([a + b + c + d, mu * (a - b), mu * (c - d)])
+def _add_wrench(total: jax.Array, row: Row, point: Points, wrench: jax.Array) -> jax.Array:
+    """Adds a contact's wrench [6] to its second body in total [nbody, 6], and subtracts it from its first.
 
-
-def _curvature(d: jax.Array, mu: Array) -> jax.Array:
-    """Returns the second derivative, [3, 3] or [1, 1], of the cost by the velocity in the contact frame.
-
-    `d` [4] or [1] is the stiffness of the rows, zero for rows that do not push.
+    Each is about the reference point of its own body.
     """
-    if len(d) == 1:
-        return d[None]
-    a, b, c, d = math.unstack(d)
-    zero = np.zeros((), a.dtype)
-    first, second = mu * (a - b), mu * (c - d)
-    rows = (
-        [a + b + c + d, first, second],
-        [first, mu * mu * (a + b), zero],
-        [second, zero, mu * mu * (c + d)],
-    )
-    return jnp.stack([jnp.stack(row) for row in rows])
-
-
-def _add_wrench(total: jax.Array, row: Row, active: Array, wrench: jax.Array) -> jax.Array:
-    """Adds a contact's wrench [6] to its second body in total [nbody, 6], and subtracts it from its first."""
     for name, sign in (("real1", -1), ("real2", 1)):
         body = row[name]
         # A constant 0 is the world in all slots, whose wrench is not needed.
         if not (isinstance(body, np.integer) and body == 0):
+            own = wrench
+            if len(point.apart):
+                # The contact is relative to the only moving body or, of two, to the second.
+                away = row["sign"] * sign < 0 if "sign" in row else name == "real1"
+                own = jnp.where(away, math.shift_force(wrench, point.apart), wrench)
             old = row_of(total, body)
-            total = math.put(total, row[name], jnp.where(active, old + sign * wrench, old))
+            total = math.put(total, row[name], jnp.where(point.active, old + sign * own, old))
     return total
 
 
@@ -294,6 +263,9 @@ def _couple(
     bent: list[jax.Array] = []
     for dof, turn in zip(math.unstack(row["dof"]), math.unstack(row["turn"]), strict=True):
         motion = turn * row_of(problem.cdof, dof)
+        if len(point.apart):
+            # Dofs with a negative sign are those of the first body.
+            motion = math.shift_motion(motion, -point.apart * (turn < 0))
         levers.append(velocity(point, row, motion))
         bent.append((curvature * levers[-1][None]).sum(1))
         reached = point.active & (turn != 0)

@@ -16,7 +16,8 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import math
-from seedbed.physics.model import Kinematics, Model
+from seedbed.physics.kinematics import between, origin_of
+from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
@@ -44,6 +45,7 @@ class Slots(NamedTuple):
     geom: np.ndarray  # [n, 2]
     body: np.ndarray  # [n, 2] the bodies of the geoms
     mover: np.ndarray  # [n, 2] the moving bodies that carry the geoms; 0: static
+    frame: np.ndarray  # [n] the moving body whose reference point the contact is relative to
     basis: np.ndarray | None  # [n, 3, 3] z, x and y axes of the first geoms, if all are planes
     condim: np.ndarray
     margin: np.ndarray  # m; a contact is a constraint if its distance is below this
@@ -52,6 +54,7 @@ class Slots(NamedTuple):
     solimp: np.ndarray  # [n, 5]
     friction: Array  # sliding
     invweight: np.ndarray  # for translation, sum of both bodies
+    response: np.ndarray  # 1/kg, about the most acceleration that a unit of force can cause
 
     @property
     def rows(self) -> int:
@@ -72,8 +75,10 @@ class Points(NamedTuple):
 
     active: jax.Array  # bool
     dist: jax.Array
-    pos: jax.Array  # [n, 3] relative to the reference point
+    pos: jax.Array  # [n, 3] relative to the reference point of `Slots.frame`
     frame: jax.Array
+    # [n, 3] the way from there to the reference point of the other body; [n, 0] if it is not needed
+    apart: jax.Array
 
 
 class Contacts(NamedTuple):
@@ -146,10 +151,12 @@ def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
     winner = xp.where(lead[:, 0] > 0, first, second)
     friction = xp.where(lead[:, 0] == 0, xp.maximum(first, second), winner)
     margin = model.geom_margin[geom].sum(1)
+    mover = model.body_weldid[body]
     return Slots(
         geom=geom,
         body=body,
-        mover=model.body_weldid[body],
+        mover=mover,
+        frame=np.where(mover[:, 1] > 0, mover[:, 1], mover[:, 0]),
         basis=_plane_basis(model, geom[:, 0]),
         condim=np.where(
             lead[:, 0] == 0, condim.max(1), np.where(lead[:, 0] > 0, condim[:, 0], condim[:, 1])
@@ -160,6 +167,10 @@ def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
         solimp=mixed(model.geom_solimp),
         friction=xp.maximum(friction, 1e-5),
         invweight=model.body_invweight0[body, 0].sum(1),
+        response=(
+            model.body_invweight0[body, 0]
+            + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
+        ).sum(1),
     )
 
 
@@ -212,43 +223,117 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
         table = slots(model, kinds)
         n, friction = len(table.geom), table.rows > 1
         shape = (3 if friction else 1, 3) if table.basis is None else (2 if friction else 0,)
-        points = Points(
+        points = (
             jnp.zeros(n, bool),
             jnp.zeros(n, dtype),
             jnp.zeros((n, 3), dtype),
             jnp.zeros((n, *shape), dtype),
         )
+        positions, places = _places(model, kin, table)
         first = 0
         for kind in kinds:
-            ncon, points = _detect_kind(model, kin, kind, first, ncon, points)
-            first += len(kind.pairs) * COLLIDERS[kind.types][1]
-        groups.append(points)
+            after = first + len(kind.pairs) * COLLIDERS[kind.types][1]
+            place = Placing(first, positions, places[first:after])
+            ncon, points = _detect_kind(model, kin, kind, place, ncon, points)
+            first = after
+        groups.append(Points(*points, apart=_apart(model, kin, table)))
     return Contacts(groups[0], groups[1], ncon)
+
+
+class Placing(NamedTuple):
+    """The first slot of one kind of pair, and where its geoms are."""
+
+    slot: int
+    positions: jax.Array  # [k, 3]
+    rows: np.ndarray  # [slots of the kind, 2] in `positions`
+
+
+def _apart(model: Model, kin: Kinematics, table: Slots) -> jax.Array:
+    """Computes `Points.apart` of all slots: [n, 3], or [n, 0] if no wrench or motion needs it.
+
+    Contacts between trees need it, and static bodies other than the world.
+    """
+    tree = model.body_treeid[table.body]
+    needed = (tree[:, 0] != tree[:, 1]) & ((tree >= 0) | (table.body > 0)).all(1)
+    if not needed.any():
+        return jnp.zeros((len(table.geom), 0), kin.xpos.dtype)
+    ways: dict[tuple[int, int], Array] = {}
+    rows = []
+    for body, ends in zip(table.frame, table.mover, strict=True):
+        other = int(ends[0] if ends[1] == body else ends[1])
+        key = int(model.body_treeid[body]), int(model.body_treeid[other])
+        if key not in ways:
+            ways[key] = between(origin_of(model, kin, other), origin_of(model, kin, body))
+        rows.append(ways[key])
+    return jnp.stack(rows)
+
+
+def _places(model: Model, kin: Kinematics, table: Slots) -> tuple[jax.Array, np.ndarray]:
+    """Computes the positions of geoms relative to the reference points of the slots' frames.
+
+    Returns the positions [k, 3] and, for both geoms of each slot, the row [n, 2] of its position. Row g is
+    geom g's own; a geom that meets several trees has further rows at the end.
+    """
+    if not len(table.geom):
+        return kin.geom_xpos, table.geom
+    rows = math.unstack(kin.geom_xpos, 0)
+    tree_of = model.body_treeid[model.geom_bodyid]
+    places = {(g, int(tree)): g for g, tree in enumerate(tree_of) if tree >= 0}
+    unplaced = {g for g, tree in enumerate(tree_of) if tree < 0}
+    found = np.zeros((len(table.geom), 2), np.int32)
+    for slot, body in enumerate(table.frame):
+        tree = int(model.body_treeid[body])
+        for side, g in enumerate(int(g) for g in table.geom[slot]):
+            if (g, tree) not in places:
+                own = g in unplaced
+                places[g, tree] = g if own else len(rows)
+                unplaced.discard(g)
+                if own:
+                    rows[g] = _seen(model, kin, g, tree)
+                else:
+                    rows.append(_seen(model, kin, g, tree))
+            found[slot, side] = places[g, tree]
+    return jnp.stack(rows), found
+
+
+def _seen(model: Model, kin: Kinematics, geom: int, tree: int) -> Array:
+    """Returns the position [3] of a geom relative to the reference point of a tree that is not its own."""
+    body = model.geom_bodyid[geom]
+    if model.body_treeid[body] < 0:
+        fixed = Origin(model.welds.geom_pos[geom], model.welds.geom_low[geom])
+        return between(fixed, kin.origins[tree])
+    return kin.geom_xpos[geom] + between(origin_of(model, kin, body), kin.origins[tree])
 
 
 def _detect_kind(
     model: Model,
     kin: Kinematics,
     kind: PairKind,
-    first_slot: int,
+    placing: Placing,
     ncon: jax.Array,
-    points: Points,
-) -> tuple[jax.Array, Points]:
-    """Adds the contacts of one kind of pair to `ncon` and, from `first_slot` on, to `points`.
+    points: tuple[jax.Array, ...],
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Adds the contacts of one kind of pair to `ncon` and, from `placing.slot` on, to `points`.
+
+    `points` are the fields of Points before `apart`.
 
     Every result of a collider is used only under the mask `near`, so that a kernel skips the collider if the
     pair is near in none of its lanes. Only active slots are written.
     """
     collider, touches = COLLIDERS[kind.types]
     same, rows = split(**_pair_columns(model, kind, kin.geom_xpos.dtype))
-    rows["slot"] = np.arange(len(kind.pairs), dtype=np.int32) * touches + np.int32(first_slot)
+    rows["slot"] = np.arange(len(kind.pairs), dtype=np.int32) * touches + np.int32(placing.slot)
+    place_rows = placing.rows[::touches]
+    moved = not np.array_equal(place_rows, kind.pairs)
+    if moved:
+        rows |= {"p1": place_rows[:, 0], "p2": place_rows[:, 1]}
 
     def geom(row: Row, name: str) -> Geom:
         mat = row_of(kin.geom_xmat, row["g" + name])
-        pos = row_of(kin.geom_xpos, row["g" + name])
+        pos = row_of(placing.positions, row[("p" if moved else "g") + name])
         return Geom(pos, mat[:, 2], mat[:, 0], row["radius" + name], row["half" + name])
 
-    def pair(carry: tuple[jax.Array, Points], row: Row) -> tuple[tuple[jax.Array, Points], None]:
+    def pair(carry: Any, row: Row) -> tuple[Any, None]:
         row = row | same
         ncon, points = carry
         first, second = geom(row, "1"), geom(row, "2")
@@ -258,13 +343,13 @@ def _detect_kind(
         for k, touch in enumerate(collider(first, second, row["reach"])):
             dist = jnp.where(touch.exists, touch.dist, jnp.inf)
             active = dist < row["margin"]
-            new = Points(active, dist, touch.pos, _store_frame(touch, row, points.frame.shape[1:]))
+            new = active, dist, touch.pos, _store_frame(touch, row, points[-1].shape[1:])
             slot = row["slot"] + k
-            old = Points(*(math.take(array, slot) for array in points))
+            old = tuple(math.take(array, slot) for array in points)
             kept = (
                 jnp.where(near, jnp.where(active, x, y), y) for x, y in zip(new, old, strict=True)
             )
-            points = Points(*(math.put(x, slot, y) for x, y in zip(points, kept, strict=True)))
+            points = tuple(math.put(x, slot, y) for x, y in zip(points, kept, strict=True))
             number = jnp.where(dist <= row["reach"], number + 1, number)
         return (jnp.where(near, number, ncon), points), None
 

@@ -26,8 +26,17 @@ from seedbed.physics.collision import (
     slots,
     split,
 )
-from seedbed.physics.model import FREE, Model
+from seedbed.physics.cone import gains
+from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
+
+TINY = 1e-12
+"""The square of a coefficient of friction is at least this."""
+HARDEST = 0.05
+"""Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
+
+Beyond it, the rounding of an acceleration would be more than a twentieth of the force (see docs/physics.md).
+"""
 
 
 class Limits(NamedTuple):
@@ -39,10 +48,12 @@ class Limits(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The rows of one group of contacts, by slot."""
+    """The rows of one group of contacts, by slot; zero if there is no contact."""
 
-    stiffness: jax.Array  # [n] D of every row of the slot; zero if there is no contact
-    aref: jax.Array  # [n, rows]
+    stiffness: (
+        jax.Array
+    )  # [n] D of every row of the slot, or [n, 6] if some give way (`cone.gains`)
+    aref: jax.Array  # [n, axes] along the axes of the contact's frame
 
 
 class Rows(NamedTuple):
@@ -51,6 +62,7 @@ class Rows(NamedTuple):
     limits: Limits
     fixed: Edges
     moving: Edges
+    hardness: jax.Array  # D times the response to a force, of the hardest contact
 
 
 class Group(NamedTuple):
@@ -154,19 +166,17 @@ def _power(x: Array, power: Array) -> Array:
     return x if constant and (power == 1).all() else x**power
 
 
-def edges(velocity: Array, mu: Array) -> jax.Array:
-    """Turns a velocity in the contact frame, [3] or [1], into velocities of a slot's rows, [4] or [1]."""
-    if len(velocity) == 1:
-        return velocity
-    n, a, b = velocity[0], mu * velocity[1], mu * velocity[2]
-    return jnp.stack([n + a, n - a, n + b, n - b])
+def motion_of(point: Points, row: Row, motion: Array) -> jax.Array:
+    """Returns the motion [6] of a slot's second body relative to its first; `motion` is [nbody, 6].
 
-
-def motion_of(row: Row, motion: Array) -> jax.Array:
-    """Returns the motion [6] of a slot's second body relative to its first; `motion` is [nbody, 6]."""
+    It is about the reference point that the contact is relative to.
+    """
     if "sign" in row:
         return row["sign"] * row_of(motion, row["body"])
-    return row_of(motion, row["body2"]) - row_of(motion, row["body1"])
+    first = row_of(motion, row["body1"])
+    if len(point.apart):
+        first = math.shift_motion(first, -point.apart)
+    return row_of(motion, row["body2"]) - first
 
 
 def velocity(point: Points, row: Row, motion: Array) -> jax.Array:
@@ -176,18 +186,52 @@ def velocity(point: Points, row: Row, motion: Array) -> jax.Array:
 
 
 def make_rows(
-    model: Model, contacts: Contacts, qpos: jax.Array, qvel: jax.Array, motion: jax.Array
+    model: Model,
+    kin: Kinematics,
+    contacts: Contacts,
+    qpos: jax.Array,
+    qvel: jax.Array,
+    motion: jax.Array,
 ) -> Rows:
     """Computes D and aref of every row (mj_makeConstraint, mj_referenceConstraint).
 
     `motion` [nbody, 6] is the motion of the moving bodies at qvel.
     """
     fixed, moving = groups(model)
-    return Rows(
-        _limits(model, qpos, qvel),
-        _contacts(model, fixed, contacts.fixed, motion),
-        _contacts(model, moving, contacts.moving, motion),
-    )
+    hardness = jnp.zeros((), qpos.dtype)
+    hardness, first = _contacts(model, kin, fixed, contacts.fixed, motion, hardness)
+    hardness, second = _contacts(model, kin, moving, contacts.moving, motion, hardness)
+    return Rows(_limits(model, qpos, qvel), first, second, hardness)
+
+
+def _may_give_way(columns: dict[str, Any], rows: int, hard: float) -> bool:
+    """Returns whether some contact's normal may be harder than `hard`; a traced friction may be anything."""
+    if not isinstance(columns["weight"], np.ndarray):
+        return True
+    slack = np.minimum(columns["loose"], columns["stiff"])
+    stiffness = rows * (1 - slack) / (slack * columns["weight"])
+    return bool((stiffness * columns["response"] > hard).any())
+
+
+def response(kin: Kinematics, point: Points, row: Row) -> tuple[jax.Array, jax.Array]:
+    """Returns about how much a unit of force accelerates a contact: across and along its normal, 1/kg.
+
+    It is that of two free bodies which have their bodies' `body_invweight0`.
+    """
+    normal = frame_of(point, row)[0]
+    across = along = jnp.zeros((), normal.dtype)
+    # The contact is relative to the only moving body or, of two, to the second.
+    for name, sign in (("1", -1), ("2", 1)):
+        away = row["sign"] * sign < 0 if "sign" in row else name == "1"
+        pos = point.pos
+        if len(point.apart):
+            pos = jnp.where(away, pos - point.apart, pos)
+        lever = pos - row_of(kin.xipos, row["owner" + name])
+        shift, turn = row["invweight" + name]
+        across = across + (shift + turn * math.dot(lever, lever))
+        arm = math.cross(lever, normal)
+        along = along + (shift + turn * math.dot(arm, arm))
+    return lax.stop_gradient(across), lax.stop_gradient(along)
 
 
 def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
@@ -208,30 +252,58 @@ def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
     return Limits(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0))
 
 
-def _contacts(model: Model, group: Group, points: Points, motion: jax.Array) -> Edges:
-    """Computes D and aref of a group of contacts.
+def _contacts(
+    model: Model,
+    kin: Kinematics,
+    group: Group,
+    points: Points,
+    motion: jax.Array,
+    hardness: jax.Array,
+) -> tuple[jax.Array, Edges]:
+    """Computes D and aref of a group of contacts; returns them with the larger of `hardness` and theirs.
 
     If a group has friction, a slot without friction has four equal rows with a quarter of its D each.
     """
     table, dtype = group.slots, motion.dtype
     if not len(table.geom):
-        return Edges(jnp.zeros(0, dtype), jnp.zeros((0, table.rows), dtype))
+        return hardness, Edges(jnp.zeros(0, dtype), jnp.zeros((0, 3), dtype))
     mu = table.friction
     sliding = table.condim == 3
     pyramid = 2 * mu * mu * (1 + mu * mu)
     weight = table.invweight * (pyramid * sliding + table.rows * (~sliding))
     columns: dict[str, Any] = group.columns | {"margin": table.margin, "weight": weight}
+    columns["response"] = table.response
     columns |= softness(model, table.solref, table.solimp)
+    hard = HARDEST / float(jnp.finfo(dtype).eps)
+    gives = _may_give_way(columns, table.rows, hard)
+    if gives:
+        for k in (0, 1):
+            columns[f"owner{k + 1}"] = table.body[:, k].astype(np.int32)
+            columns[f"invweight{k + 1}"] = model.body_invweight0[table.body[:, k]]
     same, rows = split(**{name: math.constant(x, dtype) for name, x in columns.items()})
 
-    def slot(_: None, inputs: tuple[Points, Row]) -> tuple[None, Edges]:
+    def slot(hardest: jax.Array, inputs: tuple[Points, Row]) -> tuple[jax.Array, Edges]:
         here, row = inputs
         row = row | same
-        speed = edges(velocity(here, row, motion_of(row, motion)), row["mu"])
+        speed = velocity(here, row, motion_of(here, row, motion))
         excess = here.dist - row["margin"]
         slack = impedance(row, excess)
         stiffness = (1 - slack) / (slack * row["weight"])
-        aref = -row["damper"] * speed - row["spring"] * (1 - slack) * excess
-        return None, Edges(jnp.where(here.active, stiffness, 0), jnp.where(here.active, aref, 0))
+        across, along = response(kin, here, row) if gives else (row["response"], row["response"])
+        if gives:
+            friction = 2 * jnp.maximum(row["mu"] * row["mu"], TINY)
+            stiffness = jnp.minimum(stiffness, hard / (across * friction))
+        total = jnp.minimum(table.rows * stiffness, hard / along)
+        harder = jnp.maximum(hardest, lax.stop_gradient(total * along))
+        if gives and table.rows > 1:
+            compliance = jnp.maximum(along / hard - 1 / (table.rows * stiffness), 0)
+            stiffness = gains(stiffness, compliance)
+        elif gives:
+            stiffness = total
+        aref = -row["damper"] * speed
+        pull = row["spring"] * (1 - slack) * excess
+        aref = jnp.stack([aref[0] - pull, *math.unstack(aref)[1:]])
+        found = (jnp.where(here.active, x, 0) for x in (stiffness, aref))
+        return jnp.where(here.active, harder, hardest), Edges(*found)
 
-    return lax.scan(slot, None, (points, rows))[1]
+    return lax.scan(slot, hardness, (points, rows))

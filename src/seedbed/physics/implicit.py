@@ -72,7 +72,7 @@ def solve(
     """Solves for qacc (mj_fwdConstraint), and for the forces and wrenches of the constraints.
 
     The derivative is that of M a - force - J' f = 0 with the rows that push at the solution; `warmstart` has
-    none, and neither have `niter` and `residual`. Without constraint rows, qacc is that of `smooth`.
+    none, and neither have `niter` and `error`. Without constraint rows, qacc is that of `smooth`.
     """
     entries = tuple(mass)
     leaves = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
@@ -88,7 +88,7 @@ def solve(
     if not problem.sides and not len(problem.limit_dof):
         none = jnp.zeros_like(smooth.qacc)
         wrench = jnp.zeros((model.nbody, 6), none.dtype)
-        return Solution(smooth.qacc, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
+        return Solution(smooth.qacc, none, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
 
     @jax.custom_jvp
     def minimum(arrays: list[jax.Array], qacc: jax.Array, warmstart: jax.Array) -> Solution:
@@ -117,6 +117,6 @@ def solve(
 
         push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
         none: Any = np.zeros((), jax.dtypes.float0)  # of an integer
-        return found, Solution(move, push, wrench, none, jnp.zeros_like(found.residual))
+        return found, Solution(move, push, push, wrench, none, jnp.zeros_like(found.error))
 
     return minimum(arrays, smooth.qacc, warmstart)

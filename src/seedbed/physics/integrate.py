@@ -29,8 +29,8 @@ TABLEAU = {
 def euler(model: Model, data: Data, mass: Matrix, force: jax.Array) -> Data:
     """Advances by one time step (mj_Euler). Joint damping is implicit if `opt.eulerdamp` is set.
 
-    `data` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is
-    qfrc_smooth + qfrc_constraint.
+    `data` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is M qacc, which
+    is qfrc_smooth + qfrc_constraint.
     """
     h = model.opt.timestep
     qacc = data.qacc
@@ -56,8 +56,8 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
     """Advances by one time step through four forward passes, in a `lax.scan` (mj_RungeKutta).
 
     The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc`
-    is the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `residual` are those of the
-    worst stage. Only the first stage's acceleration can set `diverged`.
+    is the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `solver_error` are those of
+    the worst stage. Only the first stage's acceleration can set `diverged`.
     """
     h, dtype = model.opt.timestep, data.qpos.dtype
 
@@ -79,7 +79,7 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
             qvel=target.qvel,
             qacc_warmstart=done.qacc,
             solver_niter=jnp.maximum(begun.solver_niter, done.solver_niter),
-            residual=jnp.maximum(begun.residual, done.residual),
+            solver_error=jnp.maximum(begun.solver_error, done.solver_error),
             diverged=begun.diverged | (row["first"] & ~is_sane(done.qacc).all()),
         )
         return (after, way, mean_velocity, mean_qacc), None
@@ -124,7 +124,7 @@ def integrate_pos(
 ) -> tuple[jax.Array, jax.Array]:
     """Moves qpos [nq] along qvel [nv] for h seconds (mj_integratePos).
 
-    Returns the new qpos, and the rounding residue of its root's translation.
+    Returns the new qpos, and the rounding residues of the roots' translations.
     """
     q, low, v = math.unstack(qpos), math.unstack(qpos_low), math.unstack(qvel)
     for j in range(model.njnt):

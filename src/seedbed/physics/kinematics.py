@@ -1,8 +1,8 @@
 """Poses of bodies, geoms and sites, motion axes and spatial inertias, from qpos.
 
 The spatial algebra is that of Featherstone (2008), Rigid Body Dynamics Algorithms. It uses world axes and
-one reference point for everything: the position of the first tree's root after its translation. So the
-results keep their precision far from the world's origin.
+one reference point for each tree: the position of its root after the root's translation. So the results keep
+their precision far from the world's origin and from other trees.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
-from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model
+from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model, Origin
 from seedbed.types import Array
-
-Origin = tuple[Array, Array]
-"""The reference point [3] in the world, and its rounding residue [3]."""
 
 
 class _Frames(NamedTuple):
@@ -34,30 +31,26 @@ class _Frames(NamedTuple):
 
 def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics:
     """Computes forward kinematics from qpos [nq] and its residue (mj_kinematics, mj_comPos)."""
-    origin = reference_point(model, qpos, qpos_low)
-    frames = _chain(model, qpos, origin)
+    origins = reference_points(model, qpos, qpos_low)
+    frames = _chain(model, qpos)
     welds, carrier = model.welds, model.body_weldid
     mat = _rows(frames.mat, carrier)
     xmat = math.matmul(mat, welds.body_mat)
-    xpos = _place(_rows(frames.pos, carrier), mat, welds.body_pos, carrier, origin)
+    xpos = _rows(frames.pos, carrier) + math.apply(mat, welds.body_pos)
     geom_carrier = carrier[model.geom_bodyid]
     geom_mat = _rows(frames.mat, geom_carrier)
     site_carrier = carrier[model.site_bodyid]
     site_mat = _rows(frames.mat, site_carrier)
     return Kinematics(
-        origin=origin,
+        origins=origins,
         xpos=xpos,
         xquat=math.quat_mul(_rows(frames.quat, carrier), welds.body_quat),
         xmat=xmat,
         xipos=xpos + math.apply(xmat, model.body_ipos),
         ximat=math.matmul(xmat, welds.inertial_mat),
-        geom_xpos=_place(
-            _rows(frames.pos, geom_carrier), geom_mat, welds.geom_pos, geom_carrier, origin
-        ),
+        geom_xpos=_rows(frames.pos, geom_carrier) + math.apply(geom_mat, welds.geom_pos),
         geom_xmat=math.matmul(geom_mat, welds.geom_mat),
-        site_xpos=_place(
-            _rows(frames.pos, site_carrier), site_mat, welds.site_pos, site_carrier, origin
-        ),
+        site_xpos=_rows(frames.pos, site_carrier) + math.apply(site_mat, welds.site_pos),
         cdof=_motion_axes(model, frames.axis, frames.anchor),
         point=jnp.stack([frames.point.get(b, frames.pos[0]) for b in range(model.nbody)]),
         axis=_motion_axes(model, frames.axis, _offsets(model, frames)),
@@ -65,37 +58,50 @@ def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics
     )
 
 
-def reference_point(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Origin:
-    """Returns the position [3] of the first tree's root after its translation, and its rounding residue [3].
-
-    Both are zero if the root cannot translate.
-    """
-    zero = np.zeros(3, qpos.dtype)
-    if not model.root_dofs:
-        return zero, zero
-    joints = [int(model.dof_jntid[d]) for d in model.root_dofs]
-    if model.jnt_type[joints[0]] == FREE:
-        return qpos[:3], qpos_low
-    body = model.jnt_bodyid[joints[0]]
-    high, low = model.welds.rest_pos[body], zero
+def reference_points(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> tuple[Origin, ...]:
+    """Returns the position of each tree's root after its translation, in the order of `model.roots`."""
     q, q_low = math.unstack(qpos), math.unstack(qpos_low)
-    for k, j in enumerate(joints):
-        i = model.jnt_qposadr[j]
-        axis = model.welds.rest_mat[body] @ model.jnt_axis[j]
-        moved, lost = math.two_sum(q[i], -model.qpos0[i])
-        high, rounded = math.two_sum(high, axis * moved)
-        low = low + (rounded + axis * (lost + q_low[k]))
-    return high, low
+    points = []
+    for root in model.roots:
+        high, low = model.welds.rest_pos[root], model.welds.rest_low[root]
+        for j in model.joints(root):
+            i, d = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
+            if d not in model.root_dofs:
+                break
+            k = model.root_dofs.index(d)
+            if model.jnt_type[j] == FREE:
+                high, low = qpos[i : i + 3], qpos_low[k : k + 3]
+                break
+            axis = model.welds.rest_mat[root] @ model.jnt_axis[j]
+            moved, lost = math.two_sum(q[i], -model.qpos0[i])
+            high, rounded = math.two_sum(high, axis * moved)
+            low = low + (rounded + axis * (lost + q_low[k]))
+        points.append(Origin(high, low))
+    return tuple(points)
 
 
-def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
-    """Computes the poses of the moving bodies from the root outwards; positions are relative to `origin`."""
+def between(to: Origin, start: Origin) -> Array:
+    """Returns the way [3] from one point to another; the nearer they are, the more exact it is."""
+    return (to.high - start.high) + (to.low - start.low)
+
+
+def origin_of(model: Model, kin: Kinematics, body: int | np.integer) -> Origin:
+    """Returns the reference point of a body."""
+    tree = int(model.body_treeid[body])
+    if tree >= 0:
+        return kin.origins[tree]
+    zero = np.zeros(3, kin.xpos.dtype)
+    return Origin(zero, zero)
+
+
+def _chain(model: Model, qpos: jax.Array) -> _Frames:
+    """Computes the poses of the moving bodies from the roots outwards."""
     zero, eye = np.zeros(3, qpos.dtype), np.eye(3, dtype=qpos.dtype)
     frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], qpos.dtype)}, {}, [], [])
     q, turns, welds = math.unstack(qpos), _hinge_turns(model, qpos), model.welds
     for b in model.moving:
         carrier = model.tree_parent[b]
-        pos = (welds.rest_pos[b] - origin[0]) - origin[1]
+        pos = zero
         if carrier:
             pos = frames.pos[carrier] + math.apply(frames.mat[carrier], welds.rest_pos[b])
         mat = math.matmul(frames.mat[carrier], welds.rest_mat[b])
@@ -105,7 +111,6 @@ def _chain(model: Model, qpos: jax.Array, origin: Origin) -> _Frames:
             i, kind = model.jnt_qposadr[j], model.jnt_type[j]
             at_origin = model.jnt_dofadr[j] in model.root_dofs
             if kind == FREE:
-                pos = zero if at_origin else (qpos[i : i + 3] - origin[0]) - origin[1]
                 quat = math.normalize_quat(qpos[i + 3 : i + 7])
                 mat = math.quat_to_mat(quat)
                 frames.axis.extend([*eye, *math.unstack(mat)])
@@ -157,18 +162,6 @@ def _rows(table: dict[int, Array], bodies: np.ndarray) -> Array:
         if len(bodies)
         else np.zeros((0, *shape), table[0].dtype)
     )
-
-
-def _place(
-    pos: Array, mat: Array, local: np.ndarray, carrier: np.ndarray, origin: Origin
-) -> jax.Array:
-    """Returns the positions [n, 3] of points that are fixed to their carriers at `local` [n, 3].
-
-    For points of the static world the origin is subtracted last.
-    """
-    static = (carrier == 0)[:, None].astype(local.dtype)
-    point = pos + math.apply(mat, local)
-    return (point - static * origin[0][None]) - static * origin[1][None]
 
 
 def _motion_axes(model: Model, axis: list[Array], anchor: list[Array]) -> jax.Array:

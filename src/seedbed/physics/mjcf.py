@@ -68,7 +68,7 @@ def from_mujoco(compiled: Any) -> Model:
     option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
-        if field.name not in ("opt", "welds", "parts"):
+        if field.name not in ("opt", "geom_lever", "welds", "parts"):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["opt"] = Option(
@@ -81,6 +81,8 @@ def from_mujoco(compiled: Any) -> Model:
         iterations=ITERATIONS,
         eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
     )
+    offsets = fields["geom_pos"] - fields["body_ipos"][fields["geom_bodyid"]]
+    fields["geom_lever"] = np.linalg.norm(offsets, axis=1) + fields["geom_rbound"]
     fields["welds"] = welds_of(fields)
     fields["parts"] = parts_of(fields)
     return Model(**fields)

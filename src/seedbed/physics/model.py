@@ -68,7 +68,8 @@ class Model:
     qpos0: np.ndarray  # [nq] m and rad, the pose of the file
     qpos_spring: Array  # [nq] m and rad, where springs rest
     body_parentid: np.ndarray  # [nbody]
-    body_rootid: np.ndarray  # [nbody] the root of its tree
+    body_rootid: np.ndarray  # [nbody] the child of the world above it
+    body_treeid: np.ndarray  # [nbody] its tree of moving bodies; -1: static
     body_weldid: np.ndarray  # [nbody] the moving body that carries a body; 0: static
     body_jntnum: np.ndarray  # [nbody] number of its joints
     body_jntadr: np.ndarray  # [nbody] its first joint; -1: none
@@ -109,6 +110,9 @@ class Model:
     geom_solref: np.ndarray  # [ngeom, 2] s and 1
     geom_solimp: np.ndarray  # [ngeom, 5]
     geom_size: np.ndarray  # [ngeom, 3] m
+    geom_lever: (
+        np.ndarray
+    )  # [ngeom] m, from its body's centre of mass to its farthest point, at most; ours
     geom_rbound: np.ndarray  # [ngeom] m, radius of a sphere around it; 0: plane
     geom_pos: np.ndarray  # [ngeom, 3] m, in the body's frame
     geom_quat: np.ndarray  # [ngeom, 4] in the body's frame
@@ -159,8 +163,16 @@ class Model:
         return dataclasses.replace(model, parts=parts_of(vars(model)))
 
     def astype(self, dtype: Any) -> Model:
-        """Returns the model with every floating-point array cast to `dtype`; numpy arrays stay numpy."""
+        """Returns the model with every floating-point array cast to `dtype`; numpy arrays stay numpy.
+
+        What rounding takes from positions in the static world is kept beside them.
+        """
+        rest, geom = self.welds.rest_pos, self.welds.geom_pos
+        welds = self.welds._replace(
+            rest_low=rest - rest.astype(dtype), geom_low=geom - geom.astype(dtype)
+        )
         leaves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        leaves["welds"] = welds
         cast = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
         return Model(**cast)
 
@@ -180,17 +192,22 @@ class Model:
         return range(first, first + int(self.body_jntnum[body]))
 
     @functools.cached_property
+    def roots(self) -> tuple[int, ...]:
+        """Lists the root of each tree of moving bodies: the body whose parent is static."""
+        return tuple(b for b in self.moving if self.tree_parent[b] == 0)
+
+    @functools.cached_property
     def root_dofs(self) -> tuple[int, ...]:
-        """Lists the dofs that translate the first tree's root, the reference point; the list may be empty."""
-        first = next((b for b in self.moving if self.tree_parent[b] == 0), 0)
+        """Lists the dofs that translate the roots of the trees, and with them their reference points."""
         dofs: list[int] = []
-        for j in self.joints(first):
-            address = int(self.jnt_dofadr[j])
-            if self.jnt_type[j] == FREE:
-                return (address, address + 1, address + 2)
-            if self.jnt_type[j] != SLIDE:
-                break
-            dofs.append(address)
+        for root in self.roots:
+            for j in self.joints(root):
+                address = int(self.jnt_dofadr[j])
+                if self.jnt_type[j] == FREE:
+                    dofs += [address, address + 1, address + 2]
+                if self.jnt_type[j] != SLIDE:
+                    break
+                dofs.append(address)
         return tuple(dofs)
 
 
@@ -202,7 +219,7 @@ class State(NamedTuple):
 
     time: Array  # s
     qpos: Array  # [nq] m and rad; quaternions of free joints
-    qpos_low: Array  # [n] m, rounding residue of qpos[:n], the root's translation; ours
+    qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
@@ -218,13 +235,13 @@ class Data(NamedTuple):
 
     time: Array  # s
     qpos: Array  # [nq] m and rad; quaternions of free joints
-    qpos_low: Array  # [n] m, rounding residue of qpos[:n], the root's translation; ours
+    qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
     ncon: Array  # int32, contacts
     solver_niter: Array  # int32, iterations of the solver
-    residual: Array  # float, scaled norm of the gradient at the end of the solver; ours
+    solver_error: Array  # float, estimated error of qacc over its size; ours
     qacc: Array  # [nv] m/s^2 and rad/s^2
     qfrc_actuator: Array  # [nv] N and N m
     qfrc_constraint: Array  # [nv] N and N m, of limits and contacts
@@ -243,11 +260,22 @@ class Data(NamedTuple):
         return State(*self[: len(State._fields)])
 
 
-class Kinematics(NamedTuple):
-    """Positions and orientations, in world axes. Positions are relative to the reference point `origin`."""
+class Origin(NamedTuple):
+    """A point in the world in two floats, and its rounding residue."""
 
-    origin: tuple[jax.Array, jax.Array]  # [3] the point in the world; [3] its rounding residue
-    xpos: jax.Array  # [nbody, 3]; for static bodies, their world position minus the origin
+    high: Array  # [3] m
+    low: Array  # [3] m
+
+
+class Kinematics(NamedTuple):
+    """Positions and orientations, in world axes.
+
+    Positions and motions are about the reference point of the body's tree; of static bodies, about the
+    world's origin.
+    """
+
+    origins: tuple[Origin, ...]  # the reference point of each tree, in the order of `Model.roots`
+    xpos: jax.Array  # [nbody, 3]
     xquat: jax.Array  # [nbody, 4]
     xmat: jax.Array  # [nbody, 3, 3]
     xipos: jax.Array  # [nbody, 3]
@@ -255,7 +283,7 @@ class Kinematics(NamedTuple):
     geom_xpos: jax.Array  # [ngeom, 3]
     geom_xmat: jax.Array  # [ngeom, 3, 3]
     site_xpos: jax.Array  # [nsite, 3]
-    cdof: jax.Array  # [nv, 6] motion per unit velocity of each dof, about the reference point
+    cdof: jax.Array  # [nv, 6] motion per unit velocity of each dof
     # [nbody, 3] of moving bodies: the anchor of the last joint if it is a hinge, otherwise the position
     point: jax.Array
     axis: jax.Array  # [nv, 6] as cdof, but about the point of the body that the dof moves

@@ -104,12 +104,15 @@ def plane_cylinder(plane: Geom, cylinder: Geom, reach: Array) -> tuple[Touch, ..
     # With this sign the axis points towards the plane.
     down = jnp.where(slope > 0, -1, 1).astype(slope.dtype)
     axis, slope = cylinder.axis * down, slope * down
-    length, direction = unit(axis * slope - normal)
-    fits = length > 0
+    # The normal's part across the axis, as a product of products: a difference would cancel where the
+    # cylinder stands upright.
+    tilt, hinge = unit(math.cross(axis, normal))
+    direction = math.cross(axis, hinge)
+    fits = tilt > 0
     rim = jnp.where(fits, direction, cylinder.side) * cylinder.radius
     arm, slope = axis * cylinder.half, slope * cylinder.half
     height = math.dot(cylinder.pos - plane.pos, normal)
-    drop = math.dot(rim, normal)
+    drop = -tilt * cylinder.radius
     _, across = unit(math.cross(rim, arm))
     across = across * (cylinder.radius * 3**0.5 / 2)
     lowest = height + slope + drop
@@ -250,9 +253,11 @@ def _segment_cylinder(capsule: Geom, cylinder: Geom) -> Touch:
     arm, apart = capsule.axis * capsule.half, capsule.pos - cylinder.pos
     t, outward, distance = _outside(arm, apart, cylinder)
     inside = distance == 0
+    # A rim's search finds a side, too, but not where on it: of equals, the first counts.
+    equal = 16 * jnp.finfo(distance.dtype).eps * (cylinder.radius + cylinder.half)
     for way_out in (_through_disc, _through_side, _through_rim):
         here, normal, depth = way_out(arm, apart, cylinder)
-        nearer = inside & ((distance == 0) | (-depth > distance))
+        nearer = inside & ((distance == 0) | (-depth > distance + equal))
         t, distance = jnp.where(nearer, here, t), jnp.where(nearer, -depth, distance)
         outward = jnp.where(nearer, normal, outward)
     dist = distance - capsule.radius

@@ -18,8 +18,8 @@ class Side(NamedTuple):
     """One group of contacts in this configuration, and the constants that a loop over its slots reads."""
 
     points: Points
-    stiffness: jax.Array  # [n] D
-    aref: jax.Array  # [n, rows]
+    stiffness: jax.Array  # [n] or [n, 6], see Edges
+    aref: jax.Array  # [n, axes]
     same: Row  # constants that are equal in all slots
     table: Row  # the other constants, [n, ...] each
 
@@ -31,6 +31,7 @@ class Problem(NamedTuple):
     cdof: jax.Array  # [nv, 6]
     mass: Matrix
     limits: Limits
+    hardness: jax.Array  # of the hardest contact, see Rows
     limit_dof: np.ndarray  # [n]
     sides: tuple[Side, ...]  # only the groups that have slots
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
@@ -51,6 +52,7 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         cdof=kin.cdof,
         mass=mass,
         limits=rows.limits,
+        hardness=rows.hardness,
         limit_dof=limit_table(model)["dof"],
         sides=tuple(side for side in sides if len(side.stiffness)),
         entries=entries,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
+from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
 
@@ -22,29 +23,52 @@ def readout(
     """Computes the fields of Data for positions, velocities, inertias and contact forces, by name.
 
     `motion` [nbody, 6] is the motion of the moving bodies. `wrench` [nbody, 6] is the wrench of the contacts
-    on every body. Both are about the reference point.
+    on every body. Both are about the reference points of `Kinematics`.
     """
-    high, low = (jnp.asarray(x)[None] for x in kin.origin)
     com = subtree_com(model, kin)
-    tree_com = _rows(com, model.body_rootid)
+    tree_com = _tree_com(model, kin, com)
+    bodies = np.arange(model.nbody)
     return {
-        "xpos": (kin.xpos + low) + high,
+        "xpos": absolute(model, kin, kin.xpos, bodies),
         "xquat": kin.xquat,
-        "xipos": (kin.xipos + low) + high,
-        "site_xpos": (kin.site_xpos + low) + high,
-        "subtree_com": (com + low) + high,
+        "xipos": absolute(model, kin, kin.xipos, bodies),
+        "site_xpos": absolute(model, kin, kin.site_xpos, model.site_bodyid),
+        "subtree_com": absolute(model, kin, com, bodies),
         "cvel": math.shift_motion(_rows(motion, model.body_weldid), tree_com),
         "cinert": _inertia(model, kin, tree_com),
         "cfrc_ext": math.shift_force(wrench, tree_com),
     }
 
 
+def absolute(model: Model, kin: Kinematics, pos: jax.Array, bodies: np.ndarray) -> jax.Array:
+    """Returns positions [n, 3] in the world of points of `bodies` [n]."""
+    if not len(bodies):
+        return pos
+    origins = [origin_of(model, kin, b) for b in bodies]
+    low, high = (jnp.stack([getattr(o, part) for o in origins]) for part in ("low", "high"))
+    return (pos + low) + high
+
+
+def _tree_com(model: Model, kin: Kinematics, com: jax.Array) -> jax.Array:
+    """Returns the centre of mass [nbody, 3] that mjData's velocities and inertias of each body are about.
+
+    It is relative to the body's own reference point.
+    """
+    rows = []
+    for b, root in enumerate(model.body_rootid):
+        row = com[int(root)]
+        if model.body_treeid[root] != model.body_treeid[b]:
+            row = row + between(origin_of(model, kin, root), origin_of(model, kin, b))
+        rows.append(row)
+    return jnp.stack(rows)
+
+
 def energy(
     model: Model, kin: Kinematics, qpos: jax.Array, motion: jax.Array, qvel: jax.Array
 ) -> jax.Array:
     """Computes the potential and kinetic energy [2] in J (mj_energyPos, mj_energyVel)."""
-    high, low = kin.origin
-    fall = math.dot(kin.xipos + (jnp.asarray(low) + high)[None], -model.opt.gravity[None])
+    xipos = absolute(model, kin, kin.xipos, np.arange(model.nbody))
+    fall = math.dot(xipos, -model.opt.gravity[None])
     potential = (model.body_mass * fall).sum()
     q = math.unstack(qpos)
     for j in range(model.njnt):
@@ -61,14 +85,17 @@ def energy(
 def subtree_com(model: Model, kin: Kinematics) -> jax.Array:
     """Computes the centre of mass [nbody, 3] of each body with its descendants.
 
-    It is relative to the reference point. If they have no mass, it is the origin of the body's own inertial
-    frame, as in mj_comPos.
+    It is relative to the body's reference point. If they have no mass, it is the origin of the body's own
+    inertial frame, as in mj_comPos.
     """
     mass = math.unstack(model.body_mass)
     pos = math.unstack(kin.xipos, 0)
     moment = [m * x for m, x in zip(mass, pos, strict=True)]
     for b in range(model.nbody - 1, 0, -1):
         p = model.body_parentid[b]
+        if model.body_treeid[b] != model.body_treeid[p]:
+            way = between(origin_of(model, kin, b), origin_of(model, kin, p))
+            moment[p] = moment[p] + mass[b] * way
         mass[p], moment[p] = mass[p] + mass[b], moment[p] + moment[b]
     xp: Any = np if isinstance(model.body_mass, np.ndarray) else jnp
     total = xp.stack(mass)

@@ -22,10 +22,12 @@ class Welds(NamedTuple):
     body_quat: np.ndarray  # [nbody, 4]
     body_mat: np.ndarray  # [nbody, 3, 3]
     geom_pos: np.ndarray  # [ngeom, 3]
+    geom_low: np.ndarray  # [ngeom, 3] what rounding took from geom_pos (`Model.astype`)
     geom_mat: np.ndarray  # [ngeom, 3, 3]
     site_pos: np.ndarray  # [nsite, 3]
     # Pose of a body with its joints at rest, in the frame of the moving body that carries its parent.
     rest_pos: np.ndarray  # [nbody, 3]
+    rest_low: np.ndarray  # [nbody, 3] what rounding took from rest_pos (`Model.astype`)
     rest_quat: np.ndarray  # [nbody, 4]
     rest_mat: np.ndarray  # [nbody, 3, 3]
     inertial_mat: np.ndarray  # [nbody, 3, 3] principal axes of a body's inertia in its own frame
@@ -61,14 +63,17 @@ def welds_of(fields: Mapping[str, np.ndarray]) -> Welds:
     def place(body: np.ndarray, local: np.ndarray) -> np.ndarray:
         return math.tidy(pos[body] + np.einsum("nij,nj->ni", mat[body], local))
 
+    geom_pos = place(fields["geom_bodyid"], fields["geom_pos"])
     return Welds(
         body_pos=math.tidy(pos),
         body_quat=math.tidy(quat),
         body_mat=mat,
-        geom_pos=place(fields["geom_bodyid"], fields["geom_pos"]),
+        geom_pos=geom_pos,
+        geom_low=np.zeros_like(geom_pos),
         geom_mat=math.tidy(mat[fields["geom_bodyid"]] @ _matrices(fields["geom_quat"])),
         site_pos=place(fields["site_bodyid"], fields["site_pos"]),
         rest_pos=math.tidy(rest_pos),
+        rest_low=np.zeros_like(rest_pos),
         rest_quat=math.tidy(rest_quat),
         rest_mat=_matrices(rest_quat),
         inertial_mat=_matrices(fields["body_iquat"]),

@@ -15,7 +15,6 @@ from jax import lax
 
 from seedbed.physics import linear, math
 from seedbed.physics.assembly import (
-    Rise,
     Slack,
     Sums,
     along,
@@ -27,17 +26,23 @@ from seedbed.physics.assembly import (
     step_and_sum,
 )
 from seedbed.physics.collision import Points, Row
-from seedbed.physics.constraint import edges, motion_of, velocity
+from seedbed.physics.cone import Rise, cost
+from seedbed.physics.constraint import motion_of, velocity
 from seedbed.physics.dynamics import body_motion, multiply
+from seedbed.physics.model import Model
 from seedbed.physics.problem import Problem
 from seedbed.types import Array
 
+TINY = 1e-30
+"""A norm below this counts as zero."""
 TRIALS = 30
 """Most trials of a line search; one to three are usual."""
 FLAT = 1e-2
 """A line search ends when the slope has fallen to this share of the first slope (MuJoCo's ls_tolerance)."""
 FLOOR = 4
-"""The solver stops if `residual` is at most this many rounding errors (eps of the dtype)."""
+"""The solver stops if the step to the minimum is at most this many rounding errors of qacc."""
+EXACT = 3e-5
+"""A full step is the last one if the rounding of the rows' forces moves qacc by this share of it at most."""
 
 
 class Solution(NamedTuple):
@@ -45,9 +50,12 @@ class Solution(NamedTuple):
 
     qacc: jax.Array  # [nv]
     qfrc_constraint: jax.Array  # [nv]
-    wrench: jax.Array  # [nbody, 6] of the contacts on each body, about the reference point
+    force: (
+        jax.Array
+    )  # [nv] M (qacc - qacc_smooth): qfrc_constraint without the rounding of large forces
+    wrench: jax.Array  # [nbody, 6] of the contacts on each body, about its reference point
     niter: jax.Array  # int32
-    residual: jax.Array  # norm of the gradient divided by the norms of its two terms
+    error: jax.Array  # m/s^2 and rad/s^2, estimated norm of qacc minus the minimum
 
 
 class SolverState(NamedTuple):
@@ -60,6 +68,7 @@ class SolverState(NamedTuple):
     direction_force: jax.Array  # [nv] M direction
     direction_slack: Slack
     size: jax.Array  # of the pending step, as a multiple of `direction`
+    error: jax.Array  # estimated distance from the minimum after the pending step
     done: jax.Array  # bool
     niter: jax.Array  # int32
 
@@ -68,11 +77,11 @@ def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> So
     """Searches for qacc; its derivative is that of `implicit.solve`.
 
     The start is `warmstart` or `qacc_smooth`, both [nv]: the one with the lower cost. The search stops at
-    convergence or after `opt.iterations`.
+    convergence or after `opt.iterations` steps.
     """
     state = lax.while_loop(
-        lambda state: ~state.done & (state.niter < problem.model.opt.iterations),
-        lambda state: newton(problem, state),
+        lambda state: ~state.done,
+        lambda state: newton(problem, qacc_smooth, state),
         start(problem, qacc_smooth, warmstart),
     )
     state, sums = advance(problem, state, hessian=False)
@@ -80,9 +89,10 @@ def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> So
     return Solution(
         qacc_smooth + state.offset,
         push,
+        state.force,
         sums.wrench,
         state.niter,
-        residual(state.force, push),
+        state.error,
     )
 
 
@@ -98,27 +108,24 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
     along = [limits.sign * at_limits(problem, x) for x in (qacc_smooth, direction)]
     slack_limits = jnp.where(limits.stiffness > 0, along[0] - limits.aref, 0)
 
-    def cost(stiffness: Array, slack: jax.Array) -> jax.Array:
+    def limit_cost(slack: jax.Array) -> jax.Array:
         pushed = jnp.minimum(slack, 0)
-        return (0.5 * stiffness * pushed * pushed).sum()
+        return (0.5 * limits.stiffness * pushed * pushed).sum()
 
     def slot(
         costs: tuple[Array, ...], point: Points, stiffness: Array, row: Row, aref: Array
     ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        slack, step = (
-            edges(velocity(point, row, motion_of(row, motion)), row["mu"]) for motion in motions
-        )
+        slack, step = (velocity(point, row, motion_of(point, row, motion)) for motion in motions)
         slack = slack - aref
-        terms = cost(stiffness, slack), cost(stiffness, slack + step)
+        terms = (cost(stiffness, row["mu"], y) for y in (slack, slack + step))
         costs = tuple(
             jnp.where(point.active, old + new, old) for old, new in zip(costs, terms, strict=True)
         )
         return costs, tuple(jnp.where(point.active, x, 0) for x in (slack, step))
 
     costs = (
-        cost(limits.stiffness, slack_limits),
-        0.5 * math.dot(direction, direction_force)
-        + cost(limits.stiffness, slack_limits + along[1]),
+        limit_cost(slack_limits),
+        0.5 * math.dot(direction, direction_force) + limit_cost(slack_limits + along[1]),
     )
     slacks, steps = [], []
     for side in problem.sides:
@@ -134,13 +141,17 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
         direction_force=direction_force,
         direction_slack=Slack(along[1], tuple(steps)),
         size=jnp.where(costs[1] < costs[0], 1, 0).astype(none.dtype),
+        error=jnp.zeros((), none.dtype),
         done=costs[0] == 0,  # no row pushes at the smooth acceleration
         niter=jnp.int32(0),
     )
 
 
-def newton(problem: Problem, search: SolverState) -> SolverState:
-    """Takes the pending step and computes the next one, which is then pending."""
+def newton(problem: Problem, qacc_smooth: jax.Array, search: SolverState) -> SolverState:
+    """Takes the pending step and computes the next one, which is then pending.
+
+    After `opt.iterations` steps, or where the next step would be lost in rounding, its size is zero.
+    """
     search, sums = advance(problem, search, hessian=True)
     push = constraint_force(problem, search.slack, sums.wrench)
     gradient = search.force - push
@@ -152,11 +163,21 @@ def newton(problem: Problem, search: SolverState) -> SolverState:
         direction_force=multiply(problem.mass, direction),
         direction_slack=step,
     )
-    size = line_search(problem, search, math.dot(direction, gradient), rise)
-    rounding = FLOOR * jnp.finfo(gradient.dtype).eps
-    flat = residual(search.force, push) <= rounding
+    curvature = math.dot(direction, search.direction_force)
+    size = line_search(problem, search, math.dot(direction, gradient), curvature, rise)
+    eps = jnp.finfo(gradient.dtype).eps
+    length, span = _norm(direction), _norm(qacc_smooth) + _norm(search.offset)
+    limit = problem.model.opt.iterations
+    stays = (size * length <= FLOOR * eps * span) | (search.niter >= limit)
+    # A step on which no row changes its side ends at the minimum, but for the rounding of the step, which
+    # hard rows multiply.
+    rounding = eps * (1 + problem.hardness) * length
+    exact = ~rise.changed & (rounding <= EXACT * span)
     return search._replace(
-        size=jnp.where(flat, 0, size), done=flat | ~rise.changed, niter=search.niter + 1
+        size=jnp.where(stays, 0, size),
+        error=jnp.where(exact & ~stays, rounding, length),
+        done=stays | exact,
+        niter=search.niter + jnp.where(stays, 0, 1),
     )
 
 
@@ -184,13 +205,15 @@ class LineSearchState(NamedTuple):
     number: jax.Array  # int32: sizes judged so far
 
 
-def line_search(problem: Problem, search: SolverState, slope: jax.Array, rise: Rise) -> jax.Array:
+def line_search(
+    problem: Problem, search: SolverState, slope: jax.Array, curvature: jax.Array, rise: Rise
+) -> jax.Array:
     """Returns the size of the step that minimises the cost along the direction, by safeguarded Newton.
 
-    `slope` is the cost's derivative at the start, and `rise` the effect of a full step on the rows. A full
-    step is exact, and taken at once, if it does not change the set of pushing rows.
+    `slope` is the cost's derivative at the start, `curvature` the inertia's share of its second derivative,
+    and `rise` the effect of a full step on the rows. A full step is taken at once if it does not change the
+    set of pushing rows.
     """
-    curvature = math.dot(search.direction, search.direction_force)
 
     def judge(trial: LineSearchState, rise: Rise) -> LineSearchState:
         first = slope + trial.size * curvature + rise.slope
@@ -202,6 +225,8 @@ def line_search(problem: Problem, search: SolverState, slope: jax.Array, rise: R
         return LineSearchState(jnp.where(done, trial.size, size), low, high, done, trial.number + 1)
 
     one = jnp.ones_like(slope)
+    # Of a quadratic, which is 1 but where hard rows hide a soft direction's curvature from the factorisation.
+    whole = -slope / jnp.maximum(curvature + rise.bend, TINY)
     trial = lax.while_loop(
         lambda trial: ~trial.done & (trial.number < TRIALS),
         lambda trial: judge(
@@ -209,13 +234,21 @@ def line_search(problem: Problem, search: SolverState, slope: jax.Array, rise: R
         ),
         judge(LineSearchState(one, 0 * one, jnp.inf * one, ~rise.changed, jnp.int32(0)), rise),
     )
-    return trial.size
+    return jnp.where(rise.changed, trial.size, whole)
 
 
-def residual(force: jax.Array, push: jax.Array) -> jax.Array:
-    """Returns the norm of the gradient M (a - a0) - J' f, divided by the sum of the norms of its two terms.
+def relative_error(
+    model: Model, solution: Solution, qacc_smooth: jax.Array, qvel: jax.Array
+) -> jax.Array:
+    """Returns the solver's estimated error over the size of what a step changes.
 
-    `force` [nv] is M (a - a0), `push` [nv] is J' f.
+    That is the largest of the norms of qacc, of `qacc_smooth` [nv] and of 2 % of `qvel` [nv] over a time
+    step. It has no derivative.
     """
-    norms = [jnp.sqrt(math.dot(x, x)) for x in (force - push, force, push)]
-    return norms[0] / jnp.maximum(norms[1] + norms[2], jnp.finfo(force.dtype).tiny)
+    drift = 0.02 / model.opt.timestep * qvel
+    sizes = [_norm(lax.stop_gradient(x)) for x in (solution.qacc, qacc_smooth, drift)]
+    return solution.error / jnp.maximum(jnp.stack(sizes).max(), TINY)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(math.dot(x, x))

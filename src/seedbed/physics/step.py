@@ -27,6 +27,7 @@ from seedbed.physics.kinematics import kinematics
 from seedbed.physics.model import EULER, Data, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
+from seedbed.physics.solver import relative_error
 from seedbed.types import Array, SeedbedError
 
 
@@ -66,7 +67,7 @@ def make_data(model: Model, state: State) -> Data:
         *state,
         ncon=jnp.int32(0),
         solver_niter=jnp.int32(0),
-        residual=zeros(),
+        solver_error=zeros(),
         qacc=zeros(nv),
         qfrc_actuator=zeros(nv),
         qfrc_constraint=zeros(nv),
@@ -149,7 +150,7 @@ def energy(model: Model, state: State) -> jax.Array:
 
 
 def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix, jax.Array]:
-    """Runs one forward pass; returns the data, the mass matrix and qfrc_smooth + qfrc_constraint [nv]."""
+    """Runs one forward pass; returns the data, the mass matrix M and M qacc [nv]."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
         kin = kinematics(model, qpos, state.qpos_low)
@@ -165,23 +166,24 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix,
     with named_scope("collision"):
         contacts = detect(model, kin)
     with named_scope("constraint"):
-        rows = make_rows(model, contacts, qpos, qvel, motion)
+        rows = make_rows(model, kin, contacts, qpos, qvel, motion)
     with named_scope("solver"):
         start = Smooth(smooth, qacc_smooth), state.qacc_warmstart
         solution = solve(model, kin, mass, *start, contacts, rows)
+        error = relative_error(model, solution, qacc_smooth, qvel)
     with named_scope("readout"):
         derived = readout(model, kin, motion, solution.wrench)
     done = Data(
         *state,
         ncon=contacts.ncon,
         solver_niter=solution.niter,
-        residual=solution.residual,
+        solver_error=error,
         qacc=solution.qacc,
         qfrc_actuator=qfrc_actuator,
         qfrc_constraint=solution.qfrc_constraint,
         **derived,
     )
-    return done, mass, smooth + solution.qfrc_constraint
+    return done, mass, smooth + solution.force
 
 
 def _check(model: Model, state: State) -> Any:

@@ -199,7 +199,7 @@ def within(x: Array, bounds: tuple[float, float]) -> jax.Array:
 
 
 def moved(before: TaskState, now: physics.Data, i: int) -> jax.Array:
-    """Returns how far the root's translation qpos[i] has moved, in m.
+    """Returns how far the translation qpos[i] of the first tree's root has moved, in m.
 
     The result is exact at any distance from the origin, because `qpos_low` keeps the rounding of qpos.
     """

@@ -1,0 +1,53 @@
+"""Random models, one step from many states, against MuJoCo's (random_models.py says how)."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+import random_models
+
+QUICK, SLOW = (*range(4), *range(5, 13)), range(13, 63)  # 4 explodes
+HARD = {
+    42: "one state of 44",
+    55: "a tree of eight bodies whose limits and hard contacts strain against one another",
+    57: "an upright cylinder at rest on ice, 1e-9 m deep: float32 cannot tell whether it touches",
+}
+"""Seeds with states that are still wrong, most of which `solver_error` tells (docs/physics.md)."""
+CATALOGUE = 200
+
+
+def check(seed: int) -> None:
+    drawn = random_models.draw(seed)
+    found = random_models.judge(drawn.xml, seed)
+    if not len(found.error):
+        pytest.skip("the model explodes in MuJoCo, too")
+    worst = np.where(found.flagged, found.error, 0).max()
+    assert not found.flagged.any(), f"{found.flagged.sum()} states, worst {worst:.1e}\n{drawn.xml}"
+    # Each model may have a few more than the 2 % that all of them together have at most.
+    assert found.excused.sum() <= max(2, 0.1 * len(found.excused))
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_a_step_of_a_random_model_is_mujocos(seed):
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(s, marks=pytest.mark.xfail(reason=HARD[s]) if s in HARD else ()) for s in SLOW],
+)
+def test_a_step_of_each_of_many_random_models_is_mujocos(seed):
+    check(seed)
+
+
+def test_every_feature_is_in_a_tenth_of_the_models():
+    counts = collections.Counter(
+        feature for seed in range(CATALOGUE) for feature in random_models.draw(seed).features
+    )
+    assert set(counts) >= random_models.FEATURES
+    rare = {f: n for f, n in counts.items() if f in random_models.FEATURES and n < CATALOGUE / 10}
+    assert not rare
