@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import threading
 import time
@@ -211,7 +212,11 @@ class LearnerWork:
             "lags": {str(lag): count for lag, count in dict(updater.lags).items()},
             "outliers": self.outliers.discarded,
             "tally": list(tally),
-            "episodes": self._episodes.summary(),
+            # Means of no episodes are no numbers, and messages have none that are not finite.
+            "episodes": {
+                name: value if math.isfinite(value) else None
+                for name, value in self._episodes.summary().items()
+            },
             "metrics": self.metrics,
             "seconds": {
                 "learning": self.busy.read(),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
+from seedbed.machine import raise_descriptor_limit
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.ledger import BookError
@@ -161,6 +162,7 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
+    raise_descriptor_limit()
     try:
         role, work, host = make()
         role.serve(work, host)

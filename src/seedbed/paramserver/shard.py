@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.actors.wire import ProtocolError
+from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind, Message, require_counts
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
-from seedbed.paramserver.server import Client
+from seedbed.paramserver.server import Broken, Client
 from seedbed.run.devices import dispatch_in_place
 from seedbed.run.programs import keep_programs
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
@@ -79,7 +79,8 @@ class ParameterShard:
         Raises ProtocolError if its blocks are of another plan, or if it is of an earlier session.
         """
         role, version = said["role"], list(self.ledger.version)
-        blocks = said["up_bytes"], said["down_bytes"]
+        sizes = require_fields(said, up_bytes=int, down_bytes=int)
+        blocks = sizes["up_bytes"], sizes["down_bytes"]
         if role == COORDINATOR and blocks == (0, self._whole.size):
             client.share(*blocks)
             return {"version": version}
@@ -90,7 +91,8 @@ class ParameterShard:
                 "plan",
             )
         try:
-            books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
+            ended = require_fields(said, ended=int)["ended"]
+            books, last = self.ledger.greet(said["number"], ended)
         except BookError as error:
             raise ProtocolError(str(error), BOOKS) from error
         client.share(*blocks)
@@ -118,7 +120,8 @@ class ParameterShard:
         elif message.kind is Kind.PUSH and client.role == LEARNER:
             self._push(client, message)
         elif message.kind is Kind.CLOSE and client.role == COORDINATOR:
-            self.ledger.close(int(message.fields["learner"]), int(message.fields["push"]))
+            closed = require_fields(message.fields, learner=int, push=int)
+            self.ledger.close(closed["learner"], closed["push"])
             self._changed = True
             client.send(Kind.CLOSED)
         elif message.kind is Kind.STATE and client.role == COORDINATOR:
@@ -132,7 +135,7 @@ class ParameterShard:
         """Sends what has changed since the version that the learner has."""
         blocks, version = client.blocks, self.ledger.version
         assert blocks is not None
-        epoch, number = fields["have"]
+        epoch, number = require_counts(fields, "have", 2)
         same = epoch == version.epoch
         params = not same or number != version.number
         auxiliary = not same or number < self._auxiliary.changed_at(
@@ -160,7 +163,7 @@ class ParameterShard:
         """Counts what a learner has done, and returns its lease, if this shard keeps them."""
         if self.leases is None:
             return None
-        tally = Tally(*(int(count) for count in fields["tally"]))
+        tally = Tally(*require_counts(fields, "tally", len(Tally._fields)))
         self._changed |= any(tally)
         self._pulled_s[learner] = time.monotonic()
         self.leases.report(learner, tally)
