@@ -15,7 +15,7 @@ from typing import Any
 
 from seedbed.machine import require_linux
 from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
+from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -77,7 +77,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
             )
             time.sleep(_ROOM_S)
             continue
-        if deaths.add() or status == FATAL:
+        if deaths.add() or status in (DIVERGED, FATAL):
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
