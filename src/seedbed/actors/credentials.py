@@ -24,6 +24,8 @@ NAME = "seedbed"
 FOLDER = "listen"
 """The folder, in a run's, of what actors need; `KEY` is the file to take to another machine."""
 KEY, PRIVATE, ADDRESS = "actor.key", "private.pem", "address.json"
+ENDED = "ended"
+"""The field of `ADDRESS` that says that the run has ended, and how."""
 _YEARS = 20
 _SECRET_BYTES = 32
 
