@@ -71,6 +71,12 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     for name in ("processes", "envs"):
         if getattr(given, name) < 0:
             raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")
+    options = HostOptions(
+        processes=given.processes or max(1, int(usable_cores())),
+        envs=given.envs,
+        allow=tuple(given.allow),
+        give_up_after_s=require_limit(given),
+    )
     stopped: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -80,12 +86,6 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    options = HostOptions(
-        processes=given.processes or max(1, int(usable_cores())),
-        envs=given.envs,
-        allow=tuple(given.allow),
-        give_up_after_s=require_limit(given),
-    )
     found = _find(given, options.give_up_after_s, tell, lambda: bool(stopped))
     if found is None:
         return "stopped"

@@ -46,7 +46,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     places are taken, if the learner cannot work, or if the run has not begun after --give-up-after.
     """
     require_linux("seedbed learner", "start it on a Linux machine")
-    run = given.run.resolve()
+    run, limit_s = given.run.resolve(), require_limit(given)
     stopped: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -57,7 +57,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    if not await_run(run, _missing, require_limit(given), tell, lambda: bool(stopped)):
+    if not await_run(run, _missing, limit_s, tell, lambda: bool(stopped)):
         return "stopped"
     seat = take_seat(run, _places(run), given.seat, tell, lambda: bool(stopped))
     if seat is None:
