@@ -15,6 +15,7 @@ import pytest
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
+from seedbed.actors.wire import ProtocolError
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
@@ -27,12 +28,12 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Blocks, Kind, Message
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, DIVERGED, FATAL, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
-from seedbed.paramserver.shard import ParameterShard, role_of
+from seedbed.paramserver.shard import LEARNER, ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
 from seedbed.run.leaves import not_finite
@@ -275,6 +276,30 @@ def test_a_gradient_that_is_not_finite_is_discarded_where_it_arrives(shards):
     assert report["not_finite"] == 1
     assert report["notices"] == ["1 gradients were not finite so far, and were discarded"]
     assert run.works[0].report()["notices"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Kind.PULL, {"have": [0], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, -1], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, True], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, 0], "tally": [0, 0.5, 0]}),
+        (Kind.PUSH, {"push": 1, "base": [0, 0], "progress": "0", "weight": 1.0}),
+        (Kind.PUSH, {"push": True, "base": [0, 0], "progress": 0.0, "weight": 1.0}),
+        (Kind.PUSH, {"push": 1, "base": [[], {}], "progress": 0.0, "weight": 1.0}),
+    ],
+)
+def test_a_message_that_cannot_be_changes_nothing(shards, kind, fields):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    work = run.works[0]
+    blocks = Blocks(work.layout.up_bytes, work.layout.down_bytes)
+    blocks.shared = True  # the gradient is in place
+    client = types.SimpleNamespace(role=LEARNER, number=1, blocks=blocks)
+    before = work.books()
+    with pytest.raises(ProtocolError):
+        work.take(client, Message(kind, fields, memoryview(b"")))  # type: ignore[arg-type]
+    assert work.books() == before
 
 
 def test_a_shard_does_not_save_what_is_not_finite(shards):

@@ -28,9 +28,9 @@ _PEER = struct.Struct("3i")  # process, user and group at the other end of a Uni
 class Door:
     """A listener, and its clients that have not proved themselves: the strangers. For one thread.
 
-    A stranger costs one of `MOST_STRANGERS` places for `HELLO_S` seconds, and nothing else. Where places or
+    A stranger costs one of `MOST_STRANGERS` places for `HELLO_S` seconds, and nothing else. If places or
     descriptors run out, the address with the most strangers loses its oldest one, so that a flood from one
-    machine shuts no other machine out. Strangers are named by their descriptors.
+    machine shuts no other machine out. A stranger is known by its descriptor.
     """
 
     def __init__(self, listener: socket.socket, epoll: select.epoll) -> None:

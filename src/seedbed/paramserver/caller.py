@@ -111,7 +111,7 @@ class Caller:
         if local:
             stream = self._connect_here(address)
             try:
-                # Its process lives, and is silent at its own risk.
+                # Called now, as the process lives: the caller may end one that lives and does not answer.
                 more = hello()
                 self._knock(stream, address.number)
                 self._take(Connection(stream, None, Kind, server=False))
@@ -154,7 +154,7 @@ class Caller:
     def _knock(self, stream: socket.socket, number: int) -> None:
         """Has the other end prove that it is the role, and then shares the memory of the blocks with it.
 
-        Whoever takes the socket's name when a role has died must get neither. Raises OSError and Stopped.
+        A process that has taken a dead role's name must not get the memory. Raises OSError and Stopped.
         """
         nonce = secrets.token_bytes(NONCE_BYTES)
         theirs, mine = knock_proofs(self._key, self.role, number, nonce)

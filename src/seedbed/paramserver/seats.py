@@ -14,7 +14,7 @@ from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
 BEAT_S = 5.0
-"""Seconds between two signs of life of who has a place."""
+"""Seconds between two signs of life of the learner that has a place."""
 GONE_S = 30.0
 """Seconds without a sign after which a place of another machine is free: it was shut down, or cut off."""
 _LOCK, _CLOCK = "seat.lock", "clock"
@@ -46,7 +46,7 @@ class Seat:
             self.locked = False
 
     def is_free(self, directory: Directory) -> bool:
-        """Returns whether nobody has the place: neither a command nor a learner that has lost its own."""
+        """Returns whether neither a command nor a learner, which may outlive its command, has the place."""
         if not self.locked:
             return False
         address = directory.find(f"learner-{self.number}")
@@ -99,10 +99,10 @@ def take_seat(
     tell: Callable[[str], None],
     stop: Callable[[], bool],
 ) -> Seat | None:
-    """Takes the place of this number, or if it is None, the first of `places` that nobody has.
+    """Takes the place of this number, or if it is None, the first of `places` that is free.
 
-    Waits until it is sure that those which seem to be taken are; returns None if `stop` returns True first.
-    Raises SeedbedError if there is no such place.
+    If all seem to be taken, it waits until each could have given a sign of life. Returns None if `stop`
+    returns True first. Raises SeedbedError if there is no such place, or none is free.
     """
     if number is not None and number not in places:
         raise SeedbedError(

@@ -252,7 +252,7 @@ class Server:
         except ConnectionError:
             self.end(handler, client)
         except Exception as error:
-            # What the role itself lacks, such as room on the disk, ends the role, but no stranger can.
+            # A failure of the role's own, such as a full disk, ends the role. A stranger can cause none.
             if client.known and isinstance(error, Broken | SeedbedError | OSError):
                 raise
             self._complaints.tell()

@@ -131,7 +131,7 @@ class Session:
         failure = failure or ended
         self._tell_notices()
         if failure is not None:
-            # Nobody could go on from a state that has diverged.
+            # A run could not go on from a state that has diverged.
             if not isinstance(failure, TakenOver | TrainingDiverged):
                 with _after(failure, self.view):
                     self._save_last()
