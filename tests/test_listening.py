@@ -283,6 +283,9 @@ def test_a_host_that_was_away_when_the_run_ended_ends_with_it(run_folder):
     listening_module.announce_end(run, "the run has ended after 7 steps")
     with pytest.raises(RunFinished, match="the run has ended after 7 steps"):
         find()
+    key = credentials.ensure_credentials(run.listen)
+    away = host.Host(key, find, host.HostOptions(1), False, told.append)
+    assert away.run(lambda: False) == "the run has ended after 7 steps" and told == []
     # One that comes later waits for the run to be resumed.
     late = command._Published(address, False, told.append)
     assert late() == [] and late() == []
