@@ -6,31 +6,49 @@ import argparse
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from seedbed.paramserver import command
+from seedbed.actors.waiting import await_run
+from seedbed.paramserver import command, seats
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.starting import FULL
 from seedbed.types import SeedbedError
+
+OPTIONS = {"learners": 3, "remote_learners": 2}
+PLACES = range(1, 3)
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run with one learner of its own and two of other machines."""
+    (tmp_path / "config.json").write_text(json.dumps({"name": "x", "paramserver": OPTIONS}))
     (tmp_path / "roles").mkdir()
-    job = {"config": {"learners": 3, "remote_learners": 2}}
-    (tmp_path / "roles" / "job.json").write_text(json.dumps(job))
+    (tmp_path / "roles" / "job.json").write_text(json.dumps({"config": OPTIONS}))
     return tmp_path
 
 
-def test_learners_that_start_together_take_different_places(run):
-    seats = [command.take_seat(run, None) for _ in range(2)]
-    assert [seat.number for seat in seats] == [1, 2]
+def take(run: Path, number: int | None = None, places: range = PLACES) -> seats.Seat:
+    seat = seats.take_seat(run, places, number, lambda text: None, lambda: False)
+    assert seat is not None
+    return seat
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Who takes a place does not wait for signs of life."""
+    monkeypatch.setattr(seats, "GONE_S", 0.0)
+    monkeypatch.setattr(seats, "BEAT_S", -1.0)
+
+
+def test_learners_that_start_together_take_different_places(run, impatient):
+    taken = [take(run) for _ in range(2)]
+    assert [seat.number for seat in taken] == [1, 2]
     with pytest.raises(SeedbedError, match="all 2 places for learners of other machines are taken"):
-        command.take_seat(run, None)
-    seats[0].release()
-    assert command.take_seat(run, None).number == 1
+        take(run)
+    taken[0].release()
+    assert take(run).number == 1
 
 
 def test_a_place_is_taken_while_its_learner_lives(run):
@@ -40,11 +58,85 @@ def test_a_place_is_taken_while_its_learner_lives(run):
         directory.take_number(f"learner-{each}")
     directory.announce("learner-1", Address(1, os.getpid(), this_machine(), "name", ()))
     directory.announce("learner-2", Address(1, 1 << 22, "another", "name", ()))
-    with pytest.raises(SeedbedError, match="taken: name the one of a machine that is gone"):
-        command.take_seat(run, None)
-    assert command.take_seat(run, 2).number == 2
+    waiting: list[str] = []
+    # It is told once that it waits, and waits until it is stopped.
+    stop = lambda: len(waiting) > 0  # noqa: E731
+    assert seats.take_seat(run, PLACES, None, waiting.append, stop) is None
+    assert waiting == ["all places seem to be taken: waiting 30 s for a sign of life from each"]
+    assert take(run, 2).number == 2
     with pytest.raises(SeedbedError, match="this run has places from 1 to 2"):
-        command.take_seat(run, 0)
+        take(run, 0)
+
+
+def age(path: Path, seconds: float) -> None:
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_place_of_a_machine_that_was_shut_down_is_free(run, told):
+    """As after a reboot, or on another node: `this_machine` is another then."""
+    directory, folder = Directory(run), run / "roles" / "learner-1"
+    directory.take_number("learner-1")
+    if told:
+        directory.announce("learner-1", Address(1, os.getpid(), "another", "name", ()))
+    (folder / "seat.lock").write_text("another")
+    seat, places = seats.Seat(run, 1), range(1, 2)
+    assert not seat.is_free(directory)
+    seat.release()
+    for path in [folder / "seat.lock", *([folder / "address.json"] if told else [])]:
+        age(path, seats.GONE_S + 1)
+    if told:
+        # Its learner has outlived its command.
+        seats.beat(run, 1)
+        seat = seats.Seat(run, 1)
+        assert not seat.is_free(directory)
+        seat.release()
+        age(folder / "seat.lock", seats.GONE_S + 1)
+    seat = take(run, places=places)
+    assert seat.number == 1 and (folder / "seat.lock").read_text() == this_machine()
+    # Whose place it is now gives a sign.
+    age(folder / "seat.lock", seats.GONE_S + 1)
+    seat.beat()
+    assert (folder / "seat.lock").stat().st_mtime > (run / "roles" / "clock").stat().st_mtime - 5
+
+
+def test_learners_wait_for_a_run_that_has_not_begun(tmp_path):
+    said: list[str] = []
+    run = tmp_path / "runs" / "new"
+    job = {"config": OPTIONS}
+    steps = [
+        lambda: run.mkdir(parents=True),
+        lambda: (run / "config.json").write_text(json.dumps({"paramserver": OPTIONS})),
+        lambda: (run / "roles").mkdir() or (run / "roles" / "job.json").write_text(json.dumps(job)),
+    ]
+
+    def tell(text: str) -> None:
+        said.append(text.rpartition(": ")[2])
+        steps.pop(0)()
+
+    assert await_run(run, command._missing, 30.0, tell, lambda: False)
+    assert said == [
+        "there is no such folder",
+        "it has no config.json",
+        "its coordinator has not divided it yet",
+    ]
+    assert command._places(run) == PLACES
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"central": {"listen": ""}}, "has --runtime central, which has one learner"),
+        ({"paramserver": {"remote_learners": 0}}, "takes no learners of other machines"),
+        ({"paramserver": OPTIONS}, "did not begin within 0 s .its coordinator has not divided it"),
+        ({"unknown": {}}, "did not begin within 0 s .config.json cannot be read"),
+    ],
+)
+def test_a_learner_that_cannot_join_is_told_why(tmp_path, config, text):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SeedbedError, match=text):
+        await_run(tmp_path, command._missing, 0.0, lambda text: None, lambda: False)
 
 
 def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
@@ -62,7 +154,7 @@ def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatc
     statuses = [FULL] * 7 + [0]
 
     class Child:
-        def wait(self) -> int:
+        def wait(self, timeout: float) -> int:
             return statuses.pop(0)
 
     monkeypatch.setattr(command, "start_role", lambda *_: Child())
@@ -70,7 +162,7 @@ def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatc
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     said: list[str] = []
     try:
-        end = command.serve(argparse.Namespace(run=run, seat=None), said.append)
+        end = command.serve(argparse.Namespace(run=run, seat=None, give_up_after=5.0), said.append)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

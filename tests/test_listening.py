@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,8 @@ import pytest
 
 from seedbed.actors import command, credentials, host
 from seedbed.actors.host import _require_allowed
+from seedbed.actors.link import RunFinished
+from seedbed.actors.waiting import await_run
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central import listening as listening_module
@@ -115,6 +118,7 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     assert "lost the learner" in said and "the run has ended after" in said
     assert newest + 1000 <= lines(run_folder)[-1]["env_steps"] <= newest + 1100
     second = json.loads((run_folder / "listen" / "address.json").read_text())
+    assert second.pop("ended").startswith("the run has ended after")
     assert second == {**first, "term": 2}, "the port is the old one"
 
 
@@ -210,22 +214,101 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("nowhere", "neither the folder of a run nor HOST:PORT"),
+        ("nowhere --give-up-after 1e-3", "did not begin within 0.001 s (there is no such folder)"),
+        ("{tmp} --give-up-after 1e-3", "did not begin within 0.001 s (it has no config.json)"),
+        ("nowhere --give-up-after -1", "--give-up-after is -1.0"),
+        ("nowhere --give-up-after nan", "--give-up-after is nan"),
         ("host:99999", "neither the folder of a run nor HOST:PORT"),
         ("host:4711", "an address needs the run's key"),
         ("host:4711 --key {tmp}/missing", "cannot be read: No such file"),
         ("host:4711 --key {tmp}/junk", "is not the key of a run"),
         ("host:4711 --insecure --key {tmp}/junk", "--insecure is for a learner on this machine"),
-        ("{tmp}", "does not listen: start it with seedbed train"),
+        ("{tmp}/silent", "does not listen: start it with seedbed train"),
+        ("{tmp}/gorila", "has --runtime paramserver, whose learners have actors of their own"),
         ("{tmp} --processes -1", "--processes is -1"),
         ("", "required"),
     ],
 )
-def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, arguments, text):
+def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, request, arguments, text):
     (tmp_path / "junk").write_text("{}")
+    runs = {"silent": {"central": {"listen": ""}}, "gorila": {"paramserver": {"listen": ":0"}}}
+    for name, config in runs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in handlers.items():
+        request.addfinalizer(functools.partial(signal.signal, number, handler))
     assert main(["actor", *shlex.split(arguments.format(tmp=tmp_path))]) in (1, 2)
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+
+
+def test_actors_wait_for_a_run_that_has_not_begun(tmp_path):
+    run, said = tmp_path / "runs" / "new", []
+    steps = [
+        lambda: run.mkdir(parents=True),
+        lambda: (run / "config.json").write_text(json.dumps({"central": {"listen": ":0"}})),
+        lambda: credentials.ensure_credentials(run / "listen"),
+    ]
+
+    def tell(text: str) -> None:
+        said.append(text)
+        steps.pop(0)()
+
+    assert await_run(run, command._missing, 30.0, tell, lambda: False)
+    lacks = ("there is no such folder", "it has no config.json", "it has no listen/actor.key")
+    assert said == [f"waiting for the run {run} to begin: {each}" for each in lacks]
+    assert not await_run(run / "x", command._missing, 30.0, said.append, lambda: len(said) > 3)
+
+
+def test_a_run_begins_in_a_folder_with_its_key_and_a_failed_start_leaves_that(run_folder):
+    run_folder.mkdir()
+    key = credentials.ensure_credentials(run_folder / "listen")
+    run = RunFolder.create(run_folder)
+    run.write_config({})
+    run.discard_untrained()
+    assert [path.name for path in run_folder.iterdir()] == ["listen"]
+    assert credentials.ensure_credentials(run_folder / "listen") == key
+    RunFolder.create(run_folder).close()
+
+
+def test_a_host_that_was_away_when_the_run_ended_ends_with_it(run_folder):
+    run, told = RunFolder.create(run_folder), []
+    credentials.ensure_credentials(run.listen)
+    address = run.listen / credentials.ADDRESS
+    content = {"term": run.term, "addresses": ["127.0.0.1:9"], "insecure": False}
+    address.write_text(json.dumps(content))
+    find = command._Published(address, False, told.append)
+    assert find() == [("127.0.0.1", 9)]
+    listening_module.announce_end(run, "the run has ended after 7 steps")
+    with pytest.raises(RunFinished, match="the run has ended after 7 steps"):
+        find()
+    key = credentials.ensure_credentials(run.listen)
+    away = host.Host(key, find, host.HostOptions(1), False, told.append)
+    assert away.run(lambda: False) == "the run has ended after 7 steps" and told == []
+    # One that comes later waits for the run to be resumed.
+    late = command._Published(address, False, told.append)
+    assert late() == [] and late() == []
+    assert told == ["the run has ended after 7 steps: waiting for its next start, with --resume"]
+    address.write_text(json.dumps({**content, "term": 2}))
+    assert late() == [("127.0.0.1", 9)]
+    # A learner of an earlier term does not end the run of the next.
+    listening_module.announce_end(run, "the run has ended")
+    assert late() == [("127.0.0.1", 9)]
+    run.close()
+
+
+def test_a_host_gives_up_when_there_is_no_learner_for_long(tmp_path):
+    key = credentials.ensure_credentials(tmp_path / "listen")
+    options = host.HostOptions(1, give_up_after_s=0.0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        where = nobody.getsockname()
+        waiting = host.Host(key, lambda: [where], options, False, lambda text: None)
+        with pytest.raises(
+            SeedbedError, match="no learner for 0 s .*its run has ended, or is else"
+        ):
+            waiting.run(lambda: False)
 
 
 @pytest.mark.parametrize(

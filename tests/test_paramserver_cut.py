@@ -83,7 +83,12 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "roles_of", lambda *_: roles)
     made = Cluster(shards.job, tmp_path, None)
     wait_for(lambda: all(each.report for each in made.all))
+    # They learn from the first cut on.
+    assert all(each.pausing for each in learners)
+    assert made.cut() is not None
     wait_for(lambda: not any(each.pausing for each in learners))
+    for each in learners:
+        each.pauses = 0
     yield made, learners
     for each in learners:
         each.hang.clear()

@@ -30,6 +30,7 @@ from seedbed.paramserver.messages import Message
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.server import Client
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from test_paramserver_run import gone, wait_for
 
@@ -222,3 +223,23 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
     assert keeper.failure is None and not failures and keeper.restarts == 0
     (notice,) = keeper.take_notices()
     assert notice.startswith("replay-0 cannot be started, as the disk of")
+
+
+DIVERGED = """
+from seedbed.paramserver.role import run_role
+from seedbed.run.update import TrainingDiverged
+
+def make():
+    raise TrainingDiverged("the loss is nan")
+
+run_role(make)
+"""
+
+
+def test_a_role_that_has_met_what_is_not_finite_is_not_started_again(tmp_path, keep, monkeypatch):
+    (tmp_path / "diverged.py").write_text(DIVERGED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keeper = keep("diverged")
+    wait_for(lambda: keeper.failure)
+    assert isinstance(keeper.failure, TrainingDiverged) and str(keeper.failure) == "the loss is nan"
+    assert keeper.restarts == 0

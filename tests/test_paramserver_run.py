@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from seedbed.replay.host.replay import HostReplay
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 from test_central import View, counting_env, importable  # noqa: F401  a fixture
 
@@ -336,6 +338,17 @@ def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_pa
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
     with pytest.raises(SeedbedError, match="is nan at learner step"):
         train(tmp_path / "run", agent=CountingReplayAgent(poison_after=20))
+
+
+@pytest.mark.slow
+def test_a_run_that_has_diverged_goes_on_from_its_last_checkpoint(tmp_path):
+    agent = Dqn(hidden_sizes=(8,), min_size=100, capacity=1000, batch=16, learning_rate=1e30)
+    options = {"env": GymEnv("CartPole-v1"), "checkpoint_every_s": 1000.0}
+    with pytest.raises(TrainingDiverged, match="is not finite at learner step"):
+        train(tmp_path / "run", agent=agent, **options)
+    agent = dataclasses.replace(agent, learning_rate=1e-3)
+    summary = train(tmp_path / "run", agent=agent, resume=True, steps=1500, **options)
+    assert summary["learner_steps"] > 10 and np.isfinite(summary["loss/total"])
 
 
 def test_metrics_name_the_load_and_staleness(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from seedbed.actors import host, ingest, link, reception, wire
+from seedbed.actors import admission, host, ingest, link, reception, wire
 from seedbed.actors.lives import KEPT_S, Act, ActorEnd, Arrival, Begin, LearnerEnd
 from seedbed.actors.slots import slot_layout
 from seedbed.actors.wire import Kind, ProtocolError, StepCodec
@@ -354,7 +354,7 @@ def test_the_document_tells_the_times_and_bounds_of_the_code() -> None:
     rows = re.findall(r"^\| [^|]+ \| (?:at most )?(\d+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert reception.SILENCE_S == link.SILENCE_S and ingest._BEAT_S == host._BEAT_S
     times = (
-        reception.HELLO_S,
+        admission.HELLO_S,
         link.PATIENCE_S,
         ingest._BEAT_S,
         link.SILENCE_S,
@@ -364,9 +364,9 @@ def test_the_document_tells_the_times_and_bounds_of_the_code() -> None:
     assert [float(row) for row in rows] == list(times)
     text = " ".join(DOCUMENT.read_text().split())
     assert f"{wire.HELLO_BYTES // 1024} KiB of memory" in text
-    assert f"At most {ingest._MOST_STRANGERS} such clients" in text
+    assert f"At most {admission.MOST_STRANGERS} such clients" in text
     assert f"at most {reception.MOST_WAITING} are kept besides two for each group" in text
-    assert f"and {ingest._NEW_A_SECOND:.0f} a second are let in" in text
+    assert f"and {admission.NEW_A_SECOND:.0f} a second are let in" in text
 
 
 def test_the_document_names_every_message() -> None:

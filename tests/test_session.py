@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import threading
 import types
 
+import numpy as np
 import pytest
 
-from seedbed.run.session import _after, _Interval
+from seedbed.run.checkpoint_helper import list_steps
+from seedbed.run.folder import RunFolder
+from seedbed.run.runtime import Progress, Snapshot
+from seedbed.run.session import Session, _after, _Interval
 from seedbed.run.signals import stopping_signals
-from seedbed.types import SeedbedError
+from seedbed.run.update import TrainingDiverged
+from seedbed.types import LearnerState, SeedbedError
 
 
 class View:
@@ -98,3 +104,62 @@ def test_rates_are_of_the_time_since_the_line_before(monkeypatch):
         found.append(interval.read())
     assert found == [(5.0, {"x": 1}), (10.0, {"x": 2}), (0.0, {"x": 3}), (20.0, {"x": 4})]
     assert passed == [20.0, 20.0, 20.0, 10.0]
+
+
+class Diverging:
+    """A runtime whose third snapshot, and all after it, is not finite."""
+
+    options = types.SimpleNamespace(
+        steps=100, evaluate_every=0, log_every_s=60.0, checkpoint_every_s=1e-6, keep_checkpoints=3
+    )
+    frame_skip = 1
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def request_snapshot(self) -> None: ...
+
+    def save_beside(self, step, settle) -> None: ...
+
+    def advance(self) -> bool:
+        return self.taken < 5
+
+    def join(self) -> None:
+        return None
+
+    def progress(self) -> Progress:
+        return Progress(self.taken, self.taken, self.taken)
+
+    def meter(self):
+        return types.SimpleNamespace(read=lambda passed_s: {})
+
+    def take_snapshot(self) -> Snapshot:
+        self.taken += 1
+        weights = np.full(3, np.nan if self.taken > 2 else 1.0, np.float32)
+        state = LearnerState({"w": weights}, (), (), np.int32(self.taken), np.float32(0))
+        return Snapshot(self.taken, state, {}, self.taken)
+
+    last_snapshot = take_snapshot
+
+    def take_notices(self) -> list[str]:
+        return []
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def test_no_checkpoint_holds_what_is_not_finite(run_folder):
+    run, runtime = RunFolder.create(run_folder), Diverging()
+    text = r"at learner step 3 \(params.w\): it is not saved"
+    with (
+        contextlib.closing(run),
+        Session(run, View()) as session,
+        pytest.raises(TrainingDiverged, match=text),
+    ):
+        session.train(runtime)  # type: ignore[arg-type]
+    assert runtime.taken == 3, "the state is not asked for again"
+    assert list_steps(run.checkpoints) == [1, 2]

@@ -18,6 +18,7 @@ from scipy import stats
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
+from seedbed.actors.wire import ProtocolError
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
@@ -29,12 +30,14 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
+from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
-from seedbed.paramserver.replay_shard import ReplayShard
+from seedbed.paramserver.replay_shard import ReplayShard, priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import Role
 from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.shard import LEARNER
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.runtime import Start
@@ -240,6 +243,35 @@ def _next(replay):
     (batch,) = replay.take(10.0)
     replay.learned(0, ())
     return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "priority"),
+    [
+        (Kind.APPEND, {"first": 1, "rows": [], "ends": [-1]}, None),
+        (Kind.APPEND, {"first": 1, "rows": [], "ends": [1 << 40]}, None),
+        (Kind.APPEND, {"first": 1, "rows": [[True, True]], "ends": []}, None),
+        (Kind.APPEND, {"first": -1, "rows": [], "ends": []}, None),
+        (Kind.APPEND, {"first": 1, "rows": [[0, True]], "ends": []}, None),
+        (Kind.DRAW, {"tag": 1, "count": 1.5}, None),
+        (Kind.PRIORITIES, {"count": 1 << 40}, 1.0),
+        (Kind.PRIORITIES, {"count": 1}, float("nan")),
+        (Kind.SAVE, {"name": "x", "keep": None}, None),
+    ],
+)
+def test_a_message_that_cannot_be_is_refused(shards, kind, fields, priority):
+    run = shards(replay_shards=1)
+    block = b"x"
+    if priority is not None:
+        layout = priorities_layout(1)
+        array = np.empty(layout.size, np.uint8)
+        layout.write([np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([priority])], array)
+        block = array.tobytes()
+    work, client = run.works[0], types.SimpleNamespace(role=LEARNER, number=1)
+    client.connection = types.SimpleNamespace(limit=0)
+    work.greet(client, {"role": LEARNER, "number": 1})  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        work.take(client, Message(kind, fields, memoryview(block)))  # type: ignore[arg-type]
 
 
 def test_when_a_shard_dies_the_others_go_on_and_nothing_saved_is_lost(shards):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.credentials import ensure_credentials
+from seedbed.actors.wire import ProtocolError
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
@@ -26,15 +28,17 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
-from seedbed.paramserver.messages import Kind
+from seedbed.paramserver.messages import Blocks, Kind, Message
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
-from seedbed.paramserver.role import COORDINATOR, FATAL, Role, run_role
+from seedbed.paramserver.role import COORDINATOR, DIVERGED, FATAL, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
-from seedbed.paramserver.shard import ParameterShard, role_of
+from seedbed.paramserver.shard import LEARNER, ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
+from seedbed.run.leaves import not_finite
 from seedbed.run.stacking import FrameTrajectory
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind
 from test_learning import SPEC as RECORDED
 from test_learning import record
@@ -239,6 +243,83 @@ def test_a_shard_that_ends_goes_on_from_its_save_and_learners_wait_for_it(shards
         assert {number: books.ended for number, books in ledger.books.items()} == {1: 5, 2: 3}
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_not_sent(shards, value):
+    run = shards(Dqn(hidden_sizes=(8,)), 2)
+    updater = run.learner(1)
+    grads = noise(run.job.plan.gradient, 0)
+    last = jax.tree.leaves(grads)[-1]
+    broken = jax.tree.map(lambda x: x.at[..., -1].set(value) if x is last else x, grads)
+    with pytest.raises(TrainingDiverged, match="is not finite at learner step 1: training stopped"):
+        updater.push(broken, Output({}, jnp.float32(8)))
+    assert updater.sent == 0
+    # Large numbers are, also where their sum is not.
+    assert not_finite({"grads": np.full(8, 3e38, np.float32)}) is None
+
+
+def test_a_gradient_that_is_not_finite_is_discarded_where_it_arrives(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 2)
+    updater, output = run.learner(1), Output({}, jnp.float32(8))
+    before = updater.pull()
+    grads = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), run.job.plan.gradient)
+    for number, shard in enumerate(updater._shards):
+        # As a learner without the check sends it.
+        shard.push(run.job.plan.division.part(grads, number), 0.0, 8.0)
+    updater.settle()
+    assert updater.books == [Books(discarded=1)] * 2
+    updater.push(noise(run.job.plan.gradient, 0), output)
+    after = updater.pull()
+    assert updater.books == [Books(applied=1, discarded=1)] * 2
+    assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(after.params)])).all()
+    assert int(before.updates) == 0 and int(after.updates) == 1
+    report = run.works[0].report()
+    assert report["not_finite"] == 1
+    assert report["notices"] == ["1 gradients were not finite so far, and were discarded"]
+    assert run.works[0].report()["notices"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Kind.PULL, {"have": [0], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, -1], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, True], "tally": [0, 0, 0]}),
+        (Kind.PULL, {"have": [0, 0], "tally": [0, 0.5, 0]}),
+        (Kind.PUSH, {"push": 1, "base": [0, 0], "progress": "0", "weight": 1.0}),
+        (Kind.PUSH, {"push": True, "base": [0, 0], "progress": 0.0, "weight": 1.0}),
+        (Kind.PUSH, {"push": 1, "base": [[], {}], "progress": 0.0, "weight": 1.0}),
+    ],
+)
+def test_a_message_that_cannot_be_changes_nothing(shards, kind, fields):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    work = run.works[0]
+    blocks = Blocks(work.layout.up_bytes, work.layout.down_bytes)
+    blocks.shared = True  # the gradient is in place
+    client = types.SimpleNamespace(role=LEARNER, number=1, blocks=blocks)
+    before = work.books()
+    with pytest.raises(ProtocolError):
+        work.take(client, Message(kind, fields, memoryview(b"")))  # type: ignore[arg-type]
+    assert work.books() == before
+
+
+def test_a_shard_does_not_save_what_is_not_finite(shards):
+    run = shards(Dqn(hidden_sizes=(8,)), 1)
+    work, path = run.works[0], run.directory.path / role_of(0) / NAME
+    before = path.read_bytes()
+    state = work._state
+    work._state = state._replace(
+        optimizer_state=jax.tree.map(lambda x: x + jnp.asarray(jnp.inf, x.dtype), state.params)
+    )
+    with pytest.raises(TrainingDiverged, match=r"\(optimizer_state.*: it is not saved"):
+        work._save(0.0)
+    # Nor does the coordinator get it for a checkpoint.
+    coordinator = types.SimpleNamespace(role=COORDINATOR, blocks=object())
+    with pytest.raises(TrainingDiverged, match="it is not saved"):
+        work.take(coordinator, Message(Kind.STATE, {}, memoryview(b"")))  # type: ignore[arg-type]
+    work._state = state
+    assert path.read_bytes() == before
+
+
 def test_a_learner_that_was_closed_goes_on(shards):
     run = shards(Dqn(hidden_sizes=(8,)), 2)
     updater, output = run.learner(1), Output({}, jnp.float32(8))
@@ -276,7 +357,7 @@ def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, m
 
     with pytest.raises(SystemExit) as ended:
         run_role(make)
-    assert ended.value.code not in (0, FATAL)
+    assert ended.value.code not in (0, FATAL, DIVERGED)
 
 
 def test_a_learner_of_an_earlier_session_goes_on_under_another_number(shards, tmp_path):

@@ -21,7 +21,7 @@ import pytest
 
 from seedbed.actors import child, credentials
 from seedbed.actors.connection import Connection
-from seedbed.actors.link import Identity, Link
+from seedbed.actors.link import CONNECT_S, PATIENCE_S, Identity, Link
 from seedbed.actors.local import local_pool
 from seedbed.actors.names import Names
 from seedbed.actors.process import Launcher
@@ -381,6 +381,30 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         server.close()
         for each in filling:
             each.close()
+
+
+def test_an_address_that_does_not_answer_is_given_up_soon_if_there_are_others(tmp_path) -> None:
+    key = credentials.ensure_credentials(tmp_path / "listen")
+    identity = Identity(key=key, context=None, version="0", instance="a" * 32)
+    with socket.socket() as full, socket.create_server(("127.0.0.1", 0)) as other:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        where = [full.getsockname(), other.getsockname()]
+        with socket.create_connection(where[0]):
+            alone, among = (
+                Link(identity, 0, lambda given=given: given) for given in (where[:1], where)
+            )
+            for link in (alone, among):
+                link.connect()
+                assert link.connection is not None and list(link.connection.receive()) == []
+            assert (alone.patience_s, among.patience_s) == (PATIENCE_S, CONNECT_S)
+            # What has answered may have many others to answer, too.
+            among.drop("no answer")
+            among.connect()
+            assert among.connection is not None and list(among.connection.receive()) == []
+            assert among.patience_s == PATIENCE_S
+            for link in (alone, among):
+                link.drop("")
 
 
 def test_a_name_server_that_is_slow_keeps_no_stream_waiting(tmp_path, monkeypatch) -> None:

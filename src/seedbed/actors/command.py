@@ -9,13 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from seedbed.actors.credentials import ADDRESS, FOLDER, KEY, ActorKey
+from seedbed.actors.credentials import ADDRESS, ENDED, FOLDER, KEY, ActorKey
 from seedbed.actors.host import Host, HostOptions
+from seedbed.actors.link import RunFinished
+from seedbed.actors.waiting import await_run, read_runtime, require_limit
+from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.machine import require_linux, usable_cores
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
-Ends when the run ends; until then it looks for the learner again whenever it loses it. Needs no JAX."""
+Waits for a run that has not begun. Ends when the run ends; until then it looks for the learner again whenever
+it loses it. Needs no JAX."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -53,6 +57,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="plaintext, for a run with --insecure on this machine",
     )
+    declare_waiting(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -60,17 +65,17 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     """Serves the learner until its run ends or a signal comes; returns how it ended.
 
     Call from the main thread. Raises SeedbedError if the options cannot be, if the learner refuses this
-    actor, or if its environments cannot work.
+    actor, if its environments cannot work, or if there was no learner for longer than --give-up-after.
     """
     require_linux("seedbed actor", "start it on a Linux machine")
     for name in ("processes", "envs"):
         if getattr(given, name) < 0:
             raise SeedbedError(f"--{name} is {getattr(given, name)}: it must be 0 or more")
-    key, addresses = _find(given, tell)
     options = HostOptions(
         processes=given.processes or max(1, int(usable_cores())),
         envs=given.envs,
         allow=tuple(given.allow),
+        give_up_after_s=require_limit(given),
     )
     stopped: list[int] = []
 
@@ -81,22 +86,26 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
-    host = Host(key, addresses, options, given.insecure, tell)
+    found = _find(given, options.give_up_after_s, tell, lambda: bool(stopped))
+    if found is None:
+        return "stopped"
+    host = Host(*found, options, given.insecure, tell)
     tell(f"looking for the learner of {given.where}")
     return host.run(lambda: bool(stopped))
 
 
 def _find(
-    given: argparse.Namespace, tell: Callable[[str], None]
-) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]]:
-    """Returns the key, and a function that returns where the learner may be."""
+    given: argparse.Namespace,
+    limit_s: float,
+    tell: Callable[[str], None],
+    stop: Callable[[], bool],
+) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]] | None:
+    """Returns the key, and a function that returns where the learner may be; None if `stop` returns True."""
     folder = Path(given.where)
-    if folder.is_dir():
+    if folder.is_dir() or ":" not in given.where:
+        if not await_run(folder, _missing, limit_s, tell, stop):
+            return None
         listening = folder / FOLDER
-        if not listening.is_dir():
-            raise SeedbedError(
-                f"the run {folder} does not listen: start it with seedbed train ... --listen HOST:PORT"
-            )
         key = ActorKey.read(given.key or listening / KEY)
         return key, _Published(listening / ADDRESS, given.insecure, tell)
     host, colon, port = given.where.rpartition(":")
@@ -113,6 +122,27 @@ def _find(
     return ActorKey.read(given.key), lambda: [address]
 
 
+def _missing(run: Path) -> str:
+    """Returns what keeps actors from joining a run that has not begun, "" if nothing does.
+
+    Raises SeedbedError if no actor can join the run.
+    """
+    found = read_runtime(run)
+    if isinstance(found, str):
+        return found
+    runtime, options = found
+    if runtime == "paramserver":
+        raise SeedbedError(
+            f"the run {run} has --runtime paramserver, whose learners have actors of their own: no actor can "
+            "join it, but learners can, with seedbed learner"
+        )
+    if not options.get("listen"):
+        raise SeedbedError(
+            f"the run {run} does not listen: start it with seedbed train ... --listen HOST:PORT"
+        )
+    return "" if (run / FOLDER / KEY).exists() else f"it has no {FOLDER}/{KEY}"
+
+
 class _Published:
     """The addresses that the run's newest learner has written to its folder. For one thread."""
 
@@ -124,7 +154,8 @@ class _Published:
     def __call__(self) -> list[tuple[str, int]]:
         """Returns them; without the file those that it had last, and none if there never was one.
 
-        Raises SeedbedError if the streams are not what the options say.
+        Raises SeedbedError if the streams are not what the options say, and RunFinished if the run has ended
+        since it was there. A run that had ended before may be resumed.
         """
         try:
             content = json.loads(self._path.read_text())
@@ -132,10 +163,15 @@ class _Published:
             found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
             if not all(host and 0 < port < 1 << 16 for host, port in found):
                 raise ValueError(f"{content['addresses']} are no addresses")
-            plaintext = bool(content["insecure"])
+            plaintext, ended = bool(content["insecure"]), content.get(ENDED)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._miss(error)
             return self._known
+        if ended is not None:
+            if self._known:
+                raise RunFinished(str(ended))
+            self._tell_once(f"{ended}: waiting for its next start, with --resume")
+            return []
         if plaintext != self._insecure:
             raise SeedbedError(
                 "the run's streams are plaintext: add --insecure"
@@ -150,16 +186,23 @@ class _Published:
     def _miss(self, error: Exception) -> None:
         """Tells once that the folder is gone, or that the file was there and cannot be read any more."""
         gone = not self._path.parent.is_dir()
-        if self._missed or not (gone or self._known):
+        if not (gone or self._known):
             return
-        self._missed = True
         what = (
             f"{self._path.parent} is gone: it was removed, or the run ended before it had saved anything"
             if gone
             else f"{self._path} cannot be read ({error})"
         )
         where = ", ".join(f"{host}:{port}" for host, port in self._known)
-        self._tell(f"{what}; still looking for its learner" + (f" at {where}" if where else ""))
+        self._tell_once(
+            f"{what}; still looking for its learner" + (f" at {where}" if where else "")
+        )
+
+    def _tell_once(self, text: str) -> None:
+        """Tells something, unless the user knows already that there is no address to go by."""
+        if not self._missed:
+            self._missed = True
+            self._tell(text)
 
 
 def _require_loopback(host: str, insecure: bool) -> None:

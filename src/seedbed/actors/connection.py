@@ -78,6 +78,11 @@ class Connection(Generic[KindT]):
         return not self._unsent
 
     @property
+    def connected(self) -> bool:
+        """Whether the other end's machine has answered."""
+        return self._connected
+
+    @property
     def encrypted(self) -> bool:
         """Whether the handshake of TLS is done; also True in plaintext."""
         return self._shaken

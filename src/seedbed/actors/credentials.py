@@ -24,6 +24,8 @@ NAME = "seedbed"
 FOLDER = "listen"
 """The folder, in a run's, of what actors need; `KEY` is the file to take to another machine."""
 KEY, PRIVATE, ADDRESS = "actor.key", "private.pem", "address.json"
+ENDED = "ended"
+"""The field of `ADDRESS` that says that the run has ended, and how."""
 _YEARS = 20
 _SECRET_BYTES = 32
 
@@ -51,7 +53,11 @@ class ActorKey:
     def proof(self, nonce: bytes, term: int, hello: dict[str, Any]) -> str:
         """Returns the proof, in hexadecimal, that a `HELLO` with these fields answers this nonce and term."""
         said = json.dumps([term, hello], sort_keys=True).encode()
-        return hmac.new(self.secret, b"seedbed actor\0" + nonce + said, hashlib.sha256).hexdigest()
+        return self.sign(b"seedbed actor", nonce + said).hex()
+
+    def sign(self, purpose: bytes, data: bytes) -> bytes:
+        """Returns 32 bytes that only who knows the secret can make of some data; good for one purpose."""
+        return hmac.digest(self.secret, purpose + b"\0" + data, hashlib.sha256)
 
     def context(self) -> ssl.SSLContext:
         """Returns a TLS context for actors, which trusts the run's certificate and no other."""

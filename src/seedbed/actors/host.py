@@ -17,12 +17,13 @@ from typing import Any
 
 from seedbed import trees
 from seedbed.actors.credentials import ActorKey
-from seedbed.actors.link import PATIENCE_S, SILENCE_S, Identity, Link, Refusal, RunFinished, Stage
+from seedbed.actors.link import Identity, Link, Refusal, RunFinished, Stage
 from seedbed.actors.lives import Act
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import spec_to_json
+from seedbed.actors.waiting import GIVE_UP_S
 from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, beat_frame, frame, json_frame
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.contract import HostEnvConfig
@@ -43,6 +44,7 @@ class HostOptions:
     processes: int  # actor processes
     envs: int = 0  # environments of a process; 0 is two groups of the learner's size
     allow: tuple[str, ...] = ()  # modules whose environments may be made
+    give_up_after_s: float = GIVE_UP_S  # without a learner
 
 
 class _Group:
@@ -84,11 +86,13 @@ class Host:
         self._codec: StepCodec | None = None
         self._next_beat_s, self._next_tell_s = 0.0, time.monotonic() + _TELL_S
         self._connected, self._waiting = False, 0
+        self._found_s = time.monotonic()  # when there was a learner last
 
     def run(self, stop: Callable[[], bool]) -> str:
         """Serves the learner until its run ends or `stop` returns True; returns how it ended.
 
-        Raises SeedbedError if the learner refuses this host, or if the environments cannot work.
+        Raises SeedbedError if the learner refuses this host, if the environments cannot work, or if there
+        was no learner for too long.
         """
         try:
             while not stop():
@@ -273,7 +277,7 @@ class Host:
             link, connection = group.link, group.link.connection
             if connection is None:
                 continue
-            patience_s = PATIENCE_S if link.stage is Stage.CHALLENGE else SILENCE_S
+            patience_s = link.patience_s
             if now_s > connection.heard_s + patience_s:
                 self._drop(group, f"the learner gave no sign for {patience_s:.0f} s")
             elif link.stage not in (Stage.CHALLENGE, Stage.RETRY) and connection.idle:
@@ -292,7 +296,10 @@ class Host:
         self._tell_of_the_learner(now_s)
 
     def _tell_of_the_learner(self, now_s: float) -> None:
-        """Says when the learner is found, lost, or cannot be reached for long."""
+        """Says when the learner is found, lost, or cannot be reached for long.
+
+        Raises SeedbedError if it has been away for too long.
+        """
         streaming = sum(group.link.stage is Stage.STEPS for group in self._groups)
         if streaming and not self._connected:
             self._connected = True
@@ -306,10 +313,19 @@ class Host:
             self._tell(f"the run is full: {waiting} of {len(self._groups)} groups wait for a place")
         self._waiting = waiting
         making = any(group.link.stage in (Stage.SPEC, Stage.BEGIN) for group in self._groups)
-        if not (streaming or waiting or making) and now_s > self._next_tell_s:
+        if streaming or waiting or making:
+            self._found_s = now_s
+            return
+        # Each group may have tried another address.
+        errors = sorted({group.link.last_error for group in self._groups} - {""})
+        limit_s = self._options.give_up_after_s
+        if now_s > self._found_s + limit_s:
+            raise SeedbedError(
+                f"no learner for {limit_s:g} s ({'; '.join(errors) or 'connecting'}): its run has ended, or "
+                "is elsewhere; start the actor again, or let it wait longer with --give-up-after"
+            )
+        if now_s > self._next_tell_s:
             self._next_tell_s = now_s + _TELL_AGAIN_S
-            # Each group may have tried another address.
-            errors = sorted({group.link.last_error for group in self._groups} - {""})
             self._tell(f"no learner yet: {'; '.join(errors) or 'connecting'}")
 
     def _say_goodbye(self, text: str) -> None:

@@ -16,11 +16,11 @@ import select
 import signal
 import socket
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
+from seedbed.actors.admission import Complaints, Door
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import ActorKey, learner_context
 from seedbed.actors.reception import MOST_NOTES, Reception
@@ -30,10 +30,7 @@ from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
 from seedbed.machine import raise_descriptor_limit
 from seedbed.types import SeedbedError
 
-# Clients that have not proved themselves yet, and how many new ones are taken a second.
-_MOST_STRANGERS, _NEW_A_SECOND = 64, 200.0
 _BEAT_S = 1.0
-_BACKLOG = 1024
 # Seconds for which streams may end by themselves when the run has ended, so that FINISH arrives.
 _GRACE_S = 0.5
 
@@ -78,35 +75,33 @@ class Ingest:
         key = ActorKey.read(folder)
         self._context = None if job["insecure"] else learner_context(folder.parent)
         self._seats = Seats(job["lives"])
-        self._reception = Reception(job, key, self._seats)
         self._codec: StepCodec | None = None
         self._spec: dict[str, Any] = {}  # of the learner, once it has told it
         self._answered: dict[int, int] = {}  # seats by the descriptor of the doorbell of answers
         self._epoll = select.epoll()
         self._epoll.register(learner, select.EPOLLIN)
-        self._listener = _listen(job["host"], job["port"], job["former_port"])
-        self._listening = False
+        self._door = _listen(job["host"], job["port"], job["former_port"], self._epoll)
+        self._reception = Reception(job, key, self._seats, self._door)
+        self._complaints = Complaints()
         self._streams: dict[int, Connection[Kind]] = {}  # by descriptor
         self._events: dict[int, int] = {}  # that epoll waits for, by descriptor
-        self._allowance, self._allowed_s = _NEW_A_SECOND, time.monotonic()
         self._next_beat_s = 0.0
         self._finished, self._until_s = False, math.inf  # the run has ended; when this process ends
         self._present: list[int] = []
         # What the learner has not taken yet: the newest of each kind.
         self._untold: dict[str, bytes] = {}
         self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
-        self._tell(port=self._listener.getsockname()[1])
+        self._tell(port=self._door.port)
 
     def run(self) -> None:
         """Serves until the learner hangs up, and hosts have heard of the end; may raise ConnectionError."""
         while (now_s := time.monotonic()) < self._until_s:
             if self._until_s < math.inf and not self._streams:
                 return
-            self._open_or_close_the_door(now_s)
+            shut_s = self._door.tend(now_s)
             if now_s >= self._next_beat_s:
                 self._beat(now_s)
-            timeout_s = min(0.05 if not self._listening else 1.0, self._next_beat_s - now_s)
-            timeout_s = min(timeout_s, self._until_s - now_s)
+            timeout_s = min(shut_s, self._next_beat_s - now_s, self._until_s - now_s)
             for fd, events in self._epoll.poll(max(0.0, timeout_s)):
                 if fd in self._answered:
                     self._reply(self._answered[fd])
@@ -114,7 +109,7 @@ class Ingest:
                     self._serve(self._streams[fd], events)
                 elif fd == self._learner.fileno():
                     self._obey()
-                elif fd == self._listener.fileno():
+                elif fd == self._door.fileno():
                     self._accept()
             if self._seats.present is not self._present:
                 self._present = self._seats.present
@@ -128,34 +123,24 @@ class Ingest:
                 self._learner.send(self._untold[kind])
                 del self._untold[kind]
 
-    def _open_or_close_the_door(self, now_s: float) -> None:
-        """Lets new clients in as fast as their handshakes leave time for the streams."""
-        earned = (now_s - self._allowed_s) * _NEW_A_SECOND
-        self._allowance = min(_NEW_A_SECOND, self._allowance + earned)
-        self._allowed_s = now_s
-        room = self._allowance >= 1
-        if room and not self._listening:
-            self._epoll.register(self._listener, select.EPOLLIN)
-        elif self._listening and not room:
-            self._epoll.unregister(self._listener)
-        self._listening = room
-
     def _accept(self) -> None:
-        self._allowance -= 1
-        if self._reception.strangers >= _MOST_STRANGERS:
-            oldest = self._reception.oldest_stranger()
-            assert oldest is not None
-            self._end(oldest)
-        try:
-            stream, address = self._listener.accept()
-        except OSError:  # the client has gone, or there are too many descriptors
+        if (taken := self._door.accept()) is None:
             return
-        connection = Connection(stream, self._context, Kind, server=True)
+        stream, victim = taken
+        if victim is not None:
+            self._end(self._streams[victim])
+        fd = stream.fileno()
         try:
-            fd = connection.fileno()
+            address = stream.getpeername()[0]
+            connection = Connection(stream, self._context, Kind, server=True)
+        except OSError:  # it has gone
+            self._door.forget(fd)
+            stream.close()
+            return
+        try:
             self._streams[fd], self._events[fd] = connection, connection.events
             self._epoll.register(fd, connection.events)
-            self._reception.meet(connection, address[0])
+            self._reception.meet(connection, address)
             self._watch(connection)
         except (ConnectionError, OSError):
             self._end(connection)
@@ -179,8 +164,8 @@ class Ingest:
             self._end(connection)
         except Exception as error:
             # Whatever a client has found must end no stream but its own.
-            traceback.print_exc()
-            self._reception.note(f"a message of a stream could not be handled: {error!r}")
+            if self._complaints.tell():
+                self._reception.note(f"a message of a stream could not be handled: {error!r}")
             self._reception.refuse(connection, ProtocolError("the learner could not handle this"))
             self._watch(connection)
 
@@ -195,7 +180,10 @@ class Ingest:
     def _end(self, connection: Connection[Kind]) -> None:
         fd = connection.fileno()
         if self._streams.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            # It may not be registered, where the kernel refused that.
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+            self._door.forget(fd)
         self._reception.leave(connection)
         connection.close()
 
@@ -268,7 +256,7 @@ class Ingest:
             self._tell(notes=[*self._untold.get("notes", []), *notes][-MOST_NOTES:])
 
 
-def _listen(host: str, port: int, former_port: int) -> socket.socket:
+def _listen(host: str, port: int, former_port: int, epoll: select.epoll) -> Door:
     """Listens at a port, or at any if it is 0: at the one of the learner before, if that is free."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(
@@ -282,9 +270,7 @@ def _listen(host: str, port: int, former_port: int) -> socket.socket:
             if port:
                 raise
             listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-        return listener
+        return Door(listener, epoll)
     except OSError as error:
         raise SeedbedError(
             f"cannot listen at {host or '*'}:{port} ({error.strerror or error}): give another address with "

@@ -34,6 +34,8 @@ RETRY_S = 2.0
 """The most seconds between two tries to connect."""
 PATIENCE_S = 15.0
 """Seconds for which a connection may wait for its `CHALLENGE`."""
+CONNECT_S = 3.0
+"""Seconds for which an address may let a connection wait where there are others to try."""
 _FIRST_RETRY_S = 0.1
 
 
@@ -93,7 +95,16 @@ class Link:
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
         self._address = ("", 0)  # the newest that was tried
+        self._others = False  # whether there are other addresses than that
         self._turns: collections.Counter[tuple[str, int]] = collections.Counter()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds of silence after which the stream, which there is, is to be given up."""
+        if self.stage is not Stage.CHALLENGE:
+            return SILENCE_S
+        assert self.connection is not None
+        return CONNECT_S if self._others and not self.connection.connected else PATIENCE_S
 
     def connect(self) -> None:
         """Begins to connect to the next address, or to the first one after it that does not fail at once."""
@@ -105,7 +116,8 @@ class Link:
         errors = ["the run's folder names no address"] if not addresses else []
         for self._address in addresses:
             try:
-                stream = self._begin_to_connect(*self._address)
+                stream, others = self._begin_to_connect(*self._address)
+                self._others = others or len(addresses) > 1
                 self.connection = Connection(stream, self._identity.context, Kind, server=False)
                 self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
                 return
@@ -124,8 +136,11 @@ class Link:
         turn = self._tries // 2 % len(addresses)
         return addresses[turn:] + addresses[:turn]
 
-    def _begin_to_connect(self, host: str, port: int) -> socket.socket:
-        """Returns a socket that connects, or has done so; raises OSError."""
+    def _begin_to_connect(self, host: str, port: int) -> tuple[socket.socket, bool]:
+        """Returns a socket that connects, or has done so, and whether the name has other addresses.
+
+        Raises OSError.
+        """
         found = self._identity.names.find(host, port)
         # A name may have several addresses; each has its turn.
         family, kind, number, _, address = found[self._turns[host, port] % len(found)]
@@ -136,7 +151,7 @@ class Link:
         if code not in (0, errno.EINPROGRESS):
             stream.close()
             raise OSError(code, os.strerror(code))
-        return stream
+        return stream, len(found) > 1
 
     def take(self, kind: Kind, body: memoryview) -> Begin | None:
         """Takes a message of the handshake; returns a BEGIN.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.actors.actor import MESSAGE_BYTES
+from seedbed.actors.admission import Door
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import ActorKey
 from seedbed.actors.seats import Owner, Seat, Seats
@@ -36,8 +37,6 @@ from seedbed.actors.wire import (
 from seedbed.envs.host import registry, versions
 from seedbed.types import EnvSpec
 
-HELLO_S = 10.0
-"""Seconds that a client has for its `HELLO`."""
 SILENCE_S = 5.0
 """Seconds without a byte after which a stream is given up."""
 MOST_BYTES = 1 << 28
@@ -96,8 +95,9 @@ class _Host:
 class Reception:
     """All streams by connection, from the first byte on. For one thread."""
 
-    def __init__(self, job: dict[str, Any], key: ActorKey, seats: Seats) -> None:
-        self._job, self._key, self._seats = job, key, seats
+    def __init__(self, job: dict[str, Any], key: ActorKey, seats: Seats, door: Door) -> None:
+        """Takes the door through which new clients come."""
+        self._job, self._key, self._seats, self._door = job, key, seats, door
         self._versions = versions.of(registry.from_json(job["env"]))
         self._visitors: dict[Connection[Kind], _Visitor] = {}
         self._codec: StepCodec | None = None
@@ -106,7 +106,6 @@ class Reception:
         self._hosts: dict[str, _Host] = {}  # by instance
         self._ended: list[Connection[Kind]] = []
         self._notes: collections.deque[str] = collections.deque(maxlen=MOST_NOTES)
-        self.strangers = 0  # streams that have not proved themselves
         self.refused = self._reconnects = 0
         self._told_s: dict[str, float] = {}  # when the user was told of a refusal, by its code
         self._cpu_seconds = 0.0  # of all hosts, while they had seats
@@ -116,7 +115,6 @@ class Reception:
         """Begins with a new client; raises ConnectionError if it has gone."""
         visitor = _Visitor(connection, address, secrets.token_bytes(_NONCE_BYTES))
         self._visitors[connection] = visitor
-        self.strangers += 1
         connection.send(
             json_frame(
                 Kind.CHALLENGE,
@@ -171,9 +169,9 @@ class Reception:
         with _versions_agree():
             versions.require_same_release("seedbed", SEEDBED, said["version"])
         most = 2 * len(self._seats.all) + MOST_WAITING
-        if len(self._visitors) - self.strangers >= most:
+        if len(self._visitors) - self._door.strangers >= most:
             raise ProtocolError(f"the run has {most} streams, and takes no more", "full")
-        self.strangers -= 1
+        self._door.forget(visitor.connection.fileno())
         visitor.owner = Owner(said["instance"], said["index"])
         visitor.life, visitor.step = said["life"], said["step"]
         visitor.stage, visitor.connection.limit = Stage.READY, CONTROL_BYTES
@@ -273,7 +271,6 @@ class Reception:
             return
         self._past_bytes[0] += connection.received_bytes
         self._past_bytes[1] += connection.sent_bytes
-        self.strangers -= visitor.stage is Stage.HELLO
         if visitor.seat is not None and visitor.seat.connection is connection:
             visitor.seat.leave(time.monotonic())
 
@@ -282,20 +279,14 @@ class Reception:
         ended, self._ended = self._ended, []
         return ended
 
-    def oldest_stranger(self) -> Connection[Kind] | None:
-        """Returns the client that has been here for longest without a HELLO; None if there is none."""
-        for connection, visitor in self._visitors.items():
-            if visitor.stage is Stage.HELLO:
-                return connection
-        return None
-
     def silent(self, now_s: float) -> list[Connection[Kind]]:
         """Returns the streams that were silent for too long, or took too long to say who they are."""
+        late = set(self._door.late(now_s))
         return [
             connection
             for connection, visitor in self._visitors.items()
             if (
-                now_s > connection.since_s + HELLO_S
+                connection.fileno() in late
                 if visitor.stage is Stage.HELLO
                 else now_s > connection.heard_s + SILENCE_S
             )

@@ -24,6 +24,8 @@ CONTROL_BYTES = 1 << 17
 """The largest body of a JSON message."""
 HELLO_BYTES = 4096
 """The largest body from a client that has not proved the secret."""
+MOST_DEPTH = 32
+"""The most objects and lists of a control message that are inside one another."""
 _MAGIC = b"Sb"
 _HEADER = struct.Struct("<2sBBII")
 HEADER_BYTES = _HEADER.size
@@ -123,27 +125,67 @@ def require_checksum(header: Header[Any], body: memoryview) -> None:
 
 def json_frame(kind: Kind, **fields: Any) -> bytes:
     """Returns the frame of a control message."""
-    return frame(kind, json.dumps(fields).encode())
+    return frame(kind, json.dumps(fields, allow_nan=False).encode())
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ProtocolError(f"a control message has the number {name}")
+
+
+# Python's own JSON knows NaN and Infinity, which nothing behind it expects.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def read_object(body: bytes | memoryview) -> dict[str, Any]:
+    """Reads a JSON object that anybody may have sent.
+
+    Its numbers are finite and have at most 64 bits, and its depth is at most `MOST_DEPTH`, so that every
+    function can handle it. Raises ProtocolError for anything else.
+    """
+    try:
+        data = _DECODER.decode(bytes(body).decode())
+    except (ValueError, RecursionError):
+        raise ProtocolError("a control message is not JSON") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("a control message is not an object")
+    level: list[Any] = [data]
+    for _ in range(MOST_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ProtocolError("a number of a control message is not finite")
+            elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise ProtocolError("a number of a control message has more than 64 bits")
+        if not inner:
+            return data
+        level = inner
+    raise ProtocolError(f"a control message is nested more than {MOST_DEPTH} times")
+
+
+def require_fields(fields: dict[str, Any], **types: type) -> dict[str, Any]:
+    """Returns the fields of these names; others are left out. An int is a count.
+
+    Raises ProtocolError if a field is missing or has another type.
+    """
+    for name, kind in types.items():
+        value: Any = fields.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ProtocolError(f"a control message lacks {name} ({kind.__name__})")
+        if kind is int and not 0 <= value < 1 << 62:
+            raise ProtocolError(f"{name} is {value}: it is no count")
+    return {name: fields[name] for name in types}
 
 
 def read_json(body: bytes | memoryview, **types: type) -> dict[str, Any]:
     """Reads a control message, which must have fields of these types; others are left out.
 
-    Raises ProtocolError if it is not JSON, or if a field is missing or has another type.
+    Raises ProtocolError as `read_object` and `require_fields` do.
     """
-    try:
-        data = json.loads(bytes(body))
-    except (ValueError, RecursionError):
-        raise ProtocolError("a control message is not JSON") from None
-    if not isinstance(data, dict):
-        raise ProtocolError("a control message is not an object")
-    for name, kind in types.items():
-        value: Any = data.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ProtocolError(f"a control message lacks {name} ({kind.__name__})")
-        if kind is int and not 0 <= value < 1 << 62:
-            raise ProtocolError(f"{name} is {value}: it is no count")
-    return {name: data[name] for name in types}
+    return require_fields(read_object(body), **types)
 
 
 def begin_frame(life: int, step: int) -> bytes:

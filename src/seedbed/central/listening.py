@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
 
 import psutil
 
-from seedbed.actors.credentials import ADDRESS, KEY, ensure_credentials
+from seedbed.actors.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
@@ -118,6 +119,18 @@ class _Announcer:
                     "by its address only"
                 )
             self._missed = True
+
+
+def announce_end(run: RunFolder, text: str) -> None:
+    """Writes how the run has ended into its address file, for hosts that are cut off from it now.
+
+    Without room on the disk, they find nobody, and give up.
+    """
+    path = run.listen / ADDRESS
+    with contextlib.suppress(OSError, ValueError):
+        content = json.loads(path.read_text())
+        if content["term"] == run.term:
+            write_json(path, {**content, ENDED: text})
 
 
 def _former_port(run: RunFolder) -> int:

@@ -16,7 +16,7 @@ from seedbed.central.experience import Sink, Source
 from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
-from seedbed.central.listening import listen
+from seedbed.central.listening import announce_end, listen
 from seedbed.central.meter import Setup
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.run import CentralRun
@@ -89,7 +89,9 @@ def train(
         setup = _set_up(env, agent, config, pool, session)._replace(remote=remote)
         summary = session.train(CentralRun(setup))
         if remote is not None and not summary["interrupted"]:
-            remote.finish(f"the run has ended after {summary['env_steps']:,} steps")
+            text = f"the run has ended after {summary['env_steps']:,} steps"
+            announce_end(run, text)
+            remote.finish(text)
         return summary
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import random
+import secrets
 import select
 import socket
 import sys
@@ -17,16 +19,23 @@ import numpy as np
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import KEY, ActorKey
 from seedbed.actors.names import Names
-from seedbed.actors.wire import ProtocolError
+from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
-from seedbed.paramserver.server import SEEDBED, keep_alive
+from seedbed.paramserver.reaching import PATIENCE_S, Place, reach, require_challenge
+from seedbed.paramserver.server import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    SEEDBED,
+    knock_proofs,
+)
 from seedbed.types import SeedbedError
 
 BOOKS = "books"
 """The code of a refusal after which a learner goes on under another number."""
-_CONNECT_S = 5.0
+# Seconds for which a role that has sent its CHALLENGE may let its WELCOME wait.
+_WELCOME_S = 5.0
 # Seconds between two tries, which double up to the second.
 _RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
 _LOOK_S = 0.1  # between two looks whether to stop
@@ -57,6 +66,7 @@ class Caller:
         self.most_bytes = CONTROL_BYTES  # of a message that comes, but for `blocks.down`
         self.blocks = Blocks(0, 0)
         self._names = Names()
+        self._reached = ("", 0)  # the address of another machine at which the role was reached last
         self.last_error = ""  # why the last try to connect failed
 
     def make_room(self, up_bytes: int, down_bytes: int) -> None:
@@ -86,67 +96,80 @@ class Caller:
                 address = self._directory.find(self.role)
                 if address is None:
                     raise ConnectionError(f"{self.role} has told no address yet")
-                return self._greet(self._open(address), address, hello())
+                return self._greet(address, hello)
             except (ConnectionError, OSError, ProtocolError) as error:
                 self.last_error = str(error)
                 self.close()
             time.sleep(retry_s * random.uniform(0.5, 1.0))
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
 
-    def _open(self, address: Address) -> socket.socket:
+    def _greet(self, address: Address, hello: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Connects to a role that has told its address, and returns the fields of its WELCOME."""
+        place = Place(self.role, address.number)
         local = address.machine == this_machine()
         self.blocks.shared = local and self._memory >= 0
-        if not local:
-            error: OSError = ConnectionError(f"{self.role} does not listen for other machines")
-            for host, port in address.hosts:
-                if self._stop():
-                    raise Stopped
-                try:
-                    return self._connected(host, port)
-                except OSError as failure:
-                    error = failure
-            raise error
+        if local:
+            stream = self._connect_here(address)
+            try:
+                # Called now, as the process lives: the caller may end one that lives and does not answer.
+                more = hello()
+                self._knock(stream, address.number)
+                self._take(Connection(stream, None, Kind, server=False))
+            except BaseException:
+                stream.close()
+                raise
+            fields = self._expect(Kind.CHALLENGE, time.monotonic() + PATIENCE_S)
+            challenge = require_challenge(fields, place)
+        else:
+            hosts = sorted(address.hosts, key=lambda host: host != self._reached)
+            reached = reach(place, hosts, self._names, self._context, self._stop)
+            if reached is None:
+                raise Stopped
+            self._take(reached.connection)
+            self._reached, challenge, more = reached.host, reached.challenge, hello()
+        sizes = {"up_bytes": self._up_bytes, "down_bytes": self._down_bytes}
+        said = {"version": SEEDBED, **sizes, **more}
+        try:
+            nonce = bytes.fromhex(challenge["nonce"])
+        except ValueError:
+            raise ProtocolError(f"the nonce of {self.role} is no number") from None
+        self.send(Kind.HELLO, **said, proof=self._key.proof(nonce, address.number, said))
+        return self._expect(Kind.WELCOME, time.monotonic() + _WELCOME_S)
+
+    def _take(self, connection: Connection[Kind]) -> None:
+        self._connection = connection
+        connection.limit = self.most_bytes + self._down_bytes
+
+    def _connect_here(self, address: Address) -> socket.socket:
+        """Returns a stream to a role of this machine; raises OSError."""
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            stream.setblocking(False)
             stream.connect("\0" + address.socket)
-            socket.send_fds(stream, [b"\0"], [self._memory] if self._memory >= 0 else [])
         except OSError:
             stream.close()
             raise
         return stream
 
-    def _connected(self, host: str, port: int) -> socket.socket:
-        """Returns a socket that is connected; raises OSError, also while a name is being looked up."""
-        family, kind, number, _, address = self._names.find(host, port)[0]
-        stream = socket.socket(family, kind, number)
-        try:
-            stream.settimeout(_CONNECT_S)
-            stream.connect(address)
-            keep_alive(stream)
-        except OSError:
-            stream.close()
-            raise
-        return stream
+    def _knock(self, stream: socket.socket, number: int) -> None:
+        """Has the other end prove that it is the role, and then shares the memory of the blocks with it.
 
-    def _greet(
-        self, stream: socket.socket, address: Address, hello: dict[str, Any]
-    ) -> dict[str, Any]:
-        local = stream.family == socket.AF_UNIX
-        self._connection = Connection(stream, None if local else self._context, Kind, server=False)
-        self._connection.limit = self.most_bytes + self._down_bytes
-        until_s = time.monotonic() + _CONNECT_S
-        challenge = self._expect(Kind.CHALLENGE, until_s)
-        if (challenge["role"], challenge["number"]) != (self.role, address.number):
-            raise ConnectionError(f"another process than {self.role} has answered")
-        said = {
-            "version": SEEDBED,
-            "up_bytes": self._up_bytes,
-            "down_bytes": self._down_bytes,
-            **hello,
-        }
-        proof = self._key.proof(bytes.fromhex(challenge["nonce"]), address.number, said)
-        self.send(Kind.HELLO, **said, proof=proof)
-        return self._expect(Kind.WELCOME, until_s)
+        A process that has taken a dead role's name must not get the memory. Raises OSError and Stopped.
+        """
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        theirs, mine = knock_proofs(self._key, self.role, number, nonce)
+        stream.sendall(nonce)
+        until_s = time.monotonic() + PATIENCE_S
+        poll = select.poll()
+        poll.register(stream, select.POLLIN)
+        while not poll.poll(1000 * _LOOK_S):
+            if self._stop():
+                raise Stopped
+            if time.monotonic() > until_s:
+                raise ConnectionError(f"{self.role} does not answer")
+        if not hmac.compare_digest(stream.recv(PROOF_BYTES), theirs):
+            raise ConnectionError(f"what answers at the socket of {self.role} lacks the run's key")
+        socket.send_fds(stream, [mine], [self._memory] if self._memory >= 0 else [])
 
     def _expect(self, kind: Kind, until_s: float) -> dict[str, Any]:
         message = self.receive(until_s)
@@ -185,8 +208,9 @@ class Caller:
                 for kind, body in connection.receive():
                     message = unpack(kind, body)
                     if kind is Kind.REFUSE:
-                        refusal = BookError if message.fields["code"] == BOOKS else SeedbedError
-                        raise refusal(f"{self.role} refuses this process: {message.fields['text']}")
+                        said = require_fields(message.fields, code=str, text=str)
+                        refusal = BookError if said["code"] == BOOKS else SeedbedError
+                        raise refusal(f"{self.role} refuses this process: {said['text']}")
                     return message
                 left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
                 if left_s <= 0:

@@ -110,7 +110,8 @@ class Cluster:
         self.job, self._run = job, run
         self._roles = roles_of(job, run, save)
         self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
-        self._cutting = False
+        # Learning begins with the first cut, the checkpoint from which a run that diverges at once goes on.
+        self._cutting = True
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [
             Keeper(run, role, size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import signal
 import subprocess
@@ -11,11 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
+from seedbed.actors.waiting import await_run, read_runtime, require_limit
+from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.machine import require_linux
-from seedbed.paramserver.directory import Directory, this_machine
-from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
+from seedbed.paramserver.seats import BEAT_S, Seat, take_seat
+from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -35,6 +35,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="its place among the run's learners, from 0 on (default: the first that is free)",
     )
+    declare_waiting(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -42,11 +43,10 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     """Learns until the run ends or a signal comes; returns how it ended.
 
     Call from the main thread. Raises SeedbedError if the run takes no learners of other machines, if all its
-    places are taken, or if the learner cannot work.
+    places are taken, if the learner cannot work, or if the run has not begun after --give-up-after.
     """
     require_linux("seedbed learner", "start it on a Linux machine")
-    run = given.run.resolve()
-    seat = take_seat(run, given.seat)
+    run, limit_s = given.run.resolve(), require_limit(given)
     stopped: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -57,13 +57,18 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
+    if not await_run(run, _missing, limit_s, tell, lambda: bool(stopped)):
+        return "stopped"
+    seat = take_seat(run, _places(run), given.seat, tell, lambda: bool(stopped))
+    if seat is None:
+        return "stopped"
     tell(f"learner {seat.number} of {run}")
     deaths = EarlyDeaths()
     while not stopped:
         deaths.begin()
         arguments = ("--seat", str(seat.number), "--host", "")
         child = start_role(run, "seedbed.paramserver.learner", arguments, None)
-        status = child.wait()
+        status = _outlive(child, seat)
         if stopped:
             break
         if status == 0:
@@ -77,77 +82,53 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
             )
             time.sleep(_ROOM_S)
             continue
-        if deaths.add() or status == FATAL:
+        if deaths.add() or status in (DIVERGED, FATAL):
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
     return "stopped"
 
 
-def _config(run: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((run / ROLES / "job.json").read_text())["config"]
-    except (OSError, ValueError, KeyError) as error:
+def _outlive(child: subprocess.Popen[bytes], seat: Seat) -> int:
+    """Waits for the end of a learner, and keeps its place meanwhile; returns its exit status."""
+    while True:
+        seat.beat()
+        try:
+            return child.wait(BEAT_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _missing(run: Path) -> str:
+    """Returns what keeps learners from joining a run that has not begun, "" if nothing does.
+
+    Raises SeedbedError if the run takes no learners of other machines.
+    """
+    found = read_runtime(run)
+    if isinstance(found, str):
+        return found
+    runtime, options = found
+    if runtime != "paramserver":
         raise SeedbedError(
-            f"{run} is not the folder of a run with --runtime paramserver ({error}): check the path, or "
-            "start the run first"
-        ) from error
-    if not config["remote_learners"]:
+            f"the run {run} has --runtime {runtime}, which has one learner: check the path, or start it with "
+            "--runtime paramserver"
+        )
+    if not options.get("remote_learners"):
         raise SeedbedError(
             f"the run {run} takes no learners of other machines: start it with --remote-learners N --listen "
             "ADDRESS"
         )
-    return config
+    return "" if _job(run).is_file() else "its coordinator has not divided it yet"
 
 
-class Seat:
-    """A learner's place in a run, which no other command takes while this process lives."""
-
-    def __init__(self, run: Path, number: int) -> None:
-        """Locks the place if no other command has; raises SeedbedError if the disk refuses."""
-        self.number = number
-        path = run / ROLES / f"learner-{number}" / "seat.lock"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a")
-        except OSError as error:
-            raise SeedbedError(
-                f"{path} cannot be written ({error.strerror}): give this user the right to write there"
-            ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.locked = True
-        except BlockingIOError:
-            self.locked = False
-
-    def release(self) -> None:
-        """Lets others take the place."""
-        self._file.close()
+def _job(run: Path) -> Path:
+    return run / ROLES / "job.json"
 
 
-def take_seat(run: Path, number: int | None) -> Seat:
-    """Takes the place of this number, or if it is None, the first that no learner has.
-
-    Without a number, it takes no place whose learner has told another machine's address, even if that machine
-    is gone. Raises SeedbedError if there is no such place.
-    """
-    config, directory = _config(run), Directory(run)
-    first, last = config["learners"] - config["remote_learners"], config["learners"] - 1
-    if number is not None and not first <= number <= last:
-        raise SeedbedError(
-            f"seat is {number}: this run has places from {first} to {last} for learners of other machines; "
-            "name one of them, or leave --seat out"
-        )
-    if number is not None:
-        return Seat(run, number)
-    for each in range(first, last + 1):
-        seat, address = Seat(run, each), directory.find(f"learner-{each}")
-        mine = address is not None and address.machine == this_machine()
-        gone = address is None or (mine and not Path(f"/proc/{address.pid}").exists())
-        if seat.locked and gone:
-            return seat
-        seat.release()
-    raise SeedbedError(
-        f"all {config['remote_learners']} places for learners of other machines are taken: name the one of a "
-        "machine that is gone with --seat"
-    )
+def _places(run: Path) -> range:
+    """Returns the places of a run for learners of other machines."""
+    try:
+        config = json.loads(_job(run).read_text())["config"]
+        return range(config["learners"] - config["remote_learners"], config["learners"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SeedbedError(f"{_job(run)} cannot be read ({error}): start the run again") from error

@@ -69,7 +69,7 @@ class Directory:
 
         Raises SeedbedError if the disk refuses.
         """
-        path, told = self.path / role / _ADDRESS, self.find(role)
+        path, told = self.address_path(role), self.find(role)
         if told is not None and told.number > address.number:
             return
         try:
@@ -78,6 +78,10 @@ class Directory:
             raise SeedbedError(
                 f"{path} cannot be written ({error.strerror}): mend it, or name another folder with --run"
             ) from error
+
+    def address_path(self, role: str) -> Path:
+        """Returns the path of the file with the address of a role, which may be missing."""
+        return self.path / role / _ADDRESS
 
     def names(self) -> list[str]:
         """Returns the names of all roles that have been started."""
@@ -88,7 +92,7 @@ class Directory:
     def find(self, role: str) -> Address | None:
         """Returns the address of a role; None if it has never told one, or the folder cannot be read."""
         try:
-            data = json.loads((self.path / role / _ADDRESS).read_text())
+            data = json.loads(self.address_path(role).read_text())
             hosts = tuple((str(host), int(port)) for host, port in data.pop("hosts"))
             return Address(**data, hosts=hosts)
         except (OSError, ValueError, TypeError, KeyError):

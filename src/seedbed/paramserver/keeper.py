@@ -20,7 +20,8 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.processes import running
 from seedbed.paramserver.role import COORDINATOR, no_room
-from seedbed.paramserver.starting import FATAL, FULL, EarlyDeaths, start_role
+from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"
@@ -238,6 +239,8 @@ class Keeper:
             return
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
+        if code == DIVERGED and words:
+            raise TrainingDiverged(words[-1])
         useless = self._deaths.add()
         said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
         if useless or code == FATAL:

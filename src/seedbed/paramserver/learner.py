@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals, run_role
+from seedbed.paramserver.seats import BEAT_S, beat
 from seedbed.paramserver.server import Client
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
@@ -64,6 +66,7 @@ class LearnerWork:
         self.number = role.directory.take_number("learner")
         self._job, self._ended = job, threading.Event()
         self._role, self._begun_s = role, time.monotonic()
+        self._seat, self._beat_s = seat, 0.0
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         config, agent = job.config, job.agent
@@ -194,8 +197,10 @@ class LearnerWork:
         client.send(message.kind)
 
     def tick(self, now_s: float) -> bool:
-        """Returns True until a thread has failed."""
-        del now_s
+        """Keeps the learner's place; returns True until a thread has failed."""
+        if now_s > self._beat_s + BEAT_S:
+            self._beat_s = now_s
+            beat(self._role.directory.path.parent, self._seat)
         return not self._ended.is_set()
 
     def report(self) -> dict[str, Any]:
@@ -211,7 +216,11 @@ class LearnerWork:
             "lags": {str(lag): count for lag, count in dict(updater.lags).items()},
             "outliers": self.outliers.discarded,
             "tally": list(tally),
-            "episodes": self._episodes.summary(),
+            # Means of no episodes are no numbers, and messages have none that are not finite.
+            "episodes": {
+                name: value if math.isfinite(value) else None
+                for name, value in self._episodes.summary().items()
+            },
             "metrics": self.metrics,
             "seconds": {
                 "learning": self.busy.read(),

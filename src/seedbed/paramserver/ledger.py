@@ -32,7 +32,7 @@ class Fate(enum.Enum):
     """What a shard does with a push."""
 
     APPLIED = 1
-    DISCARDED = 2  # it was made of parameters that are too old
+    DISCARDED = 2  # it was made of parameters that are too old, or is not finite
 
 
 @dataclasses.dataclass
@@ -95,9 +95,12 @@ class ShardLedger:
             self._last.pop(learner, None)
         return dataclasses.replace(books), self._last.get(learner)
 
-    def judge(self, learner: int, push: int, base: Version) -> tuple[Verdict, bool]:
+    def judge(
+        self, learner: int, push: int, base: Version, finite: bool = True
+    ) -> tuple[Verdict, bool]:
         """Decides about a push of a gradient of parameters of version `base`; says whether it is a new one.
 
+        A gradient that is not `finite` is discarded.
         The gradient of a new push is to be applied if its fate is `APPLIED`; that of a repeated one never.
         Raises BookError if another push must come first, or if one after this has come.
         """
@@ -112,9 +115,10 @@ class ShardLedger:
             )
         fresh = base.epoch == self.version.epoch
         stale = not fresh or self.version.number - base.number > self._most_lag
-        if not stale:
+        applied = finite and not stale
+        if applied:
             self.version = self.version._replace(number=self.version.number + 1)
-        verdict = Verdict(push, Fate.DISCARDED if stale else Fate.APPLIED, self.version)
+        verdict = Verdict(push, Fate.APPLIED if applied else Fate.DISCARDED, self.version)
         books.enter(verdict.fate)
         self._last[learner] = verdict
         return verdict, True

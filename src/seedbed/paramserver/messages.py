@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.actors.wire import ProtocolError, frame
+from seedbed.actors.wire import ProtocolError, frame, read_object
 from seedbed.types import Array
 
 CONTROL_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
 def pack(kind: Kind, fields: dict[str, Any], block: memoryview | None = None) -> bytes:
     """Returns the frame of a message, with its block behind the fields if it is given."""
-    text = json.dumps(fields).encode()
+    text = json.dumps(fields, allow_nan=False).encode()
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNED)
     return frame(kind, _LENGTH.pack(len(text)), text, block or b"")
 
@@ -74,13 +74,23 @@ def unpack(kind: Kind, body: memoryview) -> Message:
         raise ProtocolError("a message is cut short")
     (length,) = _LENGTH.unpack_from(body)
     text, block = body[_LENGTH.size : _LENGTH.size + length], body[_LENGTH.size + length :]
+    if len(text) != length:
+        raise ProtocolError(f"the fields of {kind.name} are cut short")
     try:
-        fields = json.loads(bytes(text))
-    except (ValueError, RecursionError):
-        raise ProtocolError(f"the fields of {kind.name} are not JSON") from None
-    if len(text) != length or not isinstance(fields, dict):
-        raise ProtocolError(f"the fields of {kind.name} are cut short, or no object")
+        fields = read_object(text)
+    except ProtocolError as error:
+        raise ProtocolError(f"{kind.name}: {error}") from None
     return Message(kind, fields, block)
+
+
+def require_counts(fields: dict[str, Any], name: str, length: int) -> list[int]:
+    """Returns a field that is a list of `length` counts; raises ProtocolError if it is none."""
+    values: Any = fields.get(name)
+    if not isinstance(values, list) or len(values) != length:
+        raise ProtocolError(f"a message lacks {name} ({length} counts)")
+    if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        raise ProtocolError(f"{name} is {values}: these are no counts")
+    return values
 
 
 class BlockLayout:
@@ -139,13 +149,16 @@ class Blocks:
     def __init__(self, up_bytes: int, down_bytes: int, descriptor: int = -1) -> None:
         """Maps the memory of a descriptor, or takes memory of this process's own.
 
-        Raises ProtocolError if the memory behind the descriptor is too small.
+        Raises ProtocolError if what is behind the descriptor is too small, or cannot be mapped.
         """
         size = max(1, up_bytes + down_bytes)
         self.shared = descriptor >= 0
         if self.shared and os.fstat(descriptor).st_size < size:
             raise ProtocolError("the shared memory is smaller than its arrays")
-        memory = mmap.mmap(descriptor, size) if self.shared else mmap.mmap(-1, size)
+        try:
+            memory = mmap.mmap(descriptor, size)  # -1 is memory of this process's own
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"the shared memory cannot be mapped: {error}") from None
         whole = np.frombuffer(memory, np.uint8)
         # What a client sends, and what it gets.
         self.up, self.down = whole[:up_bytes], whole[up_bytes : up_bytes + down_bytes]

@@ -54,6 +54,7 @@ class ClusterMeter:
             "cluster/bytes_per_s": gone["bytes"] / passed_s,
             "cluster/discarded_share": gone["discarded"] / max(1, pushes),
             **{f"cluster/pushes_{fate}": now[fate] for fate in _FATES},
+            "cluster/pushes_not_finite": now["not_finite"],
             "cluster/outliers": now["outliers"],
             **_staleness({name: count for name, count in gone.items() if name.startswith("lag ")}),
             **{
@@ -77,6 +78,7 @@ class ClusterMeter:
             for counts in keeper.report.get("books", {}).values():
                 totals.update(dict(zip(_FATES, counts, strict=True)))
             totals["bytes"] += keeper.report.get("bytes", 0)
+            totals["not_finite"] += keeper.report.get("not_finite", 0)
         for keeper in [*self._cluster.parameters, *self._cluster.replay]:
             totals[keeper.role.name] = keeper.report.get("cpu_s", 0)
             totals["shards_cpu"] += keeper.report.get("cpu_s", 0)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from seedbed import trees
-from seedbed.actors.wire import ProtocolError
+from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import BlockLayout, Kind, Message
 from seedbed.paramserver.replay_folder import layout_of, open_replay, role_of
@@ -108,7 +108,7 @@ class ReplayShard:
         client.connection.limit = MOST_BYTES
         if said["role"] == COORDINATOR:
             return {"epoch": self._epoch}
-        source = self._sources.setdefault(int(said["number"]), _Source())
+        source = self._sources.setdefault(said["number"], _Source())
         return {"epoch": self._epoch, "acked": source.acked, **self._figures(source)}
 
     def leave(self, client: Client) -> None:
@@ -120,19 +120,30 @@ class ReplayShard:
         if kind is Kind.APPEND:
             self._append(client, message)
         elif kind is Kind.DRAW:
-            self._draw(client, int(fields["tag"]), int(fields["count"]))
+            wanted = require_fields(fields, tag=int, count=int)
+            self._draw(client, wanted["tag"], wanted["count"])
         elif kind is Kind.PRIORITIES:
             slots, generations, priorities = self._priorities(message)
-            self.replay.update_priorities(slots, generations, priorities)
+            try:
+                self.replay.update_priorities(slots, generations, priorities)
+            except SeedbedError as error:
+                # It is the learner's fault, and not this shard's.
+                raise ProtocolError(str(error)) from error
         elif kind is Kind.SAVE and client.role == COORDINATOR:
-            client.send(Kind.SAVE, begun=self._save(str(fields["name"]), fields["keep"]))
+            name = require_fields(fields, name=str)["name"]
+            client.send(Kind.SAVE, begun=self._save(name, fields["keep"]))
         else:
             raise ProtocolError(f"{kind.name} came out of turn")
 
     def _append(self, client: Client, message: Message) -> None:
         """Adds rows that have not come before, and tells what is here."""
         fields, source = message.fields, self._sources[client.number]
-        rows, first = fields["rows"], int(fields["first"])
+        first = require_fields(fields, first=int)["first"]
+        ends = [self._group(group) for group in require_fields(fields, ends=list)["ends"]]
+        rows = [
+            (self._group(group), bool(opens))
+            for group, opens in require_fields(fields, rows=list)["rows"]
+        ]
         if len(message.block) != len(rows) * self._rows.size:
             raise ProtocolError(f"{len(rows)} rows have {len(message.block)} bytes")
         block = np.frombuffer(message.block, np.uint8)
@@ -149,7 +160,7 @@ class ReplayShard:
             self.replay.seal_pending()
             source.added += self.replay.inserted_of(group) - before
             source.acked = first + index
-        for group in fields["ends"]:
+        for group in ends:
             if self._owners.get(group) != client.number:
                 continue
             before = self.replay.inserted_of(group)
@@ -157,7 +168,13 @@ class ReplayShard:
             self.replay.seal_pending()
             source.added += self.replay.inserted_of(group) - before
         figures = self._figures(source)
-        client.send(Kind.APPENDED, acked=source.acked, ends=fields["ends"], **figures)
+        client.send(Kind.APPENDED, acked=source.acked, ends=ends, **figures)
+
+    def _group(self, group: Any) -> int:
+        """Returns the number of a group of this shard; raises ProtocolError if it is none."""
+        if type(group) is not int or not 0 <= group < self.replay.layout.num_groups:
+            raise ProtocolError(f"this shard has no group {group}")
+        return group
 
     def _figures(self, source: _Source) -> dict[str, Any]:
         return {
@@ -180,7 +197,9 @@ class ReplayShard:
         client.send(Kind.ITEMS, block, tag=tag, count=count, total=total)
 
     def _priorities(self, message: Message) -> list[np.ndarray]:
-        count = int(message.fields["count"])
+        count = require_fields(message.fields, count=int)["count"]
+        if count > len(message.block):
+            raise ProtocolError(f"{count} priorities have {len(message.block)} bytes")
         layout = priorities_layout(count)
         if len(message.block) != layout.size:
             raise ProtocolError(f"{count} priorities have {len(message.block)} bytes")

@@ -15,14 +15,16 @@ from typing import Any, Protocol
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
+from seedbed.machine import raise_descriptor_limit
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
-from seedbed.paramserver.starting import FATAL, FULL
+from seedbed.paramserver.starting import DIVERGED, FATAL, FULL
 from seedbed.run import memory
 from seedbed.run.options import split_address
+from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
@@ -155,12 +157,13 @@ def no_room(error: BaseException | None) -> bool:
 def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     """Makes a role with its work and the host where it listens, and serves; ends the process if that fails.
 
-    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, `FATAL` with a line for
-    the user after another SeedbedError, and 1 after a BookError, so that the role is started again. Call from
-    the main thread.
+    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, and 1 after a BookError,
+    so that the role is started again. It is `DIVERGED` after TrainingDiverged and `FATAL` after another
+    SeedbedError, with a line for the user. Call from the main thread.
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
+    raise_descriptor_limit()
     try:
         role, work, host = make()
         role.serve(work, host)
@@ -179,4 +182,4 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
         if full:
             # The interpreter's own end would fail to write the rest, and have another status.
             os._exit(FULL)
-        sys.exit(FATAL)
+        sys.exit(DIVERGED if isinstance(error, TrainingDiverged) else FATAL)

@@ -1,38 +1,45 @@
 """How a role serves others: streams from its own machine and, if it listens, from others.
 
 A stream begins as that of an actor does (docs/protocol.md): the server sends a nonce, and the client proves
-that it knows the run's secret. From this machine it comes through a Unix socket, and its first byte carries
-the descriptor of the memory that both share; from elsewhere it comes over TLS.
+that it knows the run's secret. From elsewhere it comes over TLS, which proves who the server is. From this
+machine it comes through a Unix socket, whose name anybody may take once its role has died: there both ends
+prove themselves first (`knock_proofs`), and then the client shares its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import secrets
 import select
 import socket
 import ssl
 import time
-import traceback
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from seedbed.actors.admission import Complaints, Door
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import KEY, ActorKey, learner_context
-from seedbed.actors.wire import HELLO_BYTES, ProtocolError
+from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.envs.host.versions import package_version
 from seedbed.paramserver.directory import Address, this_machine
 from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
+from seedbed.types import SeedbedError
 
 SEEDBED = package_version("seedbed") or "unknown"
 """The version of this package, which both ends tell."""
-_HELLO_S = 10.0
-_MOST_CLIENTS = 1 << 10
-_BACKLOG = 128
+_MOST_CLIENTS = 1 << 10  # that have proved themselves
+NONCE_BYTES = PROOF_BYTES = 32
+"""The bytes of a nonce, and of a proof, before the frames of a stream within a machine."""
+
+
+class Broken(Exception):
+    """Raised by a handler whose state is lost: the process ends, and another one takes its place."""
 
 
 class Client:
@@ -92,6 +99,14 @@ class Handler(Protocol):
         ...
 
 
+class _Knock:
+    """A client of this machine, before its frames. For the server's thread."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.expected = b""  # what the client has to send to prove itself, once the server has
+
+
 class Server:
     """The sockets of a role. For one thread."""
 
@@ -105,29 +120,23 @@ class Server:
         self._key = ActorKey.read(credentials / KEY)
         self._context = learner_context(credentials) if host is not None else None
         self._epoll = select.epoll()
-        name = f"seedbed-{secrets.token_hex(16)}"
-        self._local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._local.bind("\0" + name)
-        self._listeners = {self._local.fileno(): self._local}
-        port = 0
+        self._name = f"seedbed-{secrets.token_hex(16)}"
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.bind("\0" + self._name)
+        doors, self.port = [Door(local, self._epoll)], 0
         if host is not None:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             remote = socket.socket(family, kind, protocol)
             remote.bind(address)
-            port = remote.getsockname()[1]
-            self._listeners[remote.fileno()] = remote
-        for fd, listener in self._listeners.items():
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-            self._epoll.register(fd, select.EPOLLIN)
-        self.port = port
-        self._name = name
-        # Local streams whose first byte has not come yet, with the time when they began.
-        self._fresh: dict[int, tuple[socket.socket, float]] = {}
-        self.clients: dict[int, Client] = {}  # by descriptor
+            doors.append(Door(remote, self._epoll))
+            self.port = doors[-1].port
+        self._doors = {door.fileno(): door for door in doors}
+        self._knocks: dict[int, _Knock] = {}  # by descriptor
+        self.clients: dict[int, Client] = {}  # by descriptor; strangers are among them
         self._events: dict[int, int] = {}
+        self._complaints = Complaints()
 
     def address(self, hosts: tuple[tuple[str, int], ...]) -> Address:
         """Returns the address to announce; `hosts` are those for other machines."""
@@ -135,53 +144,80 @@ class Server:
 
     def serve(self, handler: Handler, timeout_s: float) -> None:
         """Waits at most so long for messages, and gives those that have come to the handler."""
-        for fd, events in self._epoll.poll(timeout_s):
-            if fd in self._listeners:
-                self._accept(self._listeners[fd])
-            elif fd in self._fresh:
-                self._meet_local(fd)
+        now_s = time.monotonic()
+        shut_s = min(door.tend(now_s) for door in self._doors.values())
+        for fd, events in self._epoll.poll(min(timeout_s, shut_s)):
+            if fd in self._doors:
+                self._accept(handler, self._doors[fd])
+            elif fd in self._knocks:
+                self._answer_knock(handler, fd)
             elif fd in self.clients:
                 self._read(handler, self.clients[fd], events)
         now_s = time.monotonic()
-        for fd, (stream, since_s) in list(self._fresh.items()):
-            if now_s > since_s + _HELLO_S:
-                del self._fresh[fd]
-                stream.close()
-        for client in list(self.clients.values()):
-            if not client.known and now_s > client.connection.since_s + _HELLO_S:
-                self.end(handler, client)
+        for door in self._doors.values():
+            for fd in door.late(now_s):
+                self._end_stranger(handler, fd)
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            stream, _ = listener.accept()
-        except OSError:
+    def _accept(self, handler: Handler, door: Door) -> None:
+        if (taken := door.accept()) is None:
             return
-        if len(self.clients) + len(self._fresh) >= _MOST_CLIENTS:
-            stream.close()
-        elif listener is self._local:
-            stream.setblocking(False)
-            self._fresh[stream.fileno()] = stream, time.monotonic()
-            self._epoll.register(stream.fileno(), select.EPOLLIN)
-        else:
-            keep_alive(stream)
-            self._meet(Client(stream, self._context, -1))
-
-    def _meet_local(self, fd: int) -> None:
-        """Takes the first byte of a stream of this machine, and the memory that comes with it."""
-        stream, _ = self._fresh.pop(fd)
-        self._epoll.unregister(fd)
+        stream, victim = taken
+        if victim is not None:
+            self._end_stranger(handler, victim)
+        fd = stream.fileno()
         try:
-            data, fds, _, _ = socket.recv_fds(stream, 1, 1)
-        except OSError:
-            data, fds = b"", []
-        if data:
-            self._meet(Client(stream, None, fds[0] if fds else -1))
-        else:
+            if stream.family == socket.AF_UNIX:
+                stream.setblocking(False)
+                self._epoll.register(fd, select.EPOLLIN)
+                self._knocks[fd] = _Knock(stream)
+            else:
+                keep_alive(stream)
+                self._meet(Client(stream, self._context, -1))
+        except OSError:  # it has gone
+            self._forget(fd)
             stream.close()
+
+    def _answer_knock(self, handler: Handler, fd: int) -> None:
+        """Proves to a client of this machine who this is, and takes its memory once it has done the same."""
+        knock = self._knocks[fd]
+        stream = knock.stream
+        try:
+            if not knock.expected:
+                nonce = stream.recv(NONCE_BYTES)
+                if len(nonce) == NONCE_BYTES:
+                    proof, knock.expected = knock_proofs(self._key, self._role, self._number, nonce)
+                    stream.send(proof)
+                    return
+            # Its memory is not touched before it has proved itself.
+            elif hmac.compare_digest(stream.recv(PROOF_BYTES, socket.MSG_PEEK), knock.expected):
+                _, fds, _, _ = socket.recv_fds(stream, PROOF_BYTES, 1)
+                self._drop_knock(fd)
+                self._meet(Client(stream, None, fds[0] if fds else -1))
+                return
+        except OSError:  # it has gone
+            pass
+        self._end_stranger(handler, fd)
+
+    def _drop_knock(self, fd: int) -> None:
+        del self._knocks[fd]
+        self._epoll.unregister(fd)
+
+    def _end_stranger(self, handler: Handler, fd: int) -> None:
+        self._forget(fd)
+        if fd in self._knocks:
+            stream = self._knocks[fd].stream
+            self._drop_knock(fd)
+            stream.close()
+        elif fd in self.clients:
+            self.end(handler, self.clients[fd])
+
+    def _forget(self, fd: int) -> None:
+        """Notes that a client is no stranger any more."""
+        for door in self._doors.values():
+            door.forget(fd)
 
     def _meet(self, client: Client) -> None:
         fd = client.connection.fileno()
-        client.connection.limit = HELLO_BYTES
         try:
             client.send(
                 Kind.CHALLENGE,
@@ -190,11 +226,12 @@ class Server:
                 number=self._number,
                 nonce=client.nonce,
             )
-        except ConnectionError:
+            self._epoll.register(fd, client.connection.events)
+        except OSError:
+            self._forget(fd)
             client.close()
             return
         self.clients[fd], self._events[fd] = client, client.connection.events
-        self._epoll.register(fd, client.connection.events)
 
     def _read(self, handler: Handler, client: Client, events: int) -> None:
         """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
@@ -214,30 +251,37 @@ class Server:
             self.end(handler, client)
         except ConnectionError:
             self.end(handler, client)
-        except (KeyError, TypeError, ValueError, IndexError):
-            # Whatever a client sends must end no stream but its own.
-            traceback.print_exc()
+        except Exception as error:
+            # A failure of the role's own, such as a full disk, ends the role. A stranger can cause none.
+            if client.known and isinstance(error, Broken | SeedbedError | OSError):
+                raise
+            self._complaints.tell()
             self.end(handler, client)
 
     def _hello(self, handler: Handler, client: Client, message: Message) -> None:
         said = dict(message.fields)
         if message.kind is not Kind.HELLO:
             raise ProtocolError(f"{message.kind.name} came instead of HELLO")
-        proof = str(said.pop("proof", ""))
+        told = require_fields(said, version=str, role=str, number=int, proof=str)
+        proof = said.pop("proof")
         right = self._key.proof(bytes.fromhex(client.nonce), self._number, said)
         if not (proof.isascii() and hmac.compare_digest(proof, right)):
             raise ProtocolError("the key is not this run's", "key")
-        if said["version"] != SEEDBED:
+        if told["version"] != SEEDBED:
             raise ProtocolError(
-                f"seedbed is {said['version']} there and {SEEDBED} here: install the same version",
+                f"seedbed is {told['version']} there and {SEEDBED} here: install the same version",
                 "version",
             )
-        client.connection.limit = CONTROL_BYTES
         for other in list(self.clients.values()):
-            if (other.role, other.number) == (said["role"], said["number"]):
+            if (other.role, other.number) == (told["role"], told["number"]):
                 self.end(handler, other)
+        known = sum(other.known for other in self.clients.values())
+        if known >= _MOST_CLIENTS:
+            raise ProtocolError(f"{self._role} has {known} clients, and takes no more", "full")
+        self._forget(client.connection.fileno())
+        client.connection.limit = CONTROL_BYTES
         fields = handler.greet(client, said)
-        client.role, client.number = str(said["role"]), int(said["number"])
+        client.role, client.number = told["role"], told["number"]
         client.send(Kind.WELCOME, **fields)
 
     def watch(self, client: Client) -> None:
@@ -251,6 +295,7 @@ class Server:
         """Ends a stream."""
         fd = client.connection.fileno()
         if self.clients.pop(fd, None) is not None:
+            self._forget(fd)
             self._epoll.unregister(fd)
             if client.known:
                 handler.leave(client)
@@ -260,11 +305,17 @@ class Server:
         """Ends all streams, and listens no more."""
         for client in self.clients.values():
             client.close()
-        for stream, _ in self._fresh.values():
-            stream.close()
-        for listener in self._listeners.values():
-            listener.close()
+        for knock in self._knocks.values():
+            knock.stream.close()
+        for door in self._doors.values():
+            door.close()
         self._epoll.close()
+
+
+def knock_proofs(key: ActorKey, role: str, number: int, nonce: bytes) -> tuple[bytes, bytes]:
+    """Returns the proofs within a machine: the server's for a client's nonce, and then the client's."""
+    mine = key.sign(b"seedbed role", json.dumps([role, number, nonce.hex()]).encode())
+    return mine, key.sign(b"seedbed client", mine)
 
 
 def keep_alive(stream: socket.socket) -> None:

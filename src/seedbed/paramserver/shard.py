@@ -13,18 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.actors.wire import ProtocolError
+from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind, Message, require_counts
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
-from seedbed.paramserver.server import Client
+from seedbed.paramserver.server import Broken, Client
 from seedbed.run.devices import dispatch_in_place
+from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
+from seedbed.run.update import require_finite_state
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
 LEARNER = "learner"
@@ -72,6 +74,8 @@ class ParameterShard:
         apply = jax.jit(functools.partial(_apply, agent), donate_argnums=0)
         self._apply = apply.lower(self._state, gradient, _SCALAR, _SCALAR).compile()
         self._pulls = self._unmodified = self._bytes = 0
+        self._not_finite = 0  # gradients that were discarded because of that
+        self._told_not_finite = 0  # of which the user knows
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Opens the books of a learner.
@@ -79,7 +83,8 @@ class ParameterShard:
         Raises ProtocolError if its blocks are of another plan, or if it is of an earlier session.
         """
         role, version = said["role"], list(self.ledger.version)
-        blocks = said["up_bytes"], said["down_bytes"]
+        sizes = require_fields(said, up_bytes=int, down_bytes=int)
+        blocks = sizes["up_bytes"], sizes["down_bytes"]
         if role == COORDINATOR and blocks == (0, self._whole.size):
             client.share(*blocks)
             return {"version": version}
@@ -90,7 +95,8 @@ class ParameterShard:
                 "plan",
             )
         try:
-            books, last = self.ledger.greet(int(said["number"]), int(said["ended"]))
+            ended = require_fields(said, ended=int)["ended"]
+            books, last = self.ledger.greet(said["number"], ended)
         except BookError as error:
             raise ProtocolError(str(error), BOOKS) from error
         client.share(*blocks)
@@ -118,11 +124,13 @@ class ParameterShard:
         elif message.kind is Kind.PUSH and client.role == LEARNER:
             self._push(client, message)
         elif message.kind is Kind.CLOSE and client.role == COORDINATOR:
-            self.ledger.close(int(message.fields["learner"]), int(message.fields["push"]))
+            closed = require_fields(message.fields, learner=int, push=int)
+            self.ledger.close(closed["learner"], closed["push"])
             self._changed = True
             client.send(Kind.CLOSED)
         elif message.kind is Kind.STATE and client.role == COORDINATOR:
             assert client.blocks is not None
+            require_finite_state(self._state, self.ledger.version.number)
             self._whole.write(jax.tree.leaves(self._state), client.blocks.down)
             client.send_down(Kind.STATE, self._whole.size, books=self.books())
         else:
@@ -132,7 +140,7 @@ class ParameterShard:
         """Sends what has changed since the version that the learner has."""
         blocks, version = client.blocks, self.ledger.version
         assert blocks is not None
-        epoch, number = fields["have"]
+        epoch, number = require_counts(fields, "have", 2)
         same = epoch == version.epoch
         params = not same or number != version.number
         auxiliary = not same or number < self._auxiliary.changed_at(
@@ -160,7 +168,7 @@ class ParameterShard:
         """Counts what a learner has done, and returns its lease, if this shard keeps them."""
         if self.leases is None:
             return None
-        tally = Tally(*(int(count) for count in fields["tally"]))
+        tally = Tally(*require_counts(fields, "tally", len(Tally._fields)))
         self._changed |= any(tally)
         self._pulled_s[learner] = time.monotonic()
         self.leases.report(learner, tally)
@@ -172,23 +180,32 @@ class ParameterShard:
         assert blocks is not None
         block = blocks.take(message, blocks.up)
         self._bytes += block.nbytes
-        base = Version(*fields["base"])
-        progress, weight = np.float32(fields["progress"]), np.float32(fields["weight"])
+        base = Version(*require_counts(fields, "base", 2))
+        said = require_fields(fields, push=int, progress=float, weight=float)
+        grads = self.layout.gradient(block)
+        # A learner does not send what is not finite, but it is not the only thing that writes memory.
+        finite = not_finite(grads) is None
         self._changed = True
         try:
-            verdict, fresh = self.ledger.judge(client.number, int(fields["push"]), base)
+            verdict, fresh = self.ledger.judge(client.number, said["push"], base, finite)
         except BookError as error:
             raise ProtocolError(str(error), BOOKS) from error
+        self._not_finite += fresh and not finite
         if fresh and verdict.fate is Fate.APPLIED:
-            grads = self.layout.gradient(block)
-            # Until it is applied, the learner must not write its next gradient into the block.
-            self._state = jax.block_until_ready(self._apply(self._state, grads, progress, weight))
+            self._apply_gradient(grads, np.float32(said["progress"]), np.float32(said["weight"]))
         client.send(
             Kind.VERDICT,
             push=verdict.push,
             fate=verdict.fate.value,
             version=list(verdict.version),
         )
+
+    def _apply_gradient(self, grads: Tree, progress: np.float32, weight: np.float32) -> None:
+        try:
+            # Until it is applied, the learner must not write its next gradient into the block.
+            self._state = jax.block_until_ready(self._apply(self._state, grads, progress, weight))
+        except Exception as error:
+            raise Broken("the state was given up for a gradient, which was not applied") from error
 
     def tick(self, now_s: float) -> bool:
         """Takes back leases that are too old, and saves beside the work if that is due.
@@ -209,9 +226,13 @@ class ParameterShard:
         return self._changed or bool(self._saver.error)
 
     def _save(self, now_s: float) -> None:
-        """Begins to write a copy of the state and the books, unless another start has this place now."""
+        """Begins to write a copy of the state and the books, unless another start has this place now.
+
+        Raises TrainingDiverged if the state is not finite: what was saved before it stays.
+        """
         self._saved_s, self._changed = now_s, False
         if self._role.current():
+            require_finite_state(self._state, self.ledger.version.number)
             leaves = [np.array(leaf) for leaf in jax.tree.leaves(self._state)]
             self._saver.offer(ShardSave(self.books(), leaves))
 
@@ -226,8 +247,16 @@ class ParameterShard:
             "total_steps": 0 if self.leases is None else self.leases.total_steps,
             "owed": 0.0 if self.leases is None else self.leases.owed,
             "saves": self._saver.written,
-            "notices": self._saver.take_notices(),
+            "not_finite": self._not_finite,
+            "notices": [*self._saver.take_notices(), *self._notices()],
         }
+
+    def _notices(self) -> list[str]:
+        """Returns a message if gradients were not finite since the last call."""
+        if self._not_finite == self._told_not_finite:
+            return []
+        self._told_not_finite = self._not_finite
+        return [f"{self._not_finite} gradients were not finite so far, and were discarded"]
 
     def close(self) -> None:
         """Saves for the last time."""

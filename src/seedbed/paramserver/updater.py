@@ -18,6 +18,7 @@ from seedbed.paramserver.messages import BlockLayout, BlockPool, Kind, Message
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
+from seedbed.run.update import require_finite_gradient
 from seedbed.types import LearnerState, Output, Tree
 
 FIELDS = ("params", "auxiliary")
@@ -164,12 +165,13 @@ class ShardedUpdater:
     def push(self, grads: Tree, output: Output) -> None:
         """Sends each shard its part of a gradient, unless its loss is an outlier; does not wait for answers.
 
-        The answers to the push before must come first.
+        The answers to the push before must come first. Raises TrainingDiverged if the gradient is not finite.
         """
+        host = jax.tree.map(np.asarray, grads)
+        require_finite_gradient(host, int(self._state.updates) + 1)
         if self._outliers.discards(float(output.metrics.get(LOSS, 0.0))):
             return
         self.settle()
-        host = jax.tree.map(np.asarray, grads)
         for number, shard in enumerate(self._shards):
             part = self._plan.division.part(host, number)
             try:

@@ -34,6 +34,8 @@ LOCK = ".lock"
 """The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
 """The file that is locked by that process and by its checkpoint helper, which may live longer than it."""
+LISTEN = "listen"
+"""The folder of the run's key, and of its address for actors of other machines."""
 ROLES = "roles"
 """The folder of the processes of a run with a parameter server."""
 LOOK_S = 0.2
@@ -68,19 +70,20 @@ class RunFolder:
         # This start of a learner; term 0 if the folder was opened with `read`.
         self.claim = UNCLAIMED
         self._locks: dict[str, int] = {}  # descriptors
+        self._prepared = False  # whether the folder `listen` was there before the run
 
     @classmethod
     def create(cls, path: Path, tell: Callable[[str], None] = lambda text: None) -> RunFolder:
         """Makes and locks the folder of a new run; an existing folder must be empty.
 
-        Waits as `resume` does. Raises SeedbedError if the folder is not empty or cannot be written, or if
-        another process trains into it.
+        It may hold `listen`, if other machines have its key already. Waits as `resume` does. Raises
+        SeedbedError if the folder is not empty or cannot be written, or if another process trains into it.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            content = [
-                each.name for each in path.iterdir() if each.name not in (LOCK, SAVING, TERMS)
-            ]
+            own = (LOCK, SAVING, TERMS, LISTEN)
+            content = [each.name for each in path.iterdir() if each.name not in own]
+            prepared = (path / LISTEN).is_dir()
         except OSError as error:
             raise _unusable(path, error) from error
         if content:
@@ -90,6 +93,7 @@ class RunFolder:
                 "name another folder with --run"
             )
         run = cls(path)
+        run._prepared = prepared
         run._take(tell)
         return run
 
@@ -240,7 +244,7 @@ class RunFolder:
     @property
     def listen(self) -> Path:
         """The path of the folder with what actors of other machines need, which may be missing."""
-        return self.path / "listen"
+        return self.path / LISTEN
 
     @property
     def replay(self) -> Path:
@@ -325,11 +329,13 @@ class RunFolder:
                 return
             if self.checkpoints.is_dir():
                 self.checkpoints.rmdir()  # raises OSError if it holds a checkpoint
-            for folder in (self.replay, self.listen, self.path / TERMS, self.path / ROLES):
+            doomed = [self.replay, self.path / TERMS, self.path / ROLES]
+            for folder in doomed if self._prepared else [*doomed, self.listen]:
                 shutil.rmtree(folder, ignore_errors=True)
             for entry in self.path.iterdir():
-                entry.unlink()
-            self.path.rmdir()
+                if entry != self.listen:
+                    entry.unlink()
+            self.path.rmdir()  # raises OSError if `listen` stays
 
 
 def _unusable(path: Path, error: OSError) -> SeedbedError:

@@ -44,3 +44,18 @@ def shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return tuple(array.shape), str(array.dtype)
+
+
+def not_finite(tree: Tree) -> str | None:
+    """Returns the name of the first leaf with a number that is not finite; None if all are."""
+    for name, leaf in named_leaves(tree):
+        if not _is_key(leaf) and jnp.issubdtype(leaf.dtype, np.floating) and not _finite(leaf):
+            return name
+    return None
+
+
+def _finite(leaf: Any) -> bool:
+    array = np.asarray(leaf)
+    with np.errstate(all="ignore"):
+        # A sum is several times as fast; that of large numbers may be infinite, though they are not.
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from seedbed.types import Tree
+from seedbed.types import LearnerState, Tree
 
 OnMetrics: TypeAlias = Callable[[dict[str, Any]], None]
 """A function that gets each line of metrics as it is written: names and plain values, None for NaN. The
@@ -95,9 +95,14 @@ class Snapshot(NamedTuple):
     """The contents of a checkpoint, without the session's own metadata."""
 
     step: int  # transitions that count
-    arrays: Tree
+    arrays: Tree  # a learner state, or what has one as its field `learner`
     metadata: dict[str, Any]  # JSON
     updates: int  # gradients applied
+
+    @property
+    def learner(self) -> LearnerState:
+        """The learner state."""
+        return self.arrays if isinstance(self.arrays, LearnerState) else self.arrays.learner
 
 
 class Score(NamedTuple):

@@ -23,6 +23,7 @@ from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, last_wall_s, processes_rss
 from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
+from seedbed.run.update import TrainingDiverged, require_finite_state
 from seedbed.types import SeedbedError, StorageError, Tree
 
 
@@ -130,7 +131,8 @@ class Session:
         failure = failure or ended
         self._tell_notices()
         if failure is not None:
-            if not isinstance(failure, TakenOver):
+            # A run could not go on from a state that has diverged.
+            if not isinstance(failure, TakenOver | TrainingDiverged):
                 with _after(failure, self.view):
                     self._save_last()
             self._end_evaluation(lambda: True)
@@ -267,8 +269,12 @@ class Session:
         return snapshot
 
     def _save(self, snapshot: Snapshot, score: Score | None = None) -> Snapshot:
-        """Saves a checkpoint of a snapshot; returns the snapshot with the metadata of the checkpoint."""
+        """Saves a checkpoint of a snapshot; returns the snapshot with the metadata of the checkpoint.
+
+        Raises TrainingDiverged instead if the learner state is not finite.
+        """
         self.run.require_claim()
+        require_finite_state(snapshot.learner, snapshot.updates)
         start = Start(snapshot.step, self._wall_s(), snapshot.updates)
         saved = snapshot._replace(metadata=snapshot.metadata | {"start": start._asdict()})
         if self._evaluating is snapshot:

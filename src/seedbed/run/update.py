@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.run.leaves import not_finite
 from seedbed.types import (
     Agent,
     Array,
@@ -29,8 +30,11 @@ STRATA = 8
 """The number of parts of a batch that are shuffled separately. 1, 2, 4 or 8 devices get equal minibatches."""
 
 
+_REMEDY = "Go on from the last checkpoint with --resume and a lower --agent.learning-rate"
+
+
 class TrainingDiverged(SeedbedError):
-    """Raised when a metric of an update, such as a loss or the norm of the gradient, is not finite."""
+    """Raised when a metric of an update, a gradient or a learner state is not finite."""
 
 
 def require_finite(metrics: dict[str, Any], update: int) -> None:
@@ -39,8 +43,24 @@ def require_finite(metrics: dict[str, Any], update: int) -> None:
     if bad:
         raise TrainingDiverged(
             f"{bad[0]} is {metrics[bad[0]]} at learner step {update}: training stopped before these "
-            "parameters were used. Go on from the last checkpoint with --resume and a lower "
-            "--agent.learning-rate"
+            f"parameters were used. {_REMEDY}"
+        )
+
+
+def require_finite_gradient(grads: Tree, update: int) -> None:
+    """Raises TrainingDiverged if a gradient, that of the update with number `update`, is not finite."""
+    if (name := not_finite(grads)) is not None:
+        raise TrainingDiverged(
+            f"the gradient of {name} is not finite at learner step {update}: training stopped before it was "
+            f"applied. {_REMEDY}"
+        )
+
+
+def require_finite_state(state: LearnerState, update: int) -> None:
+    """Raises TrainingDiverged if a leaf of a learner state, that after `update` updates, is not finite."""
+    if (name := not_finite(state)) is not None:
+        raise TrainingDiverged(
+            f"the learner state is not finite at learner step {update} ({name}): it is not saved. {_REMEDY}"
         )
 
 

@@ -1,0 +1,396 @@
+"""Clients of a role of the parameter server: strangers harm nobody, and nobody is taken for the role."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seedbed.actors import wire
+from seedbed.actors.admission import MOST_STRANGERS, Complaints
+from seedbed.actors.credentials import FOLDER, KEY, ActorKey, ensure_credentials
+from seedbed.paramserver import server as serving
+from seedbed.paramserver.caller import Caller, Stopped
+from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.messages import Kind, Message, pack
+from seedbed.paramserver.server import SEEDBED, Client, Server
+from seedbed.types import SeedbedError
+
+ROLE = "parameters-0"
+
+
+class Handler:
+    """A role that answers everything with its own message, and fails at `PAUSE`."""
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def take(self, client: Client, message: Message) -> None:
+        if message.kind is Kind.PAUSE:
+            raise ZeroDivisionError("a bug of the role's own")
+        if message.kind is Kind.RESUME:
+            raise SeedbedError("the disk is full")
+        client.send(message.kind, **message.fields)
+
+    def leave(self, client: Client) -> None: ...
+
+
+class Run:
+    """A role with a server in a thread, reached within the machine or as from another one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.directory = folder, Directory(folder)
+        self.key = ensure_credentials(folder / FOLDER)
+        self.number = self.directory.take_number(ROLE)
+        self.server = Server(ROLE, self.number, folder / FOLDER, "127.0.0.1")
+        self.failure: BaseException | None = None
+        self._ended = threading.Event()
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+        self.announce(("127.0.0.1", self.server.port))
+
+    def _serve(self) -> None:
+        try:
+            while not self._ended.is_set():
+                self.server.serve(Handler(), 0.02)
+        except BaseException as failure:
+            self.failure = failure
+
+    def announce(self, *hosts: tuple[str, int], machine: str = "") -> None:
+        here = self.server.address(hosts)
+        self.directory.announce(ROLE, here._replace(machine=machine or here.machine))
+
+    def caller(self, patience_s: float = 20.0) -> Caller:
+        until_s = time.monotonic() + patience_s
+        stop = lambda: time.monotonic() > until_s  # noqa: E731
+        return Caller(self.directory, self.folder / FOLDER, ROLE, stop)
+
+    def stranger(self) -> ssl.SSLSocket:
+        """Returns a stream over TLS, whose CHALLENGE has come."""
+        plain = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        return self.key.context().wrap_socket(plain, server_hostname="seedbed")
+
+    def close(self) -> None:
+        self._ended.set()
+        self.thread.join()
+        self.server.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.close()
+    assert made.failure is None
+
+
+def hello(number: int = 7, role: str = "learner") -> Callable[[], dict[str, Any]]:
+    return lambda: {"role": role, "number": number}
+
+
+def read(stream: ssl.SSLSocket) -> tuple[Kind, dict[str, Any]]:
+    """Reads the next message; raises ConnectionError at the end of the stream."""
+
+    def exactly(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            if not (got := stream.recv(count - len(data))):
+                raise ConnectionResetError
+            data += got
+        return data
+
+    header = wire.read_header(exactly(wire.HEADER_BYTES), 1 << 20, Kind)
+    body = exactly(header.length)
+    return header.kind, json.loads(body[4:])
+
+
+def body(text: bytes) -> bytes:
+    return wire.frame(Kind.HELLO, struct.pack("<I", len(text)), text)
+
+
+def nested(depth: int) -> bytes:
+    return b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+
+
+# What JSON knows as a number, or Python takes for one, and is no count.
+NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "-1", "9" * 400, "true", "null", "1.5", '"1"')
+NOISE = {
+    **{f"nested {depth} times": body(nested(depth)) for depth in (33, 940, 985, 1900)},
+    "no text": body(b"\xff\xfe"),
+    "no object": body(b"[]"),
+    "nothing": body(b"{}"),
+    "cut short": wire.frame(Kind.HELLO, b"{}"),
+    "longer than it is": wire.frame(Kind.HELLO, struct.pack("<I", 99), b"{}"),
+    "too long": struct.pack("<2sBBII", b"Sb", wire.VERSION, Kind.HELLO, 1 << 31, 0),
+    "out of turn": pack(Kind.PUSH, {}),
+    "a list for text": pack(
+        Kind.HELLO, {"version": [], "role": {}, "number": 1, "proof": [], "x": None}
+    ),
+    "a proof of other letters": pack(
+        Kind.HELLO, {"version": SEEDBED, "role": "x", "number": 1, "proof": "é" * 64}
+    ),
+    "no protocol": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", list(NOISE))
+def test_a_stranger_ends_no_stream_but_its_own(run: Run, name: str) -> None:
+    honest = run.caller()
+    honest.connect(hello())
+    with run.stranger() as stranger:
+        assert read(stranger)[0] is Kind.CHALLENGE
+        stranger.sendall(NOISE[name])
+        kind, said = read(stranger)
+        assert kind is Kind.REFUSE and said["code"] in ("protocol", "key")
+        with pytest.raises(ConnectionError):
+            read(stranger)
+    honest.send(Kind.REPORT, text="here")
+    answer = honest.receive(time.monotonic() + 10)
+    assert answer is not None and answer.fields == {"text": "here"}
+    honest.close()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_that_cannot_be_end_their_stream_also_with_the_key(run: Run, number: str) -> None:
+    with run.stranger() as stream:
+        challenge = read(stream)[1]
+        said = {"version": SEEDBED, "role": "learner", "number": 0}
+        text = json.dumps(said).replace('"number": 0', f'"number": {number}')
+        with contextlib.suppress(ValueError):
+            said = json.loads(text)
+        proof = run.key.proof(bytes.fromhex(challenge["nonce"]), run.number, said)
+        stream.sendall(body(text.replace("}", f', "proof": "{proof}"}}').encode()))
+        kind, refusal = read(stream)
+        assert kind is Kind.REFUSE and refusal["code"] == "protocol"
+
+
+def test_a_fault_of_the_roles_own_ends_one_stream_and_is_told(run: Run, capfd) -> None:
+    others = run.caller(), run.caller()
+    for number, each in enumerate(others):
+        each.connect(hello(number))
+    for _ in range(3):
+        others[0].send(Kind.PAUSE)
+        with pytest.raises(ConnectionError):
+            others[0].receive(time.monotonic() + 10)
+        others[0].connect(hello(0))
+    others[1].send(Kind.REPORT)
+    assert others[1].receive(time.monotonic() + 10) is not None
+    assert capfd.readouterr().err.count("ZeroDivisionError: a bug") == 1
+    for each in others:
+        each.close()
+
+
+def test_what_the_role_lacks_itself_ends_it(run: Run) -> None:
+    caller = run.caller()
+    caller.connect(hello())
+    caller.send(Kind.RESUME)
+    run.thread.join(10)
+    assert isinstance(run.failure, SeedbedError)
+    run.failure = None
+
+
+def test_complaints_say_how_many_were_left_out(capfd, monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("seedbed.actors.admission.time.monotonic", lambda: now[0])
+    complaints = Complaints()
+    for moment in (100.0, 101.0, 102.0, 111.0):
+        now[0] = moment
+        try:
+            raise ValueError(str(moment))
+        except ValueError:
+            complaints.tell()
+    told = capfd.readouterr().err
+    assert "ValueError: 100" in told and "ValueError: 111" in told and "101" not in told
+    assert "2 tracebacks like the last one were left out" in told
+
+
+# A role whose descriptors are few; it says so, and ends, if one is missing for its save.
+FEW = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))
+from pathlib import Path
+from seedbed.actors.credentials import FOLDER
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.server import Server
+from test_admission import Handler, ROLE
+run = Path(sys.argv[1])
+server = Server(ROLE, int(sys.argv[2]), run / FOLDER, "127.0.0.1")
+Directory(run).announce(ROLE, server.address((("127.0.0.1", server.port),)))
+while True:
+    server.serve(Handler(), 0.02)
+    files = [open(run / "save", "w") for _ in range(40)]
+    for file in files:
+        file.close()
+"""
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_flood_of_silent_strangers_shuts_nobody_out(tmp_path: Path, local: bool) -> None:
+    ensure_credentials(tmp_path / FOLDER)
+    directory = Directory(tmp_path)
+    number = directory.take_number(ROLE)
+    role = subprocess.Popen(
+        [sys.executable, "-c", FEW, str(tmp_path), str(number)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    flood: list[socket.socket] = []
+    try:
+        deadline = time.monotonic() + 60
+        while (address := directory.find(ROLE)) is None:
+            assert time.monotonic() < deadline and role.poll() is None
+            time.sleep(0.01)
+        where = ("\0" + address.socket) if local else address.hosts[0]
+        if not local:
+            directory.announce(ROLE, address._replace(machine="another"))
+        for _ in range(3 * MOST_STRANGERS):
+            stranger = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+            stranger.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                stranger.connect(where)
+            flood.append(stranger)
+        caller = Caller(directory, tmp_path / FOLDER, ROLE, lambda: time.monotonic() > deadline)
+        caller.connect(hello())
+        caller.send(Kind.REPORT, text="here")
+        answer = caller.receive(deadline)
+        assert answer is not None and answer.fields == {"text": "here"}
+        caller.close()
+        assert role.poll() is None
+    finally:
+        for stranger in flood:
+            stranger.close()
+        role.kill()
+        role.wait()
+
+
+def test_strangers_do_not_count_among_clients(run: Run, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "_MOST_CLIENTS", 1)
+    strangers = [run.stranger() for _ in range(3)]
+    first, second = run.caller(), run.caller()
+    first.connect(hello(1))
+    with pytest.raises(SeedbedError, match="takes no more"):
+        second.connect(hello(2))
+    # Who comes back takes its own place.
+    again = run.caller()
+    again.connect(hello(1))
+    for each in (first, second, again, *strangers):
+        each.close()
+
+
+def test_who_takes_the_name_of_a_dead_role_is_not_believed(tmp_path: Path) -> None:
+    ensure_credentials(tmp_path / FOLDER)
+    directory = Directory(tmp_path)
+    number, name = directory.take_number(ROLE), f"seedbed-{os.urandom(16).hex()}"
+    directory.announce(ROLE, Address(number, os.getpid(), this_machine(), name, ()))
+    got: list[Any] = []
+    with socket.socket(socket.AF_UNIX) as impostor:
+        impostor.bind("\0" + name)
+        impostor.listen()
+
+        def pose() -> None:
+            stream, _ = impostor.accept()
+            with stream:
+                stream.settimeout(10)
+                got.append(stream.recv(64))
+                stream.sendall(bytes(32))
+                data, descriptors, _, _ = socket.recv_fds(stream, 64, 4)
+                got.extend([data, descriptors])
+
+        thread = threading.Thread(target=pose)
+        thread.start()
+        caller = Caller(directory, tmp_path / FOLDER, ROLE, lambda: len(got) == 3)
+        caller.make_room(32, 32)
+        with pytest.raises(Stopped):
+            caller.connect(hello())
+        thread.join()
+    assert got[1:] == [b"", []], "it gets neither a proof nor the memory"
+    assert "lacks the run's key" in caller.last_error or "Errno" in caller.last_error
+
+
+def filtered() -> tuple[tuple[str, int], list[socket.socket]]:
+    """Returns an address that does not answer, as behind a firewall, and what keeps it so."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    kept = [listener]
+    for _ in range(3):
+        kept.append(socket.socket())
+        kept[-1].setblocking(False)
+        kept[-1].connect_ex(listener.getsockname())
+    return listener.getsockname(), kept
+
+
+def web() -> tuple[tuple[str, int], socket.socket]:
+    """Returns the address of another server."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                stream, _ = listener.accept()
+                with stream:
+                    stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listener.getsockname(), listener
+
+
+def test_the_right_address_is_found_among_others(run: Run, tmp_path: Path) -> None:
+    """Some do not answer, one refuses, at one is another server, and at one a role of another run."""
+    kept: list[socket.socket] = []
+    hosts = []
+    for _ in range(2):
+        host, sockets = filtered()
+        hosts.append(host)
+        kept += sockets
+    host, listener = web()
+    kept.append(listener)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refused = closed.getsockname()
+    (tmp_path / "other").mkdir()
+    other = Run(tmp_path / "other")
+    hosts += [host, refused, ("127.0.0.1", other.server.port)]
+    try:
+        run.announce(*hosts, ("127.0.0.1", run.server.port), machine="another")
+        caller = run.caller()
+        begun_s = time.monotonic()
+        caller.connect(hello())
+        assert time.monotonic() - begun_s < 4.0
+        # It is remembered.
+        begun_s = time.monotonic()
+        caller.connect(hello())
+        assert time.monotonic() - begun_s < 0.25
+        caller.close()
+        run.announce(*hosts[2:], machine="another")
+        lost = run.caller(patience_s=1.0)
+        with pytest.raises(Stopped):
+            lost.connect(hello())
+        for host in hosts[2:]:
+            assert f"127.0.0.1:{host[1]}" in lost.last_error
+    finally:
+        other.close()
+        for each in kept:
+            each.close()
+
+
+def test_the_key_file_is_what_proves(run: Run) -> None:
+    """A client with another secret is refused at the socket of the machine, too."""
+    path = run.folder / FOLDER / KEY
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "secret": "00" * 32}))
+    assert ActorKey.read(path).secret == bytes(32)
+    caller = run.caller(patience_s=0.3)
+    with pytest.raises(Stopped):
+        caller.connect(hello())
+    assert "lacks the run's key" in caller.last_error
