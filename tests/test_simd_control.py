@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,3 +156,46 @@ def test_control_flow_is_that_of_vmap(name):
     theirs = jax.jit(jax.vmap(function))(*args)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+def test_a_while_loop_under_vmap_ends_for_each_of_its_examples():
+    def grow(x: Any) -> Any:
+        return jax.vmap(lambda y: lax.while_loop(lambda c: c < 3, lambda c: c + 1 + y * y, y))(x)
+
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(37, 4)), jnp.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no fallback
+        np.testing.assert_array_equal(simd.vectorize(grow)(x), jax.vmap(grow)(x))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_a_large_table_is_read_at_an_examples_own_index(kind):
+    """Its elements have no nodes: a graph may have fewer than the table has elements."""
+    numbers = np.random.default_rng(0).normal(size=500_000).astype(np.float32)
+    given, index = kind(numbers), jnp.arange(40, dtype=jnp.int32) * 12_345
+
+    def pick(i: Any, x: Any) -> Any:
+        return jnp.asarray(given)[i] * x + lax.fori_loop(
+            0, 3, lambda k, total: total + jnp.asarray(given)[i + k], jnp.float32(0)
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = jax.jit(simd.vectorize(pick))(index, jnp.full(40, 2.0))
+    places = np.asarray(index)
+    wanted = 2 * numbers[places] + sum(numbers[places + k] for k in range(3))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["scan", "compare_all"])
+def test_sorted_search_has_a_kernel(method):
+    rng = np.random.default_rng(0)
+    edges = jnp.sort(jnp.asarray(rng.normal(size=40), jnp.float32))
+    x = jnp.asarray([*rng.normal(size=60), 0.0, -0.0, np.nan, np.inf], jnp.float32)
+
+    def search(x: Any) -> Any:
+        return jnp.searchsorted(edges, x, method=method)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(simd.vectorize(search)(x), jax.vmap(search)(x))

@@ -255,3 +255,10 @@ def test_float64_is_evaluated_in_float64():
         np.testing.assert_allclose(result, truth(x), rtol=1e-14)
     np.testing.assert_allclose(power, x ** x[::-1], rtol=1e-14)
     np.testing.assert_allclose(acosh, np.arccosh(x + 1), rtol=1e-14)
+
+
+def test_cube_roots_of_denormal_numbers_are_zero():
+    x = jnp.asarray([1e-40, -1e-40, 0.0, -0.0, 2.0**-126, -8.0, np.inf, np.nan], jnp.float32)
+    found = np.asarray(vectorize(jnp.cbrt)(x))
+    np.testing.assert_allclose(found, [0, 0, 0, 0, 2.0**-42, -2, np.inf, np.nan], rtol=1e-6)
+    np.testing.assert_array_equal(np.signbit(found[:4]), [False, True, False, True])

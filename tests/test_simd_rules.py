@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import primitives
 
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.rules import RULES
@@ -101,6 +102,19 @@ def singles(*kinds):
     return [(kind,) for kind in kinds]
 
 
+def total_eq(a, b):
+    """Comparisons in which -0 is before 0, and a NaN behind infinity: sorted searches have them."""
+    return primitives.eq_to_p.bind(a, b)
+
+
+def total_lt(a, b):
+    return primitives.lt_to_p.bind(a, b)
+
+
+def total_le(a, b):
+    return primitives.le_to_p.bind(a, b)
+
+
 def within(largest, function):
     """The same function, of 1 where the argument is larger."""
 
@@ -119,6 +133,7 @@ def gradient(x, y):
 add([lax.add, lax.sub, lax.mul, lax.div, lax.rem], *pairs(FLOAT, INT, UINT))
 add([lax.max, lax.min], *pairs(FLOAT, INT, UINT, BOOL))
 add([lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge], *pairs(FLOAT, INT, UINT, BOOL))
+add([total_eq, total_lt, total_le], *pairs(FLOAT, INT))
 add([lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor], *pairs(INT, UINT, BOOL))
 add([lax.shift_left, lax.shift_right_logical, lax.shift_right_arithmetic], *pairs(INT, UINT))
 add([lax.mulhi], *pairs(INT, UINT))

@@ -184,6 +184,8 @@ class _Evaluation:
             return np.ascontiguousarray(args[0]).view(node.dtype).reshape(np.shape(args[0]))
         if op == "pack":
             return _stack(args)
+        if op == "operand":
+            return np.asarray(self._inputs[node.value[0]])
         if op == "table":
             return np.frombuffer(node.value[0], node.dtype)
         if op == "memory":

@@ -40,6 +40,10 @@ class Ends(Protocol):
         """Writes the load of an "input" node of the LLVM type `kind`; returns its name."""
         ...
 
+    def whole(self, node: Node) -> str:
+        """Writes what gives the address of an "operand" node; returns its name."""
+        ...
+
     def at(self, result: int, element: int) -> str:
         """Returns the address of an element of a result."""
         ...
@@ -147,8 +151,8 @@ class _Emitter:
         elif node.op == "bitcast":
             before = w.kind(node.args[0].dtype, uniform=uniform)
             name = self._name(node.args[0], uniform=uniform)
-            same = before == kind
-            self._define(node, name if same else w.op(f"bitcast {before} {name} to {kind}"))
+            bits = name if before == kind else w.op(f"bitcast {before} {name} to {kind}")
+            self._define(node, bits)
         else:
             args = [self._name(a, uniform=uniform) for a in node.args]
             before = w.kind(node.args[0].dtype, uniform=uniform)
@@ -158,13 +162,14 @@ class _Emitter:
     # Memory
 
     def _storage_of(self, node: Node) -> Storage:
-        """Returns the storage that holds a state of an array."""
+        """Returns the storage of a state of an array."""
+        if node.op == "operand":
+            return Storage(self._ends.whole(node), node.dtype, node.value[1], uniform=True)
         if node.op == "table" and node not in self._storage:
             self._storage[node] = self._arrays.table(node)
-        elif node.op in ("variable", "result"):
-            return self._carried[self._live.graph.loops[node.value[0]], node.value[1]]
-        elif node.op == "record":
-            return self._recorded[self._live.graph.loops[node.value[0]], node.value[1]]
+        if node.op in ("variable", "result", "record"):
+            known = self._recorded if node.op == "record" else self._carried
+            return known[self._live.graph.loops[node.value[0]], node.value[1]]
         return self._storage[node]
 
     def _element(self, storage: Storage, base: Node, offset: int) -> str:

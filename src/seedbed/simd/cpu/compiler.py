@@ -71,7 +71,7 @@ def program_module(program: Program, width: int, target: Target) -> str:
         Unsupported: the kernel needs too much memory for its arrays, or the program contains other types
             than DTYPES.
     """
-    read = {node.value[0] for node in Liveness(program).nodes if node.op == "input"}
+    read = {node.value[0] for node in Liveness(program).nodes if node.op in ("input", "operand")}
     inputs, outputs = (
         [Port(o.nodes.size, o.dtype, o.shared, i in read) for i, o in enumerate(side)]
         for side in (program.inputs, program.outputs)

@@ -33,6 +33,13 @@ class Slots:
             storage, self._arrays.at(storage, str(slot + element)), uniform=False
         )
 
+    def whole(self, node: Node) -> str:
+        """Writes what gives the address of an "operand" node; returns its name."""
+        slot = self._inputs[node.value[0]]
+        return self._w.op(
+            f"load ptr, ptr {self._w.op(f'getelementptr ptr, ptr %shared, i64 {slot}')}"
+        )
+
     def at(self, result: int, element: int) -> str:
         """Returns the address of an element of a result."""
         storage = Storage("%out", self._dtypes[result], 0, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -283,14 +284,35 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
             for init, u, i in zip(inits, uniform, in_memory, strict=True)
         ]
         tracer.around.append(traced.loop)
-        goes_on = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
-        traced.loop.condition = tracer.elements(goes_on)[()]
+        result = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
+        goes_on = tracer.elements(result)
+        traced.loop.condition = functools.reduce(
+            lambda a, b: tracer.graph.apply("or", a, b), goes_on.reshape(-1)
+        )
         results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
+        if goes_on.ndim:
+            results = [
+                _while_going(tracer, goes_on, *pair) for pair in zip(results, carries, strict=True)
+            ]
         tracer.around.pop()
         stays = traced.stays_uniform(results)
         if all(s or not u for s, u in zip(stays, uniform, strict=True)):
             return traced.finish(results, [])
         uniform = [u and s for u, s in zip(uniform, stays, strict=True)]
+
+
+def _while_going(tracer: Tracer, goes_on: np.ndarray, new: Value, old: Value) -> np.ndarray:
+    """Returns a carry of a loop under `jax.vmap`, whose examples leave it one by one: `new` if it goes on.
+
+    The examples are the first axes of the carry, as those of `goes_on`.
+    """
+    after, before = tracer.elements(new), tracer.elements(old)
+    places = goes_on.reshape(goes_on.shape + (1,) * (after.ndim - goes_on.ndim))
+    nodes = np.empty(after.shape, object)
+    triples = zip(np.broadcast_to(places, after.shape).flat, after.flat, before.flat, strict=True)
+    for i, (going, x, y) in enumerate(triples):
+        nodes.flat[i] = tracer.graph.select(going, x, y)
+    return nodes
 
 
 def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:

@@ -14,6 +14,7 @@ import math
 from seedbed.simd.ir.scalar import Scalar, copysign, polynomial
 
 INFINITY, NAN = math.inf, math.nan
+LEAST_NORMAL = 2.0**-126
 # The sum of a number and 1.5 * 2^23 is rounded to an integer, which is in the low bits of the sum.
 ROUNDER = 12582912.0
 _LN2 = math.log(2)
@@ -279,7 +280,9 @@ def cbrt(x: Scalar) -> Scalar:
         inverse = inverse * (4.0 / 3.0 - cube * (1.0 / 3.0))
     root = size * inverse * inverse
     root = root - (root - size / (root * root)) * (1.0 / 3.0)
-    return (size.equals(0.0) | size.equals(INFINITY)).where(x, copysign(root, x))
+    root = size.equals(INFINITY).where(size, root)
+    # Numbers below the least normal one count as zero, as in XLA's kernels.
+    return copysign((size < LEAST_NORMAL).where(0.0, root), x)
 
 
 def remainder(x: Scalar, y: Scalar) -> Scalar:

@@ -1,8 +1,9 @@
 """Arrays in memory: if an index is only known when the program runs, the elements have addresses.
 
-A state of an array is a node: "pack" (elements, never written), "table" (known numbers), "memory" (a new
-copy, which may be written), "store" (the state after a write), "variable" or "result" (an array that a
-loop carries) or "record" (an array that a loop writes row by row).
+A state of an array is a node: "pack" (elements, never written), "table" (known numbers), "operand" (an
+operand that all examples share), "memory" (a new copy, which may be written), "store" (the state after a
+write), "variable" or "result" (an array that a loop carries) or "record" (an array that a loop writes row by
+row).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from seedbed.simd.ir.program import Unsupported
 # the most positions that are compared with an index that differs between lanes; beyond, each lane has an
 # address of its own (docs/simd.md tells how both were timed)
 POSITIONS = 16
+# the most elements of a constant, or of an operand that all examples share, that have nodes from the start
+LARGE = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +82,12 @@ def load(g: Graph, state: Node, base: Node, offset: int) -> Node:
     return g.make("load", (state, base), offset, state.dtype, uniform=uniform)
 
 
+def table(g: Graph, numbers: np.ndarray) -> Node:
+    """Returns the node of an array of known numbers."""
+    value = (numbers.tobytes(), numbers.size)
+    return g.make("table", (), value, str(numbers.dtype), uniform=True)
+
+
 def elements(tracer: Tracer, memory: Memory) -> np.ndarray:
     """Returns the nodes of all elements, in the shape of the array."""
     zero = tracer.graph.constant(0, "int32")
@@ -100,8 +109,7 @@ def readable(tracer: Tracer, value: Value) -> Memory:
     g, nodes = tracer.graph, [*value.reshape(-1)]
     dtype = nodes[0].dtype
     if all(is_constant(n) for n in nodes):
-        data = np.array([n.value for n in nodes], dtype).tobytes()
-        node = g.make("table", (), (data, len(nodes)), dtype, uniform=True)
+        node = table(g, np.array([n.value for n in nodes], dtype))
     else:
         node = g.make("pack", nodes, len(nodes), dtype)
     return Memory(node, value.shape, None)

@@ -227,6 +227,22 @@ def _nextafter(x: Scalar, y: Scalar) -> Scalar:
     return unknown.where(elementary.NAN, x.equals(y).where(y, moved))
 
 
+def _total_order(name: str) -> Rule:
+    """Makes the rule of a comparison in which -0 is before 0 and every NaN has a place, by its bits."""
+
+    def place(x: Scalar) -> Scalar:
+        bits = x.bits()
+        return bits ^ (_shift_right_arithmetic(bits, bits.like(31)) & 0x7FFFFFFF)
+
+    def rule(g: Graph, params: Params, args: tuple[Node, ...]) -> Node:
+        if args[0].dtype != "float32":
+            return RULES[name](g, params, args)
+        places = (place(Scalar(g, x)).node for x in args)
+        return g.apply(name, *places)
+
+    return rule
+
+
 _GRAPH_OPS = {
     **{name: name for name in ("add", "sub", "mul", "div", "neg", "abs", "sqrt")},
     **{name: name for name in ("floor", "ceil", "and", "or", "xor", "not")},
@@ -274,6 +290,9 @@ RULES: dict[str, Rule] = {
     "le": _comparison("le", lambda a, b: ~a | b),
     "gt": _comparison("gt", lambda a, b: a & ~b),
     "ge": _comparison("ge", lambda a, b: a | ~b),
+    "eq_to": _total_order("eq"),
+    "lt_to": _total_order("lt"),
+    "le_to": _total_order("le"),
     "sign": _formula(_sign),
     "rem": _remainder,
     "round": _round,

@@ -41,14 +41,15 @@ def trace(closed: Any, shared: Sequence[bool], *, limit: int | None = None) -> P
 
 
 def _program(tracer: Tracer, closed: Any, shared: Sequence[bool]) -> Program:
-    inputs = []
+    inputs, values = [], list[Value]()
     for position, (variable, is_shared) in enumerate(zip(closed.jaxpr.invars, shared, strict=True)):
         shape, dtype = variable.aval.shape, str(variable.aval.dtype)
-        nodes = np.empty(shape, object)
-        for i in range(nodes.size):
-            nodes.flat[i] = tracer.graph.make("input", (), (position, i), dtype, uniform=is_shared)
+        value = _operand(tracer.graph, position, variable.aval, shared=is_shared)
+        values.append(value)
+        in_memory = isinstance(value, Memory)
+        nodes = np.broadcast_to(np.array(value.node, object), shape) if in_memory else value
         inputs.append(Operand(shape, dtype, is_shared, nodes))
-    results = tracer.run(closed.jaxpr, closed.consts, [i.nodes for i in inputs])
+    results = tracer.run(closed.jaxpr, closed.consts, values)
     outputs = []
     for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
         nodes = tracer.elements(value)
@@ -56,6 +57,21 @@ def _program(tracer: Tracer, closed: Any, shared: Sequence[bool]) -> Program:
         assert nodes.shape == variable.aval.shape
         outputs.append(Operand(nodes.shape, str(variable.aval.dtype), False, nodes))
     return Program(tracer.graph, tuple(inputs), tuple(outputs))
+
+
+def _operand(graph: Graph, position: int, aval: Any, *, shared: bool) -> Value:
+    """Returns the value of an operand: a large one that all examples share is an array in memory.
+
+    A bool has another form outside of a kernel, so it has nodes.
+    """
+    dtype, size = str(aval.dtype), math.prod(aval.shape)
+    if shared and size > memory.LARGE and dtype != "bool":
+        node = graph.make("operand", (), (position, size), dtype, uniform=True)
+        return Memory(node, aval.shape, None)
+    nodes = np.empty(aval.shape, object)
+    for i in range(nodes.size):
+        nodes.flat[i] = graph.make("input", (), (position, i), dtype, uniform=shared)
+    return nodes
 
 
 class Tracer:
@@ -109,9 +125,11 @@ class Tracer:
             return [self.reduce(_REDUCTIONS[name], equation, arrays[0])]
         raise Unsupported(f"no scalar form of {name!r} is known ({_where(equation)})")
 
-    def lift(self, constant: Any, dtype: Any) -> np.ndarray:
-        """Returns the constant nodes of a known array, after its conversion to `dtype`."""
+    def lift(self, constant: Any, dtype: Any) -> Value:
+        """Returns a known array, converted to `dtype`: constant nodes, or a table if it is large."""
         array = np.asarray(constant).astype(dtype)
+        if array.size > memory.LARGE:
+            return Memory(memory.table(self.graph, array), array.shape, None)
         nodes = np.empty(array.shape, object)
         for i, number in enumerate(array.reshape(-1)):
             nodes.flat[i] = self.graph.constant(number, str(array.dtype))

@@ -38,6 +38,10 @@ class Buffers:
         name = w.op(f"load {memory}, ptr addrspace(1) {address}, align {align}")
         return w.op(f"icmp ne i8 {name}, 0") if node.dtype == "bool" else name
 
+    def whole(self, node: Node) -> str:
+        """Writes what gives the address of an "operand" node; returns its name."""
+        return self._w.op(f"addrspacecast ptr addrspace(1) %in{node.value[0]} to ptr")
+
     def at(self, result: int, element: int) -> str:
         """Returns the address of an element of a result."""
         size = "i8" if self._program.outputs[result].dtype == "bool" else "i32"

@@ -22,7 +22,9 @@ GATHER = Cost(time=32.0, saved=32.0)
 # All others are guesses, and the two of an operation were guessed apart. To change a time changes how calls
 # are cut into chunks; to change what is saved changes which guards there are.
 COSTS = {
-    **dict.fromkeys(("constant", "variable", "index", "result", "record", "table"), Cost(0.0, 0.0)),
+    **dict.fromkeys(
+        ("constant", "variable", "index", "result", "record", "table", "operand"), Cost(0.0, 0.0)
+    ),
     **dict.fromkeys(("input", "pack", "memory"), Cost(time=0.0, saved=1.0)),
     **dict.fromkeys(("load", "store"), Cost(time=1.0, saved=0.5)),
     **dict.fromkeys(("div", "sqrt"), Cost(time=8.0, saved=8.0)),

@@ -319,7 +319,7 @@ class Schedule:
 
 
 CIRCLE = "the operations of a program wait for each other"
-_GIVEN = ("constant", "variable", "index", "result", "record", "table")
+_GIVEN = ("constant", "variable", "index", "result", "record", "table", "operand")
 
 
 def _lifted(
