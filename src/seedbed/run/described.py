@@ -111,6 +111,8 @@ AGENTS = {
     "temperature": "SAC: weight of the entropy in the reward.",
 }
 ENVIRONMENTS = {
+    "env/solver_error": "Estimated error of the physics' solver, the largest in a step, a mean over"
+    " environments: above 0.01 the simulation cannot be trusted.",
     "env/reward_forward": "Reward for moving forward, a mean over the environments' last steps.",
     "env/reward_survive": "Reward for being healthy, in the same sense.",
     "env/reward_ctrl": "Minus the cost of controls.",

@@ -132,7 +132,7 @@ class MujocoTask(abc.ABC):
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
         carried = self._carry(now)
         verdict = self.judge(carried, now, jnp.zeros(model.nu, jnp.float32))
-        metrics = jax.tree.map(jnp.zeros_like, verdict.metrics)
+        metrics = jax.tree.map(jnp.zeros_like, verdict.metrics | {"solver_error": now.solver_error})
         return EnvState.opening(carried, self.observe(now), metrics)
 
     def step(self, state: EnvState, action: Array) -> EnvState:
@@ -146,11 +146,12 @@ class MujocoTask(abc.ABC):
             qpos_low=before.qpos_low, qacc_warmstart=before.qacc_warmstart
         )
 
-        def substep(now: physics.Data, _: None) -> tuple[physics.Data, None]:
-            return physics.step_data(model, now.state, action), None
+        def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
+            now = physics.step_data(model, carry[0].state, action)
+            return (now, jnp.maximum(carry[1], now.solver_error)), None
 
-        begun = physics.make_data(model, start)
-        now, _ = jax.lax.scan(substep, begun, None, length=self.frame_skip)
+        begun = physics.make_data(model, start), jnp.float32(0)
+        (now, error), _ = jax.lax.scan(substep, begun, None, length=self.frame_skip)
         verdict = self.judge(before, now, action)
 
         def unless_diverged(tree: Tree) -> Tree:
@@ -161,7 +162,7 @@ class MujocoTask(abc.ABC):
             unless_diverged(self.observe(now)),
             unless_diverged(verdict.reward),
             verdict.terminated | now.diverged,
-            unless_diverged(verdict.metrics),
+            unless_diverged(verdict.metrics | {"solver_error": error}),
         )
 
     def _carry(self, now: physics.Data) -> TaskState:
