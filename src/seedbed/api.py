@@ -19,7 +19,6 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.export import loading as exported
-from seedbed.machine import require_linux
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
@@ -41,6 +40,7 @@ def train(
     agent: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
     on_metrics: OnMetrics | None = None,
     **runtime_options: Any,
 ) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def train(
 
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
     or environment, and the run keeps its saved configuration; a `TrainConfig` replaces that configuration.
-    Raises SeedbedError if the user can repair the failure.
+    `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
     if resume and run is None:
         raise SeedbedError("resume needs the folder of the run: name it with run")
@@ -66,7 +66,7 @@ def train(
     if not isinstance(what, str):
         config = what
     elif resume and run is not None:
-        config = resolve.resumed(Path(run), what, agent)
+        config = resolve.resumed(Path(run), what, agent, trust)
     else:
         plain = resolve.train_config(what, agent)
         config = scaling.for_this_device(plain)
@@ -82,29 +82,18 @@ def train(
     if plain is not None and (told := scaling.note(plain, config)):
         _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
-    _require_platform(options)
-    former = Path(run) if resume and run is not None else None
-    config, told = scaling.with_compute_dtype(config, former)
+    resolve.require_platform(options)
+    config, told = scaling.with_compute_dtype(config, Path(run) if resume and run else None)
     if told:
         _tell(told)
     encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
+    folder.trusted = trust
     screen = make_view(options.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view, on_metrics)
     return {**summary, "run": str(path)}
-
-
-def _require_platform(options: Any) -> None:
-    """Raises SeedbedError if the runtime of these options needs Linux, and this is another system."""
-    if not isinstance(options, FusedConfig):
-        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
-        require_linux(
-            f"the {kind} runtime",
-            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
-            "one on Linux",
-        )
 
 
 def _tell(text: str) -> None:
@@ -184,26 +173,33 @@ class _PlainForms:
 class TrainedAgent:
     """The policy that a run has learned, and the environment it was trained in."""
 
-    env: HostEnvConfig | Environment
+    config: TrainConfig  # of the run
     forms: Forms
     agent: Agent  # bound: its `spec` is filled in
     params: Tree
     step: int  # transitions that were done at the checkpoint
     member: str = ""  # name of the best member of a population, such as `seed 3`
-    actor_timeout_s: float = CentralConfig.actor_timeout_s
+
+    @property
+    def env(self) -> HostEnvConfig | Environment:
+        """The environment that it was trained in."""
+        return self.config.env
 
 
 def restore(
-    run: str | Path, warn: Callable[[str], None] = lambda text: None, newest: bool = False
+    run: str | Path,
+    warn: Callable[[str], None] = lambda text: None,
+    newest: bool = False,
+    trust: bool = False,
 ) -> TrainedAgent:
     """Restores the checkpoint with the run's best evaluation; the newest if `newest`, or if there is none.
 
-    Of a population, it takes only the best member. Calls `warn` with a message about each damaged
-    checkpoint, if the best checkpoint is not the newest, and if no member was evaluated there. Raises
-    SeedbedError if the folder is not that of a run, or has no whole checkpoint.
+    Of a population, it takes only the best member. `trust` is that of `load`. Calls `warn` with a message
+    about each damaged checkpoint, if the best checkpoint is not the newest, and if no member was evaluated
+    there. Raises SeedbedError if the folder is not that of a run, or has no whole checkpoint.
     """
     folder = RunFolder.read(Path(run))
-    config = resolve.from_json(folder.read_config())
+    config = resolve.saved_config(folder, trust)
     forms = _forms(config.env)
     agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
     template = jax.eval_shape(agent.init, jax.random.key(0)).params
@@ -212,8 +208,7 @@ def restore(
     if not isinstance(config.runtime, FusedConfig):
         step, params, _ = read(folder.checkpoints, template, warn, part="params")
         tell(step)
-        patience_s = config.runtime.actor_timeout_s
-        return TrainedAgent(config.env, forms, agent, params, step, actor_timeout_s=patience_s)
+        return TrainedAgent(config, forms, agent, params, step)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
@@ -222,13 +217,13 @@ def restore(
     step, params, metadata = read(folder.checkpoints, template, warn, part="learner.params")
     tell(step)
     if members == 1:
-        return TrainedAgent(config.env, forms, agent, params, step)
+        return TrainedAgent(config, forms, agent, params, step)
     best = metadata.get("best_seed", 0)
     member = config.runtime.member_names[best]
     if "best_seed" not in metadata:
         warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], params)
-    return TrainedAgent(config.env, forms, agent, params, step, member)
+    return TrainedAgent(config, forms, agent, params, step, member)
 
 
 def _tell_of_newer(folder: RunFolder, warn: Callable[[str], None], step: int) -> None:
@@ -298,19 +293,22 @@ def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     )
 
 
-def load(run: str | Path, seed: int = 0, newest: bool = False) -> Policy:
+def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = False) -> Policy:
     """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`.
 
     `run` is the folder of a run. `seed` is that of the actions, where they are drawn. With `newest` it takes
     the newest checkpoint instead of the one with the best evaluation. Observations and actions are those of
     the environment, one or a batch `[B, ...]`.
 
+    An agent or an environment of users is imported only if the folder, and the file that names it, belong to
+    this user and nobody else can write them, or with `trust`.
+
     `run` may also be a folder that `seedbed export` has written, of one of Seedbed's own agents. Such a
     policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError
     if the folder is neither, or is damaged.
     """
     if not exported.is_exported(Path(run)):
-        return policy_of(restore(run, newest=newest), seed)
+        return policy_of(restore(run, newest=newest, trust=trust), seed)
     if newest:
         raise SeedbedError(f"{run} is an exported policy, and has no newer one: leave out newest")
     agent, spec, frame_stack, params = exported.read(Path(run))
@@ -324,6 +322,7 @@ def evaluate(
     env: str | None = None,
     seed: int = 0,
     newest: bool = False,
+    trust: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
@@ -336,11 +335,12 @@ def evaluate(
 
     If `env` is the Gymnasium task of an on-device environment, such as Ant-v5, it is made with the
     observation options that the policy was trained with. All else is Gymnasium's default, so the return is
-    that of the standard task. Calls `warn` like `restore`. Raises SeedbedError if an episode does not end.
+    that of the standard task. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError if
+    an episode does not end.
     """
     if episodes < 1:
         raise SeedbedError(f"episodes is {episodes}: it must be 1 or more")
-    trained = restore(run, warn, newest)
+    trained = restore(run, warn, newest, trust)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
         from seedbed.fused import program
@@ -355,7 +355,9 @@ def evaluate(
             params=trained.params,
             episodes=episodes,
             seed=seed,
-            actor_timeout_s=trained.actor_timeout_s,
+            actor_timeout_s=getattr(
+                trained.config.runtime, "actor_timeout_s", CentralConfig.actor_timeout_s
+            ),
         )
     played = {"member": trained.member} if trained.member else {}
     return {**result, "env_steps": trained.step, **played}

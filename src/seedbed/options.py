@@ -35,6 +35,7 @@ class TrainArguments:
     runtime: str | None
     run: Path | None
     resume: bool
+    trust: bool
     debug: bool
     help: bool
     rest: tuple[str, ...]  # overrides of the configuration
@@ -43,7 +44,13 @@ class TrainArguments:
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     """Separates the options that choose a configuration from those that override parts of it."""
     values: dict[str, str | None] = {"--agent": None, "--runtime": None, "--run": None}
-    switches = {"--resume": False, "--debug": False, "--help": False, "-h": False}
+    switches = {
+        "--resume": False,
+        "--trust-run": False,
+        "--debug": False,
+        "--help": False,
+        "-h": False,
+    }
     target, rest, waiting = None, [], iter(_split_equals(arguments))
     for token in waiting:
         if token in values:
@@ -62,6 +69,7 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
         runtime=values["--runtime"],
         run=None if values["--run"] is None else Path(values["--run"]),
         resume=switches["--resume"],
+        trust=switches["--trust-run"],
         debug=switches["--debug"],
         help=switches["--help"] or switches["-h"],
         rest=tuple(rest),
@@ -130,6 +138,7 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --runtime R   takes another runtime: central or paramserver
   --run DIR     names the folder of the run, by default below runs/
   --resume      goes on with the run in the folder of --run
+  --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
 
 
@@ -210,7 +219,7 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    general = ("--agent", "--runtime", "--run", "--resume", "--debug", "--help")
+    general = ("--agent", "--runtime", "--run", "--resume", "--trust-run", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             others = [name for name, kind in RUNTIMES.items() if token in dict(_flags("", kind()))]

@@ -50,18 +50,24 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
     """
     config = job.config
     saved = () if save is None else ("--save", save)
+    trusted = ("--trust-run",) if job.trusted else ()
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
     return {
         "parameters": [
-            Role(shard.role_of(i), shard.__name__, ("--shard", str(i)))
+            Role(shard.role_of(i), shard.__name__, ("--shard", str(i), *trusted))
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i)), saved)
+            Role(
+                replay_folder.role_of(i),
+                replay_shard.__name__,
+                ("--shard", str(i), *trusted),
+                saved,
+            )
             for i in range(replays)
         ],
         "learners": [
-            Role(learner.role_of(i), learner.__name__, ("--seat", str(i)))
+            Role(learner.role_of(i), learner.__name__, ("--seat", str(i), *trusted))
             if i < config.learners - config.remote_learners
             else Role(learner.role_of(i), "")
             for i in range(config.learners)

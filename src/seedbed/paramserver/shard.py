@@ -26,6 +26,7 @@ from seedbed.paramserver.server import Broken, Client
 from seedbed.run.devices import dispatch_in_place
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
+from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import require_finite_state
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
@@ -298,12 +299,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A parameter shard; started by the coordinator.")
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
+    declare_trust(parser)
     given = parser.parse_args()
     dispatch_in_place()
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:
-        job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+        job, role = (
+            Job.read(given.run, trusted=given.trust_run),
+            Role(given.run, role_of(given.shard)),
+        )
         end_on_signals(role)
         return role, ParameterShard(role, job, given.shard), job.host
 

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import json
 import math
 import os
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from seedbed import strict_json
 from seedbed.run.folder import METRICS
 from seedbed.types import SeedbedError
 
@@ -85,7 +85,7 @@ class MetricsLog:
             if isinstance(value, int | float)
         ]
         event.summary.CopyFrom(self._summary(value=values))
-        line = json.dumps(plain, allow_nan=False) + "\n"
+        line = strict_json.dumps(plain) + "\n"
         refused: OSError | None = None
         for file, piece in ((self._lines, line.encode()), (self._events, _record(event))):
             try:
@@ -189,7 +189,7 @@ def _whole_lines(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the lines that are whole, each with its metrics."""
     for line in text.splitlines(keepends=True):
         try:
-            metrics = json.loads(line)
+            metrics = strict_json.loads(line)
         except ValueError:
             continue
         if line.endswith("\n") and isinstance(metrics, dict):

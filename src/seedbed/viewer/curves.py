@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seedbed import strict_json
 from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
 from seedbed.viewer.runs import Run
@@ -110,7 +110,7 @@ def _series(runs: list[Run]) -> Iterator[Series]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         options = {name: value for name, value in options_of(run).items() if name != "seed"}
-        alike.setdefault(json.dumps(options, sort_keys=True), []).append(run)
+        alike.setdefault(strict_json.dumps(options, sort=True), []).append(run)
     for those, label in zip(alike.values(), _labels(list(alike.values())), strict=True):
         values = _sweep(those[0])
         yield Series(f"{label}, all values" if values else label, tuple(those))

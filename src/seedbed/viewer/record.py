@@ -33,16 +33,17 @@ def show(
     episodes: int = SHOWN,
     seed: int = 0,
     newest: bool = False,
+    trust: bool = False,
     video: Path | None = None,
     html: Path | None = None,
 ) -> None:
     """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
-    the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model,
-    except for a video of an Atari game.
+    the paths to write; None writes no such file. `trust` is that of `api.restore`. Raises SeedbedError if the
+    environment has no MuJoCo model, except for a video of an Atari game.
     """
-    trained = api.restore(run, newest=newest)
+    trained = api.restore(run, newest=newest, trust=trust)
     config = trained.env if env is None else api.other_environment(trained, env, run)
     if isinstance(config, AtariEnv) and html is None:
         if video is not None:

@@ -6,7 +6,6 @@ This module loads no JAX and takes no lock from a run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from seedbed import strict_json
 from seedbed.resolve import RUNTIMES
 from seedbed.run.folder import CONFIG, METRICS, RunFolder
 from seedbed.run.history import read_history, state_of
@@ -147,7 +147,7 @@ def print_overview(folder: Path, as_json: bool) -> None:
     """
     rows, console = overview(folder), Console(highlight=False)
     if as_json:
-        console.print(json.dumps(rows, indent=1), markup=False, soft_wrap=True)
+        console.print(strict_json.dumps(rows, indent=1), markup=False, soft_wrap=True)
         return
     if not rows:
         console.print(f"no runs in {folder}")
