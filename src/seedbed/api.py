@@ -24,7 +24,7 @@ from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
 from seedbed.run.checkpoint import restore_best, restore_newest
 from seedbed.run.checkpoint_helper import defect, list_steps, name_of, read_best
-from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.folder import CONFIG, RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
 from seedbed.run.runtime import OnMetrics, View
@@ -200,9 +200,17 @@ def restore(
     """
     folder = RunFolder.read(Path(run))
     config = resolve.saved_config(folder, trust)
-    forms = _forms(config.env)
-    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
-    template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    try:
+        forms = _forms(config.env)
+        agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
+        template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    except SeedbedError:
+        raise
+    except Exception as error:  # options may be anything
+        raise SeedbedError(
+            f"the agent and the environment of {run} cannot be made of its {CONFIG} ({type(error).__name__}: "
+            f"{error}): restore that file, or mend their code"
+        ) from error
     read = restore_newest if newest else restore_best
     tell = (lambda step: None) if newest else functools.partial(_tell_of_newer, folder, warn)
     if not isinstance(config.runtime, FusedConfig):

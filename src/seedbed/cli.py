@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import seedbed
 from seedbed import strict_json
+from seedbed.printable import printable
 from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer.background import tell
 
@@ -395,4 +396,4 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    print(printable(text, keep="\n"), flush=True)  # noqa: T201

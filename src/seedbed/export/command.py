@@ -41,7 +41,7 @@ from seedbed.files import sync
 from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 from seedbed.types import Agent, ArraySpec, SeedbedError
 
 GRAPH = "policy.onnx"

@@ -206,7 +206,8 @@ class RunFolder:
         for an instant, and `create` and `resume` wait for that.
         """
         try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            # Not to wait for a writer, if it is a pipe.
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
         try:

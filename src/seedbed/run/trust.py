@@ -60,7 +60,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 class Untrusted(SeedbedError):
-    """Raised for code that a folder names which others could have written."""
+    """Raised for code that a folder names which others could have written; `reason` is without a remedy."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: read that code, then add --trust-run (in Python trust=True)")
+        self.reason = reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +111,7 @@ class Trust:
         """Tells on stderr that code is imported because of the file; raises Untrusted if it may not be."""
         if not self.given and (reason := self._writable_by_others()):
             raise Untrusted(
-                f"{self.file} names the code {name}, which is not imported because {reason}: read that code, "
-                "then add --trust-run (in Python trust=True)"
+                f"{self.file} names the code {name}, which is not imported because {reason}"
             )
         if sys.stderr is not None:
             sys.stderr.write(f"importing {printable(name)}, which {printable(self.file)} names\n")
