@@ -22,8 +22,7 @@ from seedbed.export import loading as exported
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
-from seedbed.run.checkpoint import restore_best, restore_newest
-from seedbed.run.checkpoint_helper import defect, list_steps, name_of, read_best
+from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
 from seedbed.run.folder import CONFIG, RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
@@ -212,7 +211,11 @@ def restore(
             f"{error}): restore that file, or mend their code"
         ) from error
     read = restore_newest if newest else restore_best
-    tell = (lambda step: None) if newest else functools.partial(_tell_of_newer, folder, warn)
+    tell = (
+        (lambda step: None)
+        if newest
+        else functools.partial(warn_of_newer, folder.checkpoints, warn)
+    )
     if not isinstance(config.runtime, FusedConfig):
         step, params, _ = read(folder.checkpoints, template, warn, part="params")
         tell(step)
@@ -226,23 +229,13 @@ def restore(
     tell(step)
     if members == 1:
         return TrainedAgent(config, forms, agent, params, step)
-    best = metadata.get("best_seed", 0)
+    told = metadata.get("best_seed")
+    best = told if isinstance(told, int) and 0 <= told < members else 0
     member = config.runtime.member_names[best]
-    if "best_seed" not in metadata:
+    if told != best:
         warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], params)
     return TrainedAgent(config, forms, agent, params, step, member)
-
-
-def _tell_of_newer(folder: RunFolder, warn: Callable[[str], None], step: int) -> None:
-    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
-    best, later = read_best(folder.checkpoints), folder.checkpoints
-    newer = [n for n in list_steps(later) if n > step and defect(later / name_of(n)) is None]
-    if newer and best is not None and best["step"] == step:
-        warn(
-            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
-            "--newest (in Python newest=True) takes it"
-        )
 
 
 def make_gymnasium(

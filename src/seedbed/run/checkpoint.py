@@ -339,6 +339,17 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
     )
 
 
+def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
+    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
+    best = read_best(folder)
+    newer = [n for n in list_steps(folder) if n > step and defect(folder / name_of(n)) is None]
+    if newer and best is not None and best["step"] == step:
+        warn(
+            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
+            "--newest (in Python newest=True) takes it"
+        )
+
+
 def _load(path: Path, template: Tree, part: str = "") -> Restored:
     manifest = load_json(path / MANIFEST)
     every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""

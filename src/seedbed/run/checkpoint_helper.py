@@ -98,7 +98,8 @@ def read_best(folder: Path) -> dict[str, Any] | None:
     """Returns `step` and `score` of the best checkpoint, or None if none was scored or it is not there."""
     try:
         best = load_json(folder / BEST)
-        return best if (folder / name_of(best["step"]) / MANIFEST).is_file() else None
+        numbers = type(best["step"]) is int and type(best["score"]) in (int, float)
+        return best if numbers and (folder / name_of(best["step"]) / MANIFEST).is_file() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -110,6 +111,8 @@ def defect(path: Path) -> str | None:
     """
     try:
         manifest = load_json(path / MANIFEST)
+        if not _is_manifest(manifest):
+            return f"{MANIFEST} lacks a part"
         found = file_table(path)
         for name, (size, checksum) in manifest["files"].items():
             if name not in found:
@@ -121,6 +124,17 @@ def defect(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read: {type(error).__name__}"
     return None
+
+
+def _is_manifest(manifest: dict[str, Any]) -> bool:
+    """Returns whether a manifest has the parts that restoring reads; raises KeyError or TypeError if not."""
+    leaves = all(
+        isinstance(leaf["name"], str)
+        and isinstance(leaf["dtype"], str)
+        and all(type(size) is int and size >= 0 for size in leaf["shape"])
+        for leaf in manifest["leaves"]
+    )
+    return leaves and type(manifest["step"]) is int and isinstance(manifest["metadata"], dict)
 
 
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -75,41 +75,54 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class _Thinned:
-    """Lines of metrics, some of which are left out if they are many. For one thread."""
+    """Lines of metrics, of which every other is left out, again and again, if they are many.
+
+    The last one stays, and so do those with a new evaluation, unless nearly all lines have one. For one
+    thread.
+    """
 
     def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-        self._sizes: list[int] = []
-        self._bytes = 0
+        self._kept: list[tuple[int, int, dict[str, Any]]] = []  # number, bytes, metrics
+        self._count, self._every, self._bytes = 0, 1, 0
+        self._with_evaluations = True
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The metrics of the lines that are kept."""
+        return [line for _, _, line in self._kept]
 
     def add(self, line: dict[str, Any], size: int) -> None:
         """Adds a line of so many bytes, and removes those that the run has done again."""
         env_steps = line.get("env_steps", 0)
-        while self.lines and self.lines[-1].get("env_steps", 0) > env_steps:
-            self.lines.pop()
-            self._bytes -= self._sizes.pop()
-        self.lines.append(line)
-        self._sizes.append(size)
+        while self._kept and self._kept[-1][2].get("env_steps", 0) > env_steps:
+            self._pop()
+        # The last line was kept as the last one only.
+        if self._kept and not self._stays(len(self._kept) - 1):
+            self._pop()
+        self._kept.append((self._count, size, line))
+        self._count += 1
         self._bytes += size
-        while len(self.lines) > 2 * MOST_LINES or self._bytes > 2 * MOST_BYTES:
+        while len(self._kept) > 2 * MOST_LINES or (self._bytes > 2 * MOST_BYTES and self._kept[1:]):
             self._thin()
 
+    def _pop(self) -> None:
+        self._bytes -= self._kept.pop()[1]
+
+    def _stays(self, at: int) -> bool:
+        number, _, line = self._kept[at]
+        before = self._kept[at - 1][2].get(_EVALUATED) if at else None
+        return number % self._every == 0 or (
+            self._with_evaluations and line.get(_EVALUATED) != before
+        )
+
     def _thin(self) -> None:
-        before, chosen, spare = len(self.lines), list[int](), 0
-        evaluated = None
-        for at, line in enumerate(self.lines):
-            new = line.get(_EVALUATED) != evaluated
-            evaluated = line.get(_EVALUATED)
-            spare += not new
-            if new or spare % 2 == 1 or at == before - 1:
-                chosen.append(at)
-        if len(chosen) > 0.75 * before:  # nearly all have new evaluations
-            chosen = [*range(0, before - 1, 2), before - 1]
-        if len(chosen) == before:  # two long lines
-            chosen = [before - 1]
-        self.lines = [self.lines[at] for at in chosen]
-        self._sizes = [self._sizes[at] for at in chosen]
-        self._bytes = sum(self._sizes)
+        self._every *= 2
+        chosen = [at for at in range(len(self._kept) - 1) if self._stays(at)]
+        if len(chosen) > 0.75 * len(self._kept):
+            self._with_evaluations = False
+            chosen = [at for at in chosen if self._stays(at)]
+        self._kept = [*(self._kept[at] for at in chosen), self._kept[-1]]
+        self._bytes = sum(size for _, size, _ in self._kept)
 
 
 def read_last_line(path: Path) -> dict[str, Any]:

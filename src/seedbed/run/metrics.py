@@ -224,10 +224,17 @@ class RecentEpisodes:
         return {"episodes": self.episodes, "sums": list(self._sums)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores a `state`. Call from one thread at a time."""
-        self.episodes = int(state["episodes"])
+        """Restores a `state`; raises SeedbedError if it is none. Call from one thread at a time."""
+        try:
+            sums = [(int(n), float(r), float(k)) for n, r, k in state["sums"]]
+            self.episodes = int(state["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SeedbedError(
+                f"the checkpoint's recent episodes cannot be read ({error}): remove that checkpoint, to "
+                "resume from the one before"
+            ) from error
         self._sums.clear()
-        self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
+        self._sums.extend(sums)
 
 
 def processes_rss(pids: Iterable[int]) -> float:

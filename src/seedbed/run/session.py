@@ -81,7 +81,7 @@ class Session:
                 self.view.message("the run has no checkpoint yet: starting from the beginning")
             return None
         step, arrays, metadata = restore(folder, template(), self.view.message)
-        self.start = Start(**metadata["start"])
+        self.start = Start.read(metadata)
         self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
         return arrays, metadata
 
