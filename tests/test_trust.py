@@ -116,6 +116,36 @@ def test_a_report_shows_a_foreign_run_without_its_code(run, capsys):
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stranger:make/impala",
+        "cartpole/stranger:Agent",
+        "stranger:Task-v0/impala",
+        "x/stranger:y/z",
+    ],
+)
+def test_the_name_of_a_foreign_run_imports_nothing(run, name):
+    """An export tells the command that trains a run, which begins with its name."""
+    before = dataclasses.asdict(CARTPOLE.env)
+    change(run, lambda config: config.update(name=name, env={"kind": "GymEnv", **before}))
+    assert cli.main(["export", str(foreign(run)), "-o", "policy"]) == 0
+    card = Path("policy", "README.md").read_text()
+    assert "| command | trained from Python |" in card
+    assert cli.main(["report", str(run), "-o", "page.html"]) == 0
+    assert cli.main(["list", "--runs", "."]) == 0
+    assert not Path("ran").exists()
+
+
+def test_a_model_card_begins_no_markup_of_a_stranger(run):
+    env = {"kind": "GymEnv", **dataclasses.asdict(CARTPOLE.env)}
+    name = "<script>`|\n# [x](y) \x1b/impala"
+    change(run, lambda config: config.update(name=name, env=env))
+    assert cli.main(["export", "run", "-o", "policy"]) == 0
+    title = Path("policy", "README.md").read_text().splitlines()[0]
+    assert title == r"# &lt;script&gt;\`\|\\x0a# \[x\](y) \\x1b/impala"
+
+
 @pytest.mark.parametrize("part", ["run", "config.json"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_whoever_else_could_have_written_it_makes_it_foreign(run, part, mode):

@@ -16,6 +16,7 @@ import tyro
 
 from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.registry import code_of
 from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
 from seedbed.types import Environment, SeedbedError, UsageError
@@ -105,15 +106,24 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
 
 
 def command(config: TrainConfig) -> str:
-    """Returns the command line that trains a configuration; "" if it has no name to begin with."""
-    if not config.name:
-        return ""
+    """Returns the command line that trains a configuration; "" if it has no name that could train.
+
+    The name may be a stranger's: no code is imported for it, but for that of the configuration itself.
+    """
     env, _, agent = config.name.rpartition("/")
+    own = {"", *map(_path, (config.env, config.agent))}
+    if not is_on_device(config.env):
+        own.add(code_of(config.env))
+    if not config.name or not {part for part in (env, agent) if ":" in part} <= own:
+        return ""
     words = ["seedbed", "train", config.name]
     try:
         usual = resolve.train_config(config.name)
     except SeedbedError:
-        usual = resolve.train_config(env, agent)
+        try:
+            usual = resolve.train_config(env, agent)
+        except SeedbedError:
+            return ""
         words = ["seedbed", "train", env, "--agent", agent]
     if type(usual.runtime) is not type(config.runtime):
         (runtime,) = (name for name, kind in RUNTIMES.items() if type(config.runtime) is kind)
@@ -129,6 +139,10 @@ def command(config: TrainConfig) -> str:
         else:
             words += [option, *map(str, value if isinstance(value, tuple) else [value])]
     return shlex.join(words)
+
+
+def _path(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
 
 
 # tyro joins lines that are not indented, and does not fold what it has joined.

@@ -16,6 +16,7 @@ from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.rollout import open_episodes, play
+from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.film import film_game
 from seedbed.viewer.html import write_html
@@ -49,7 +50,7 @@ def show(
         if video is not None:
             film_game(config, trained, episodes, seed, video)
         return
-    title = f"{Path(run).name} in {env or type(trained.env).__name__}"
+    title = printable(f"{Path(run).name} in {env or type(trained.env).__name__}")
     recording = record(config, trained, episodes, seed, title)
     if video is not None:
         write_video(recording, video)

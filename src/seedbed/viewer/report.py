@@ -285,7 +285,7 @@ def _play(run: Run, episodes: int) -> Player:
             f'<p>{text(told)}</p><div class="player"><video controls loop muted playsinline '
             f'preload="metadata" src="data:video/mp4;base64,{data}"></video></div>'
         )
-    title = f"{run.name} in {type(trained.env).__name__}"
+    title = printable(f"{run.name} in {type(trained.env).__name__}")
     replay = describe(record(trained.env, trained, episodes, 0, title))
     count = len(replay["episodes"])
     told = f"{count} episode{'s' if count > 1 else ''} with {what}."

@@ -192,7 +192,7 @@ def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[
 def _show_progress(child: subprocess.Popen[str], frames: int, text: str) -> None:
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
