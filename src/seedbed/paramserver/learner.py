@@ -293,7 +293,7 @@ def main() -> None:
             Job.read(given.run, trusted=given.trust_run),
             Role(given.run, role_of(given.seat)),
         )
-        end_on_signals(role)
+        end_on_signals(role, at_once=given.host is not None)
         host = job.host if given.host is None else given.host
         return role, LearnerWork(role, job, given.seat), host
 

@@ -260,8 +260,9 @@ def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | N
 
 
 def main(folder: Path) -> None:
-    """Serves requests for checkpoints in `folder` until standard input ends. SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Serves requests for checkpoints in `folder` until standard input ends. Signals are the trainer's."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # training has priority
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries must not reach the trainer as answers
