@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     SAVE = 19
     PAUSE = 20
     RESUME = 21
+    HELD = 22
 
 
 class Message(NamedTuple):

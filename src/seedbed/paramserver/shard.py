@@ -129,6 +129,9 @@ class ParameterShard:
             self.ledger.close(closed["learner"], closed["push"])
             self._changed = True
             client.send(Kind.CLOSED)
+        elif message.kind is Kind.HELD and client.role == COORDINATOR and self.leases is not None:
+            self.leases.lower_held(require_fields(message.fields, items=int)["items"])
+            self._changed = True
         elif message.kind is Kind.STATE and client.role == COORDINATOR:
             assert client.blocks is not None
             require_finite_state(self._state, self.ledger.version.number)
