@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 
 class CommandError(Exception):

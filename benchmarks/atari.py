@@ -26,7 +26,7 @@ from _training import CommandError, output, started
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 GAMES = ("breakout", "space_invaders", "qbert", "seaquest", "ms_pacman")
 EPISODES = 32  # of random play, and of an evaluation

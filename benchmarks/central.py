@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from seedbed.machine import cpu_name
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 HERE = Path(__file__).parent
 PEER_PYTHON = Path("~/.cache/seedbed/peers/sample-factory/bin/python").expanduser()

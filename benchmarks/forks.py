@@ -26,7 +26,7 @@ from learning import TRAINED, train
 from seedbed.files import write_json
 from seedbed.machine import cpu_name
 from seedbed.run.folder import CONFIG, HISTORY, METRICS
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 ROOT = Path(__file__).parent
 RESULT = ROOT / "results" / "forks.json"

@@ -32,7 +32,7 @@ from _peers import PEERS, gradients, gymnasium_id, peer_commands
 from _training import CommandError, empty_caches, first_step, output, run_training
 from central import split_overrides
 from seedbed.machine import cpu_name
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 from seedbed.types import SeedbedError
 
 HERE = Path(__file__).parent

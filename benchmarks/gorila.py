@@ -36,7 +36,7 @@ from _judging import EPISODES
 from _quota import Quota, Warden
 from _training import CommandError, Watch, output, pace, started
 from seedbed.machine import cpu_name, usable_cores
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 RESULT = Path(__file__).parent / "results" / "gorila.json"
 QUOTA = 0.25  # cores of a learner with its actor

@@ -22,7 +22,7 @@ from _judging import EPISODES
 from _training import CommandError, output, started
 from central import split_overrides
 from seedbed.machine import cpu_name
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 from seedbed.viewer.palette import LIGHT
 
 ROOT = Path(__file__).parent.parent

@@ -26,7 +26,7 @@ from typing import Any
 from _training import CommandError, started
 from central import tree_cpu
 from seedbed.machine import cpu_name, usable_cores
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 
 RESULT = Path(__file__).parent / "results" / "remote.json"
 ACTORS = 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from typing import NamedTuple
 
 import jax
@@ -14,12 +13,13 @@ import optax
 import pytest
 
 from counting_agent import CountingAgent
+from saved import read_back
 from seedbed import presets
 from seedbed.envs.device import wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.specs import spec_of
-from seedbed.resolve import from_json, to_json, train_config
+from seedbed.resolve import train_config
 from seedbed.run.checking import check_agent, checked
 from seedbed.run.options import require_sizes
 from seedbed.run.stacking import stacked_spec
@@ -476,7 +476,7 @@ class Computed(Task):
 
 def test_fields_that_are_no_options_are_not_saved():
     config = train_config("test_checking:Computed")
-    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+    assert read_back(config) == config
 
 
 @pytest.mark.parametrize("bounds", [-1.0, (-1.0,), [-1.0]])

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from saved import read_back
 from seedbed import defaults, trees
 from seedbed.defaults import ROWS, Task, configure, task_of
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.resolve import from_json, to_json, train_config
+from seedbed.resolve import train_config
 from seedbed.run.options import FusedConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
@@ -111,7 +112,7 @@ def test_every_kind_of_task_is_found_and_in_one_row(task):
         else:
             assert config.env == env
         assert isinstance(config.runtime, FusedConfig) == (task.environment == "device")
-        assert from_json(to_json(config)) == config
+        assert read_back(config) == config
         assert getattr(config.agent, "reward_clip", 0.0) == 0 or task.environment == "Atari"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import seedbed
+from saved import read_back
 from seedbed import api, cli, options, resolve
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
@@ -25,7 +26,7 @@ from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.presets import on_device_ppo
-from seedbed.resolve import TrainConfig, from_json, to_json, train_config
+from seedbed.resolve import TrainConfig, to_json, train_config
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
 
@@ -62,7 +63,7 @@ def host_factory():
 
 
 def round_trip(config):
-    return from_json(json.loads(json.dumps(to_json(config))))
+    return read_back(config)
 
 
 def test_names_are_presets_on_device_environments_and_those_of_the_host():
@@ -248,8 +249,9 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 
 
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
-    env = train_config("ant").env
-    trained = api.TrainedAgent(env, api._PlainForms(env.spec), Ppo(), None, 0)
+    config = train_config("ant")
+    env = config.env
+    trained = api.TrainedAgent(config, api._PlainForms(env.spec), Ppo(), None, 0)
     found = api.other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
     assert set(dict(found.kwargs)) <= {

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
+from saved import config_of
 from seedbed import api, cli, resolve
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
@@ -110,7 +111,7 @@ def advance(program, carry, iterations):
 
 def saved(folder):
     """The newest checkpoint of a run, whole."""
-    config = resolve.from_json(json.loads((folder / "config.json").read_text()))
+    config = config_of(folder)
     program = Program(config.env, config.agent, config.runtime)
     return restore(folder / "checkpoints", jax.eval_shape(program.first))
 
@@ -207,7 +208,7 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     assert f"go on with: seedbed train --resume --run {run_folder}" in output
     assert begin < max(list_steps(folder)) == lines(run_folder)[-1]["env_steps"] < LONG
 
-    config = resolve.from_json(json.loads((run_folder / "config.json").read_text()))
+    config = config_of(run_folder)
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
     last = resolve.resumed(run_folder, None, None)
     api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
@@ -444,7 +445,7 @@ def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_
     summary = train(run_folder, Falling(), euler_share=0.5, evaluate_every=128, keep_checkpoints=9)
     assert summary["evaluation/episode_return_mean"] == 10
     assert "training with Euler's integrator for 320 steps, then" in capsys.readouterr().out
-    config = resolve.from_json(json.loads((run_folder / "config.json").read_text()))
+    config = config_of(run_folder)
     assert (
         config.env == Falling() and api.evaluate(run_folder, episodes=4)["episode_return_max"] == 10
     )

@@ -13,7 +13,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
-    {"types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression"},
+    {
+        *("types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression"),
+        *("strict_json", "printable", "named"),
+    },
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
     {"envs", "actors"},
@@ -27,6 +30,7 @@ FLOORS = (
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {
     ("trees", "types"),
+    ("files", "strict_json"),
     ("compression", "types"),
     ("machine", "types"),
     ("ffi", "cache"),

@@ -18,6 +18,24 @@ STEPS = 5_000
 LEARNERS = st.integers(0, 2)
 
 
+def test_items_that_a_replay_shard_has_lost_may_be_added_again():
+    leases = Leases(EXPERIENCE, STEPS, 0, 400, owed=1000.0)
+    assert leases.lease(0).added == 0  # draws come first
+    leases.lower_held(20)
+    lease = leases.lease(0)
+    assert lease.added > 0 and lease.drawn <= 1000
+    added = 0
+    while (more := leases.lease(0).added) > added:
+        added = more
+        leases.report(0, Tally(added, added, 0))
+    assert added >= EXPERIENCE.min_size - 20
+    drawn = leases.lease(0).drawn
+    leases.report(0, Tally(added, added, drawn))
+    assert leases.lease(0).drawn > drawn > 0
+    leases.lower_held(10_000)  # more than was counted changes nothing
+    assert leases.save()["held"] == 20 + added
+
+
 class Sharing(RuleBasedStateMachine):
     """Three learners that go as far as their leases allow, and shard 0, which is killed now and then."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 import counting_environment as counting
@@ -309,6 +312,31 @@ def test_a_run_that_was_stopped_goes_on_with_other_numbers_and_all_its_items(tmp
     assert set(before) < set(after)
     require_no_gaps(after, whole=False)
     assert not list((folder / "roles").glob("*former"))
+
+
+class StoppingAll(Stopping):
+    """Sends SIGTERM to every process of the run at once, as systemd, Slurm and Kubernetes do."""
+
+    def update(self, metrics) -> None:
+        if metrics["env_steps"] >= self._steps:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.terminate()
+        super().update(metrics)
+
+
+def test_a_run_of_which_every_process_is_stopped_at_once_saves_all(tmp_path):
+    folder, view = tmp_path / "run", StoppingAll(500)
+    numbers = {"learners": 1, "parameter_shards": 1, "replay_shards": 1}
+    summary = train(folder, view, steps=100_000, checkpoint_every_s=1000, **numbers)
+    assert summary["interrupted"]
+    told = " ".join(view.messages)
+    assert not re.search(r"(learner|parameters|replay)-0 (has ended|exited|was killed)", told)
+    assert list_steps(folder / "checkpoints")[-1] >= 500
+    found = saved_items(folder)
+    assert len(found) >= summary["replay/items"] > 100  # that were told before the cut
+    require_no_gaps(found, whole=False)
+    assert all(gone(pid) for pid in roles(folder).values())
 
 
 def test_sizes_that_cannot_work_are_refused(tmp_path):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from saved import TRUSTED, read_back
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import is_on_device
@@ -60,7 +60,7 @@ def test_presets(name):
     assert is_on_device(config.env) or config.env.frame_stack >= 1
     assert config.agent.experience.batch > 0
     assert resolve.description(name).endswith(".")
-    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+    assert read_back(config) == config
 
 
 @pytest.mark.parametrize("name", resolve.PRESETS)
@@ -120,7 +120,7 @@ def test_configurations_round_trip_without_what_bind_fills():
         CentralConfig(steps=5, learner_devices=(0, 1)),
         "cartpole/custom",
     )
-    again = from_json(json.loads(json.dumps(to_json(config))))
+    again = read_back(config)
     assert again == dataclasses.replace(config, agent=dataclasses.replace(agent, spec=None))
 
 
@@ -159,7 +159,7 @@ def test_an_agent_of_ones_own_trains_for_as_long_as_the_usual_one(target):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.pop("env"), "config.json is incomplete"),
+        (lambda data: data.pop("env"), "config.json is damaged or incomplete"),
         (
             lambda data: data["central"].update(stepz=1),
             "has no option 'stepz'; did you mean 'steps'",
@@ -180,7 +180,7 @@ def test_damaged_configurations(change, message):
     data["agent"]["class"] = "my_agents:Custom"
     change(data)
     with pytest.raises(SeedbedError, match=message):
-        from_json(data)
+        from_json(data, TRUSTED)
 
 
 def test_what_cannot_be_saved_is_refused():

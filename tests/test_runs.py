@@ -15,7 +15,7 @@ import pytest
 
 from seedbed import cli
 from seedbed.run.folder import RunFolder
-from seedbed.run.metrics import read_last_line, read_lines
+from seedbed.run.lines import read_last_line, read_lines
 
 
 def write(

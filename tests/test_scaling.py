@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 
 import pytest
 
 import seedbed
+from saved import config_of
 from seedbed import cli, resolve, scaling
 from seedbed.fused import train as fused
 from seedbed.fused.program import _plan
@@ -96,7 +96,7 @@ def test_the_command_line_tells_and_saves_the_sizes(gpu, trained, capsys, tmp_pa
         "sizes for this GPU: agent.batch 4,096 (on a CPU 512), steps 34,000,000 (on a CPU" in told
     )
     assert "minibatches" not in told
-    saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
+    saved = config_of(tmp_path / "r")
     assert (saved.agent, saved.runtime) == (agent, config)
 
 
@@ -154,7 +154,7 @@ def test_auto_is_chosen_once_told_and_saved(trained, capsys, monkeypatch, tmp_pa
     command = ["train", "cartpole/ppo", "--agent.compute-dtype", "auto", "--run"]
     assert cli.main([*command, "r"]) == 0
     assert "compute dtype: bfloat16 (auto: cpu with AVX512-BF16)" in capsys.readouterr().err
-    saved = resolve.from_json(json.loads((tmp_path / "r" / "config.json").read_text()))
+    saved = config_of(tmp_path / "r")
     assert saved.agent.compute_dtype == trained[0][0].compute_dtype == "bfloat16"
     monkeypatch.setattr(scaling, "multiplies_bfloat16", lambda device: False)
     monkeypatch.setattr(devices, "host_instructions", lambda: None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from seedbed import resolve
+from seedbed.envs.host.contract import is_on_device
 from seedbed.run.checkpoint_helper import write_checkpoint
 from seedbed.run.folder import RunFolder
 from seedbed.run.stacking import stacked_spec
@@ -21,13 +23,17 @@ def write_run(
     run = RunFolder.create(path)
     run.write_config(resolve.to_json(config))
     run.close()
-    host = config.env.make(1, 0)
-    host.close()
-    spec = stacked_spec(host.spec, config.env.frame_stack)
+    env: Any = config.env
+    if is_on_device(env):
+        spec, within = env.spec, "learner."
+    else:
+        host = env.make(1, 0)
+        host.close()
+        spec, within = stacked_spec(host.spec, env.frame_stack), ""
     state = bind(config.agent, spec).init(jax.random.key(0))
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        within + jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
         for path, leaf in flat
     }
     leaves = [

@@ -19,13 +19,11 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.export import loading as exported
-from seedbed.machine import require_linux
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
-from seedbed.run.checkpoint import restore_best, restore_newest
-from seedbed.run.checkpoint_helper import defect, list_steps, name_of, read_best
-from seedbed.run.folder import RunFolder, default_path
+from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
+from seedbed.run.folder import CONFIG, RunFolder, default_path
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.programs import keep_programs
 from seedbed.run.runtime import OnMetrics, View
@@ -41,6 +39,7 @@ def train(
     agent: str | None = None,
     run: str | Path | None = None,
     resume: bool = False,
+    trust: bool = False,
     on_metrics: OnMetrics | None = None,
     **runtime_options: Any,
 ) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def train(
 
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
     or environment, and the run keeps its saved configuration; a `TrainConfig` replaces that configuration.
-    Raises SeedbedError if the user can repair the failure.
+    `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
     if resume and run is None:
         raise SeedbedError("resume needs the folder of the run: name it with run")
@@ -66,7 +65,7 @@ def train(
     if not isinstance(what, str):
         config = what
     elif resume and run is not None:
-        config = resolve.resumed(Path(run), what, agent)
+        config = resolve.resumed(Path(run), what, agent, trust)
     else:
         plain = resolve.train_config(what, agent)
         config = scaling.for_this_device(plain)
@@ -82,29 +81,18 @@ def train(
     if plain is not None and (told := scaling.note(plain, config)):
         _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
-    _require_platform(options)
-    former = Path(run) if resume and run is not None else None
-    config, told = scaling.with_compute_dtype(config, former)
+    resolve.require_platform(options)
+    config, told = scaling.with_compute_dtype(config, Path(run) if resume and run else None)
     if told:
         _tell(told)
     encoded = resolve.to_json(config)
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
+    folder.trusted = trust
     screen = make_view(options.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view, on_metrics)
     return {**summary, "run": str(path)}
-
-
-def _require_platform(options: Any) -> None:
-    """Raises SeedbedError if the runtime of these options needs Linux, and this is another system."""
-    if not isinstance(options, FusedConfig):
-        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
-        require_linux(
-            f"the {kind} runtime",
-            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
-            "one on Linux",
-        )
 
 
 def _tell(text: str) -> None:
@@ -184,36 +172,54 @@ class _PlainForms:
 class TrainedAgent:
     """The policy that a run has learned, and the environment it was trained in."""
 
-    env: HostEnvConfig | Environment
+    config: TrainConfig  # of the run
     forms: Forms
     agent: Agent  # bound: its `spec` is filled in
     params: Tree
     step: int  # transitions that were done at the checkpoint
     member: str = ""  # name of the best member of a population, such as `seed 3`
-    actor_timeout_s: float = CentralConfig.actor_timeout_s
+
+    @property
+    def env(self) -> HostEnvConfig | Environment:
+        """The environment that it was trained in."""
+        return self.config.env
 
 
 def restore(
-    run: str | Path, warn: Callable[[str], None] = lambda text: None, newest: bool = False
+    run: str | Path,
+    warn: Callable[[str], None] = lambda text: None,
+    newest: bool = False,
+    trust: bool = False,
 ) -> TrainedAgent:
     """Restores the checkpoint with the run's best evaluation; the newest if `newest`, or if there is none.
 
-    Of a population, it takes only the best member. Calls `warn` with a message about each damaged
-    checkpoint, if the best checkpoint is not the newest, and if no member was evaluated there. Raises
-    SeedbedError if the folder is not that of a run, or has no whole checkpoint.
+    Of a population, it takes only the best member. `trust` is that of `load`. Calls `warn` with a message
+    about each damaged checkpoint, if the best checkpoint is not the newest, and if no member was evaluated
+    there. Raises SeedbedError if the folder is not that of a run, or has no whole checkpoint.
     """
     folder = RunFolder.read(Path(run))
-    config = resolve.from_json(folder.read_config())
-    forms = _forms(config.env)
-    agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
-    template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    config = resolve.saved_config(folder, trust)
+    try:
+        forms = _forms(config.env)
+        agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
+        template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    except SeedbedError:
+        raise
+    except Exception as error:  # options may be anything
+        raise SeedbedError(
+            f"the agent and the environment of {run} cannot be made of its {CONFIG} ({type(error).__name__}: "
+            f"{error}): restore that file, or mend their code"
+        ) from error
     read = restore_newest if newest else restore_best
-    tell = (lambda step: None) if newest else functools.partial(_tell_of_newer, folder, warn)
+    tell = (
+        (lambda step: None)
+        if newest
+        else functools.partial(warn_of_newer, folder.checkpoints, warn)
+    )
     if not isinstance(config.runtime, FusedConfig):
         step, params, _ = read(folder.checkpoints, template, warn, part="params")
         tell(step)
-        patience_s = config.runtime.actor_timeout_s
-        return TrainedAgent(config.env, forms, agent, params, step, actor_timeout_s=patience_s)
+        return TrainedAgent(config, forms, agent, params, step)
     members = len(config.runtime.variations)
     if members > 1:
         template = jax.tree.map(
@@ -222,24 +228,14 @@ def restore(
     step, params, metadata = read(folder.checkpoints, template, warn, part="learner.params")
     tell(step)
     if members == 1:
-        return TrainedAgent(config.env, forms, agent, params, step)
-    best = metadata.get("best_seed", 0)
+        return TrainedAgent(config, forms, agent, params, step)
+    told = metadata.get("best_seed")
+    best = told if isinstance(told, int) and 0 <= told < members else 0
     member = config.runtime.member_names[best]
-    if "best_seed" not in metadata:
+    if told != best:
         warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
     params = jax.tree.map(lambda x: x[best], params)
-    return TrainedAgent(config.env, forms, agent, params, step, member)
-
-
-def _tell_of_newer(folder: RunFolder, warn: Callable[[str], None], step: int) -> None:
-    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
-    best, later = read_best(folder.checkpoints), folder.checkpoints
-    newer = [n for n in list_steps(later) if n > step and defect(later / name_of(n)) is None]
-    if newer and best is not None and best["step"] == step:
-        warn(
-            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
-            "--newest (in Python newest=True) takes it"
-        )
+    return TrainedAgent(config, forms, agent, params, step, member)
 
 
 def make_gymnasium(
@@ -298,19 +294,22 @@ def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     )
 
 
-def load(run: str | Path, seed: int = 0, newest: bool = False) -> Policy:
+def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = False) -> Policy:
     """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`.
 
     `run` is the folder of a run. `seed` is that of the actions, where they are drawn. With `newest` it takes
     the newest checkpoint instead of the one with the best evaluation. Observations and actions are those of
     the environment, one or a batch `[B, ...]`.
 
+    An agent or an environment of users is imported only if the folder, and the file that names it, belong to
+    this user and nobody else can write them, or with `trust`.
+
     `run` may also be a folder that `seedbed export` has written, of one of Seedbed's own agents. Such a
     policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError
     if the folder is neither, or is damaged.
     """
     if not exported.is_exported(Path(run)):
-        return policy_of(restore(run, newest=newest), seed)
+        return policy_of(restore(run, newest=newest, trust=trust), seed)
     if newest:
         raise SeedbedError(f"{run} is an exported policy, and has no newer one: leave out newest")
     agent, spec, frame_stack, params = exported.read(Path(run))
@@ -324,6 +323,7 @@ def evaluate(
     env: str | None = None,
     seed: int = 0,
     newest: bool = False,
+    trust: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
@@ -336,11 +336,12 @@ def evaluate(
 
     If `env` is the Gymnasium task of an on-device environment, such as Ant-v5, it is made with the
     observation options that the policy was trained with. All else is Gymnasium's default, so the return is
-    that of the standard task. Calls `warn` like `restore`. Raises SeedbedError if an episode does not end.
+    that of the standard task. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError if
+    an episode does not end.
     """
     if episodes < 1:
         raise SeedbedError(f"episodes is {episodes}: it must be 1 or more")
-    trained = restore(run, warn, newest)
+    trained = restore(run, warn, newest, trust)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
         from seedbed.fused import program
@@ -355,7 +356,9 @@ def evaluate(
             params=trained.params,
             episodes=episodes,
             seed=seed,
-            actor_timeout_s=trained.actor_timeout_s,
+            actor_timeout_s=getattr(
+                trained.config.runtime, "actor_timeout_s", CentralConfig.actor_timeout_s
+            ),
         )
     played = {"member": trained.member} if trained.member else {}
     return {**result, "env_steps": trained.step, **played}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import json
 import os
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import seedbed
+from seedbed import strict_json
+from seedbed.printable import printable
 from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer.background import tell
 
@@ -92,10 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         _print(f"seedbed {seedbed.__version__}")
         return 0
-    here = str(Path.cwd())
-    # The user's module:factory and module:Class are found in the current folder.
-    if here not in sys.path:
-        sys.path.append(here)
     try:
         if arguments[0] not in commands:
             near = difflib.get_close_matches(arguments[0], commands, n=1, cutoff=0.0)
@@ -153,7 +150,7 @@ def _train(arguments: list[str]) -> int:
 
     if plain is not None and (told := scaling.note(plain, config)):
         tell(told, sys.stderr)
-    summary = api.train(config, run=given.run, resume=given.resume)
+    summary = api.train(config, run=given.run, resume=given.resume, trust=given.trust)
     run = summary["run"]
     if summary.get("interrupted"):
         tell(f"stopped and saved; go on with: seedbed train --resume --run {run}", sys.stdout)
@@ -178,7 +175,7 @@ def _configuration(given: TrainArguments) -> TrainConfig | None:
     if given.resume and given.run is not None:
         if given.runtime is not None:
             raise UsageError("a run keeps its runtime: leave out --runtime")
-        return resolve.resumed(given.run, given.target, given.agent)
+        return resolve.resumed(given.run, given.target, given.agent, given.trust)
     if given.target is None:
         if given.help:
             return None
@@ -217,6 +214,8 @@ def _warn(text: str) -> None:
 
 
 def _evaluate_parser() -> _Parser:
+    from seedbed.run.trust import declare as declare_trust
+
     parser = _Parser(
         prog="seedbed evaluate", description="Plays whole episodes with a run's policy."
     )
@@ -224,11 +223,9 @@ def _evaluate_parser() -> _Parser:
     parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
     parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
     parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
-    parser.add_argument(
-        "--newest",
-        action="store_true",
-        help="play the newest checkpoint, not the one with the best evaluation",
-    )
+    newest = "play the newest checkpoint, not the one with the best evaluation"
+    parser.add_argument("--newest", action="store_true", help=newest)
+    declare_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
     parser.add_argument(
@@ -255,10 +252,11 @@ def _evaluate(arguments: list[str]) -> int:
         env=given.env,
         seed=given.seed,
         newest=given.newest,
+        trust=given.trust_run,
         warn=_warn,
     )
     if given.json:
-        _print(json.dumps(result))
+        _print(strict_json.dumps(result))
     else:
         _print(
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
@@ -275,6 +273,7 @@ def _evaluate(arguments: list[str]) -> int:
             episodes=count,
             seed=given.seed,
             newest=given.newest,
+            trust=given.trust_run,
             video=given.video,
             html=given.html,
         )
@@ -305,8 +304,8 @@ def _export(arguments: list[str]) -> int:
     extra.require_packages(*extra.EXTRA)
     from seedbed.export import command
 
-    contract = command.export(given.run, given.output, given.newest, _warn)
-    _print(json.dumps(contract) if given.json else command.told(contract, given.output))
+    contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
+    _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
     return 0
 
 
@@ -337,7 +336,7 @@ def _list(arguments: list[str]) -> int:
     if given.json:
         listed = {"presets": described, "agents": resolve.AGENTS, "environments": names}
         listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
-        _print(json.dumps(listed, indent=1))
+        _print(strict_json.dumps(listed, indent=1))
         return 0
     from rich.columns import Columns
     from rich.console import Console
@@ -397,4 +396,4 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    print(printable(text, keep="\n"), flush=True)  # noqa: T201

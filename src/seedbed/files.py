@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from seedbed import strict_json
+
 # Bytes of the header, and the checksum (CRC-32) of everything after these two numbers.
 _LENGTHS = struct.Struct("<QI")
+_MOST_JSON_BYTES = 16_000_000
 
 
 def sync(path: Path) -> None:
@@ -26,16 +30,43 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError."""
+    """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError.
+
+    Only its owner can write the file, whatever the umask is: `run.trust` relies on that.
+    """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        temporary.unlink(missing_ok=True)
+        temporary.touch(0o644, exist_ok=False)
+        temporary.write_text(strict_json.dumps(value, indent=2) + "\n")
         sync(temporary)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def load_json(path: Path) -> Any:
+    """Returns the value of a JSON file that anybody may have written.
+
+    Raises OSError as `open_regular` does, and ValueError as `strict_json.loads` does or if the file has more
+    than 16 MB.
+    """
+    with open_regular(path) as file:
+        content = file.read(_MOST_JSON_BYTES + 1)
+    if len(content) > _MOST_JSON_BYTES:
+        raise ValueError(f"{path.name} has more than {_MOST_JSON_BYTES / 1e6:.0f} MB")
+    return strict_json.loads(content)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read it; raises OSError for a pipe, a device or a folder, which could keep a reader."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def write_arrays(
@@ -46,7 +77,7 @@ def write_arrays(
     `magic` begins it, and `header` is kept as JSON. Arrays must be contiguous. Raises OSError.
     """
     described = [[key, str(leaf.dtype), leaf.shape] for key, leaf in arrays.items()]
-    text = json.dumps({**header, "arrays": described}).encode()
+    text = strict_json.dumps({**header, "arrays": described}).encode()
     checksum = zlib.crc32(text)
     for leaf in arrays.values():
         checksum = zlib.crc32(_bytes_of(leaf), checksum)
@@ -76,7 +107,7 @@ def read_arrays(path: Path, magic: bytes) -> tuple[dict[str, Any], dict[str, np.
     length, checksum = _LENGTHS.unpack_from(data, len(magic))
     if zlib.crc32(memoryview(data)[start:]) != checksum:
         raise ValueError(f"{path.name} does not have its checksum")
-    header = json.loads(data[start : start + length])
+    header = strict_json.loads(data[start : start + length])
     start += length
     arrays: dict[str, np.ndarray] = {}
     for key, dtype, shape in header["arrays"]:

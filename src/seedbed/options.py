@@ -16,6 +16,7 @@ import tyro
 
 from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.registry import code_of
 from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
 from seedbed.types import Environment, SeedbedError, UsageError
@@ -35,6 +36,7 @@ class TrainArguments:
     runtime: str | None
     run: Path | None
     resume: bool
+    trust: bool
     debug: bool
     help: bool
     rest: tuple[str, ...]  # overrides of the configuration
@@ -43,7 +45,13 @@ class TrainArguments:
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     """Separates the options that choose a configuration from those that override parts of it."""
     values: dict[str, str | None] = {"--agent": None, "--runtime": None, "--run": None}
-    switches = {"--resume": False, "--debug": False, "--help": False, "-h": False}
+    switches = {
+        "--resume": False,
+        "--trust-run": False,
+        "--debug": False,
+        "--help": False,
+        "-h": False,
+    }
     target, rest, waiting = None, [], iter(_split_equals(arguments))
     for token in waiting:
         if token in values:
@@ -62,6 +70,7 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
         runtime=values["--runtime"],
         run=None if values["--run"] is None else Path(values["--run"]),
         resume=switches["--resume"],
+        trust=switches["--trust-run"],
         debug=switches["--debug"],
         help=switches["--help"] or switches["-h"],
         rest=tuple(rest),
@@ -97,15 +106,24 @@ def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> 
 
 
 def command(config: TrainConfig) -> str:
-    """Returns the command line that trains a configuration; "" if it has no name to begin with."""
-    if not config.name:
-        return ""
+    """Returns the command line that trains a configuration; "" if it has no name that could train.
+
+    The name may be a stranger's: no code is imported for it, but for that of the configuration itself.
+    """
     env, _, agent = config.name.rpartition("/")
+    own = {"", *map(_path, (config.env, config.agent))}
+    if not is_on_device(config.env):
+        own.add(code_of(config.env))
+    if not config.name or not {part for part in (env, agent) if ":" in part} <= own:
+        return ""
     words = ["seedbed", "train", config.name]
     try:
         usual = resolve.train_config(config.name)
     except SeedbedError:
-        usual = resolve.train_config(env, agent)
+        try:
+            usual = resolve.train_config(env, agent)
+        except SeedbedError:
+            return ""
         words = ["seedbed", "train", env, "--agent", agent]
     if type(usual.runtime) is not type(config.runtime):
         (runtime,) = (name for name, kind in RUNTIMES.items() if type(config.runtime) is kind)
@@ -123,6 +141,10 @@ def command(config: TrainConfig) -> str:
     return shlex.join(words)
 
 
+def _path(value: object) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
 # tyro joins lines that are not indented, and does not fold what it has joined.
 HELP = """Trains a preset, an environment's short name, a Gymnasium id or module:factory.
 
@@ -130,6 +152,7 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --runtime R   takes another runtime: central or paramserver
   --run DIR     names the folder of the run, by default below runs/
   --resume      goes on with the run in the folder of --run
+  --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
 
 
@@ -210,7 +233,7 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    general = ("--agent", "--runtime", "--run", "--resume", "--debug", "--help")
+    general = ("--agent", "--runtime", "--run", "--resume", "--trust-run", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             others = [name for name, kind in RUNTIMES.items() if token in dict(_flags("", kind()))]

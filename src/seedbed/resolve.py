@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from pathlib import Path
 from typing import Any
 
 from seedbed import defaults
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.machine import require_linux
+from seedbed.named import import_named
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.presets import PRESETS, TrainConfig
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
-from seedbed.run.folder import RunFolder
+from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.trust import AGENTS, Trust
+from seedbed.strict_json import revived
 from seedbed.types import Agent, Environment, SeedbedError
 
-AGENTS = {
-    "impala": "seedbed.agents.impala:Impala",
-    "ppo": "seedbed.agents.ppo:Ppo",
-    "dqn": "seedbed.agents.dqn:Dqn",
-    "r2d2": "seedbed.agents.r2d2:R2d2",
-    "sac": "seedbed.agents.sac:Sac",
-}
 ENV_BOUND = ("model",)
 """Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
 _PARTS = [name for name in vars(Agent) if not name.startswith("_")]
@@ -106,12 +102,23 @@ def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
     return dataclasses.replace(config, runtime=kind(**shared))
 
 
-def resumed(run: Path, target: str | None, agent: str | None) -> TrainConfig:
-    """Returns the configuration of the run in a folder.
+def require_platform(options: Any) -> None:
+    """Raises SeedbedError if the runtime of these options needs Linux, and this is another system."""
+    if not isinstance(options, FusedConfig):
+        kind = "paramserver" if isinstance(options, ParamServerConfig) else "central"
+        require_linux(
+            f"the {kind} runtime",
+            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
+            "one on Linux",
+        )
+
+
+def resumed(run: Path, target: str | None, agent: str | None, trust: bool = False) -> TrainConfig:
+    """Returns the configuration of the run in a folder; `trust` is that of `saved_config`.
 
     Raises SeedbedError if a target or an agent is given that is not the run's own.
     """
-    saved = from_json(RunFolder.read(run).read_config())
+    saved = saved_config(RunFolder.read(run), trust)
     env, _, own_agent = saved.name.rpartition("/")
     if target not in (None, env, saved.name) or agent not in (None, own_agent):
         asked = " ".join(part for part in (target, agent and f"--agent {agent}") if part)
@@ -175,7 +182,7 @@ def load_agent_class(name: str) -> type:
             f"unknown agent {name!r}; did you mean {', '.join(near)}? Your own is named module:Class"
         )
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name)
     except ModuleNotFoundError as error:
         raise SeedbedError(
             f"agent {name!r}: no module {error.name!r}; install it or start in its folder"
@@ -234,24 +241,44 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def from_json(data: dict[str, Any]) -> TrainConfig:
-    """Makes a configuration from the result of `to_json`.
+def saved_config(folder: RunFolder, trust: bool = False) -> TrainConfig:
+    """Returns the configuration that a run's folder holds.
+
+    Raises Untrusted if it names code of users, and others could have written it, unless the user has said
+    `trust`; SeedbedError as `from_json` does.
+    """
+    file = folder.path / CONFIG
+    return from_json(folder.read_config(), Trust(folder.path, file, trust))
+
+
+def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
+    """Makes a configuration from the result of `to_json`, which `trust` tells the file of.
 
     Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
-    if a part is missing or has an unknown option.
+    if a part is missing or has an option that is unknown or cannot be.
     """
+    data = revived(data)
     try:
         kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
         options = {name: plain_tuple(value) for name, value in data[kind].items()}
         env = data["env"]
         return TrainConfig(
-            decode(env) if "class" in env else registry.from_json(env),
-            decode(data["agent"]),
+            decode(env, trust) if "class" in env else _host_env(env, trust),
+            decode(data["agent"], trust),
             construct(RUNTIMES[kind], options),
-            data.get("name", ""),
+            str(data.get("name", "")),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except SeedbedError:
+        raise
+    # Options are given to the classes as they are, and these may refuse them in any way.
+    except Exception as error:
         raise SeedbedError(
-            f"the run's config.json is incomplete ({type(error).__name__}: {error}): restore it, or "
+            f"{trust.file} is damaged or incomplete ({type(error).__name__}: {error}): restore it, or "
             "start a new run"
         ) from error
+
+
+def _host_env(data: dict[str, Any], trust: Trust) -> HostEnvConfig:
+    env = registry.from_json(data)
+    trust.require_env(env)
+    return env

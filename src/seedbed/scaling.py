@@ -14,8 +14,9 @@ import jax
 
 from seedbed.agents.base import BaseAgent
 from seedbed.presets import TrainConfig
-from seedbed.resolve import AGENTS, resumed
+from seedbed.resolve import AGENTS
 from seedbed.run.devices import kind_of_device, multiplies_bfloat16, start_jax
+from seedbed.run.folder import RunFolder
 from seedbed.run.options import FusedConfig
 
 _REPLAY = {"envs": 8, "unroll": 1 / 8}
@@ -76,8 +77,10 @@ def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConf
     agent = config.agent
     if not isinstance(agent, BaseAgent) or agent.compute_dtype != "auto":
         return config, None
-    if run is not None and isinstance(former := resumed(run, None, None).agent, BaseAgent):
-        dtype, reason = former.compute_dtype, "as the run began"
+    former = {} if run is None else RunFolder.read(run).read_config().get("agent")
+    began = former.get("compute_dtype") if isinstance(former, dict) else None
+    if began is not None:
+        dtype, reason = began, "as the run began"
     else:
         start_jax()
         devices = jax.local_devices()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import mmap
 import os
 import select
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed import trees
+from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
@@ -85,7 +84,7 @@ def _send_error(connection: socket.socket, error: Exception, cause: BaseExceptio
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
+    data = strict_json.dumps(message).encode()
     if len(data) > MESSAGE_BYTES:
         raise SeedbedError(
             f"the environment's spec is too large to send: {len(data)} bytes of JSON"
@@ -97,7 +96,7 @@ def _serve(connection: socket.socket) -> None:
     request = connection.recv(MESSAGE_BYTES)
     if not request:
         return
-    job = json.loads(request)
+    job = strict_json.loads(request)
     os.nice(job["niceness"])
     groups, count = _Groups(job), len(job["lives"])
     try:

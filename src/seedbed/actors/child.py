@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.slots import Slot, SlotLayout
 from seedbed.types import EnvSpec, SeedbedError
@@ -62,7 +62,7 @@ class ChildProcess:
             self.output: self._read_output,
         }
         try:
-            self.connection.send(json.dumps(job).encode())
+            self.connection.send(strict_json.dumps(job).encode())
             self.popen = subprocess.Popen(
                 # With -P and our path, it finds the same modules as the learner.
                 [
@@ -135,7 +135,7 @@ class ChildProcess:
         if not data:
             self.kill()
             return
-        message = json.loads(data)
+        message = strict_json.loads(data)
         if "error" in message:
             self.fault = message["error"]
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from seedbed.actors.host import Host, HostOptions
 from seedbed.actors.link import RunFinished
 from seedbed.actors.waiting import await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
+from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
 from seedbed.types import SeedbedError
 
@@ -158,7 +158,7 @@ class _Published:
         since it was there. A run that had ended before may be resumed.
         """
         try:
-            content = json.loads(self._path.read_text())
+            content = load_json(self._path)
             pairs = [text.rpartition(":") for text in content["addresses"]]
             found = [(host.strip("[]"), int(port)) for host, _, port in pairs]
             if not all(host and 0 < port < 1 << 16 for host, port in found):

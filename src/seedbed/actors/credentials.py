@@ -10,13 +10,14 @@ import dataclasses
 import datetime
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import ssl
 from pathlib import Path
 from typing import Any
 
+from seedbed import strict_json
+from seedbed.files import load_json
 from seedbed.types import SeedbedError
 
 NAME = "seedbed"
@@ -41,7 +42,7 @@ class ActorKey:
     def read(cls, path: Path) -> ActorKey:
         """Reads the file `actor.key` of a run; raises SeedbedError if it is not one."""
         try:
-            data = json.loads(path.read_text())
+            data = load_json(path)
             return cls(certificate=str(data["certificate"]), secret=bytes.fromhex(data["secret"]))
         except OSError as error:
             raise SeedbedError(f"the key {path} cannot be read: {error.strerror}") from error
@@ -52,7 +53,7 @@ class ActorKey:
 
     def proof(self, nonce: bytes, term: int, hello: dict[str, Any]) -> str:
         """Returns the proof, in hexadecimal, that a `HELLO` with these fields answers this nonce and term."""
-        said = json.dumps([term, hello], sort_keys=True).encode()
+        said = strict_json.dumps([term, hello], sort=True).encode()
         return self.sign(b"seedbed actor", nonce + said).hex()
 
     def sign(self, purpose: bytes, data: bytes) -> bytes:
@@ -95,7 +96,7 @@ def ensure_credentials(folder: Path) -> ActorKey:
             certificate, private = _make_certificate()
             _write_private(folder / PRIVATE, private + certificate)
             content = {"certificate": certificate, "secret": secrets.token_hex(_SECRET_BYTES)}
-            _write_private(key, json.dumps(content))
+            _write_private(key, strict_json.dumps(content))
     except OSError as error:
         raise SeedbedError(
             f"the run's key cannot be written to {folder} ({error.strerror}): name another folder with --run"

@@ -27,7 +27,6 @@ from seedbed.actors.waiting import GIVE_UP_S
 from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, beat_frame, frame, json_frame
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.types import SeedbedError
 
 GROUPS = 2
@@ -340,7 +339,7 @@ class Host:
 
 def _require_allowed(env: HostEnvConfig, allow: tuple[str, ...]) -> None:
     """Raises SeedbedError if a learner asks for code of this machine that nobody has allowed."""
-    name = env.factory if isinstance(env, FactoryEnv) else env.id if isinstance(env, GymEnv) else ""
+    name = registry.code_of(env)
     module = name.partition(":")[0] if ":" in name else ""
     if module and module not in allow:
         raise SeedbedError(

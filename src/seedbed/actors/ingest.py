@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import mmap
 import os
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.admission import Complaints, Door
 from seedbed.actors.connection import Connection
@@ -47,7 +47,7 @@ def main() -> None:
     raise_descriptor_limit()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    job = json.loads(learner.recv(MESSAGE_BYTES))
+    job = strict_json.loads(learner.recv(MESSAGE_BYTES))
     # A learner that is stopped, or evaluates for long, must not keep the streams waiting.
     learner.setblocking(False)
     try:
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _packed(**message: Any) -> bytes:
-    data = json.dumps(message).encode()
+    data = strict_json.dumps(message).encode()
     assert len(data) <= MESSAGE_BYTES, "messages to the learner are short"
     return data
 
@@ -219,7 +219,7 @@ class Ingest:
             if len(self._fds) == 1 + 2 * len(self._seats.all):
                 self._attach()
             return
-        message = json.loads(data)
+        message = strict_json.loads(data)
         if "finish" in message:
             self._finished = True
             for connection in list(self._streams.values()):

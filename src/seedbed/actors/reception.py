@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import enum
 import hmac
-import json
 import re
 import secrets
 import statistics
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from seedbed import strict_json
 from seedbed.actors.actor import MESSAGE_BYTES
 from seedbed.actors.admission import Door
 from seedbed.actors.connection import Connection
@@ -380,7 +380,7 @@ def _checked_spec(data: dict[str, Any], num_envs: int) -> EnvSpec:
     names = {array.dtype for array in layout.arrays}
     if not names <= _DTYPES or any(d < 0 for array in layout.arrays for d in array.shape):
         raise ProtocolError(f"the spec has arrays that cannot be sent: {names - _DTYPES}", "spec")
-    if len(json.dumps({"spec": data})) > MESSAGE_BYTES:
+    if len(strict_json.dumps({"spec": data})) > MESSAGE_BYTES:
         raise ProtocolError("the spec is too long", "spec")
     if layout.size > MOST_BYTES:
         raise ProtocolError(f"a timestep would have {layout.size} bytes", "spec")

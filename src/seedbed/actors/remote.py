@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed import strict_json
 from seedbed.actors.child import ChildProcess
 from seedbed.actors.credentials import KEY
 from seedbed.actors.pool import ActorPool
@@ -115,7 +115,7 @@ class IngestProcess(ChildProcess):
     def tell(self, **message: Any) -> None:
         """Sends a message; a process that does not take it is killed. Call from the pool's thread only."""
         try:
-            self.connection.send(json.dumps(message).encode())
+            self.connection.send(strict_json.dumps(message).encode())
         except OSError:
             self.kill()
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from seedbed import trees
+from seedbed.strict_json import revived
 from seedbed.types import (
     ActionSpec,
     ArraySpec,
@@ -245,4 +246,5 @@ def _action_from_json(data: dict[str, Any]) -> ActionSpec:
         return Discrete(data["n"])
     if data["kind"] == "MultiDiscrete":
         return MultiDiscrete(tuple(data["nvec"]))
-    return Box(tuple(data["shape"]), tuple(data["low"]), tuple(data["high"]))
+    low, high = (tuple(revived(data[name])) for name in ("low", "high"))
+    return Box(tuple(data["shape"]), low, high)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seedbed.files import load_json
 from seedbed.types import SeedbedError
 
 GIVE_UP_S = 3600.0
@@ -69,7 +69,7 @@ def read_runtime(run: Path) -> tuple[str, dict[str, Any]] | str:
     if not run.is_dir():
         return "there is no such folder"
     try:
-        config = json.loads((run / _CONFIG).read_text())
+        config = load_json(run / _CONFIG)
         return next((name, dict(config[name])) for name in config if name in _RUNTIMES)
     except FileNotFoundError:
         return f"it has no {_CONFIG}"

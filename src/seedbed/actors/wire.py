@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from seedbed import compression
+from seedbed import compression, strict_json
 from seedbed.actors.slots import SlotLayout
 
 VERSION = 1
@@ -125,7 +125,7 @@ def require_checksum(header: Header[Any], body: memoryview) -> None:
 
 def json_frame(kind: Kind, **fields: Any) -> bytes:
     """Returns the frame of a control message."""
-    return frame(kind, json.dumps(fields, allow_nan=False).encode())
+    return frame(kind, strict_json.dumps(fields).encode())
 
 
 def _refuse_constant(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from seedbed.actors.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.files import write_json
+from seedbed.files import load_json, write_json
 from seedbed.machine import raise_descriptor_limit
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import (
@@ -128,7 +127,7 @@ def announce_end(run: RunFolder, text: str) -> None:
     """
     path = run.listen / ADDRESS
     with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text())
+        content = load_json(path)
         if content["term"] == run.term:
             write_json(path, {**content, ENDED: text})
 
@@ -136,7 +135,7 @@ def announce_end(run: RunFolder, text: str) -> None:
 def _former_port(run: RunFolder) -> int:
     """Returns the port of the run's learner before this one, 0 if there was none."""
     try:
-        addresses = json.loads((run.listen / ADDRESS).read_text())["addresses"]
+        addresses = load_json(run.listen / ADDRESS)["addresses"]
         return split_address(addresses[-1])[1] or 0
     except (OSError, ValueError, KeyError, IndexError, TypeError, SeedbedError):
         return 0

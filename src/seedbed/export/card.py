@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 from typing import Any
+
+from seedbed.printable import printable
 
 CURVE = "curve.csv"
 _COLUMNS = {
@@ -45,12 +49,12 @@ def readme(contract: dict[str, Any]) -> str:
     title = training["name"] or agent["class"]
     command = training["command"]
     rows = [
-        ("agent", agent["name"] or agent["class"]),
+        ("agent", _shown(agent["name"] or agent["class"])),
         ("environment", _environment(contract["environment"])),
         ("score", _score(training["evaluation"], contract["evaluation_draws"])),
         ("trained for", f"{training['env_steps']:,} environment steps"),
-        ("seed", training["member"] or str(training["seed"])),
-        ("command", f"`{command}`" if command else "trained from Python"),
+        ("seed", _shown(training["member"] or training["seed"])),
+        ("command", _code(command) if command else "trained from Python"),
         ("exported by", f"Seedbed {contract['seedbed']}"),
     ]
     files = [
@@ -60,7 +64,7 @@ def readme(contract: dict[str, Any]) -> str:
         (CURVE, "returns over steps and seconds of training"),
     ]
     lines = [
-        f"# {title}",
+        f"# {_shown(title)}",
         "",
         "A policy trained with Seedbed. Nothing in this folder is executable.",
         "",
@@ -87,17 +91,28 @@ def readme(contract: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _code(value: Any) -> str:
+    """Returns a value as code in a cell of a table: it ends neither."""
+    return "`" + printable(value).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as text in a cell of a table: it begins no markup, no other cell and no line."""
+    plain = html.escape(printable(value), quote=False)
+    return re.sub(r"([\\`*|\[\]])", r"\\\1", plain)
+
+
 def _row(entry: dict[str, Any]) -> str:
     shape = ", ".join(["B", *map(str, entry["shape"])])
-    return f"| `{entry['name']}` | [{shape}] | {entry['dtype']} | {entry['meaning']} |"
+    return f"| {_code(entry['name'])} | [{shape}] | {entry['dtype']} | {entry['meaning']} |"
 
 
 def _environment(environment: dict[str, Any]) -> str:
     task = environment["gymnasium"]
     if task is None:
-        return f"`{environment['options'].get('class') or environment['options']}`"
+        return _code(environment["options"].get("class") or environment["options"])
     options = ", ".join(f"{name}={value!r}" for name, value in task["kwargs"].items())
-    return f"`gymnasium.make({', '.join(filter(None, [repr(task['id']), options]))})`"
+    return _code(f"gymnasium.make({', '.join(filter(None, [repr(task['id']), options]))})")
 
 
 def _score(evaluation: dict[str, Any] | None, draws: bool) -> str:

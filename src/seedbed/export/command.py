@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import onnxruntime
 import safetensors.numpy
 
 import seedbed
-from seedbed import api, options, resolve
+from seedbed import api, options, resolve, strict_json
 from seedbed.envs.host.gym import GymEnv
 from seedbed.export import card
 from seedbed.export.check import require_equal
@@ -42,7 +41,7 @@ from seedbed.files import sync
 from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
-from seedbed.run.metrics import read_lines
+from seedbed.run.lines import read_lines
 from seedbed.types import Agent, ArraySpec, SeedbedError
 
 GRAPH = "policy.onnx"
@@ -59,16 +58,20 @@ _MEANINGS = {
 
 
 def export(
-    run: Path, folder: Path, newest: bool = False, warn: Callable[[str], None] = lambda text: None
+    run: Path,
+    folder: Path,
+    newest: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Exports a run's best policy, or its newest, into a new folder; returns the contract.
 
-    Calls `warn` like `api.restore`, and if the graph takes only one environment at a time. Raises
-    SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX, if
-    onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
+    `trust` is that of `api.restore`. Calls `warn` like it, and if the graph takes only one environment at a
+    time. Raises SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX,
+    if onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
     """
     _require_room(folder)
-    trained = api.restore(run, warn, newest)
+    trained = api.restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, trained.forms.spec, frame_stack)
     graph = build(policy)
@@ -92,7 +95,7 @@ def export(
         "frame_stack": frame_stack,
         "agent": _agent(policy.agent),
         "environment": _environment(run, trained),
-        "training": _training(run, trained, card.evaluation_of(lines, trained.step)),
+        "training": _training(trained, card.evaluation_of(lines, trained.step)),
         "checked": {"onnxruntime": onnxruntime.__version__, "relative_errors": errors},
         "files": {
             name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -100,7 +103,7 @@ def export(
         },
     }
     files["README.md"] = card.readme(contract).encode()
-    files[CONTRACT] = (json.dumps(contract, indent=2, allow_nan=False) + "\n").encode()
+    files[CONTRACT] = (strict_json.dumps(contract, indent=2) + "\n").encode()
     _write(folder, files)
     return contract
 
@@ -164,10 +167,8 @@ def _environment(run: Path, trained: api.TrainedAgent) -> dict[str, Any]:
     return {"gymnasium": task, "options": RunFolder.read(run).read_config()["env"]}
 
 
-def _training(
-    run: Path, trained: api.TrainedAgent, evaluation: dict[str, Any] | None
-) -> dict[str, Any]:
-    config = resolve.from_json(RunFolder.read(run).read_config())
+def _training(trained: api.TrainedAgent, evaluation: dict[str, Any] | None) -> dict[str, Any]:
+    config = trained.config
     return {
         "name": config.name,
         "command": options.command(config),

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError
 
 DESCRIPTION = "Writes a run's policy as an ONNX model."
@@ -28,5 +29,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="DIR", type=Path, required=True, help="new folder"
     )
     parser.add_argument("--newest", action="store_true", help="export the newest checkpoint")
+    declare_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the contract")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import numpy as np
 
 from seedbed import resolve
 from seedbed.export.extra import require_packages
+from seedbed.files import load_json
 from seedbed.run.encoding import construct
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
@@ -79,7 +79,7 @@ def read(folder: Path) -> ExportedAgent:
 
 def _contract(folder: Path) -> dict[str, Any]:
     try:
-        contract = json.loads((folder / CONTRACT).read_text())
+        contract = load_json(folder / CONTRACT)
     except (OSError, ValueError) as error:
         raise _damaged(folder, CONTRACT, str(error)) from error
     if not isinstance(contract, dict) or contract.get("format") != FORMAT:

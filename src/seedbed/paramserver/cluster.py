@@ -50,18 +50,24 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
     """
     config = job.config
     saved = () if save is None else ("--save", save)
+    trusted = ("--trust-run",) if job.trusted else ()
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
     return {
         "parameters": [
-            Role(shard.role_of(i), shard.__name__, ("--shard", str(i)))
+            Role(shard.role_of(i), shard.__name__, ("--shard", str(i), *trusted))
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(replay_folder.role_of(i), replay_shard.__name__, ("--shard", str(i)), saved)
+            Role(
+                replay_folder.role_of(i),
+                replay_shard.__name__,
+                ("--shard", str(i), *trusted),
+                saved,
+            )
             for i in range(replays)
         ],
         "learners": [
-            Role(learner.role_of(i), learner.__name__, ("--seat", str(i)))
+            Role(learner.role_of(i), learner.__name__, ("--seat", str(i), *trusted))
             if i < config.learners - config.remote_learners
             else Role(learner.role_of(i), "")
             for i in range(config.learners)
@@ -112,6 +118,9 @@ class Cluster:
         self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
         # Learning begins with the first cut, the checkpoint from which a run that diverges at once goes on.
         self._cutting = True
+        # Restarts of replay shards after which there were items enough, and those that were told.
+        self._refilled = self._told = 0
+        self._notices: list[str] = []
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [
             Keeper(run, role, size)
@@ -134,8 +143,32 @@ class Cluster:
             _resume(keeper)
 
     def check(self) -> None:
-        """Raises SeedbedError if a role has failed for good."""
+        """Tells parameter shard 0 what replay has lost; raises SeedbedError if a role has failed for good."""
         _check(self.all)
+        self._tell_losses()
+
+    def _tell_losses(self) -> None:
+        """Tells parameter shard 0 how many items there are after a replay shard was started again.
+
+        It goes on until there are enough to learn from: items that were added in the last moments before the
+        shard died are counted later. Shard 0 would let nobody add what it believes to be there.
+        """
+        restarts = sum(keeper.restarts for keeper in self.replay)
+        experience = self.job.agent.experience
+        if not isinstance(experience, Replay) or restarts == self._refilled:
+            return
+        if not all(keeper.reported for keeper in (self.parameters[0], *self.replay)):
+            return
+        items = sum(keeper.report["items"] for keeper in self.replay)
+        if items >= experience.min_size:
+            self._refilled = restarts
+        elif restarts != self._told:
+            self._notices.append(
+                f"replay has {items:,} items left and needs {experience.min_size:,}: learners fill it before "
+                "they learn on"
+            )
+            self._told = restarts
+        self.parameters[0].request(lambda keeper: keeper.caller.send(Kind.HELD, items=items))
 
     def await_ready(self, stop: Callable[[], bool]) -> bool:
         """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
@@ -286,7 +319,8 @@ class Cluster:
 
     def take_notices(self) -> list[str]:
         """Returns messages of all roles for the user, each once."""
-        return [notice for keeper in self.all for notice in keeper.take_notices()]
+        own, self._notices = self._notices, []
+        return [*own, *(notice for keeper in self.all for notice in keeper.take_notices())]
 
     def pids(self) -> list[int]:
         """Returns the ids of all processes of this machine, those of actors among them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import subprocess
 import time
@@ -13,10 +12,12 @@ from types import FrameType
 
 from seedbed.actors.waiting import await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
+from seedbed.files import load_json
 from seedbed.machine import require_linux
 from seedbed.paramserver.seats import BEAT_S, Seat, take_seat
 from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
+from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Learns on this machine, with actors of its own, for a run that was started elsewhere with
@@ -35,6 +36,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="its place among the run's learners, from 0 on (default: the first that is free)",
     )
+    declare_trust(parser)
     declare_waiting(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -63,10 +65,10 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     if seat is None:
         return "stopped"
     tell(f"learner {seat.number} of {run}")
-    deaths = EarlyDeaths()
+    deaths, trusted = EarlyDeaths(), ("--trust-run",) if given.trust_run else ()
     while not stopped:
         deaths.begin()
-        arguments = ("--seat", str(seat.number), "--host", "")
+        arguments = ("--seat", str(seat.number), "--host", "", *trusted)
         child = start_role(run, "seedbed.paramserver.learner", arguments, None)
         status = _outlive(child, seat)
         if stopped:
@@ -128,7 +130,7 @@ def _job(run: Path) -> Path:
 def _places(run: Path) -> range:
     """Returns the places of a run for learners of other machines."""
     try:
-        config = json.loads(_job(run).read_text())["config"]
+        config = load_json(_job(run))["config"]
         return range(config["learners"] - config["remote_learners"], config["learners"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SeedbedError(f"{_job(run)} cannot be read ({error}): start the run again") from error

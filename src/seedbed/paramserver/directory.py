@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from seedbed.files import write_json
+from seedbed.files import load_json, write_json
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -92,7 +91,7 @@ class Directory:
     def find(self, role: str) -> Address | None:
         """Returns the address of a role; None if it has never told one, or the folder cannot be read."""
         try:
-            data = json.loads(self.address_path(role).read_text())
+            data = load_json(self.address_path(role))
             hosts = tuple((str(host), int(port)) for host, port in data.pop("hosts"))
             return Address(**data, hosts=hosts)
         except (OSError, ValueError, TypeError, KeyError):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
+from seedbed import strict_json
 from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.files import write_json
+from seedbed.files import load_json, write_json
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
 from seedbed.run.encoding import BOUND, decode, decode_shapes, encode, encode_shapes
 from seedbed.run.folder import ROLES
 from seedbed.run.stacking import stacked_spec
+from seedbed.run.trust import Trust
+from seedbed.strict_json import revived
 from seedbed.types import Agent, EnvSpec, SeedbedError, Tree, bind
 
 _NAME = "job.json"
@@ -32,6 +34,9 @@ class Job:
     config: ParamServerConfig
     gradient: (
         Tree  # the shapes of the agent's gradient; tracing it takes seconds, so one process does it
+    )
+    trusted: bool = (
+        False  # whether the user trusts the run's folder, whoever can write it; not written
     )
 
     @property
@@ -58,7 +63,8 @@ class Job:
         """Writes the job into a run's folder `roles`, or another; raises SeedbedError if the disk refuses."""
         path = (folder or self.folder(run)) / _NAME
         try:
-            path.parent.mkdir(exist_ok=True)
+            # Others must not be able to write what the run's roles import.
+            path.parent.mkdir(0o755, exist_ok=True)
             write_json(path, self._content())
         except OSError as error:
             raise SeedbedError(
@@ -77,23 +83,28 @@ class Job:
     def is_written(self, run: Path) -> bool:
         """Returns whether the job in a run's folder is this one, with all its options."""
         try:
-            written = json.loads((self.folder(run) / _NAME).read_text())
+            written = load_json(self.folder(run) / _NAME)
         except (OSError, ValueError):
             return False
-        return written == json.loads(json.dumps(self._content()))
+        return written == strict_json.loads(strict_json.dumps(self._content()))
 
     @classmethod
-    def read(cls, run: Path, folder: Path | None = None) -> Job:
-        """Reads the job of a run, in its folder `roles` or another; raises SeedbedError if there is none."""
+    def read(cls, run: Path, folder: Path | None = None, trusted: bool = False) -> Job:
+        """Reads the job of a run, in its folder `roles` or another.
+
+        Raises SeedbedError if there is none, and Untrusted if it names code of users, and others could have
+        written it, unless the user has `trusted` the run.
+        """
         path = (folder or cls.folder(run)) / _NAME
+        trust = Trust(run, path, trusted)
         try:
-            content = json.loads(path.read_text())
+            content = revived(load_json(path))
             env, spec = registry.from_json(content["env"]), spec_from_json(content["spec"])
-            agent = bind(decode(content["agent"]), stacked_spec(spec, env.frame_stack))
-            return cls(
-                env, agent, spec, decode(content["config"]), decode_shapes(content["gradient"])
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            trust.require_env(env)
+            agent = bind(decode(content["agent"], trust), stacked_spec(spec, env.frame_stack))
+            gradient = decode_shapes(content["gradient"], trust)
+            return cls(env, agent, spec, decode(content["config"], trust), gradient, trusted)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SeedbedError(
                 f"{path} cannot be read ({error}): the run has another runtime, or has not begun"
             ) from error

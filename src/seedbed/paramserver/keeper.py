@@ -61,6 +61,7 @@ class Keeper:
         """Starts the role, or adopts its process if it runs. `greeted` is called at each connection."""
         self.role, self.report = role, dict[str, Any]()
         self.restarts = 0
+        self.reported = False  # whether `report` is of the process that there is
         self.failure: SeedbedError | None = None
         self._run, self._directory, self._greeted = run, Directory(run), greeted
         self._notices: collections.deque[str] = collections.deque(maxlen=50)
@@ -210,7 +211,7 @@ class Keeper:
         report = self.ask(Kind.REPORT, Kind.REPORT).fields
         name = self.role.name
         self._notices.extend(f"{name}: {notice}" for notice in report.pop("notices", ()))
-        self.report = report
+        self.report, self.reported = report, True
         return report
 
     def request(self, function: Callable[[Keeper], Any]) -> concurrent.futures.Future[Any]:
@@ -233,7 +234,7 @@ class Keeper:
         if self._process is None:
             return
         code = None if self._popen is None else self._popen.returncode
-        self._process = None
+        self._process, self.reported = None, False
         if code == FULL:
             self._await_room()
             return

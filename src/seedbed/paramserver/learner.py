@@ -39,6 +39,7 @@ from seedbed.run.devices import Device, choose_devices, dispatch_in_place
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
+from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import progress_of, require_finite
 from seedbed.types import Array, SeedbedError, learns_from_replay
 
@@ -282,13 +283,17 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--seat", type=int, required=True, help="its place, from 0 on")
     parser.add_argument("--host", help="where it listens; by default where the run's job says")
+    declare_trust(parser)
     given = parser.parse_args()
     dispatch_in_place()
     keep_programs()
 
     def make() -> tuple[Role, LearnerWork, str | None]:
-        job, role = Job.read(given.run), Role(given.run, role_of(given.seat))
-        end_on_signals(role)
+        job, role = (
+            Job.read(given.run, trusted=given.trust_run),
+            Role(given.run, role_of(given.seat)),
+        )
+        end_on_signals(role, at_once=given.host is not None)
         host = job.host if given.host is None else given.host
         return role, LearnerWork(role, job, given.seat), host
 

@@ -88,6 +88,10 @@ class Leases:
         if learner in self._holders:
             self._holders[learner].tally = self._tallies[learner]
 
+    def lower_held(self, items: int) -> None:
+        """Counts no more than these items as held: a replay shard has lost some."""
+        self._held = min(self._held, items)
+
     def lease(self, learner: int) -> Lease:
         """Returns a learner's lease, which may go further than the one before, and never less far."""
         tally = self._tallies.get(learner, Tally())
@@ -123,7 +127,9 @@ class Leases:
             return Tally(steps, 0, 0)
         experience, owed = self._experience, self._limiter.owed
         missing = max(0, experience.min_size - self._held)
-        added = missing + int((SLACK_BATCHES * experience.batch - owed) / experience.ratio)
+        beyond = int((SLACK_BATCHES * experience.batch - owed) / experience.ratio)
+        # Nothing can be drawn while items are missing, so draws that are owed do not keep them out.
+        added = missing + max(0, beyond) if missing else beyond
         return Tally(steps, added, 0 if missing else int(owed))
 
     def expire(self, learner: int) -> None:

@@ -7,7 +7,6 @@ one machine the block lies in memory that both ends share; between machines it t
 from __future__ import annotations
 
 import enum
-import json
 import math
 import mmap
 import os
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seedbed import strict_json
 from seedbed.actors.wire import ProtocolError, frame, read_object
 from seedbed.types import Array
 
@@ -51,6 +51,7 @@ class Kind(enum.IntEnum):
     SAVE = 19
     PAUSE = 20
     RESUME = 21
+    HELD = 22
 
 
 class Message(NamedTuple):
@@ -63,7 +64,7 @@ class Message(NamedTuple):
 
 def pack(kind: Kind, fields: dict[str, Any], block: memoryview | None = None) -> bytes:
     """Returns the frame of a message, with its block behind the fields if it is given."""
-    text = json.dumps(fields, allow_nan=False).encode()
+    text = strict_json.dumps(fields).encode()
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNED)
     return frame(kind, _LENGTH.pack(len(text)), text, block or b"")
 

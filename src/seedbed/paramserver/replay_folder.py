@@ -9,7 +9,6 @@ killed meanwhile, the next one begins again from there, and does not take the pr
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 
 from seedbed.central.inference import act_output
-from seedbed.files import sync, write_json
+from seedbed.files import load_json, sync, write_json
 from seedbed.paramserver.job import Job
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.persistence import saved_items
@@ -93,7 +92,7 @@ def open_replay(
 def _capacity(folder: Path) -> int:
     """Returns the number of items that a shard had to take over, for which it keeps room."""
     try:
-        return int(json.loads((folder / _CAPACITY).read_text()))
+        return int(load_json(folder / _CAPACITY))
     except (OSError, ValueError, TypeError):
         return 0
 
@@ -102,7 +101,7 @@ def _sources(
     former: Path, job: Job, shard: int, save: str
 ) -> list[tuple[HostReplay, dict[int, int]]]:
     """Opens all former shards; returns each with the groups that are this shard's now."""
-    before = Job.read(former.parent.parent, former)
+    before = Job.read(former.parent.parent, former, job.trusted)
     count, groups = job.config.replay_shards, layout_of(job).num_groups
     sources: list[tuple[HostReplay, dict[int, int]]] = []
     stream = mine = 0
@@ -128,7 +127,7 @@ def set_aside(run: Path, job: Job) -> bool:
     roles = Job.folder(run)
     former = roles / _FORMER
     if not former.is_dir():
-        before = Job.read(run)
+        before = Job.read(run, trusted=job.trusted)
         if _shape(before) == _shape(job):
             return False
         if before.config.group_size != job.config.group_size:
@@ -148,7 +147,7 @@ def set_aside(run: Path, job: Job) -> bool:
                 f"{roles} cannot be written ({error.strerror}): give this user the right and the room to "
                 "write there, and resume again"
             ) from error
-    before = Job.read(run, former)
+    before = Job.read(run, former, job.trusted)
     for number in range(before.config.replay_shards):
         folder, there = roles / role_of(number), former / role_of(number)
         if not there.exists() and (folder / _REPLAY).exists():
@@ -167,7 +166,7 @@ def count_items(run: Path, job: Job, save: str) -> tuple[int, list[str]]:
     folder = Job.folder(run)
     if has_former(run):
         folder = folder / _FORMER
-        job = Job.read(run, folder)
+        job = Job.read(run, folder, job.trusted)
     names = [role_of(shard) for shard in range(job.config.replay_shards)]
     found = {name: saved_items(folder / name / _REPLAY, save) for name in names}
     missing = [name for name, items in found.items() if items is None]

@@ -21,6 +21,7 @@ from seedbed.paramserver.server import Client
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.programs import keep_programs
+from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
 
 MOST_BYTES = 1 << 28
@@ -262,11 +263,15 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
     parser.add_argument("--save", help="the name of the save to go on from; by default the newest")
+    declare_trust(parser)
     given = parser.parse_args()
     keep_programs()
 
     def make() -> tuple[Role, ReplayShard, str | None]:
-        job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+        job, role = (
+            Job.read(given.run, trusted=given.trust_run),
+            Role(given.run, role_of(given.shard)),
+        )
         end_on_signals(role)
         return role, ReplayShard(role, job, given.shard, given.save), job.host
 

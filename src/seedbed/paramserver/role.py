@@ -29,6 +29,8 @@ from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
 """What the coordinator calls itself."""
+STOP_S = 20.0
+"""Seconds after SIGTERM until a role ends that its coordinator does not end."""
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
@@ -71,13 +73,15 @@ class Role:
         self.number = self.directory.take_number(name)
         self._work: Work | None = None
         self._finish = False
+        self._asked_s: float | None = None  # when SIGTERM came
 
     def serve(self, work: Work, host: str | None) -> None:
         """Listens, tells where, and serves until the work is done.
 
         It ends, too, when the coordinator says so, when there has been none for `ORPHAN_S`, and when another
-        start has taken this one's place; after SIGTERM, it ends at once. `host` is None, or where it listens
-        for other machines. Raises SeedbedError if it cannot listen.
+        start has taken this one's place. After SIGTERM it ends at once if no coordinator is there, and else
+        within `STOP_S`. `host` is None, or where it listens for other machines. Raises SeedbedError if it
+        cannot listen.
         """
         self._work = work
         try:
@@ -99,8 +103,13 @@ class Role:
                 if now_s < look_s:
                     continue
                 look_s = now_s + _LOOK_S
-                if any(client.role == COORDINATOR for client in server.clients.values()):
+                coordinated = any(client.role == COORDINATOR for client in server.clients.values())
+                if coordinated:
                     heard_s = now_s
+                if self._asked_s is not None and (
+                    not coordinated or now_s > self._asked_s + STOP_S
+                ):
+                    break
                 if now_s > heard_s + ORPHAN_S or not self.current():
                     break
         finally:
@@ -120,6 +129,10 @@ class Role:
     def finish(self, *_: Any) -> None:
         """Lets the role end soon; may be a handler of signals."""
         self._finish = True
+
+    def await_finish(self, *_: Any) -> None:
+        """Lets the role end when the coordinator says so, or in `STOP_S`; may be a handler of signals."""
+        self._asked_s = self._asked_s or time.monotonic()
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Passes a HELLO on."""
@@ -142,9 +155,13 @@ class Role:
             self._work.take(client, message)
 
 
-def end_on_signals(role: Role) -> None:
-    """Lets SIGTERM end a role; what the terminal sends is for the coordinator. For the main thread."""
-    signal.signal(signal.SIGTERM, role.finish)
+def end_on_signals(role: Role, at_once: bool = False) -> None:
+    """Lets SIGTERM end a role; what the terminal sends is for the coordinator. For the main thread.
+
+    Whoever stops a machine sends SIGTERM to every process. The coordinator then saves a cut, for which it
+    needs the roles, and ends them. A role is ended `at_once` that no coordinator of this machine ends.
+    """
+    signal.signal(signal.SIGTERM, role.finish if at_once else role.await_finish)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

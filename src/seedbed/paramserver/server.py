@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import select
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from seedbed import strict_json
 from seedbed.actors.admission import Complaints, Door
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import KEY, ActorKey, learner_context
@@ -314,7 +314,7 @@ class Server:
 
 def knock_proofs(key: ActorKey, role: str, number: int, nonce: bytes) -> tuple[bytes, bytes]:
     """Returns the proofs within a machine: the server's for a client's nonce, and then the client's."""
-    mine = key.sign(b"seedbed role", json.dumps([role, number, nonce.hex()]).encode())
+    mine = key.sign(b"seedbed role", strict_json.dumps([role, number, nonce.hex()]).encode())
     return mine, key.sign(b"seedbed client", mine)
 
 

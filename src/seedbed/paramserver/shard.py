@@ -26,6 +26,7 @@ from seedbed.paramserver.server import Broken, Client
 from seedbed.run.devices import dispatch_in_place
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
+from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import require_finite_state
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
@@ -128,6 +129,9 @@ class ParameterShard:
             self.ledger.close(closed["learner"], closed["push"])
             self._changed = True
             client.send(Kind.CLOSED)
+        elif message.kind is Kind.HELD and client.role == COORDINATOR and self.leases is not None:
+            self.leases.lower_held(require_fields(message.fields, items=int)["items"])
+            self._changed = True
         elif message.kind is Kind.STATE and client.role == COORDINATOR:
             assert client.blocks is not None
             require_finite_state(self._state, self.ledger.version.number)
@@ -298,12 +302,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A parameter shard; started by the coordinator.")
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
+    declare_trust(parser)
     given = parser.parse_args()
     dispatch_in_place()
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:
-        job, role = Job.read(given.run), Role(given.run, role_of(given.shard))
+        job, role = (
+            Job.read(given.run, trusted=given.trust_run),
+            Role(given.run, role_of(given.shard)),
+        )
         end_on_signals(role)
         return role, ParameterShard(role, job, given.shard), job.host
 

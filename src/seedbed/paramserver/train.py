@@ -51,7 +51,7 @@ def train(
         spec = _find_spec(env, config, session)
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
-        job = Job(env, agent, spec, config, check_agent(agent))
+        job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
         adopts = _may_adopt(job, path)
         save = None if adopts else _prepare(job, session)
         if adopts:
@@ -122,6 +122,7 @@ def _prepare(job: Job, session: Session) -> str | None:
             items = _find_replay(job, session)
         owed = metadata["owed"] if items else 0.0
     job.write(path)
+    Job.read(path, trusted=job.trusted)  # what the roles could not read is told here, once
     write_saves(job, path, state, session.start.env_steps, items, owed)
     roles = roles_of(job, path, None)
     session.view.message(

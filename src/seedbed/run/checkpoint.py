@@ -7,7 +7,6 @@ the size and checksum of every file. `best.json` names the checkpoint with the b
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
@@ -23,6 +22,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from seedbed import strict_json
+from seedbed.files import load_json
 from seedbed.run.checkpoint_helper import (
     ARRAYS,
     LENGTH,
@@ -120,7 +121,7 @@ class CheckpointWriter:
             self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
             self._thread.start()
         arrays = [array for _, array in named]
-        self._requests.put(_Request(int(step), json.dumps(header).encode(), arrays))
+        self._requests.put(_Request(int(step), strict_json.dumps(header).encode(), arrays))
         if failed is not None:
             raise StorageError(failed)
 
@@ -245,7 +246,7 @@ class _Helper:
         line = stdout.readline()
         if not line.endswith(b"\n"):
             raise OSError(f"exit status {self.process.wait()}")
-        return json.loads(line)["error"]
+        return strict_json.loads(line)["error"]
 
     def tail(self) -> str:
         """Returns the last line that the helper printed, at most 300 characters, or an empty text."""
@@ -338,8 +339,19 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
     )
 
 
+def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
+    """Warns if there is a whole checkpoint after the best one, as there is where a run was stopped."""
+    best = read_best(folder)
+    newer = [n for n in list_steps(folder) if n > step and defect(folder / name_of(n)) is None]
+    if newer and best is not None and best["step"] == step:
+        warn(
+            f"the checkpoint of step {step:,} has the best evaluation; that of step {newer[-1]:,} is newer: "
+            "--newest (in Python newest=True) takes it"
+        )
+
+
 def _load(path: Path, template: Tree, part: str = "") -> Restored:
-    manifest = json.loads((path / MANIFEST).read_text())
+    manifest = load_json(path / MANIFEST)
     every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""
     stored = {name: every[name] for name in every if f"{name}.".startswith(within)}
     named = named_leaves(template, part)

@@ -7,7 +7,6 @@ every byte of it is on the disk. The functions that only read are for any proces
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,8 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from seedbed.files import sync, write_json
+from seedbed import strict_json
+from seedbed.files import load_json, sync, write_json
 
 LENGTH = struct.Struct("<Q")
 """The format of the length of a request's header: the number of bytes, in 8 bytes, little-endian."""
@@ -97,8 +97,9 @@ def file_table(folder: Path) -> dict[str, list[int]]:
 def read_best(folder: Path) -> dict[str, Any] | None:
     """Returns `step` and `score` of the best checkpoint, or None if none was scored or it is not there."""
     try:
-        best = json.loads((folder / BEST).read_text())
-        return best if (folder / name_of(best["step"]) / MANIFEST).is_file() else None
+        best = load_json(folder / BEST)
+        numbers = type(best["step"]) is int and type(best["score"]) in (int, float)
+        return best if numbers and (folder / name_of(best["step"]) / MANIFEST).is_file() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -109,7 +110,9 @@ def defect(path: Path) -> str | None:
     Reads every file.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = load_json(path / MANIFEST)
+        if not _is_manifest(manifest):
+            return f"{MANIFEST} lacks a part"
         found = file_table(path)
         for name, (size, checksum) in manifest["files"].items():
             if name not in found:
@@ -121,6 +124,17 @@ def defect(path: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read: {type(error).__name__}"
     return None
+
+
+def _is_manifest(manifest: dict[str, Any]) -> bool:
+    """Returns whether a manifest has the parts that restoring reads; raises KeyError or TypeError if not."""
+    leaves = all(
+        isinstance(leaf["name"], str)
+        and isinstance(leaf["dtype"], str)
+        and all(type(size) is int and size >= 0 for size in leaf["shape"])
+        for leaf in manifest["leaves"]
+    )
+    return leaves and type(manifest["step"]) is int and isinstance(manifest["metadata"], dict)
 
 
 def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any]) -> None:
@@ -145,7 +159,7 @@ def write_checkpoint(folder: Path, header: dict[str, Any], arrays: dict[str, Any
     _require_claim(folder.parent, claim)
     held = _held(final)
     # The arrays may be on the disk already, if their score or more metadata comes later.
-    if held is None or held["leaves"] != json.loads(json.dumps(leaves)):
+    if held is None or held["leaves"] != strict_json.loads(strict_json.dumps(leaves)):
         _write(final, manifest, arrays, claim)
     elif (known := {**held["metadata"], **header["metadata"]}) != held["metadata"]:
         write_json(final / MANIFEST, {**held, "metadata": known})
@@ -164,7 +178,7 @@ def _checksum(array: Any) -> int:
 
 def _held(final: Path) -> dict[str, Any] | None:
     """Returns the manifest of a checkpoint, or None if the checkpoint is missing or damaged."""
-    return None if defect(final) is not None else json.loads((final / MANIFEST).read_text())
+    return None if defect(final) is not None else load_json(final / MANIFEST)
 
 
 def _write(final: Path, manifest: dict[str, Any], arrays: dict[str, Any], claim: Claim) -> None:
@@ -234,7 +248,7 @@ def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | N
     size = source.read(LENGTH.size)
     if len(size) < LENGTH.size:
         return None
-    header = json.loads(source.read(LENGTH.unpack(size)[0]))
+    header = strict_json.loads(source.read(LENGTH.unpack(size)[0]))
     arrays = {}
     for leaf in header["leaves"]:
         content = source.read(leaf["bytes"])
@@ -246,8 +260,9 @@ def _read_request(source: BinaryIO) -> tuple[dict[str, Any], dict[str, Any]] | N
 
 
 def main(folder: Path) -> None:
-    """Serves requests for checkpoints in `folder` until standard input ends. SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Serves requests for checkpoints in `folder` until standard input ends. Signals are the trainer's."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # training has priority
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries must not reach the trainer as answers
@@ -258,7 +273,7 @@ def main(folder: Path) -> None:
             answer = {"error": None}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(strict_json.dumps(answer) + "\n")
         answers.flush()
 
 

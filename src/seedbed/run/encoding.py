@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from typing import Any
 
+from seedbed.run.trust import Trust
+from seedbed.strict_json import NON_FINITE, spells_number
 from seedbed.types import SeedbedError, Tree
 
 BOUND = ("spec",)
@@ -27,6 +28,11 @@ def encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
         return [encode(child) for child in value]
     if isinstance(value, dict):
         return {name: encode(child) for name, child in value.items()}
+    if spells_number(value):
+        raise SeedbedError(
+            f"option {value!r} is a text that stands for a number in JSON ({', '.join(NON_FINITE)}): give "
+            "the number, or another text"
+        )
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise SeedbedError(
@@ -35,25 +41,24 @@ def encode(value: Any, left_out: tuple[str, ...] = ()) -> Any:
     )
 
 
-def decode(value: Any) -> Any:
-    """Returns the value that was encoded; raises SeedbedError if its class is not there."""
-    if isinstance(value, dict) and "class" in value:
-        module_name, _, class_name = value["class"].partition(":")
-        try:
-            kind = getattr(importlib.import_module(module_name), class_name)
-        except (ImportError, AttributeError) as error:
-            remedy = "start where it can be"
-            if module_name.startswith("seedbed."):
-                remedy = "go on with the version of seedbed that began the run, or start a new run"
-            raise SeedbedError(
-                f"the run's class {value['class']} cannot be imported ({error}): {remedy}"
-            ) from error
-        return construct(
-            kind, {name: decode(child) for name, child in value.items() if name != "class"}
+def decode(value: Any, trust: Trust) -> Any:
+    """Returns the value that was encoded; `trust` tells of the file that it is from.
+
+    Raises SeedbedError if the class is not there, may not be imported, or is no dataclass.
+    """
+    if isinstance(value, list):
+        return tuple(decode(child, trust) for child in value)
+    if not isinstance(value, dict):
+        return value
+    fields = {name: decode(child, trust) for name, child in value.items() if name != "class"}
+    if "class" not in value:
+        return fields
+    kind = trust.load(value["class"])
+    if not dataclasses.is_dataclass(kind):
+        raise SeedbedError(
+            f"{trust.file} names {value['class']}, which is no dataclass: restore the file"
         )
-    if isinstance(value, dict):
-        return {name: decode(child) for name, child in value.items()}
-    return plain_tuple(value)
+    return construct(kind, fields)
 
 
 def construct(kind: type, fields: dict[str, Any]) -> Any:
@@ -70,8 +75,8 @@ def construct(kind: type, fields: dict[str, Any]) -> Any:
 
 
 def plain_tuple(value: Any) -> Any:
-    """Returns a list as a tuple of decoded values, and anything else as it is."""
-    return tuple(decode(child) for child in value) if isinstance(value, list) else value
+    """Returns a list, and the lists in it, as tuples, and anything else as it is."""
+    return tuple(map(plain_tuple, value)) if isinstance(value, list) else value
 
 
 def encode_shapes(tree: Tree) -> Any:
@@ -100,8 +105,12 @@ def encode_shapes(tree: Tree) -> Any:
     )
 
 
-def decode_shapes(data: Any) -> Tree:
-    """Returns the tree of `encode_shapes`, whose leaves are `jax.ShapeDtypeStruct`."""
+def decode_shapes(data: Any, trust: Trust) -> Tree:
+    """Returns the tree of `encode_shapes`, whose leaves are `jax.ShapeDtypeStruct`.
+
+    `trust` tells of the file that it is from. Raises SeedbedError if it names what is no NamedTuple, or may
+    not be imported.
+    """
     import jax
 
     if data is None:
@@ -109,10 +118,13 @@ def decode_shapes(data: Any) -> Tree:
     if isinstance(data, list):
         return jax.ShapeDtypeStruct(tuple(data[0]), data[1])
     if "named" in data:
-        module, _, name = data["named"].partition(":")
-        kind = getattr(importlib.import_module(module), name)
-        return kind(*map(decode_shapes, data["of"]))
+        kind: Any = trust.load(data["named"])
+        if not (issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(data["of"])):
+            raise SeedbedError(
+                f"{trust.file} names {data['named']}, which is no such NamedTuple: restore the file"
+            )
+        return kind(*(decode_shapes(child, trust) for child in data["of"]))
     if "dict" in data:
-        return {key: decode_shapes(child) for key, child in data["dict"].items()}
+        return {key: decode_shapes(child, trust) for key, child in data["dict"].items()}
     ((name, children),) = data.items()
-    return (tuple if name == "tuple" else list)(map(decode_shapes, children))
+    return (tuple if name == "tuple" else list)(decode_shapes(child, trust) for child in children)

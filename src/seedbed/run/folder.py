@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed.files import write_json
+from seedbed.files import load_json, write_json
 from seedbed.run.checkpoint_helper import (
     TERMS,
     UNCLAIMED,
@@ -65,8 +64,10 @@ class RunFolder:
     its own. For one thread at a time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trusted: bool = False) -> None:
         self.path = path
+        # Whether the user trusts the folder, whoever can write it; see run/trust.py.
+        self.trusted = trusted
         # This start of a learner; term 0 if the folder was opened with `read`.
         self.claim = UNCLAIMED
         self._locks: dict[str, int] = {}  # descriptors
@@ -80,7 +81,8 @@ class RunFolder:
         SeedbedError if the folder is not empty or cannot be written, or if another process trains into it.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            # Others must not be able to write what a later start would import: run/trust.py.
+            path.mkdir(0o755, parents=True, exist_ok=True)
             own = (LOCK, SAVING, TERMS, LISTEN)
             content = [each.name for each in path.iterdir() if each.name not in own]
             prepared = (path / LISTEN).is_dir()
@@ -204,7 +206,8 @@ class RunFolder:
         for an instant, and `create` and `resume` wait for that.
         """
         try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            # Not to wait for a writer, if it is a pipe.
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return False
         try:
@@ -264,7 +267,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """Returns the run's configuration. Raises SeedbedError if it cannot be read or is no JSON object."""
         try:
-            config = json.loads((self.path / CONFIG).read_text())
+            config = load_json(self.path / CONFIG)
         except (OSError, ValueError) as error:
             raise SeedbedError(
                 f"{self.path / CONFIG} cannot be read ({error}): restore it, or start a new run"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import importlib.metadata
-import json
 import platform
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import psutil
 
-from seedbed.files import write_json
+from seedbed.files import load_json, write_json
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.run.checkpoint_helper import successor
 from seedbed.run.folder import HISTORY, RunFolder, TakenOver
@@ -109,7 +108,7 @@ class Stint:
 def read_history(run: Path) -> list[dict[str, Any]]:
     """Returns the stints of a run, the first one first; an empty list if they are missing or damaged."""
     try:
-        stints = json.loads((run / HISTORY).read_text())
+        stints = load_json(run / HISTORY)
     except (OSError, ValueError):
         return []
     whole = isinstance(stints, list) and all(isinstance(each, dict) for each in stints)

@@ -7,23 +7,24 @@ import contextlib
 import dataclasses
 import importlib
 import io
-import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from seedbed import strict_json
+from seedbed.files import open_regular
 from seedbed.run.folder import METRICS
+from seedbed.run.lines import whole_lines
 from seedbed.types import SeedbedError
 
 STAGES = ("environment", "inference", "learning")
 """The parts of a run whose time is measured, in the order in which arrays hold these times."""
-_TAIL_BYTES = 1 << 16  # at the end of a file of metrics: many lines
 SATURATED = 0.12
 """The share of waiting below which the machine counts as fully used."""
 
@@ -85,7 +86,7 @@ class MetricsLog:
             if isinstance(value, int | float)
         ]
         event.summary.CopyFrom(self._summary(value=values))
-        line = json.dumps(plain, allow_nan=False) + "\n"
+        line = strict_json.dumps(plain) + "\n"
         refused: OSError | None = None
         for file, piece in ((self._lines, line.encode()), (self._events, _record(event))):
             try:
@@ -171,59 +172,16 @@ def _repair(path: Path, resume_at: int | None) -> None:
     """Removes the lines that are not whole, or past `resume_at` env steps; raises OSError."""
     if not path.exists():
         return
-    whole = [
-        line
-        for line, metrics in _whole_lines(path.read_text(errors="replace"))
-        if resume_at is None or (metrics.get("env_steps") or 0) <= resume_at
-    ]
     temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text("".join(whole))
+        with open_regular(path) as file, temporary.open("wb") as kept:
+            for line, metrics in whole_lines(file):
+                if resume_at is None or metrics.get("env_steps", 0) <= resume_at:
+                    kept.write(line)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _whole_lines(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the lines that are whole, each with its metrics."""
-    for line in text.splitlines(keepends=True):
-        try:
-            metrics = json.loads(line)
-        except ValueError:
-            continue
-        if line.endswith("\n") and isinstance(metrics, dict):
-            yield line, metrics
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole lines of a file of metrics, which may be missing or be written at this moment.
-
-    Where steps go back, a run went on from an earlier checkpoint: the lines past its steps are left out, as
-    the run has done these steps again.
-    """
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return []
-    lines: list[dict[str, Any]] = []
-    for _, metrics in _whole_lines(text):
-        env_steps = metrics.get("env_steps") or 0
-        while lines and (lines[-1].get("env_steps") or 0) > env_steps:
-            lines.pop()
-        lines.append(metrics)
-    return lines
-
-
-def read_last_line(path: Path) -> dict[str, Any]:
-    """Returns the last whole line of a file of metrics, without reading all of it; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return {}
-    return next((metrics for _, metrics in reversed(list(_whole_lines(text)))), {})
 
 
 class RecentEpisodes:
@@ -266,15 +224,17 @@ class RecentEpisodes:
         return {"episodes": self.episodes, "sums": list(self._sums)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores a `state`. Call from one thread at a time."""
-        self.episodes = int(state["episodes"])
+        """Restores a `state`; raises SeedbedError if it is none. Call from one thread at a time."""
+        try:
+            sums = [(int(n), float(r), float(k)) for n, r, k in state["sums"]]
+            self.episodes = int(state["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SeedbedError(
+                f"the checkpoint's recent episodes cannot be read ({error}): remove that checkpoint, to "
+                "resume from the one before"
+            ) from error
         self._sums.clear()
-        self._sums.extend((int(n), float(r), float(k)) for n, r, k in state["sums"])
-
-
-def last_wall_s(folder: Path) -> float:
-    """Returns the seconds of training at the last whole line of a run's metrics; 0 if there is none."""
-    return float(read_last_line(folder / METRICS).get("wall_s") or 0.0)
+        self._sums.extend(sums)
 
 
 def processes_rss(pids: Iterable[int]) -> float:

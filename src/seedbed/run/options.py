@@ -138,6 +138,10 @@ class CentralConfig:
             )
 
 
+MOST_SEEDS = 10_000
+"""The most seeds of a population."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FusedConfig:
     """The options of the fused runtime, which are the same for every agent and environment."""
@@ -191,6 +195,8 @@ class FusedConfig:
         Has a member for every value and seed, the seeds of the first value first. Raises SeedbedError if
         `sweep` has a wrong form.
         """
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise SeedbedError(f"seeds is {self.seeds}: it must be 1 to {MOST_SEEDS:,}")
         if not self.sweep:
             return ({},) * self.seeds
         name, equals, values = self.sweep.partition("=")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from seedbed.types import LearnerState, Tree
+from seedbed.types import LearnerState, SeedbedError, Tree
 
 OnMetrics: TypeAlias = Callable[[dict[str, Any]], None]
 """A function that gets each line of metrics as it is written: names and plain values, None for NaN. The
@@ -79,6 +79,18 @@ class Start(NamedTuple):
     env_steps: int = 0  # transitions that count
     wall_s: float = 0.0  # seconds of training
     updates: int = 0  # gradients applied
+
+    @classmethod
+    def read(cls, metadata: dict[str, Any]) -> Start:
+        """Returns the start that a checkpoint's metadata hold; raises SeedbedError if they hold none."""
+        try:
+            steps, wall_s, updates = (metadata["start"][name] for name in cls._fields)
+            return cls(int(steps), float(wall_s), int(updates))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SeedbedError(
+                f"the checkpoint does not say where training goes on ({type(error).__name__}: {error}): "
+                "remove it, to resume from the one before"
+            ) from error
 
 
 class Progress(NamedTuple):

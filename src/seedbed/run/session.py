@@ -1,7 +1,6 @@
 """The session of a run: it reports, saves, evaluates, resumes and stops a run of any runtime.
 
-A runtime is a value that trains (`run/runtime.py`). All that the user sees of a run, and all that its folder
-holds, passes through the session.
+A runtime trains (`run/runtime.py`). What users see of a run, and what its folder has, passes through it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import METRICS, RunFolder, TakenOver
 from seedbed.run.history import Stint
+from seedbed.run.lines import last_wall_s
 from seedbed.run.measures import Clock
-from seedbed.run.metrics import MetricsLog, last_wall_s, processes_rss
+from seedbed.run.metrics import MetricsLog, processes_rss
 from seedbed.run.runtime import Evaluation, OnMetrics, Runtime, Score, Snapshot, Start, View
 from seedbed.run.signals import stopping_signals
 from seedbed.run.update import TrainingDiverged, require_finite_state
@@ -81,7 +81,7 @@ class Session:
                 self.view.message("the run has no checkpoint yet: starting from the beginning")
             return None
         step, arrays, metadata = restore(folder, template(), self.view.message)
-        self.start = Start(**metadata["start"])
+        self.start = Start.read(metadata)
         self.view.message(f"going on from step {step:,} ({self.start.updates:,} learner steps)")
         return arrays, metadata
 

@@ -14,10 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
+from seedbed.printable import printable
+
 PATIENCE_S = 2.0
 """Seconds that the end of a run waits for a terminal that accepts no more text."""
 MAX_TEXTS = 200
 """The most messages and printed lines that wait for the terminal. Beyond it, the oldest are dropped."""
+
+
+LAYOUT = "\n\t"
+"""What a text may have that is not seen."""
 
 
 class Screen(Protocol):
@@ -97,8 +103,8 @@ class BackgroundView:
 
     def message(self, text: str) -> None:
         """Hands over a message with the present time."""
-        now = time.time()
-        self._hand_over(lambda: self._screen.message(text, now))
+        now, shown = time.time(), printable(text, keep=LAYOUT)
+        self._hand_over(lambda: self._screen.message(shown, now))
 
     def _hand_over(self, show: Callable[[], None]) -> None:
         self._dropped += len(self._texts) == MAX_TEXTS
@@ -222,7 +228,7 @@ def tell(text: str, stream: TextIO | None) -> None:
     def write() -> None:
         with contextlib.suppress(OSError, ValueError):
             out = unbuffered(stream)
-            out.write(f"{text}\n")
+            out.write(f"{printable(text, keep=LAYOUT)}\n")
             out.flush()
 
     thread = threading.Thread(target=write, name="last line", daemon=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seedbed import strict_json
+from seedbed.run.lines import MEMBERS, is_number
 from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
 from seedbed.viewer.runs import Run
@@ -110,7 +111,7 @@ def _series(runs: list[Run]) -> Iterator[Series]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         options = {name: value for name, value in options_of(run).items() if name != "seed"}
-        alike.setdefault(json.dumps(options, sort_keys=True), []).append(run)
+        alike.setdefault(strict_json.dumps(options, sort=True), []).append(run)
     for those, label in zip(alike.values(), _labels(list(alike.values())), strict=True):
         values = _sweep(those[0])
         yield Series(f"{label}, all values" if values else label, tuple(those))
@@ -184,22 +185,18 @@ def column(lines: Iterable[dict[str, Any]], x: str, names: Sequence[str]) -> Poi
     """Returns a metric over another, from the lines that have both; `names` are tried in order."""
     found: dict[float, float] = {}
     for line in lines:
-        y = next((line[name] for name in names if _is_number(line.get(name))), None)
-        if y is not None and _is_number(line.get(x)):
+        y = next((line[name] for name in names if is_number(line.get(name))), None)
+        if y is not None and is_number(line.get(x)):
             found[float(line[x])] = float(y)
     places = np.array(sorted(found))
     return places, np.array([found[place] for place in places])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
     """Returns the first line after each evaluation, which has its result."""
     found: dict[Any, dict[str, Any]] = {}
     for line in run.lines:
-        if _is_number(line.get(EVALUATED)):
+        if is_number(line.get(EVALUATED)):
             found.setdefault(line.get("evaluation/env_steps"), line)
     return list(found.values())
 
@@ -210,11 +207,12 @@ def evaluation_curves(series: Series, x: str) -> list[Points]:
     curves = []
     for run in series.runs:
         lines = evaluations(run)
-        own = [line["evaluation/seeds"] for line in lines if "evaluation/seeds" in line]
-        if not lines or len(own) < len(lines):
+        own = [line[MEMBERS] for line in lines if MEMBERS in line]
+        count = min(map(len, own), default=0)
+        if len(own) < len(lines) or count <= max(series.members, default=-1):
             curves.append(column(lines, over, [EVALUATED]))
             continue
-        for member in series.members or range(len(own[0])):
+        for member in series.members or range(count):
             pairs = [
                 {over: line.get(over), "y": each[member]}
                 for line, each in zip(lines, own, strict=True)
@@ -332,7 +330,7 @@ def time_shares(series: Series) -> dict[str, float]:
         before = 0.0
         for line in run.lines:
             now = float(line.get("wall_s") or before)
-            if all(_is_number(line.get(f"time/{name}")) for name in names):
+            if all(f"time/{name}" in line for name in names):
                 measured += now - before
                 for name in names:
                     sums[name] += (now - before) * line[f"time/{name}"]

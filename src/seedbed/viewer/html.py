@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import html
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seedbed import strict_json
 from seedbed.types import SeedbedError
 from seedbed.viewer.recording import (
     Episode,
@@ -73,7 +73,7 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
 def json_in_page(value: Any) -> str:
     """Returns JSON for a script element of a page."""
     # Only a `<` in the data could end the script element that contains it.
-    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return strict_json.dumps(value, compact=True).replace("<", "\\u003c")
 
 
 def describe(recording: Recording) -> dict[str, Any]:

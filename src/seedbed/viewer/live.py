@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from seedbed.printable import printable
 from seedbed.viewer.background import unbuffered
 from seedbed.viewer.notebook import Output
 from seedbed.viewer.text import as_count, as_duration, as_number, as_percent
@@ -59,6 +60,7 @@ def make_view(
 ) -> LiveView | PlainLog:
     """Returns the live view if the console is a terminal or a notebook, else a log of plain lines."""
     console = console or Console(file=unbuffered(sys.stdout), highlight=False)
+    title, run = printable(title), printable(run)
     if console.is_jupyter:
         # Rich would show each line that other code prints as an output of its own.
         plain = Console(file=sys.stdout, force_jupyter=False, width=_WIDTH, height=40)

@@ -16,6 +16,7 @@ from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.rollout import open_episodes, play
+from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.film import film_game
 from seedbed.viewer.html import write_html
@@ -33,22 +34,23 @@ def show(
     episodes: int = SHOWN,
     seed: int = 0,
     newest: bool = False,
+    trust: bool = False,
     video: Path | None = None,
     html: Path | None = None,
 ) -> None:
     """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
-    the paths to write; None writes no such file. Raises SeedbedError if the environment has no MuJoCo model,
-    except for a video of an Atari game.
+    the paths to write; None writes no such file. `trust` is that of `api.restore`. Raises SeedbedError if the
+    environment has no MuJoCo model, except for a video of an Atari game.
     """
-    trained = api.restore(run, newest=newest)
+    trained = api.restore(run, newest=newest, trust=trust)
     config = trained.env if env is None else api.other_environment(trained, env, run)
     if isinstance(config, AtariEnv) and html is None:
         if video is not None:
             film_game(config, trained, episodes, seed, video)
         return
-    title = f"{Path(run).name} in {env or type(trained.env).__name__}"
+    title = printable(f"{Path(run).name} in {env or type(trained.env).__name__}")
     recording = record(config, trained, episodes, seed, title)
     if video is not None:
         write_video(recording, video)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import base64
 import datetime
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import seedbed
-from seedbed.types import UsageError
+from seedbed.printable import printable
+from seedbed.run.trust import Untrusted
+from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer import tables
 from seedbed.viewer.curves import (
     LAGS,
@@ -24,7 +27,7 @@ from seedbed.viewer.curves import (
 )
 from seedbed.viewer.html import WEB, fill, json_in_page, replay_page
 from seedbed.viewer.recording import written_whole
-from seedbed.viewer.runs import Run, read_run
+from seedbed.viewer.runs import Run, metrics_bytes, read_run
 from seedbed.viewer.tables import text
 
 DESCRIPTION = (
@@ -32,6 +35,7 @@ DESCRIPTION = (
 )
 MOST_BYTES = 5_000_000
 """The most bytes of a page: what episodes would be above are left out by name."""
+_MUCH_BYTES = 20_000_000  # of metrics, which take seconds to read
 MOST_FILMED = 1_800
 """The most steps of a game that are filmed: two minutes."""
 
@@ -72,20 +76,38 @@ def write_report(folders: Sequence[Path], path: Path, warn: Warn) -> None:
     """Writes a report on the runs in these folders to `path`, which must end in .html.
 
     Runs may be under way. The best run of each environment plays episodes; `warn` is called with a message
-    about each that cannot, and the page says so. Raises SeedbedError if a folder is not that of a run, is
-    named twice, or if the page cannot be written.
+    about each that cannot, and about each of several runs that is damaged, and the page says so. Raises
+    SeedbedError if no folder is that of a run, if one is named twice, or if the page cannot be written.
     """
-    named = [folder.resolve() for folder in folders]
+    named = [os.path.realpath(folder) for folder in folders]
     for folder, place in zip(folders, named, strict=True):
         if named.count(place) > 1:
             raise UsageError(f"{folder} is named twice: name every run once")
     with written_whole(path, ".html") as partial:
-        groups = group_runs([read_run(folder) for folder in folders])
-        page = _page(groups, warn)
+        runs, notices = _read(folders, warn)
+        page = _page(group_runs(runs), notices, warn)
         partial.write_text(page, encoding="utf-8")
 
 
-def _page(groups: list[Group], warn: Warn) -> str:
+def _read(folders: Sequence[Path], warn: Warn) -> tuple[list[Run], list[str]]:
+    """Returns the runs, and what is wrong with others; raises SeedbedError if there is no run."""
+    runs, notices = [], []
+    for folder in folders:
+        size = metrics_bytes(folder)
+        if size > _MUCH_BYTES:
+            warn(f"reading {size / 1e6:,.0f} MB of metrics of {folder}")
+        try:
+            runs.append(read_run(folder))
+        except SeedbedError as error:
+            notices.append(str(error))
+    if not runs:
+        raise SeedbedError(notices[0])
+    for notice in notices:
+        warn(f"left out: {notice}")
+    return runs, notices
+
+
+def _page(groups: list[Group], notices: list[str], warn: Warn) -> str:
     charts = [_charts(group) for group in groups]
     replays: list[dict[str, Any]] = []
     sections, room = [], MOST_BYTES - len(json_in_page(charts)) - (1 << 20)
@@ -98,7 +120,7 @@ def _page(groups: list[Group], warn: Warn) -> str:
         replays += [] if player.replay is None else [player.replay]
     style = (WEB / "report.css").read_text()
     described = [
-        {"series": [series.label for series in group.series], "charts": drawn}
+        {"series": [printable(series.label)[:100] for series in group.series], "charts": drawn}
         for group, drawn in zip(groups, charts, strict=True)
     ]
     now = datetime.datetime.now(datetime.UTC)
@@ -108,7 +130,8 @@ def _page(groups: list[Group], warn: Warn) -> str:
         "subtitle": f"Written {now:%Y-%m-%d %H:%M} UTC by Seedbed {seedbed.__version__}. "
         "Drag over a chart to zoom, double-click to zoom out.",
         "contents": "".join(contents) if len(groups) > 1 else "",
-        "body": "".join(sections),
+        "body": "".join(f'<p class="notice">Left out: {text(each)}</p>' for each in notices)
+        + "".join(sections),
         "style": fill(style, {name: tables.colours(name) for name in ("light", "dark")}),
         "replay": json_in_page(replay_page() if replays else ""),
         "data": json_in_page({"groups": described, "players": replays}),
@@ -210,6 +233,13 @@ def _player(group: Group, warn: Warn, room: int, episodes: int) -> Player:
     run = max(group.runs, key=_score)
     try:
         player = _play(run, episodes)
+    except Untrusted as error:
+        told = (
+            f"no episodes of {run.name} are shown: {error.reason}; read that code, and then `seedbed "
+            f"evaluate {run.path} --trust-run --html F.html` shows them"
+        )
+        warn(told)
+        return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')
     except Exception as error:
         # Agents and environments of users may fail in any way, and the rest of the report does without them.
         lines = str(error).splitlines() or [type(error).__name__]
@@ -255,7 +285,7 @@ def _play(run: Run, episodes: int) -> Player:
             f'<p>{text(told)}</p><div class="player"><video controls loop muted playsinline '
             f'preload="metadata" src="data:video/mp4;base64,{data}"></video></div>'
         )
-    title = f"{run.name} in {type(trained.env).__name__}"
+    title = printable(f"{run.name} in {type(trained.env).__name__}")
     replay = describe(record(trained.env, trained, episodes, 0, title))
     count = len(replay["episodes"])
     told = f"{count} episode{'s' if count > 1 else ''} with {what}."

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from seedbed.printable import printable
 from seedbed.run.metrics import STAGES
 from seedbed.viewer.curves import (
     Group,
@@ -23,6 +24,7 @@ from seedbed.viewer.palette import DARK, LIGHT
 from seedbed.viewer.runs import Run
 from seedbed.viewer.text import as_count, as_duration, as_number, as_percent, as_score
 
+_LONGEST = 500  # characters of a text
 NUMBER = ' class="number"'
 DASHES = ("", "9 4", "3 3", "12 4 3 4", "6 2", "2 4")
 """How the lines of a legend are broken; web/report/chart.js has the same."""
@@ -35,8 +37,9 @@ def colours(theme: str) -> str:
 
 
 def text(value: object) -> str:
-    """Escapes a text for HTML."""
-    return html.escape(str(value))
+    """Escapes a text for HTML; what cannot be seen is written out, and long texts are cut."""
+    shown = printable(value)
+    return html.escape(shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…")
 
 
 def mark(number: int) -> str:

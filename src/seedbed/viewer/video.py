@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from seedbed import strict_json
+from seedbed.actors.child import same_modules
+from seedbed.files import load_json
 from seedbed.types import SeedbedError
 from seedbed.viewer.recording import (
     MjModel,
@@ -98,7 +100,7 @@ def write_video(
         job = Path(folder)
         mujoco.mj_saveModel(recording.model, str(job / "model.mjb"), None)
         np.savez(job / "frames.npz", qpos=qpos, target=target)
-        (job / "shots.json").write_text(json.dumps(dataclasses.asdict(shots)))
+        (job / "shots.json").write_text(strict_json.dumps(dataclasses.asdict(shots)))
         _draw_in_child(job, len(qpos), f"filming {Path(path).name}")
 
 
@@ -171,8 +173,9 @@ def _draw_in_child(job: Path, frames: int, text: str) -> None:
 def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[str]]:
     """Starts the drawing process and yields it; at the end, kills it and its encoder if they still run."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "seedbed.viewer.video", str(job)],
-        env={**os.environ, "MUJOCO_GL": backend},
+        # With -P and our path, it imports nothing from the current folder.
+        [sys.executable, "-P", "-m", "seedbed.viewer.video", str(job)],
+        env={**os.environ, **same_modules(), "MUJOCO_GL": backend},
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
@@ -189,7 +192,7 @@ def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[
 def _show_progress(child: subprocess.Popen[str], frames: int, text: str) -> None:
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -297,7 +300,7 @@ def _draw(job: Path) -> None:
 
     Prints `ready` when it can draw, then the number of frames drawn after each frame.
     """
-    shots = Shots(**json.loads((job / "shots.json").read_text()))
+    shots = Shots(**load_json(job / "shots.json"))
     frames = np.load(job / "frames.npz")
     qpos, target = frames["qpos"], frames["target"]
     stage = _Stage(mujoco.MjModel.from_binary_path(str(job / "model.mjb")), shots)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ import numpy as np
 from seedbed import trees
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.spaces import Leaf, actions_of, observation_leaves
+from seedbed.named import import_named
 from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
@@ -119,7 +119,7 @@ def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
 
 def _import(module: str, name: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return import_named(module)
     except ModuleNotFoundError as error:
         raise SeedbedError(
             f"environment {name!r}: no module {error.name!r}; install it or start in its folder"

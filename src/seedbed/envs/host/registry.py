@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import re
 from typing import Any
 
@@ -18,6 +17,8 @@ from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
 from seedbed.envs.specs import spec_of
+from seedbed.named import import_named
+from seedbed.strict_json import NON_FINITE, revived, spells_number
 from seedbed.types import Environment, SeedbedError
 
 _LOCOMOTION_NAMES = [
@@ -49,6 +50,8 @@ _KINDS = {kind.__name__: kind for kind in (AtariEnv, GymEnv, FactoryEnv)}
 """Classes of host configurations, by the name that JSON has for them."""
 _SHORT_NAMED = ("classic_control", "box2d", "toy_text")
 """Parts of Gymnasium whose environments have short names."""
+_OWN_CODE = ("gymnasium.envs.", "ale_py.")
+"""How the entry points begin of environments that Seedbed depends on."""
 _IDENTIFIER = re.compile(r"^[A-Za-z_][\w.]*$")
 
 
@@ -102,14 +105,19 @@ def to_json(config: HostEnvConfig) -> dict[str, Any]:
     data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     if "kwargs" in data:
         data["kwargs"] = dict(data["kwargs"])
+    if spells_number(data):
+        raise SeedbedError(
+            f"an option of {data} is a text that stands for a number in JSON ({', '.join(NON_FINITE)}): give "
+            "the number, or another text"
+        )
     return {"kind": kind, **data}
 
 
 def from_json(data: dict[str, Any]) -> HostEnvConfig:
     """Makes the configuration that `to_json` described; raises SeedbedError for unknown fields."""
-    fields = dict(data)
+    fields = revived(data)
     kind = fields.pop("kind", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise SeedbedError(f"unknown kind of environment {kind!r}; known are {', '.join(_KINDS)}")
     allowed = [field.name for field in dataclasses.fields(_KINDS[kind])]
     for name in fields:
@@ -117,6 +125,22 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
             near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.0)
             raise SeedbedError(f"{kind} has no field {name!r}; did you mean {near[0]}?")
     return _KINDS[kind](**fields)
+
+
+def code_of(config: HostEnvConfig) -> str:
+    """Returns the code that making an environment imports or calls, such as `module:factory`.
+
+    Returns "" if that is Gymnasium's or ALE's own; imports nothing.
+    """
+    if isinstance(config, FactoryEnv):
+        return str(config.factory)
+    if not isinstance(config, GymEnv):
+        return ""
+    found = None if ":" in config.id else gymnasium.registry.get(config.id)
+    if found is not None and str(found.entry_point).startswith(_OWN_CODE):
+        return ""
+    # An id that is not registered makes no environment.
+    return config.id if ":" in config.id or found is not None else ""
 
 
 class TaskError(SeedbedError):
@@ -130,7 +154,7 @@ def _on_device(path: str) -> Environment | None:
     """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(import_named(module), name, None)
     except ModuleNotFoundError:
         # The caller then makes a host environment of the path, which reports the error.
         return None

@@ -8,14 +8,13 @@ hashed by identity. For any thread.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.core
 from jax.extend import core
 
-from seedbed import cache
+from seedbed import cache, strict_json
 from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.store.digest import Indescribable, digest
 
@@ -74,12 +73,12 @@ class Function:
 def recall(recipe: str) -> dict[str, Any] | None:
     """Returns what is known on disk of a derivation, or None."""
     found = cache.load(_key(recipe))
-    return json.loads(found) if found else None
+    return strict_json.loads(found) if found else None
 
 
 def remember(recipe: str, known: dict[str, Any]) -> None:
     """Keeps on disk what is known of a derivation: JSON."""
-    cache.save(_key(recipe), json.dumps(known).encode())
+    cache.save(_key(recipe), strict_json.dumps(known).encode())
 
 
 def describe(avals: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,128 @@
+"""Whose code may be imported because a run's folder names it.
+
+A folder that somebody else could have written is data. Seedbed's own classes come from the table `OWN`, and
+nothing else that such a folder names is imported unless the user says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import stat
+import sys
+from pathlib import Path
+
+from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.envs.host.registry import ON_DEVICE, code_of
+from seedbed.named import import_named
+from seedbed.printable import printable
+from seedbed.types import SeedbedError
+
+HELP = "import the code that the run's folder names, although others could have written the folder"
+"""What `--trust-run` does."""
+AGENTS = {
+    "impala": "seedbed.agents.impala:Impala",
+    "ppo": "seedbed.agents.ppo:Ppo",
+    "dqn": "seedbed.agents.dqn:Dqn",
+    "r2d2": "seedbed.agents.r2d2:R2d2",
+    "sac": "seedbed.agents.sac:Sac",
+}
+"""Paths `module:Class` of Seedbed's own agents, by name."""
+OWN = frozenset(
+    {
+        *AGENTS.values(),
+        *ON_DEVICE.values(),
+        *(
+            f"seedbed.envs.device.probes:{name}"
+            for name in ("DelayProbe", "TruncationProbe", "RepeatProbe", "TMazeProbe")
+        ),
+        *(
+            f"seedbed.envs.device.changes:{name}"
+            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation", "_Randomise")
+        ),
+        "seedbed.paramserver.options:ParamServerConfig",
+        # What gradients are made of.
+        "seedbed.agents.base:Gradient",
+        "seedbed.agents.base:Params",
+        "seedbed.agents.base:Sums",
+        "seedbed.agents.sac:Weights",
+        "seedbed.ops.statistics:Deviations",
+    }
+)
+"""Seedbed's own classes that a run's folder may name, as `module:Class`."""
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--trust-run` to a command's parser."""
+    parser.add_argument("--trust-run", action="store_true", help=HELP)
+
+
+class Untrusted(SeedbedError):
+    """Raised for code that a folder names which others could have written; `reason` is without a remedy."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}: read that code, then add --trust-run (in Python trust=True)")
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Trust:
+    """What a file of a run's folder may name."""
+
+    run: Path
+    file: Path  # config.json or job.json, somewhere in the run's folder
+    given: bool = False  # whether the user trusts the folder, whoever can write it
+
+    def load(self, name: str) -> type:
+        """Imports the class `module:Class`.
+
+        Raises Untrusted if it is neither Seedbed's own nor in a folder that only this user can write,
+        SeedbedError if it cannot be imported or is no class.
+        """
+        if not isinstance(name, str) or name.count(":") != 1:
+            raise SeedbedError(f"{self.file} names the class {name!r}: it must be module:Class")
+        module, _, attribute = name.partition(":")
+        own = name in OWN
+        if not own:
+            self.require(name)
+        try:
+            found = getattr(
+                importlib.import_module(module) if own else import_named(module), attribute
+            )
+        except (ImportError, AttributeError, ValueError) as error:
+            remedy = "start where it can be"
+            if module.startswith("seedbed."):
+                remedy = "go on with the version of seedbed that began the run, or start a new run"
+            raise SeedbedError(
+                f"the run's class {name} cannot be imported ({error}): {remedy}"
+            ) from error
+        if not isinstance(found, type):
+            raise SeedbedError(f"{self.file} names {name}, which is no class: restore the file")
+        return found
+
+    def require_env(self, env: HostEnvConfig) -> None:
+        """Raises Untrusted if an environment that the file describes is code that may not be imported."""
+        if name := code_of(env):
+            self.require(name)
+
+    def require(self, name: str) -> None:
+        """Tells on stderr that code is imported because of the file; raises Untrusted if it may not be."""
+        if not self.given and (reason := self._writable_by_others()):
+            raise Untrusted(
+                f"{self.file} names the code {name}, which is not imported because {reason}"
+            )
+        if sys.stderr is not None:
+            sys.stderr.write(f"importing {printable(name)}, which {printable(self.file)} names\n")
+
+    def _writable_by_others(self) -> str:
+        """Returns in words how somebody else could have written the file, "" if nobody could."""
+        me, above = os.geteuid(), self.file.relative_to(self.run).parents
+        for path in (*(self.run / part for part in reversed(above)), self.file):
+            found = path.stat()
+            if found.st_uid != me:
+                return f"{path} belongs to the user {found.st_uid}, and you are {me}"
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return f"others can write {path} (its mode is {stat.S_IMODE(found.st_mode):o})"
+        return ""

@@ -1,0 +1,24 @@
+"""Configurations as a run's folder would give them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seedbed import resolve, strict_json
+from seedbed.resolve import TrainConfig
+from seedbed.run.folder import RunFolder
+from seedbed.run.trust import Trust
+
+TRUSTED = Trust(Path("run"), Path("run/config.json"), given=True)
+"""What tests write themselves."""
+
+
+def read_back(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration as it is after a run has saved it."""
+    text = strict_json.dumps(resolve.to_json(config))
+    return resolve.from_json(strict_json.loads(text), TRUSTED)
+
+
+def config_of(run: Path) -> TrainConfig:
+    """Returns the configuration that a run's folder holds."""
+    return resolve.saved_config(RunFolder.read(run))
