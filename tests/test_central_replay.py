@@ -236,7 +236,13 @@ def feed(run_folder, priorities, transfer=None, **options):
     """Makes a feed whose agent's priorities are given, and which has three chunks to seal."""
     made = empty_feed(run_folder, transfer, **options)
     made.replay._writer._priorities = priorities
-    for row in range(24):
+    add_rows(made, range(24))
+    return made
+
+
+def add_rows(made, rows):
+    """Adds a step of both environments for each row; the first opens their episodes."""
+    for row in rows:
         zero, no = np.zeros((1, 2), np.float32), np.zeros((1, 2), bool)
         observation, first = np.zeros((1, 2, 4), np.int32), np.full((1, 2), row == 0)
         timestep = Timestep(observation, zero, no, no, first)
@@ -245,7 +251,39 @@ def feed(run_folder, priorities, transfer=None, **options):
         output = ActOutput(zero.astype(np.int32), extras, ActorState(zero, ()), 0)
         made.add([0], [0], timestep, output)
         assert not made.done
-    return made
+
+
+def save_at(feed, step):
+    """Saves a feed for a checkpoint of `step` steps."""
+    feed.env_steps = step
+    assert feed.mark() == step
+    feed.save(step, lambda: None)
+
+
+def test_what_is_saved_is_what_was_there_at_the_mark(run_folder):
+    """A checkpoint is written later than its state was copied, and acting goes on meanwhile."""
+    made = feed(run_folder, None)
+    first = made.mark()
+    at_first = made.replay.stats()["inserted"], made.replay.count([0])
+    add_rows(made, range(24, 60))
+    second = made.mark()
+    add_rows(made, range(60, 90))
+    made.save(first, lambda: None)
+    assert has_replay(run_folder, first) and not has_replay(run_folder, second)
+    again = empty_feed(run_folder)
+    assert "goes on" in again.restore(first)
+    assert (again.replay.stats()["inserted"], again.replay.count([0])) == at_first
+    again.replay.check_valid()
+    made.save(second, lambda: None)
+    third = made.mark()
+    made.mark()  # the same steps: the first of the two marks is let go
+    add_rows(made, range(90, 120))
+    for _ in range(3):  # marks whose checkpoints are never saved
+        made.mark()
+        add_rows(made, range(120, 140))
+    made.save(third, lambda: None)
+    assert not has_replay(run_folder, third)  # only the last two are kept
+    made.replay.check_valid()
 
 
 def test_a_batch_is_transferred_ahead_and_counts_once_it_is_learned(run_folder, tmp_path):
@@ -265,7 +303,7 @@ def test_a_batch_is_transferred_ahead_and_counts_once_it_is_learned(run_folder, 
 
     def saved(step):
         """Draws that a run counts as made, and as owed, which goes on from a save now."""
-        made.save(step, lambda: None)
+        save_at(made, step)
         folder = tmp_path / str(step)
         shutil.copytree(run_folder, folder)
         again = empty_feed(folder, min_size=2, ratio=4.0)
@@ -297,7 +335,7 @@ def test_a_batch_is_transferred_ahead_and_counts_once_it_is_learned(run_folder, 
 def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monkeypatch):
     bad = feed(run_folder, lambda timesteps, extras: np.zeros(timesteps.reward.shape[1]))
     with pytest.raises(SeedbedError, match="priority 0.0"):
-        bad.save(1, lambda: None)
+        save_at(bad, 1)
     assert not bad.take_notices() and has_replay(run_folder, 1)
     bad.replay.check_valid()
     good = feed(run_folder / "good", None)
@@ -306,7 +344,7 @@ def test_saving_tells_of_the_disk_and_raises_what_is_the_agents(run_folder, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(persistence, "sync", full)
-    good.save(1, lambda: None)
+    save_at(good, 1)
     (notice,) = good.take_notices()
     assert "disk full" in notice and "training goes on" in notice
 
@@ -315,7 +353,7 @@ def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fa
     saves = feed(run_folder, None)
     (run_folder / "checkpoints" / name_of(2)).mkdir(parents=True)
     for step in range(1, 7):
-        saves.save(step, lambda: None)
+        save_at(saves, step)
     assert has_replay(run_folder, 2) and has_replay(run_folder, 6)
     assert len(list(run_folder.glob("replay/*.index"))) == 2
 

@@ -85,8 +85,15 @@ class Source(Protocol):
         """
         ...
 
+    def mark(self) -> int:
+        """Returns `env_steps`, and notes what `save` is to write for a checkpoint of that many steps.
+
+        A call undoes the one before, unless `save` has followed it. Any thread may call this.
+        """
+        ...
+
     def save(self, step: int, settle: Callable[[], None]) -> None:
-        """Saves what a checkpoint of `step` needs besides the learner state, if there is anything.
+        """Saves what a checkpoint of `step` needs besides the learner state, as it was at its `mark`.
 
         `settle` waits until the checkpoint before is written or has failed. Failures of the disk become
         notices. Raises SeedbedError for another failure. Any thread may call this.

@@ -317,9 +317,10 @@ class LearnerLoop:
     def snapshot(self) -> tuple[LearnerState, int]:
         """Returns a copy of the state on the host, and the transitions that count by now.
 
+        What the source saves for a checkpoint of so many transitions is as it is now, too.
         Any thread may call this while no update is under way, and `intact` is true.
         """
-        return jax.device_get(self._updater.state), self._source.env_steps
+        return jax.device_get(self._updater.state), self._source.mark()
 
     def take_snapshot(self) -> tuple[LearnerState, int] | None:
         """Returns the newest requested copy and its transitions, once; None if there is none yet.

@@ -15,7 +15,7 @@ import numpy as np
 from seedbed.actors.pool import ActorPool
 from seedbed.central.inference import ActOutput, act_output
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.replay import HostReplay, Sample
+from seedbed.replay.host.replay import HostReplay, ReplayCut, Sample
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.devices import host_device
 from seedbed.run.folder import RunFolder
@@ -98,6 +98,9 @@ class ReplayFeed:
         self._closed = threading.Event()
         # No more steps will be appended; no batches are left either.
         self._finished = self._ended = False
+        # Held while a step is appended and counted, and while a cut is made, so that the two agree.
+        self._moment = threading.Lock()
+        self._marked: dict[int, ReplayCut] = {}  # cuts that are not saved yet, by steps
         # By group: the life of its last step in replay.
         self._lives = [-1] * pool.num_groups
         # Guards `_free`, `_ready`, `_idle` and additions to `_learned`. Notified when a waiting thread may
@@ -159,8 +162,9 @@ class ReplayFeed:
             self.waited.stop()
         if self._closed.is_set():
             return
-        replay.append(group, timestep, action, extras, core)
-        self.env_steps += timestep.first.size - int(np.count_nonzero(timestep.first))
+        with self._moment:
+            replay.append(group, timestep, action, extras, core)
+            self.env_steps += timestep.first.size - int(np.count_nonzero(timestep.first))
         if replay.pending:
             with self._work:
                 self._idle.stop()
@@ -258,8 +262,30 @@ class ReplayFeed:
             self._idle.stop()
             self._work.notify_all()
 
+    def mark(self) -> int:
+        """Returns `env_steps`, and notes the replay as it is, unless `config.save_replay` is false.
+
+        Of marks whose checkpoints are not saved, only the last two are kept. If the disk refuses, this leaves
+        a notice. Any thread may call this; acting waits meanwhile.
+        """
+        with self._moment:
+            step = self.env_steps
+            if self._saves:
+                self._forget([step, *list(self._marked)[:-1]])
+                try:
+                    self._marked[step] = self.replay.cut(name_of(step))
+                except StorageError as error:
+                    self._notices.append(f"{error}; training goes on")
+            return step
+
+    def _forget(self, steps: Sequence[int]) -> None:
+        """Lets go of the cuts of marks. The caller holds `_moment`."""
+        for step in steps:
+            if cut := self._marked.pop(step, None):
+                self.replay.discard(cut)
+
     def save(self, step: int, settle: Callable[[], None]) -> None:
-        """Saves the replay under the name of the checkpoint of `step`, unless `config.save_replay` is false.
+        """Saves the replay as it was at the `mark` of `step` steps, unless `config.save_replay` is false.
 
         That comes before the checkpoint, so that no checkpoint lacks its replay. The newest whole checkpoint
         keeps its replay, so `settle` is called first: it waits until the one before is written or has failed.
@@ -268,11 +294,16 @@ class ReplayFeed:
         """
         if not self._saves:
             return
+        with self._moment:
+            cut = self._marked.pop(step, None)
+            self._forget([older for older in self._marked if older < step])
+        if cut is None:
+            return  # the disk had no room, which was told
         settle()
         # All checkpoints after the newest one on the disk may have failed, so the replay of that one stays.
         whole = [name_of(each) for each in list_steps(self._checkpoints)[-1:]]
         try:
-            self.replay.save(name_of(step), *whole)
+            self.replay.write(cut, *whole)
         except StorageError as error:
             self._notices.append(f"{error}; training goes on")
 

@@ -163,6 +163,12 @@ class ReplayArchive:
             kept = [path for path in before if _name_of(path) == keep] or before
             self._prune([newest, *kept[:1]])
 
+    def discard(self, snapshot: ReplaySnapshot) -> None:
+        """Lets go of a snapshot that is not to be written. Any thread may call this, one at a time."""
+        with self._storage.lock:
+            self._unpin(snapshot.parts)
+        self._discard([part for part in snapshot.parts if part.absent])
+
     def _unpin(self, parts: Sequence[_SegmentFile]) -> None:
         for part in parts:
             self._segments[part.kind].pins[part.segment] -= part.absent

@@ -24,7 +24,7 @@ from seedbed import trees
 from seedbed.ops.priorities import importance_weights
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.moving import move_streams
-from seedbed.replay.host.persistence import ReplayArchive
+from seedbed.replay.host.persistence import ReplayArchive, ReplaySnapshot
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array
@@ -67,6 +67,13 @@ def empty_sample(layout: Layout, batch: int) -> Sample:
         slots=np.zeros(batch, np.int64),
         generations=np.zeros(batch, np.int64),
     )
+
+
+class ReplayCut(NamedTuple):
+    """What a save writes, as it was at one moment."""
+
+    snapshot: ReplaySnapshot
+    failure: Exception | None  # of the sealing before it
 
 
 class HostReplay:
@@ -244,35 +251,51 @@ class HostReplay:
             self._items.prioritise(slots, generations, priorities)
 
     def save(self, name: str, keep: str | None = None) -> None:
-        """Seals, then writes all published items and the state of drawing to the disk under a name.
+        """Saves what is published now: `cut`, then `write`. Any thread may call this; raises as they do."""
+        self.write(self.cut(name), keep)
 
-        Items that were drawn ahead and not learned from yet count as not drawn.
-        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it.
-        Unfinished items are not saved. Any thread may call this. Other threads go on while it writes; sealing
-        waits while it copies the tables. Raises StorageError if the disk refuses; the earlier saves are whole
-        then. Raises SeedbedError if the replay has no folder, or if the agent gives an item an invalid
-        priority; the items published before that one are saved first.
+    def cut(self, name: str) -> ReplayCut:
+        """Seals, then notes all published items and the state of drawing, to be written under a name.
+
+        Items that were drawn ahead and not learned from yet count as not drawn. Unfinished items are left
+        out. The data that the cut needs stay until `write` or `discard`, one of which must follow. Any thread
+        may call this; sealing waits meanwhile. Raises StorageError if the disk has no room, SeedbedError if
+        the replay has no folder.
         """
-        archive = self._require_archive()
-        with self._saving:
-            failure: Exception | None = None
+        archive, failure = self._require_archive(), None
+        with self._writer.sealing:
             try:
-                with self._writer.sealing:
-                    try:
-                        self._writer.seal_all()
-                    except Exception as error:
-                        failure = error
-                    with self._lock:
-                        random = self._random.bit_generator.state
-                        state = {"sampled": self._sampled - self._ahead, "random": random}
-                        snapshot = archive.snapshot(name, state)
-                        # A run that goes on from here draws them again.
-                        snapshot.header["owed"] += self._ahead
-                    snapshot.arrays.update(archive.tables(snapshot))
-                archive.write(snapshot, keep)
+                self._writer.seal_all()
+            except Exception as error:
+                failure = error
+            with self._lock:
+                random = self._random.bit_generator.state
+                state = {"sampled": self._sampled - self._ahead, "random": random}
+                snapshot = archive.snapshot(name, state)
+                # A run that goes on from here draws them again.
+                snapshot.header["owed"] += self._ahead
+            snapshot.arrays.update(archive.tables(snapshot))
+        return ReplayCut(snapshot, failure)
+
+    def write(self, cut: ReplayCut, keep: str | None = None) -> None:
+        """Writes a cut to the disk.
+
+        One earlier save stays: the newest with the name `keep`, or the newest of all if none has it. Any
+        thread may call this; others go on meanwhile. Raises StorageError if the disk refuses; the earlier
+        saves are whole then. Raises SeedbedError if the agent gave an item an invalid priority; the items
+        published before that one are written first.
+        """
+        with self._saving:
+            try:
+                self._require_archive().write(cut.snapshot, keep)
             finally:
-                if failure is not None:
-                    raise failure
+                if cut.failure is not None:
+                    raise cut.failure
+
+    def discard(self, cut: ReplayCut) -> None:
+        """Lets go of a cut that is not to be written. Any thread may call this."""
+        with self._saving:
+            self._require_archive().discard(cut.snapshot)
 
     def restore(self, names: Sequence[str] | None = None) -> str | None:
         """Loads the newest usable save with one of `names`, or with any; call it before anything is appended.
