@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import os
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import seedbed
 from seedbed import strict_json
 from seedbed.printable import printable
+from seedbed.run.signals import end_program_with
 from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer.background import tell
 
@@ -55,17 +56,18 @@ commands:
 
 
 def program() -> int:
-    """Runs the `seedbed` program and returns its exit status. For `train`, it sets up malloc first.
-
-    If a run was given up while threads of it still work, the process ends here, at once.
-    """
+    """Runs the `seedbed` program; returns its exit status, or ends at once with that of a run given up."""
+    end_program_with(INTERRUPTED)
     if sys.argv[1:2] == ["train"]:
         from seedbed.run.memory import set_up_malloc
 
         set_up_malloc()
     status = main()
-    if status == INTERRUPTED and any(thread.daemon for thread in threading.enumerate()):
-        # Python would unwind threads that come back from JAX through C++: an abort (python/cpython#87135).
+    if status == INTERRUPTED:
+        # Python would unwind threads that come back from JAX through C++ (an abort: python/cpython#87135),
+        # and destroy what XLA's own threads may be compiling with.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(status)
     return status
 
@@ -113,10 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:
-        text = (
-            f"{type(error).__name__}: {error} (a bug, or an environment's or agent's; see --debug)"
-        )
-        return _fail(text, arguments, 1)
+        text = f"{type(error).__name__}: {error} (a bug, or an environment's or agent's"
+        return _fail(f"{text}; see --debug)", arguments, 1)
 
 
 def _fail(error: object, arguments: list[str], status: int) -> int:

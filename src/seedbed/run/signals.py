@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+
+ANSWER_S = 0.7
+"""Seconds after which a first signal is answered if the main thread has not seen it: it may be compiling."""
+GIVE_UP_S = 1.5
+"""Seconds after which a second signal ends the program if the main thread does not do so."""
+_program_status: int | None = None
+
+
+def end_program_with(status: int) -> None:
+    """Lets a second signal end the process with this status, if the main thread is busy outside of Python.
+
+    Only a program may ask for that: a script that calls `train` has its own things to end.
+    """
+    global _program_status
+    _program_status = status
 
 
 class Interruption:
@@ -17,6 +36,8 @@ class Interruption:
         # Set by the signal handler, which does nothing else.
         self._signal: int | None = None
         self._told = False
+        self._seen = threading.Event()
+        self.given_up = False  # whether a second signal has come
 
     def requested(self) -> bool:
         """Returns whether a signal has come, and shows a message about it once.
@@ -25,9 +46,14 @@ class Interruption:
         """
         if self._signal is not None and not self._told:
             self._told = True
+            self._seen.set()
             name = signal.Signals(self._signal).name
             self._tell(f"{name}: stopping and saving; again to give up at once")
         return self._signal is not None
+
+    def wait_until_seen(self, timeout_s: float) -> bool:
+        """Returns whether the calling thread of `train` has seen a signal, within so many seconds."""
+        return self._seen.wait(timeout_s)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal: notes the first, and raises KeyboardInterrupt at the second.
@@ -36,6 +62,7 @@ class Interruption:
         """
         del frame
         if self._signal is not None:
+            self.given_up = True
             raise KeyboardInterrupt
         self._signal = number
 
@@ -51,12 +78,76 @@ def stopping_signals(tell: Callable[[str], None]) -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers: list[int] = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, interruption.handle) for number in numbers}
     try:
-        yield interruption
+        with _watched(interruption, numbers):
+            yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _watched(interruption: Interruption, numbers: Sequence[int]) -> Iterator[None]:
+    """Lets a thread answer signals while the main thread is outside of Python, as when XLA compiles.
+
+    Python's own handlers wait until it is back, and an exception that is raised in a callback from C++ there
+    can crash the process.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(
+        target=_watch, args=(reader, interruption, frozenset(numbers)), daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+        if interruption.given_up and _program_status is not None:
+            # What is ended after this may wait for threads that compile.
+            threading.Thread(target=_leave, args=(_program_status,), daemon=True).start()
+
+
+def _leave(status: int, after_s: float = GIVE_UP_S) -> None:
+    """Ends the process, unless it has ended by itself by then."""
+    time.sleep(after_s)
+    _answer("interrupted")
+    os._exit(status)
+
+
+def _watch(reader: int, interruption: Interruption, numbers: frozenset[int]) -> None:
+    """Reads the numbers of signals until the pipe is closed."""
+    come = 0
+    while arrived := os.read(reader, 1):
+        if arrived[0] not in numbers:
+            continue
+        come += 1
+        if come == 1:
+            if not interruption.wait_until_seen(ANSWER_S) and not _is_closed(reader, 0):
+                _answer(
+                    f"{signal.Signals(arrived[0]).name}: stopping and saving when what is under way has"
+                    " ended, which is compiling at the start; again to give up at once"
+                )
+        elif _program_status is not None and not _is_closed(reader, GIVE_UP_S):
+            _leave(_program_status, 0)
+
+
+def _is_closed(reader: int, timeout_s: float) -> bool:
+    """Returns whether the other end of a pipe is closed, or is within so many seconds."""
+    poll = select.poll()
+    poll.register(reader, 0)  # only the end is waited for
+    return bool(poll.poll(1000 * timeout_s))
+
+
+def _answer(text: str) -> None:
+    """Writes a line to stderr, past whatever the main thread holds."""
+    with contextlib.suppress(OSError):
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\nseedbed: {text}\n".encode())

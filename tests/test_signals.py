@@ -1,0 +1,54 @@
+"""Signals while the main thread is outside of Python, as when XLA compiles."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+BUSY = """
+import hashlib, sys
+from seedbed.run.signals import end_program_with, stopping_signals
+if {program}:
+    end_program_with(130)
+with stopping_signals(print) as interruption:
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
+    interruption.requested()
+print("done", flush=True)
+"""
+
+
+def start(*, program: bool, rounds: int) -> subprocess.Popen[str]:
+    """A process whose main thread is in C, which no signal interrupts."""
+    code = BUSY.format(program=program, rounds=rounds)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "busy\n"
+    return process
+
+
+def test_a_busy_program_answers_the_first_signal_and_ends_at_the_second():
+    process = start(program=True, rounds=10**9)  # minutes
+    assert process.stderr is not None
+    try:
+        process.send_signal(signal.SIGINT)
+        lines = [process.stderr.readline() for _ in range(2)]
+        assert "SIGINT: stopping and saving when what is under way has ended" in "".join(lines)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert rest.strip().endswith("seedbed: interrupted")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_script_ends_in_its_own_way():
+    """Its second signal is an exception, once Python is back; it has things of its own to end."""
+    process = start(program=False, rounds=10**7)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert "KeyboardInterrupt" in errors and process.returncode not in (0, 130 + 256)
