@@ -422,7 +422,7 @@ def spread(model: Any, cases: oracle.Cases, which: np.ndarray, seed: int = 0) ->
 
 
 class Verdict(NamedTuple):
-    """What became of one model."""
+    """The outcome of one model: errors, and which states count as wrong."""
 
     error: np.ndarray  # [n] of each state
     excused: np.ndarray  # [n] bool: MuJoCo is as sensitive

@@ -23,7 +23,7 @@ from seedbed.types import Array
 
 
 class Push(NamedTuple):
-    """What a contact does at a slack."""
+    """The force of a contact at a slack, and the rows it comes from."""
 
     force: jax.Array  # [3] or [1] along the axes of its frame
     rows: jax.Array  # [4] or [1] bool, the rows that push
