@@ -112,7 +112,7 @@ class _Draw:
         middle = self.rng.uniform(0.1, 0.9)
         return f' {name}="{_text(low, high, self.near(1e-4, 0.05), middle, power)}"'
 
-    def contact(self, *, plane: bool = False) -> str:
+    def contact(self) -> str:
         """The parameters of a geom's contacts."""
         text = ""
         if self.chance("friction", 0.7):
@@ -284,7 +284,7 @@ def draw(seed: int) -> Drawn:
     if d.chance("tilted floor", 0.15):
         tilt = f' euler="{_text(*d.rng.uniform(-8, 8, 3))}"'
         apart = min(apart, 0.8)
-    world = f'<geom type="plane" size="1 1 1"{tilt}{WORLD}{d.contact(plane=True)}/>'
+    world = f'<geom type="plane" size="1 1 1"{tilt}{WORLD}{d.contact()}/>'
     if d.chance("second plane", 0.15):
         world += f'<geom type="plane" size="1 1 1" pos="0 -1 0" euler="-80 0 0"{WORLD}/>'
     for k in range(trees):
@@ -390,8 +390,8 @@ def states(model: Any, count: int, seed: int) -> oracle.Cases:
     )
 
 
-def own_step(xml: str, cases: oracle.Cases) -> tuple[physics.Data, physics.Model]:
-    """Our data [n, ...] one step after the cases, by a kernel."""
+def own_step(xml: str, cases: oracle.Cases) -> tuple[jax.Array, ...]:
+    """Our qpos, qvel, qacc, solver_error and solver_niter [n, ...] after a step of the kernel."""
     model = physics.load(xml)
 
     def one(qpos: Any, qvel: Any, ctrl: Any, warmstart: Any) -> Any:

@@ -30,7 +30,7 @@ from seedbed.physics.cone import gains
 from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
 
-TINY = 1e-12
+LEAST_SQUARE = 1e-12
 """The square of a coefficient of friction is at least this."""
 HARDEST = 0.05
 """Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
@@ -291,7 +291,7 @@ def _contacts(
         stiffness = (1 - slack) / (slack * row["weight"])
         across, along = response(kin, here, row) if gives else (row["response"], row["response"])
         if gives:
-            friction = 2 * jnp.maximum(row["mu"] * row["mu"], TINY)
+            friction = 2 * jnp.maximum(row["mu"] * row["mu"], LEAST_SQUARE)
             stiffness = jnp.minimum(stiffness, hard / (across * friction))
         total = jnp.minimum(table.rows * stiffness, hard / along)
         harder = jnp.maximum(hardest, lax.stop_gradient(total * along))
