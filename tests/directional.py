@@ -22,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 import mujoco_states as oracle
 import numpy_jaxpr
 from seedbed import physics
-from seedbed.physics.assembly import at_limits, over_slots
+from seedbed.physics.assembly import at_limits, over_slots, raised
 from seedbed.physics.collision import Contacts
 from seedbed.physics.cone import push
 from seedbed.physics.constraint import (
@@ -156,8 +156,8 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
     """While it is open, steps that numpy evaluates put the flags of their forward passes into a list."""
     solve, make_rows = STEP.solve, STEP.make_rows
 
-    def bending(model: Any, kin: Any, contacts: Any, qpos: Any, qvel: Any, motion: Any) -> Any:
-        rows = make_rows(model, kin, contacts, qpos, qvel, motion)
+    def bending(model: Any, kin: Any, contacts: Any, qpos: Any, *rest: Any) -> Any:
+        rows = make_rows(model, kin, contacts, qpos, *rest)
         flags = bends_of(model, contacts, qpos)
         return jax.lax.optimization_barrier((rows, checkpoint_name(flags, BEND)))[0]
 
@@ -165,7 +165,7 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
         model: Any, kin: Any, mass: Any, smooth: Any, start: Any, contacts: Any, rows: Any
     ) -> Any:
         found = solve(model, kin, mass, smooth, start, contacts, rows)
-        problem = pose(model, kin, mass, contacts, rows)
+        problem = raised(pose(model, kin, mass, contacts, rows), found.given)
         active = jnp.concatenate([contacts.fixed.active, contacts.moving.active])
         some = jnp.stack([active.any(), (rows.limits.stiffness > 0).any()])
         flags = jnp.concatenate([some, pieces_of(problem, found.qacc)])

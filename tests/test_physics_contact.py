@@ -14,7 +14,7 @@ from mujoco_states import MODELS, path
 from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import collision, constraint, mjcf, narrow
-from seedbed.physics.dynamics import velocity
+from seedbed.physics.dynamics import mass_matrix, velocity
 from seedbed.physics.kinematics import kinematics
 
 SIZES = {"sphere": ".06", "capsule": ".05 .12", "cylinder": ".07 .1"}
@@ -321,7 +321,9 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
         kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
         motion, _ = velocity(ours, kin.cdof, v)
         contacts = collision.detect(ours, kin)
-        return contacts, constraint.make_rows(ours, kin, contacts, q, v, motion)
+        return contacts, constraint.make_rows(
+            ours, kin, contacts, q, v, motion, mass_matrix(ours, kin)
+        )
 
     contacts, rows = evaluate(jax.vmap(one), qpos.astype(dtype), qvel.astype(dtype))
     groups = constraint.groups(ours)
@@ -393,7 +395,8 @@ def test_replaced_friction_is_an_input():
         kin = kinematics(changed, q, physics.init(changed, q).qpos_low)
         motion, _ = velocity(changed, kin.cdof, v)
         contacts = collision.detect(changed, kin)
-        return constraint.make_rows(changed, kin, contacts, q, v, motion)
+        mass = mass_matrix(changed, kin)
+        return constraint.make_rows(changed, kin, contacts, q, v, motion, mass)
 
     rows = evaluate(jax.vmap(one), qpos, qvel, friction)
     data, seen = mujoco.MjData(model), 0

@@ -17,7 +17,7 @@ from jax import lax
 
 from seedbed.physics import math
 from seedbed.physics.collision import Points, Row, frame_of, row_of
-from seedbed.physics.cone import Rise, curvature, push, rise, rise_of_rows
+from seedbed.physics.cone import Rise, compliance, curvature, push, rise, rise_of_rows
 from seedbed.physics.constraint import motion_of, velocity
 from seedbed.physics.dynamics import Matrix, body_motion, composite, project
 from seedbed.physics.problem import Problem, Side
@@ -33,6 +33,10 @@ class Slack(NamedTuple):
 
     limits: jax.Array  # [n]
     sides: tuple[jax.Array, ...]  # [n, axes] each
+
+
+Given = tuple[jax.Array, ...]
+"""How far the normals of each side's contacts give way [n], in m/s^2; length 0 if none of a side does."""
 
 
 class Sums(NamedTuple):
@@ -157,6 +161,36 @@ def step_and_sum(
         sums, there = rewrite_slots(side, slot, sums, *rows)
         moved.append(there)
     return Slack(slack.limits + size * step.limits, tuple(moved)), sums
+
+
+def giving(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Given:
+    """Returns how far each contact's normal gives way after `size` times `step` from `slack`."""
+
+    def slot(
+        none: tuple[()], point: Points, stiffness: Array, row: Row, slack: Array, step: Array
+    ) -> tuple[tuple[()], jax.Array]:
+        force = push(stiffness, row["mu"], slack + size * step).force
+        return none, jnp.where(point.active, compliance(stiffness) * force[0], 0)
+
+    return tuple(
+        over_slots(side, slot, (), start, move)[1] if side.gives else side.aref[:0, 0]
+        for side, start, move in zip(problem.sides, slack.sides, step.sides, strict=True)
+    )
+
+
+def compensated(rows: jax.Array, change: jax.Array) -> jax.Array:
+    """Returns the rows [n, axes] of a side with `change` [n] added to the normal's; it may have length 0."""
+    if not len(change):
+        return rows
+    return jnp.concatenate([rows[:, :1] + change[:, None], rows[:, 1:]], axis=1)
+
+
+def raised(problem: Problem, given: Given) -> Problem:
+    """Returns the problem with the normals' aref raised by what they give way."""
+    sides = zip(problem.sides, given, strict=True)
+    return problem._replace(
+        sides=tuple(s._replace(aref=compensated(s.aref, change)) for s, change in sides)
+    )
 
 
 def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Sums]:

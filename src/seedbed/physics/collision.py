@@ -21,6 +21,12 @@ from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
+TOUCH = 4
+"""Contacts touch up to this many roundings of a number as large as their trees, since none can tell.
+
+A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
+"""
+
 Row = dict[str, Any]
 """One row of a constant table: values by column name."""
 
@@ -342,7 +348,7 @@ def _detect_kind(
         number = ncon
         for k, touch in enumerate(collider(first, second, row["reach"])):
             dist = jnp.where(touch.exists, touch.dist, jnp.inf)
-            active = dist < row["margin"]
+            active = dist < row["touching"]
             new = active, dist, touch.pos, _store_frame(touch, row, points[-1].shape[1:])
             slot = row["slot"] + k
             old = tuple(math.take(array, slot) for array in points)
@@ -361,8 +367,9 @@ def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, np.ndar
     table = slots(model, (kind,))
     once = slice(None, None, COLLIDERS[kind.types][1])
     reach = table.reach[once]
+    extent = model.geom_extent[kind.pairs].sum(1)
     columns = {
-        "margin": table.margin[once],
+        "touching": table.margin[once] + TOUCH * float(jnp.finfo(dtype).eps) * extent,
         "reach": reach,
         "bound": (model.geom_rbound[kind.pairs].sum(1) + reach) ** 2,
     }

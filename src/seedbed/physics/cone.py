@@ -43,6 +43,11 @@ def gains(stiffness: Array, compliance: Array) -> jax.Array:
     return jnp.stack([stiffness, soft, *(1 / (soft + k * compliance) for k in range(1, 5))])
 
 
+def compliance(gain: Array) -> jax.Array:
+    """Returns how much the normal of a contact with these `gains` gives way to a unit of force, beyond 1 / D."""
+    return jnp.maximum(1 / gain[2] - gain[1], 0)
+
+
 def rows_of(slack: Array, mu: Array) -> jax.Array:
     """Returns the rows of a pyramid without compliance, [4], or the only row [1]."""
     if len(slack) == 1:
@@ -53,8 +58,9 @@ def rows_of(slack: Array, mu: Array) -> jax.Array:
 
 def push(stiffness: Array, mu: Array, slack: Array) -> Push:
     """Returns the force of a contact and the rows that push."""
-    if stiffness.ndim:
+    if stiffness.ndim and len(slack) > 1:
         return _giving(stiffness, mu, slack)
+    stiffness = _of_one_row(stiffness)
     rows = rows_of(slack, mu)
     pushing = rows < 0
     force = -jnp.where(pushing, stiffness, 0) * rows
@@ -62,6 +68,11 @@ def push(stiffness: Array, mu: Array, slack: Array) -> Push:
         a, b, c, d = math.unstack(force)
         force = jnp.stack([a + b + c + d, mu * (a - b), mu * (c - d)])
     return Push(force, pushing)
+
+
+def _of_one_row(stiffness: Array) -> Array:
+    """Returns the stiffness of a contact's only row, which may give way, or the stiffness of each row."""
+    return stiffness[2] if stiffness.ndim else stiffness
 
 
 def _giving(gain: Array, mu: Array, slack: Array) -> Push:
@@ -111,8 +122,8 @@ def curvature(stiffness: Array, mu: Array, pushing: jax.Array) -> jax.Array:
 
     `pushing` [4] or [1] marks the rows that push.
     """
-    if not stiffness.ndim:
-        weights = jnp.where(pushing, stiffness, 0)
+    if not stiffness.ndim or len(pushing) == 1:
+        weights = jnp.where(pushing, _of_one_row(stiffness), 0)
         if len(weights) == 1:
             return weights[None]
         a, b, c, d = math.unstack(weights)
@@ -153,8 +164,8 @@ def cost(stiffness: Array, mu: Array, slack: Array) -> jax.Array:
 
 def rise(stiffness: Array, mu: Array, slack: Array, step: Array, size: Array | int) -> Rise:
     """Returns the Rise of `size` times `step` from the slack of a contact."""
-    if not stiffness.ndim:
-        return rise_of_rows(stiffness, rows_of(slack, mu), rows_of(step, mu), size)
+    if not stiffness.ndim or len(slack) == 1:
+        return rise_of_rows(_of_one_row(stiffness), rows_of(slack, mu), rows_of(step, mu), size)
     before, after = (push(stiffness, mu, y) for y in (slack, slack + size * step))
     bend = (curvature(stiffness, mu, after.rows) * step[None]).sum(-1)
     bend = math.dot(bend, step)

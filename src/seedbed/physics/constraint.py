@@ -7,6 +7,7 @@ row's velocity is computed from the motions of the bodies.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from seedbed.physics import math
+from seedbed.physics import linear, math
 from seedbed.physics.collision import (
     Contacts,
     Points,
@@ -27,12 +28,13 @@ from seedbed.physics.collision import (
     split,
 )
 from seedbed.physics.cone import gains
+from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
 
 LEAST_SQUARE = 1e-12
 """The square of a coefficient of friction is at least this."""
-HARDEST = 0.05
+HARDEST = 0.005
 """Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
 
 Beyond it, the rounding of an acceleration would be more than a twentieth of the force (see docs/physics.md).
@@ -192,15 +194,16 @@ def make_rows(
     qpos: jax.Array,
     qvel: jax.Array,
     motion: jax.Array,
+    mass: Matrix,
 ) -> Rows:
     """Computes D and aref of every row (mj_makeConstraint, mj_referenceConstraint).
 
-    `motion` [nbody, 6] is the motion of the moving bodies at qvel.
+    `motion` [nbody, 6] is the motion of the moving bodies at qvel, `mass` is M.
     """
     fixed, moving = groups(model)
     hardness = jnp.zeros((), qpos.dtype)
-    hardness, first = _contacts(model, kin, fixed, contacts.fixed, motion, hardness)
-    hardness, second = _contacts(model, kin, moving, contacts.moving, motion, hardness)
+    hardness, first = _contacts(model, kin, fixed, contacts.fixed, motion, mass, hardness)
+    hardness, second = _contacts(model, kin, moving, contacts.moving, motion, mass, hardness)
     return Rows(_limits(model, qpos, qvel), first, second, hardness)
 
 
@@ -213,25 +216,31 @@ def _may_give_way(columns: dict[str, Any], rows: int, hard: float) -> bool:
     return bool((stiffness * columns["response"] > hard).any())
 
 
-def response(kin: Kinematics, point: Points, row: Row) -> tuple[jax.Array, jax.Array]:
-    """Returns about how much a unit of force accelerates a contact: across and along its normal, 1/kg.
+def response(
+    cdof: jax.Array, inertia: linear.Factor, point: Points, row: Row
+) -> tuple[jax.Array, jax.Array]:
+    """Returns how much a unit of force accelerates a contact: across and along its normal, 1/kg.
 
-    It is that of two free bodies which have their bodies' `body_invweight0`.
+    `turn` [nv] of `row` says which dofs [nv, 6] move the contact, and with which sign.
     """
-    normal = frame_of(point, row)[0]
-    across = along = jnp.zeros((), normal.dtype)
-    # The contact is relative to the only moving body or, of two, to the second.
-    for name, sign in (("1", -1), ("2", 1)):
-        away = row["sign"] * sign < 0 if "sign" in row else name == "1"
-        pos = point.pos
+    levers = []
+    for motion, turn in zip(math.unstack(cdof, 0), math.unstack(row["turn"]), strict=True):
         if len(point.apart):
-            pos = jnp.where(away, pos - point.apart, pos)
-        lever = pos - row_of(kin.xipos, row["owner" + name])
-        shift, turn = row["invweight" + name]
-        across = across + (shift + turn * math.dot(lever, lever))
-        arm = math.cross(lever, normal)
-        along = along + (shift + turn * math.dot(arm, arm))
-    return lax.stop_gradient(across), lax.stop_gradient(along)
+            # Dofs with a negative sign are those of the first body.
+            motion = math.shift_motion(motion, -point.apart * (turn < 0))
+        levers.append(turn * velocity(point, row, motion))
+    along, *across = math.unstack(linear.quadratic(inertia, levers))
+    return functools.reduce(jnp.maximum, across, along), along
+
+
+def _turns(model: Model, table: Slots) -> np.ndarray:
+    """Returns which dofs move the contacts of slots, and with which sign, [n, nv]."""
+    turns = np.zeros((len(table.mover), model.nv))
+    for body, sign in zip(table.mover.T, (-1, 1), strict=True):
+        for n, b in enumerate(body):
+            if b:
+                turns[n, path(model, int(model.body_dofadr[b] + model.body_dofnum[b]) - 1)] += sign
+    return turns
 
 
 def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
@@ -258,6 +267,7 @@ def _contacts(
     group: Group,
     points: Points,
     motion: jax.Array,
+    mass: Matrix,
     hardness: jax.Array,
 ) -> tuple[jax.Array, Edges]:
     """Computes D and aref of a group of contacts; returns them with the larger of `hardness` and theirs.
@@ -277,10 +287,12 @@ def _contacts(
     hard = HARDEST / float(jnp.finfo(dtype).eps)
     gives = _may_give_way(columns, table.rows, hard)
     if gives:
-        for k in (0, 1):
-            columns[f"owner{k + 1}"] = table.body[:, k].astype(np.int32)
-            columns[f"invweight{k + 1}"] = model.body_invweight0[table.body[:, k]]
+        columns["turn"] = _turns(model, table)
     same, rows = split(**{name: math.constant(x, dtype) for name, x in columns.items()})
+
+    cdof, entries = lax.stop_gradient((kin.cdof, mass))
+    pattern = linear.pattern(model.nv, set(entries))
+    inertia = linear.factor(pattern, entries) if gives else None
 
     def slot(hardest: jax.Array, inputs: tuple[Points, Row]) -> tuple[jax.Array, Edges]:
         here, row = inputs
@@ -289,17 +301,16 @@ def _contacts(
         excess = here.dist - row["margin"]
         slack = impedance(row, excess)
         stiffness = (1 - slack) / (slack * row["weight"])
-        across, along = response(kin, here, row) if gives else (row["response"], row["response"])
-        if gives:
+        across = along = row["response"]
+        if inertia is not None:
+            across, along = response(cdof, inertia, lax.stop_gradient(here), row)
             friction = 2 * jnp.maximum(row["mu"] * row["mu"], LEAST_SQUARE)
             stiffness = jnp.minimum(stiffness, hard / (across * friction))
         total = jnp.minimum(table.rows * stiffness, hard / along)
         harder = jnp.maximum(hardest, lax.stop_gradient(total * along))
-        if gives and table.rows > 1:
+        if gives:
             compliance = jnp.maximum(along / hard - 1 / (table.rows * stiffness), 0)
             stiffness = gains(stiffness, compliance)
-        elif gives:
-            stiffness = total
         aref = -row["damper"] * speed
         pull = row["spring"] * (1 - slack) * excess
         aref = jnp.stack([aref[0] - pull, *math.unstack(aref)[1:]])

@@ -16,7 +16,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.physics import linear
-from seedbed.physics.assembly import constraint_force, hessian, sums_at
+from seedbed.physics.assembly import constraint_force, hessian, raised, sums_at
 from seedbed.physics.collision import Contacts
 from seedbed.physics.constraint import Rows
 from seedbed.physics.dynamics import Matrix, multiply
@@ -88,7 +88,8 @@ def solve(
     if not problem.sides and not len(problem.limit_dof):
         none = jnp.zeros_like(smooth.qacc)
         wrench = jnp.zeros((model.nbody, 6), none.dtype)
-        return Solution(smooth.qacc, none, none, wrench, jnp.int32(0), jnp.zeros((), none.dtype))
+        zero = jnp.zeros((), none.dtype)
+        return Solution(smooth.qacc, none, none, wrench, (), jnp.int32(0), zero)
 
     @jax.custom_jvp
     def minimum(arrays: list[jax.Array], qacc: jax.Array, warmstart: jax.Array) -> Solution:
@@ -101,22 +102,27 @@ def solve(
         found = jax.tree.map(lambda x: checkpoint_name(x, KEPT), minimum(arrays, *start))
         a = found.qacc
 
-        def balance(arrays: list[jax.Array]) -> jax.Array:
+        def compensated(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
             problem, force = posed(arrays)
+            return raised(problem, found.given), force
+
+        def balance(arrays: list[jax.Array]) -> jax.Array:
+            problem, force = compensated(arrays)
             slack, sums = sums_at(problem, a, hessian=False)
             return multiply(problem.mass, a) - force - constraint_force(problem, slack, sums.wrench)
 
-        problem, _ = posed(arrays)
+        problem, _ = compensated(arrays)
         matrix = hessian(problem, *sums_at(problem, a, hessian=True))
         move = -divide(problem.pattern, matrix, jax.jvp(balance, (arrays,), (moves,))[1])
 
         def pushed(arrays: list[jax.Array], a: jax.Array) -> tuple[jax.Array, jax.Array]:
-            problem, force = posed(arrays)
+            problem, force = compensated(arrays)
             wrench = sums_at(problem, a, hessian=False)[1].wrench
             return multiply(problem.mass, a) - force, wrench
 
         push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
         none: Any = np.zeros((), jax.dtypes.float0)  # of an integer
-        return found, Solution(move, push, push, wrench, none, jnp.zeros_like(found.error))
+        given, error = jax.tree.map(jnp.zeros_like, (found.given, found.error))
+        return found, Solution(move, push, push, wrench, given, none, error)
 
     return minimum(arrays, smooth.qacc, warmstart)

@@ -68,6 +68,18 @@ def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
     return Factor(pattern, lower, reciprocal)
 
 
+def quadratic(factor: Factor, vector: Sequence[Any]) -> Any:
+    """Returns v' H^-1 v of v = vector [nv]. If its elements are arrays, so is the result, element by element."""
+    x = list(vector)
+    total: Any = 0
+    for k in reversed(range(len(x))):
+        for i in factor.pattern.rows[k]:
+            if (k, i) in factor.lower:
+                x[i] = x[i] - factor.lower[k, i] * x[k]
+        total = total + x[k] * x[k] * factor.reciprocal[k]
+    return total
+
+
 def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
     """Solves H x = vector [nv] for x [nv]."""
     x = [vector[i] for i in range(factor.pattern.nv)]

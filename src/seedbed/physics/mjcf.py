@@ -68,7 +68,7 @@ def from_mujoco(compiled: Any) -> Model:
     option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
-        if field.name not in ("opt", "geom_lever", "welds", "parts"):
+        if field.name not in ("opt", "geom_lever", "geom_extent", "welds", "parts"):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["opt"] = Option(
@@ -83,9 +83,23 @@ def from_mujoco(compiled: Any) -> Model:
     )
     offsets = fields["geom_pos"] - fields["body_ipos"][fields["geom_bodyid"]]
     fields["geom_lever"] = np.linalg.norm(offsets, axis=1) + fields["geom_rbound"]
+    fields["geom_extent"] = _extents(fields)
     fields["welds"] = welds_of(fields)
     fields["parts"] = parts_of(fields)
     return Model(**fields)
+
+
+def _extents(fields: dict[str, Any]) -> np.ndarray:
+    """Computes how far geoms reach from the root of their tree if all is stretched out, [ngeom] in m.
+
+    A static geom reaches as far as from its own center.
+    """
+    body, parent, weld = (fields[name] for name in ("geom_bodyid", "body_parentid", "body_weldid"))
+    reach = np.zeros(len(parent))
+    for b in np.flatnonzero(weld[parent]):
+        reach[b] = reach[parent[b]] + np.linalg.norm(fields["body_pos"][b])
+    own = reach[body] + np.linalg.norm(fields["geom_pos"], axis=1)
+    return np.where(weld[body], own, 0) + fields["geom_rbound"]
 
 
 def unsupported(m: Any) -> Iterator[str]:

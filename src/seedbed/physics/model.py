@@ -113,6 +113,9 @@ class Model:
     geom_lever: (
         np.ndarray
     )  # [ngeom] m, from its body's centre of mass to its farthest point, at most; ours
+    geom_extent: (
+        np.ndarray
+    )  # [ngeom] m, from the root of its tree to its farthest point, at most; ours
     geom_rbound: np.ndarray  # [ngeom] m, radius of a sphere around it; 0: plane
     geom_pos: np.ndarray  # [ngeom, 3] m, in the body's frame
     geom_quat: np.ndarray  # [ngeom, 4] in the body's frame

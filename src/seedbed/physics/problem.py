@@ -23,6 +23,11 @@ class Side(NamedTuple):
     same: Row  # constants that are equal in all slots
     table: Row  # the other constants, [n, ...] each
 
+    @property
+    def gives(self) -> bool:
+        """Returns whether the normal of any of the contacts may give way."""
+        return self.stiffness.ndim > 1
+
 
 class Problem(NamedTuple):
     """The solver's constants: the model, and the matrices and constraint rows of one configuration."""

@@ -15,11 +15,14 @@ from jax import lax
 
 from seedbed.physics import linear, math
 from seedbed.physics.assembly import (
+    Given,
     Slack,
     Sums,
     along,
     at_limits,
+    compensated,
     constraint_force,
+    giving,
     hessian,
     over_slots,
     response,
@@ -43,6 +46,8 @@ FLOOR = 4
 """The solver stops if the step to the minimum is at most this many rounding errors of qacc."""
 EXACT = 3e-5
 """A full step is the last one if the rounding of the rows' forces moves qacc by this share of it at most."""
+GIVEN = 1e-6
+"""What normals still give way at the end is at most this share of qacc, since it may act on a short lever."""
 
 
 class Solution(NamedTuple):
@@ -54,6 +59,7 @@ class Solution(NamedTuple):
         jax.Array
     )  # [nv] M (qacc - qacc_smooth): qfrc_constraint without the rounding of large forces
     wrench: jax.Array  # [nbody, 6] of the contacts on each body, about its reference point
+    given: Given  # by how much the normals' aref was raised
     niter: jax.Array  # int32
     error: jax.Array  # m/s^2 and rad/s^2, estimated norm of qacc minus the minimum
 
@@ -68,6 +74,8 @@ class SolverState(NamedTuple):
     direction_force: jax.Array  # [nv] M direction
     direction_slack: Slack
     size: jax.Array  # of the pending step, as a multiple of `direction`
+    given: Given  # by how much the normals' aref is raised, since they give way
+    settled: jax.Array  # bool: the pending step ends at the minimum, but for more compensation
     error: jax.Array  # estimated distance from the minimum after the pending step
     done: jax.Array  # bool
     niter: jax.Array  # int32
@@ -91,6 +99,7 @@ def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> So
         push,
         state.force,
         sums.wrench,
+        state.given,
         state.niter,
         state.error,
     )
@@ -141,6 +150,11 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
         direction_force=direction_force,
         direction_slack=Slack(along[1], tuple(steps)),
         size=jnp.where(costs[1] < costs[0], 1, 0).astype(none.dtype),
+        given=tuple(
+            jnp.zeros_like(side.aref[:, 0] if side.gives else side.aref[:0, 0])
+            for side in problem.sides
+        ),
+        settled=jnp.zeros((), bool),
         error=jnp.zeros((), none.dtype),
         done=costs[0] == 0,  # no row pushes at the smooth acceleration
         niter=jnp.int32(0),
@@ -152,6 +166,7 @@ def newton(problem: Problem, qacc_smooth: jax.Array, search: SolverState) -> Sol
 
     After `opt.iterations` steps, or where the next step would be lost in rounding, its size is zero.
     """
+    search, due = compensate(problem, search, _norm(qacc_smooth))
     search, sums = advance(problem, search, hessian=True)
     push = constraint_force(problem, search.slack, sums.wrench)
     gradient = search.force - push
@@ -168,17 +183,45 @@ def newton(problem: Problem, qacc_smooth: jax.Array, search: SolverState) -> Sol
     eps = jnp.finfo(gradient.dtype).eps
     length, span = _norm(direction), _norm(qacc_smooth) + _norm(search.offset)
     limit = problem.model.opt.iterations
-    stays = (size * length <= FLOOR * eps * span) | (search.niter >= limit)
+    gives = any(side.gives for side in problem.sides)
+    stays = (size * length <= FLOOR * eps * span) | (search.niter >= limit) | search.settled
     # A step on which no row changes its side ends at the minimum, but for the rounding of the step, which
     # hard rows multiply.
     rounding = eps * (1 + problem.hardness) * length
     exact = ~rise.changed & (rounding <= EXACT * span)
     return search._replace(
         size=jnp.where(stays, 0, size),
-        error=jnp.where(exact & ~stays, rounding, length),
-        done=stays | exact,
+        error=jnp.maximum(jnp.where(exact & ~stays, rounding, length), due),
+        settled=stays | exact,
+        done=search.settled | (search.niter >= limit) if gives else stays | exact,
         niter=search.niter + jnp.where(stays, 0, 1),
     )
+
+
+def compensate(
+    problem: Problem, search: SolverState, smooth: jax.Array
+) -> tuple[SolverState, jax.Array]:
+    """Raises the normals' aref by as much as they give way, if the pending step ends at a minimum.
+
+    `smooth` is the norm of the smooth acceleration. Also returns the largest change that is due, in m/s^2;
+    the search is still `settled` if that is next to nothing.
+
+    This is the method of multipliers (Bertsekas 1982). A normal that gives way by c f for a force f, and
+    whose aref was raised by c times the force of the last minimum, comes to the force of one that does not
+    give way: a round leaves about c / (c + A) of the difference, where A is what a unit of force accelerates.
+    """
+    due = jnp.zeros_like(smooth)
+    targets = giving(problem, search.slack, search.direction_slack, search.size)
+    for target, old in zip(targets, search.given, strict=True):
+        if len(old):
+            due = jnp.maximum(due, jnp.abs(target - old).max())
+    more = search.settled & (due > GIVEN * (smooth + _norm(search.offset)))
+    changes = tuple(jnp.where(more, x - y, 0) for x, y in zip(targets, search.given, strict=True))
+    given = tuple(x + y for x, y in zip(search.given, changes, strict=True))
+    sides = tuple(compensated(x, -y) for x, y in zip(search.slack.sides, changes, strict=True))
+    return search._replace(
+        given=given, slack=search.slack._replace(sides=sides), settled=search.settled & ~more
+    ), due
 
 
 def advance(problem: Problem, search: SolverState, *, hessian: bool) -> tuple[SolverState, Sums]:

@@ -166,7 +166,7 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix,
     with named_scope("collision"):
         contacts = detect(model, kin)
     with named_scope("constraint"):
-        rows = make_rows(model, kin, contacts, qpos, qvel, motion)
+        rows = make_rows(model, kin, contacts, qpos, qvel, motion, mass)
     with named_scope("solver"):
         start = Smooth(smooth, qacc_smooth), state.qacc_warmstart
         solution = solve(model, kin, mass, *start, contacts, rows)
