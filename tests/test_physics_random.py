@@ -10,12 +10,6 @@ import pytest
 import random_models
 
 QUICK, SLOW = (*range(4), *range(5, 13)), range(13, 63)  # 4 explodes
-HARD = {
-    42: "one state of 44",
-    55: "a tree of eight bodies whose limits and hard contacts strain against one another",
-    57: "an upright cylinder at rest on ice, 1e-9 m deep: float32 cannot tell whether it touches",
-}
-"""Seeds with states that are still wrong, most of which `solver_error` tells (docs/physics.md)."""
 CATALOGUE = 200
 
 
@@ -36,10 +30,7 @@ def test_a_step_of_a_random_model_is_mujocos(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(s, marks=pytest.mark.xfail(reason=HARD[s]) if s in HARD else ()) for s in SLOW],
-)
+@pytest.mark.parametrize("seed", SLOW)
 def test_a_step_of_each_of_many_random_models_is_mujocos(seed):
     check(seed)
 

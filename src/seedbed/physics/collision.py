@@ -21,8 +21,8 @@ from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
-TOUCH = 4
-"""Contacts touch up to this many roundings of a number as large as their trees, since none can tell.
+TOUCH = 1
+"""Contacts touch up to this many roundings (eps) of a number as large as their trees.
 
 A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
 """

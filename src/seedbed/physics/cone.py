@@ -7,6 +7,7 @@ push.
 
 Where D is too large for the dtype, the normal gives way: the rows are then N + c f plus and minus mu T, where
 f is the sum of their forces and c the compliance. That leaves friction as it was, since mu^2 D is not large.
+The solver raises aref until the force is that of the hard row (`solver.compensate`).
 `stiffness` is D, or the six numbers of `gains` if any contact of the group may need a compliance.
 """
 
@@ -44,7 +45,7 @@ def gains(stiffness: Array, compliance: Array) -> jax.Array:
 
 
 def compliance(gain: Array) -> jax.Array:
-    """Returns how much the normal of a contact with these `gains` gives way to a unit of force, beyond 1 / D."""
+    """Returns how much more than 1 / D a normal with these `gains` gives way to a unit of force."""
     return jnp.maximum(1 / gain[2] - gain[1], 0)
 
 

@@ -69,7 +69,7 @@ def factor(pattern: Pattern, matrix: Mapping[Entry, Any]) -> Factor:
 
 
 def quadratic(factor: Factor, vector: Sequence[Any]) -> Any:
-    """Returns v' H^-1 v of v = vector [nv]. If its elements are arrays, so is the result, element by element."""
+    """Returns v' H^-1 v of v = vector [nv]. If the elements are arrays, so is the result."""
     x = list(vector)
     total: Any = 0
     for k in reversed(range(len(x))):
