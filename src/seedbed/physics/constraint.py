@@ -225,7 +225,7 @@ def response(
     """
     levers = []
     for motion, turn in zip(math.unstack(cdof, 0), math.unstack(row["turn"]), strict=True):
-        if len(point.apart):
+        if len(point.apart) and "sign" not in row:
             # Dofs with a negative sign are those of the first body.
             motion = math.shift_motion(motion, -point.apart * (turn < 0))
         levers.append(turn * velocity(point, row, motion))
