@@ -3,99 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 
-import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from gymnasium import spaces
 
+from kinds_of_task import KINDS, example, shown
 from saved import read_back
 from seedbed import defaults, trees
 from seedbed.defaults import ROWS, Task, configure, task_of
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.envs.host.gym import GymEnv
 from seedbed.resolve import train_config
 from seedbed.run.options import FusedConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (
     ActorState,
-    Box,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
     OnPolicy,
     SeedbedError,
     Timestep,
     Trajectory,
     action_array,
 )
-
-INF = float("inf")
-OBSERVATIONS = {
-    "vectors": spaces.Dict({"a": spaces.Box(-1, 1, (7, 7, 3)), "b": spaces.Discrete(3)}),
-    "images": spaces.Tuple([spaces.Box(0, 255, (24, 20, 3), np.uint8), spaces.Box(-1, 1, (4,))]),
-}
-ACTIONS = {
-    "Discrete": spaces.Discrete(3),
-    "MultiDiscrete": spaces.MultiBinary(2),
-    "bounded Box": spaces.Box(-2.0, 2.0, (2,)),
-    "unbounded Box": spaces.Box(np.array([0, -INF], np.float32), np.array([INF, INF], np.float32)),
-}
-SPECS = {
-    "Discrete": Discrete(3),
-    "MultiDiscrete": MultiDiscrete((2, 2)),
-    "bounded Box": Box((2,), (-2.0, -2.0), (2.0, 2.0)),
-    "unbounded Box": Box((2,), (0.0, -INF), (INF, INF)),
-}
-
-
-class Shown(gymnasium.Env):
-    """An environment of a kind of task."""
-
-    def __init__(self, observation: str, action: str) -> None:
-        self.observation_space, self.action_space = OBSERVATIONS[observation], ACTIONS[action]
-
-
-@dataclasses.dataclass(frozen=True)
-class OnDevice:
-    """The same on the device."""
-
-    observation: str
-    action: str
-    episode_steps: int = 10
-    frame_skip: int = 1
-
-    @property
-    def spec(self):
-        host = shown(self.observation, self.action).make(1, 0)
-        return EnvSpec(host.spec.observation, SPECS[self.action])
-
-    def reset(self, key): ...
-    def step(self, state, action): ...
-
-
-def shown(observation, action):
-    return FactoryEnv(f"{__name__}:Shown", kwargs={"observation": observation, "action": action})
-
-
-def example(task):
-    """An environment of a kind of task."""
-    if task.environment == "Atari":
-        return AtariEnv("pong")
-    make = OnDevice if task.environment == "device" else shown
-    return make(task.observation, task.action)
-
-
-KINDS = [
-    *itertools.starmap(Task, itertools.product(("host", "device"), OBSERVATIONS, ACTIONS)),
-    Task("Atari", "images", "Discrete"),
-]
 
 
 @pytest.mark.parametrize("task", KINDS, ids="-".join)

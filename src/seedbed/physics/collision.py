@@ -21,10 +21,11 @@ from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
-TOUCH = 1
-"""Contacts touch up to this many roundings (eps) of a number as large as their trees.
+TOUCH = 0.1
+"""Contacts touch up to this share of the eps of a number as large as their trees.
 
-A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
+A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch. A
+whole eps would be more than one position's rounding, of which states that only come near could tell.
 """
 
 Row = dict[str, Any]
