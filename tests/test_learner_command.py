@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from seedbed.actors.waiting import await_run
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.paramserver import command, seats
 from seedbed.paramserver.directory import Address, Directory, this_machine
-from seedbed.paramserver.starting import FULL
 from seedbed.types import SeedbedError
 
 OPTIONS = {"learners": 3, "remote_learners": 2}
@@ -45,7 +45,9 @@ def impatient(monkeypatch):
 def test_learners_that_start_together_take_different_places(run, impatient):
     taken = [take(run) for _ in range(2)]
     assert [seat.number for seat in taken] == [1, 2]
-    with pytest.raises(SeedbedError, match="all 2 places for learners of other machines are taken"):
+    with pytest.raises(
+        TemporaryError, match="all 2 places for learners of other machines are taken"
+    ):
         take(run)
     taken[0].release()
     assert take(run).number == 1
@@ -151,7 +153,7 @@ def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
 
 
 def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatch):
-    statuses = [FULL] * 7 + [0]
+    statuses = [ExitStatus.NO_ROOM] * 7 + [ExitStatus.FINISHED]
 
     class Child:
         def wait(self, timeout: float) -> int:
@@ -168,5 +170,5 @@ def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatc
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert end.startswith("the run has ended") and not statuses
+    assert end is not None and end.startswith("the run has ended") and not statuses
     assert sum("is full: make room" in line for line in said) == 7

@@ -30,6 +30,7 @@ from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.exit_status import ExitStatus
 from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
@@ -111,8 +112,8 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     newest = max(int(path.name) for path in checkpoints(run_folder))
     again = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps {newest + 1000}")
     started.append(again)
-    assert again.wait(90) == 0, learner_log.read_text()
-    assert actor.wait(30) == 0, actor_log.read_text()
+    assert again.wait(90) == ExitStatus.FINISHED, learner_log.read_text()
+    assert actor.wait(30) == ExitStatus.FINISHED, actor_log.read_text()
     said = actor_log.read_text()
     assert "connected to the learner, term 1" in said and "connected to the learner, term 2" in said
     assert "lost the learner" in said and "the run has ended after" in said
@@ -186,12 +187,12 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
     (address,) = json.loads((run_folder / "listen" / "address.json").read_text())["addresses"]
     log = tmp_path / "actor.log"
     refused = run_seedbed(log, f"actor {address} --key {key} --processes 1")
-    assert refused.wait(30) == 1
+    assert refused.wait(30) == ExitStatus.FAILED
     assert "allow it with --allow counting_environment" in log.read_text()
     odd = run_seedbed(
         log, f"actor {address} --key {key} --envs 3 --allow counting_environment --processes 1"
     )
-    assert odd.wait(30) == 1
+    assert odd.wait(30) == ExitStatus.FAILED
     assert "groups of 2: give a multiple with --envs" in log.read_text()
     actor = run_seedbed(
         log, f"actor {address} --key {key} --processes 1 --allow counting_environment"
@@ -202,13 +203,13 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
     wait_for(lambda: here in learner_log.read_text(), learner)
     actors = [child.pid for child in psutil.Process(actor.pid).children(recursive=True)]
     actor.send_signal(signal.SIGTERM)
-    assert actor.wait(20) == 0
+    assert actor.wait(20) == ExitStatus.STOPPED
     assert gone(actors) and learner.poll() is None
     assert "have left: give a multiple" not in learner_log.read_text()
     left = "actors of 127.0.0.1 have left (2 groups, 4 environments)"
     wait_for(lambda: left in learner_log.read_text(), learner)
     learner.send_signal(signal.SIGTERM)
-    assert learner.wait(20) == 130
+    assert learner.wait(20) == ExitStatus.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -390,7 +391,7 @@ def test_a_learner_that_another_has_taken_over_ends_and_writes_nothing(
     wait_for(lambda: len(checkpoints(run_folder)) > 1 and lines(run_folder), learner)
     # As a learner does that the first one's lock does not reach.
     (run_folder / "terms" / "000002").touch()
-    assert learner.wait(30) == 1
+    assert learner.wait(30) == ExitStatus.FAILED
     assert "another learner has taken over the run" in log.read_text().splitlines()[-1]
     taken_s = (run_folder / "terms" / "000002").stat().st_mtime
     files = [path for path in run_folder.rglob("*") if path.is_file()]

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 
+from seedbed.exit_status import ExitStatus
+
 BUSY = """
 import hashlib, sys
+from seedbed.exit_status import ExitStatus
 from seedbed.run.signals import end_program_with, stopping_signals
 if {program}:
-    end_program_with(130)
+    end_program_with(ExitStatus.GIVEN_UP)
 with stopping_signals(print) as interruption:
     print("busy", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
@@ -38,7 +41,7 @@ def test_a_busy_program_answers_the_first_signal_and_ends_at_the_second():
         assert "SIGINT: stopping and saving when what is under way has ended" in "".join(lines)
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == ExitStatus.GIVEN_UP
         assert rest.strip().endswith("seedbed: interrupted")
     finally:
         process.kill()

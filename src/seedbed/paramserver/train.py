@@ -12,6 +12,7 @@ from seedbed.actors.credentials import ensure_credentials
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.options import ParamServerConfig
@@ -43,7 +44,8 @@ def train(
     training goes on from the newest whole one, also with other numbers of learners and shards.
 
     SIGINT, SIGTERM and SIGHUP stop training and save; see `central.train.train`. Raises SeedbedError if the
-    run ends with a failure that the user can repair, KeyboardInterrupt at a second signal.
+    run ends with a failure that the user can repair, KeyboardInterrupt at a second signal, and StoppedEarly
+    at a first one that comes before all roles have begun.
     """
     path = run.path.resolve()
     ensure_credentials(run.listen)
@@ -84,7 +86,7 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     with local_pool(launcher, actors=1, timeout_s=config.actor_timeout_s) as pool:
         spec = pool.wait_spec(session.interrupted)
     if spec is None:
-        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+        raise StoppedEarly
     return spec
 
 
@@ -97,7 +99,7 @@ def _await_roles(cluster: Cluster, session: Session) -> None:
         return session.interrupted()
 
     if not cluster.await_ready(stop):
-        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+        raise StoppedEarly
 
 
 def _may_adopt(job: Job, run: Path) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json, write_json
 from seedbed.run.checkpoint_helper import (
     TERMS,
@@ -149,11 +150,11 @@ class RunFolder:
         )
 
     def _await_lock(self, name: str, patience_s: float, refusal: str) -> None:
-        """Takes a lock; raises SeedbedError, which says `refusal`, if another process holds it for long."""
+        """Takes a lock; raises TemporaryError, which says `refusal`, if another process holds it for long."""
         deadline = time.monotonic() + patience_s
         while not self._lock(name):
             if time.monotonic() > deadline:
-                raise SeedbedError(refusal)
+                raise TemporaryError(refusal)
             time.sleep(0.01)
 
     def _next_claim(self) -> Claim:
