@@ -62,29 +62,32 @@ def train(folder: Path, view: View | None = None, env=None, agent=AGENT, resume=
         run.close()
 
 
+def items_of(replay: HostReplay) -> list[tuple[int, int, int]]:
+    """Returns (environment, episode, opening step) of each item of a replay of counting environments."""
+    storage, found = replay._storage, []
+    slots = np.flatnonzero(storage.items.tree.weights > 0)
+    if not len(slots):
+        return []
+    sample = replay.make_sample(len(slots))
+    windows = storage.items.read(slots)
+    storage.records.gather(windows, trees.leaves((sample.timesteps, sample.action, sample.extras)))
+    storage.read_cores(windows, trees.leaves(sample.core))
+    for item in range(len(slots)):
+        mine = jax.tree.map(
+            lambda leaf, at=item: leaf[:, at],
+            (sample.timesteps, sample.action, sample.extras),
+        )
+        found.append(check_item(*mine, sample.core[item]))
+    return found
+
+
 def saved_items(folder: Path, shards: Sequence[int] = ()) -> list[tuple[int, int, int]]:
-    """Returns (environment, episode, opening step) of each item that replay shards, or all, have saved."""
+    """Returns the items that replay shards, or all, have saved."""
     job, found = Job.read(folder), []
     for shard in shards or range(job.config.replay_shards):
-        path = Job.folder(folder) / role_of(shard) / "replay"
-        replay = HostReplay(layout_of(job), path)
+        replay = HostReplay(layout_of(job), Job.folder(folder) / role_of(shard) / "replay")
         assert replay.restore() is not None
-        storage = replay._storage
-        slots = np.flatnonzero(storage.items.tree.weights > 0)
-        if not len(slots):
-            continue
-        sample = replay.make_sample(len(slots))
-        windows = storage.items.read(slots)
-        storage.records.gather(
-            windows, trees.leaves((sample.timesteps, sample.action, sample.extras))
-        )
-        storage.read_cores(windows, trees.leaves(sample.core))
-        for item in range(len(slots)):
-            mine = jax.tree.map(
-                lambda leaf, at=item: leaf[:, at],
-                (sample.timesteps, sample.action, sample.extras),
-            )
-            found.append(check_item(*mine, sample.core[item]))
+        found += items_of(replay)
     return found
 
 
