@@ -47,7 +47,8 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
 
     Call from the main thread. Raises SeedbedError if the run takes no learners of other machines, or if the
     learner cannot work; TemporaryError if all places of the run are taken, if the run has not begun after
-    --give-up-after, or if nobody coordinates it any more.
+    --give-up-after, or if nobody coordinates it any more; KeyboardInterrupt after a second signal, which
+    kills the learner.
     """
     require_linux("seedbed learner", "start it on a Linux machine")
     run, limit_s = given.run.resolve(), require_limit(given)
@@ -92,6 +93,8 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
+    if len(stopped) > 1:
+        raise KeyboardInterrupt("interrupted twice")
     return None
 
 

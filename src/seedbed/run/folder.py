@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.exit_status import TemporaryError
-from seedbed.files import load_json, write_json
+from seedbed.files import load_json, unfinished, write_json
 from seedbed.run.checkpoint_helper import (
     TERMS,
     UNCLAIMED,
@@ -84,7 +84,8 @@ class RunFolder:
         try:
             # Others must not be able to write what a later start would import: run/trust.py.
             path.mkdir(0o755, parents=True, exist_ok=True)
-            own = (LOCK, SAVING, TERMS, LISTEN)
+            # What a start leaves that was killed before it had written the configuration.
+            own = (LOCK, SAVING, TERMS, LISTEN, unfinished(Path(CONFIG)).name)
             content = [each.name for each in path.iterdir() if each.name not in own]
             prepared = (path / LISTEN).is_dir()
         except OSError as error:
