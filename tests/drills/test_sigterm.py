@@ -6,12 +6,25 @@ import json
 import os
 import random
 import shutil
+import signal
+import time
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stopping import CENTRAL, GORILA, Moment, Trained, require_end, resume, shared_memory
+from machines import wait_until
+from stopping import (
+    CENTRAL,
+    GORILA,
+    HUNG_S,
+    Moment,
+    Trained,
+    left_of,
+    require_end,
+    resume,
+    shared_memory,
+)
 from test_gorila_drill import head, require_books
 
 import counting_environment as counting
@@ -77,7 +90,7 @@ def drill(run: Path, commands: tuple[str, ...], seed: int) -> None:
     if saved:
         assert f"going on from step {steps:,} " in said, said
         assert "filling it again" not in said, said
-    if saved and "items" in found and commands is CENTRAL:
+    if saved and steps and "items" in found and commands is CENTRAL:
         assert f"replay goes on with {found['items']:,} items" in said, said
     (run.parent / "found.json").write_text(json.dumps(found))
 
@@ -94,6 +107,20 @@ def test_a_central_run(tmp_path, seed):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_run_with_parameter_shards(tmp_path, seed):
     drill(tmp_path / "run", GORILA, seed)
+
+
+@pytest.mark.slow
+def test_what_is_given_up_by_a_second_ctrl_c_leaves_no_role(tmp_path):
+    """A terminal sends it to the coordinator only; nothing else has told the roles to end."""
+    run = tmp_path / "run"
+    with Trained(run, f"{GORILA[0]} --steps 1_000_000_000") as trained:
+        wait_until(lambda: len(left_of(run)) > 4, "roles that start", 60)
+        for _ in range(2):
+            trained.popen.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        trained.popen.wait(HUNG_S)
+        wait_until(lambda: not left_of(run), "the end of all roles", 10)
+    assert trained.popen.returncode in (ExitStatus.GIVEN_UP, ExitStatus.STOPPED), trained.said()
 
 
 def test_every_process_of_a_central_run_at_once(tmp_path):

@@ -340,9 +340,9 @@ class Cluster:
         _end([*self.replay, *self.parameters])
 
     def kill(self) -> None:
-        """Ends all roles at once: what they have not saved is lost."""
+        """Ends all roles at once, and does not wait: what they have not saved is lost. For any thread."""
         for keeper in self.all:
-            keeper.close()
+            keeper.kill()
 
 
 def _check(keepers: Sequence[Keeper]) -> None:

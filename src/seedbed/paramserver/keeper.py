@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import queue
 import subprocess
 import threading
@@ -263,6 +264,8 @@ class Keeper:
             arguments = (*self.role.arguments, *more)
             self._popen = start_role(self._run, self.role.module, arguments, log)
         self._process = psutil.Process(self._popen.pid)
+        if self._closed.is_set():
+            self._kill()  # `kill` came before there was a process
         self._worked_s = time.monotonic()
         self._deaths.begin()
 
@@ -283,6 +286,13 @@ class Keeper:
         except OSError:
             return []
         return data[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+
+    def kill(self) -> None:
+        """Ends the role at once, for good; does not wait. Call `close` afterwards, if there is time."""
+        self._closed.set()
+        if (process := self._process) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _kill(self) -> None:
         if self._process is not None:

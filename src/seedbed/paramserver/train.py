@@ -61,12 +61,13 @@ def train(
             end_starting(path)
             view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
+        session.interruption.ending.append(cluster.kill)
         try:
             if config.remote_learners:
                 view.message(
                     f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
                 )
-            _await_roles(cluster, session)
+            _await_roles(cluster, session, adopts)
             forget_former(path)
             trained = ClusterRun(cluster, run)
             if adopts:
@@ -90,13 +91,16 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     return spec
 
 
-def _await_roles(cluster: Cluster, session: Session) -> None:
-    """Waits until all roles of this machine have begun, and shows their notices meanwhile."""
+def _await_roles(cluster: Cluster, session: Session, adopts: bool) -> None:
+    """Waits until all roles of this machine have begun, and shows their notices meanwhile.
+
+    Raises StoppedEarly if a signal comes, unless the roles were taken over: what they have done is saved.
+    """
 
     def stop() -> bool:
         for notice in cluster.take_notices():
             session.view.message(notice)
-        return session.interrupted()
+        return session.interrupted() and not adopts
 
     if not cluster.await_ready(stop):
         raise StoppedEarly
