@@ -267,6 +267,22 @@ def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_
 
 
 @pytest.mark.slow
+def test_a_signal_while_a_run_is_taken_over_saves_what_has_gone_on(tmp_path):
+    folder = tmp_path / "run"
+    pids = kill_coordinator(folder)
+    saved = list_steps(folder / "checkpoints")[-1]
+    second = start_script(folder, 20_000, resume=True)
+    assert second.stdout is not None
+    assert any("taking them over" in line for line in second.stdout)
+    second.send_signal(signal.SIGTERM)
+    out, _ = second.communicate(timeout=120)
+    assert second.returncode == 0 and "'interrupted': True" in out, out
+    assert list_steps(folder / "checkpoints")[-1] > saved
+    assert all(gone(pid) for pid in pids.values())
+    require_no_gaps(saved_items(folder), whole=True)
+
+
+@pytest.mark.slow
 def test_a_coordinator_with_other_options_ends_what_goes_on(tmp_path):
     folder, view = tmp_path / "run", View()
     pids = kill_coordinator(folder)
