@@ -189,7 +189,7 @@ class Host:
         if self._pool is None:
             self._make(welcome)
         elif wanted != {name: self._welcome[name] for name in wanted}:
-            raise Refusal("it trains another run now: start the actor again")
+            raise TemporaryError("the learner trains another run now: start the actor again")
         self._say_ready(group)
 
     def _make(self, welcome: dict[str, Any]) -> None:
