@@ -130,7 +130,7 @@ class Trained:
 
     def stop(self, moment: Moment, chance: random.Random) -> Stopped:
         """Sends what the moment says, and waits for the end; raises TimeoutError if something hangs."""
-        twice, harmed = moment.whom.endswith("twice"), False
+        begun, twice, harmed = time.monotonic(), moment.whom.endswith("twice"), False
         if moment.whom.startswith("one"):
             victim = chance.choice(self.tree())
             harmed = victim.pid != self.popen.pid
@@ -138,8 +138,7 @@ class Trained:
                 _terminate([victim])
                 time.sleep(chance.uniform(0.0, 1.5))
             if harmed:
-                twice = False
-        begun = time.monotonic()
+                begun, twice = time.monotonic(), False
         for _ in range(1 + twice) if harmed or moment.whom.startswith("all") else ():
             processes = self.tree()
             chance.shuffle(processes)

@@ -103,8 +103,7 @@ def take_seat(
     """Takes the place of this number, or if it is None, the first of `places` that is free.
 
     If all seem to be taken, it waits until each could have given a sign of life. Returns None if `stop`
-    returns True first. Raises SeedbedError if there is no such place,
-    TemporaryError if none is free.
+    returns True first. Raises SeedbedError if there is no such place, TemporaryError if none is free.
     """
     if number is not None and number not in places:
         raise SeedbedError(
