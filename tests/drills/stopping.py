@@ -47,9 +47,7 @@ class Moment(NamedTuple):
 
     awaited: str  # a regular expression that the run prints first, "" for its start
     within_s: float  # it comes so many seconds later at most
-    whom: (
-        str  # "all", "all, twice", "one", "one, twice"; one that is not the command goes before all
-    )
+    whom: str  # "all" or "one", maybe with ", twice"; if one is not the command, all follow
 
     @classmethod
     def draw(cls, chance: random.Random, number: int) -> Moment:
