@@ -25,6 +25,7 @@ import learning
 from _training import CommandError, output, started
 from seedbed import resolve
 from seedbed.envs.host.atari import AtariEnv
+from seedbed.exit_status import ExitStatus
 from seedbed.machine import cpu_name
 from seedbed.run.lines import read_lines
 
@@ -65,7 +66,7 @@ def train(game: str, agent: str, minutes: float, run: Path) -> list[str]:
                 process.wait(60 * minutes)
                 raise CommandError(f"{' '.join(command)} ended by itself")
             process.send_signal(signal.SIGINT)
-            if process.wait(300) not in (0, 130):
+            if process.wait(300) not in (ExitStatus.FINISHED, ExitStatus.STOPPED):
                 raise CommandError(
                     f"{' '.join(command)} ended with {process.returncode} when interrupted"
                 )

@@ -393,8 +393,7 @@ def main() -> None:
         lacking = (
             f"JAX finds no NVIDIA GPU here ({found}): pip install seedbed[cuda] where there is one"
         )
-        print(f"seedbed bench gpu: {lacking}", file=sys.stderr)
-        raise SystemExit(2)
+        raise SystemExit(f"seedbed bench gpu: {lacking}")
     Job("device", report, 0.0).add(**device)
     run_sections(SECTIONS, report, ALL_S - (time.monotonic() - begun))
     if report.failed:

@@ -15,6 +15,7 @@ import pytest
 import _gpu
 import gpu
 from _training import CommandError
+from seedbed.exit_status import ExitStatus
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_without_a_gpu_it_refuses_in_one_line(tmp_path):
     done = subprocess.run(
         [sys.executable, gpu.__file__, "--out", str(out)], capture_output=True, text=True
     )
-    assert done.returncode == 2 and done.stdout == "" and not out.exists()
+    assert done.returncode == ExitStatus.FAILED and done.stdout == "" and not out.exists()
     assert done.stderr.count("\n") == 1 and "JAX finds no NVIDIA GPU here (only cpu)" in done.stderr
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import seedbed
 from seedbed import cli, options, resolve
+from seedbed.exit_status import ExitStatus, StoppedEarly
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 
@@ -295,7 +296,7 @@ def test_train_names_its_folder_and_says_how_to_go_on(trained, capsys, monkeypat
     from seedbed.central import train as central
 
     monkeypatch.setattr(central, "train", lambda **pieces: {"interrupted": True})
-    assert cli.main(["train", "cartpole"]) == 130
+    assert cli.main(["train", "cartpole"]) == ExitStatus.STOPPED
     out = capsys.readouterr().out
     assert re.search(
         r"go on with: seedbed train --resume --run runs/cartpole-impala-\d{8}-\d{6}", out
@@ -318,8 +319,8 @@ def test_an_interruption_before_training_says_so(trained, capsys, monkeypatch, t
     from seedbed.central import train as central
 
     nothing = "interrupted before training began: there was nothing to save"
-    monkeypatch.setattr(central, "train", raises(KeyboardInterrupt(nothing)))
-    assert cli.main(["train", "cartpole", "--run", "r"]) == 130
+    monkeypatch.setattr(central, "train", raises(StoppedEarly()))
+    assert cli.main(["train", "cartpole", "--run", "r"]) == ExitStatus.STOPPED
     captured = capsys.readouterr()
     assert captured.err == f"seedbed: {nothing}\n"
     assert "saved" not in captured.out.replace(nothing, "")

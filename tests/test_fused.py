@@ -30,6 +30,7 @@ from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
 from seedbed.envs.host.gym import GymEnv
+from seedbed.exit_status import ExitStatus
 from seedbed.fused import rollout
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
@@ -201,7 +202,7 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     wait_for(lambda: len(lines(run_folder)) > count, process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
+    assert process.returncode == ExitStatus.STOPPED, output
     begin = int(re.search(r"going on from step ([\d,]+)", output)[1].replace(",", ""))
     assert begin > 0
     assert "SIGINT: stopping and saving" in output
@@ -258,7 +259,7 @@ def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, ful
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
+    assert process.returncode == ExitStatus.STOPPED
     assert max(list_steps(run_folder / "checkpoints")) == lines(run_folder)[-1]["env_steps"] > 0
 
 

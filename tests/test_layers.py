@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
     {
         *("types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression"),
-        *("strict_json", "printable", "named"),
+        *("strict_json", "printable", "named", "exit_status"),
     },
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
@@ -32,6 +32,7 @@ LISTED = {
     ("trees", "types"),
     ("files", "strict_json"),
     ("compression", "types"),
+    ("exit_status", "types"),
     ("machine", "types"),
     ("ffi", "cache"),
     ("ffi", "llvm"),

@@ -7,13 +7,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seedbed.actors.waiting import await_run
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.paramserver import command, seats
 from seedbed.paramserver.directory import Address, Directory, this_machine
-from seedbed.paramserver.starting import FULL
 from seedbed.types import SeedbedError
 
 OPTIONS = {"learners": 3, "remote_learners": 2}
@@ -45,7 +46,9 @@ def impatient(monkeypatch):
 def test_learners_that_start_together_take_different_places(run, impatient):
     taken = [take(run) for _ in range(2)]
     assert [seat.number for seat in taken] == [1, 2]
-    with pytest.raises(SeedbedError, match="all 2 places for learners of other machines are taken"):
+    with pytest.raises(
+        TemporaryError, match="all 2 places for learners of other machines are taken"
+    ):
         take(run)
     taken[0].release()
     assert take(run).number == 1
@@ -150,23 +153,62 @@ def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
     assert directory.find("x") == newer._replace(number=4)
 
 
-def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(run, monkeypatch):
-    statuses = [FULL] * 7 + [0]
-
-    class Child:
-        def wait(self, timeout: float) -> int:
-            return statuses.pop(0)
-
-    monkeypatch.setattr(command, "start_role", lambda *_: Child())
+@pytest.fixture
+def serve(run, monkeypatch):
+    """The command with learners that end with these statuses, and are told of signals."""
     monkeypatch.setattr(command, "_ROOM_S", 0.0)
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    said: list[str] = []
-    try:
-        end = command.serve(
-            argparse.Namespace(run=run, seat=None, give_up_after=5.0, trust_run=False), said.append
-        )
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert end.startswith("the run has ended") and not statuses
+
+    def call(child: Any, said: list[str]) -> str | None:
+        monkeypatch.setattr(command, "start_role", lambda *_: child)
+        given = argparse.Namespace(run=run, seat=None, give_up_after=5.0, trust_run=False)
+        return command.serve(given, said.append)
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+class Child:
+    """A learner that ends with some statuses, one after another."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.told = list(statuses), list[int]()
+
+    def wait(self, timeout: float) -> int:
+        return self.statuses.pop(0)
+
+    def send_signal(self, number: int) -> None:
+        self.told.append(number)
+
+
+def test_a_learner_for_which_the_disk_has_no_room_is_tried_again(serve):
+    child, said = Child(*[ExitStatus.NO_ROOM] * 7, ExitStatus.FINISHED), list[str]()
+    assert serve(child, said).startswith("the run has ended") and not child.statuses
     assert sum("is full: make room" in line for line in said) == 7
+
+
+def test_a_learner_whose_run_nobody_coordinates_may_be_started_again_later(serve):
+    with pytest.raises(TemporaryError, match="nobody has coordinated the run .* for a minute"):
+        serve(Child(ExitStatus.ALONE), [])
+
+
+@pytest.mark.parametrize("status", [ExitStatus.REFUSED, ExitStatus.DIVERGED])
+def test_a_learner_that_cannot_work_is_not_started_again(serve, status):
+    child = Child(status, ExitStatus.FINISHED)
+    with pytest.raises(SeedbedError, match=f"ended with status {status}") as refused:
+        serve(child, [])
+    assert len(child.statuses) == 1 and not isinstance(refused.value, TemporaryError)
+
+
+def test_a_second_signal_gives_a_learner_up(serve):
+    class Stubborn(Child):
+        def wait(self, timeout: float) -> int:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            return -signal.SIGKILL
+
+    child = Stubborn()
+    with pytest.raises(KeyboardInterrupt, match="interrupted twice"):
+        serve(child, [])
+    assert child.told == [signal.SIGTERM, signal.SIGKILL]

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from seedbed.central import listening as listening_module
 from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
@@ -111,8 +113,8 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     newest = max(int(path.name) for path in checkpoints(run_folder))
     again = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps {newest + 1000}")
     started.append(again)
-    assert again.wait(90) == 0, learner_log.read_text()
-    assert actor.wait(30) == 0, actor_log.read_text()
+    assert again.wait(90) == ExitStatus.FINISHED, learner_log.read_text()
+    assert actor.wait(30) == ExitStatus.FINISHED, actor_log.read_text()
     said = actor_log.read_text()
     assert "connected to the learner, term 1" in said and "connected to the learner, term 2" in said
     assert "lost the learner" in said and "the run has ended after" in said
@@ -186,12 +188,12 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
     (address,) = json.loads((run_folder / "listen" / "address.json").read_text())["addresses"]
     log = tmp_path / "actor.log"
     refused = run_seedbed(log, f"actor {address} --key {key} --processes 1")
-    assert refused.wait(30) == 1
+    assert refused.wait(30) == ExitStatus.FAILED
     assert "allow it with --allow counting_environment" in log.read_text()
     odd = run_seedbed(
         log, f"actor {address} --key {key} --envs 3 --allow counting_environment --processes 1"
     )
-    assert odd.wait(30) == 1
+    assert odd.wait(30) == ExitStatus.FAILED
     assert "groups of 2: give a multiple with --envs" in log.read_text()
     actor = run_seedbed(
         log, f"actor {address} --key {key} --processes 1 --allow counting_environment"
@@ -202,13 +204,13 @@ def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, s
     wait_for(lambda: here in learner_log.read_text(), learner)
     actors = [child.pid for child in psutil.Process(actor.pid).children(recursive=True)]
     actor.send_signal(signal.SIGTERM)
-    assert actor.wait(20) == 0
+    assert actor.wait(20) == ExitStatus.STOPPED
     assert gone(actors) and learner.poll() is None
     assert "have left: give a multiple" not in learner_log.read_text()
     left = "actors of 127.0.0.1 have left (2 groups, 4 environments)"
     wait_for(lambda: left in learner_log.read_text(), learner)
     learner.send_signal(signal.SIGTERM)
-    assert learner.wait(20) == 130
+    assert learner.wait(20) == ExitStatus.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,9 @@ def test_wrong_command_lines_of_actors_have_one_line(tmp_path, capsys, request, 
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in handlers.items():
         request.addfinalizer(functools.partial(signal.signal, number, handler))
-    assert main(["actor", *shlex.split(arguments.format(tmp=tmp_path))]) in (1, 2)
+    status = main(["actor", *shlex.split(arguments.format(tmp=tmp_path))])
+    later = "did not begin" in text
+    assert status in ([ExitStatus.TRY_AGAIN] if later else [ExitStatus.FAILED, ExitStatus.USAGE])
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
 
@@ -369,6 +373,17 @@ def test_a_host_that_finds_no_learner_tells_every_minute_what_it_tries(tmp_path)
     assert told == [f"no learner yet: 127.0.0.1:{address[1]}: Connection refused"] * 4
 
 
+def test_an_actor_whose_learner_trains_another_run_may_be_started_again(run_folder):
+    run_folder.mkdir()
+    key = credentials.ensure_credentials(run_folder / "listen")
+    one = host.Host(key, list, host.HostOptions(1), False, print)
+    link = types.SimpleNamespace(welcome={"env": {"kind": "gym"}, "num_envs": 4})
+    one._pool, one._welcome = types.SimpleNamespace(close=lambda: None), {"env": {}, "num_envs": 4}
+    with pytest.raises(TemporaryError, match="trains another run now: start the actor again"):
+        one._welcomed(types.SimpleNamespace(link=link))
+    one.close()
+
+
 def test_what_a_run_listens_with():
     config = CentralConfig(listen=":0").resolved(Impala(batch=32))
     assert (config.actors, config.groups) == (0, 64)
@@ -390,7 +405,7 @@ def test_a_learner_that_another_has_taken_over_ends_and_writes_nothing(
     wait_for(lambda: len(checkpoints(run_folder)) > 1 and lines(run_folder), learner)
     # As a learner does that the first one's lock does not reach.
     (run_folder / "terms" / "000002").touch()
-    assert learner.wait(30) == 1
+    assert learner.wait(30) == ExitStatus.FAILED
     assert "another learner has taken over the run" in log.read_text().splitlines()[-1]
     taken_s = (run_folder / "terms" / "000002").stat().st_mtime
     files = [path for path in run_folder.rglob("*") if path.is_file()]

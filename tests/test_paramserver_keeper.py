@@ -225,6 +225,28 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
     assert notice.startswith("replay-0 cannot be started, as the disk of")
 
 
+def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, keep, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    begun, go_on, start = threading.Event(), threading.Event(), keeping.start_role
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_slowly(*arguments):
+        begun.set()
+        go_on.wait(30)
+        started.append(start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(keeping, "start_role", start_slowly)
+    keeper = keep("slow")
+    assert begun.wait(30)
+    # There is no process yet, which must not live on when there is one.
+    keeper.kill()
+    go_on.set()
+    keeper.close()
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
+
+
 DIVERGED = """
 from seedbed.paramserver.role import run_role
 from seedbed.run.update import TrainingDiverged

@@ -62,29 +62,32 @@ def train(folder: Path, view: View | None = None, env=None, agent=AGENT, resume=
         run.close()
 
 
+def items_of(replay: HostReplay) -> list[tuple[int, int, int]]:
+    """Returns (environment, episode, opening step) of each item of a replay of counting environments."""
+    storage, found = replay._storage, []
+    slots = np.flatnonzero(storage.items.tree.weights > 0)
+    if not len(slots):
+        return []
+    sample = replay.make_sample(len(slots))
+    windows = storage.items.read(slots)
+    storage.records.gather(windows, trees.leaves((sample.timesteps, sample.action, sample.extras)))
+    storage.read_cores(windows, trees.leaves(sample.core))
+    for item in range(len(slots)):
+        mine = jax.tree.map(
+            lambda leaf, at=item: leaf[:, at],
+            (sample.timesteps, sample.action, sample.extras),
+        )
+        found.append(check_item(*mine, sample.core[item]))
+    return found
+
+
 def saved_items(folder: Path, shards: Sequence[int] = ()) -> list[tuple[int, int, int]]:
-    """Returns (environment, episode, opening step) of each item that replay shards, or all, have saved."""
+    """Returns the items that replay shards, or all, have saved."""
     job, found = Job.read(folder), []
     for shard in shards or range(job.config.replay_shards):
-        path = Job.folder(folder) / role_of(shard) / "replay"
-        replay = HostReplay(layout_of(job), path)
+        replay = HostReplay(layout_of(job), Job.folder(folder) / role_of(shard) / "replay")
         assert replay.restore() is not None
-        storage = replay._storage
-        slots = np.flatnonzero(storage.items.tree.weights > 0)
-        if not len(slots):
-            continue
-        sample = replay.make_sample(len(slots))
-        windows = storage.items.read(slots)
-        storage.records.gather(
-            windows, trees.leaves((sample.timesteps, sample.action, sample.extras))
-        )
-        storage.read_cores(windows, trees.leaves(sample.core))
-        for item in range(len(slots)):
-            mine = jax.tree.map(
-                lambda leaf, at=item: leaf[:, at],
-                (sample.timesteps, sample.action, sample.extras),
-            )
-            found.append(check_item(*mine, sample.core[item]))
+        found += items_of(replay)
     return found
 
 
@@ -259,6 +262,22 @@ def test_the_rest_goes_on_without_a_coordinator_and_the_next_one_takes_over(tmp_
     assert second.returncode == 0, out
     assert "the processes of this run go on: taking them over" in out
     assert roles(folder) == pids
+    assert all(gone(pid) for pid in pids.values())
+    require_no_gaps(saved_items(folder), whole=True)
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_run_is_taken_over_saves_what_has_gone_on(tmp_path):
+    folder = tmp_path / "run"
+    pids = kill_coordinator(folder)
+    saved = list_steps(folder / "checkpoints")[-1]
+    second = start_script(folder, 20_000, resume=True)
+    assert second.stdout is not None
+    assert any("taking them over" in line for line in second.stdout)
+    second.send_signal(signal.SIGTERM)
+    out, _ = second.communicate(timeout=120)
+    assert second.returncode == 0 and "'interrupted': True" in out, out
+    assert list_steps(folder / "checkpoints")[-1] > saved
     assert all(gone(pid) for pid in pids.values())
     require_no_gaps(saved_items(folder), whole=True)
 

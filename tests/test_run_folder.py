@@ -89,6 +89,24 @@ def test_a_failed_start_leaves_nothing(run_folder):
     assert not run_folder.exists()
 
 
+def test_a_start_that_was_killed_before_it_had_a_configuration_is_in_nobodys_way(run_folder):
+    code = f"""
+import os, signal
+from pathlib import Path
+from seedbed.run.folder import RunFolder
+run = RunFolder.create(Path({str(run_folder)!r}))
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+run.write_config({{}})
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -15
+    assert (run_folder / ".config.json.new").exists()
+    run = RunFolder.create(run_folder)
+    run.write_config({})
+    run.close()
+    assert not (run_folder / ".config.json.new").exists()
+
+
 @pytest.mark.parametrize("kept", ["metrics.jsonl", "notes.txt", "checkpoints/000000000001/x"])
 def test_what_was_trained_stays(run_folder, kept):
     run = RunFolder.create(run_folder)

@@ -6,12 +6,17 @@ import signal
 import subprocess
 import sys
 
+from seedbed.exit_status import ExitStatus
+
 BUSY = """
 import hashlib, sys
+from seedbed.exit_status import ExitStatus
 from seedbed.run.signals import end_program_with, stopping_signals
 if {program}:
-    end_program_with(130)
+    end_program_with(ExitStatus.GIVEN_UP)
 with stopping_signals(print) as interruption:
+    interruption.ending.append(lambda: 1 / 0)
+    interruption.ending.append(lambda: print("roles ended", flush=True))
     print("busy", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
     interruption.requested()
@@ -37,8 +42,10 @@ def test_a_busy_program_answers_the_first_signal_and_ends_at_the_second():
         lines = [process.stderr.readline() for _ in range(2)]
         assert "SIGINT: stopping and saving when what is under way has ended" in "".join(lines)
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=60)
-        assert process.returncode == 130
+        output, rest = process.communicate(timeout=60)
+        assert process.returncode == ExitStatus.GIVEN_UP
+        # What it has started is ended with it, whatever else fails.
+        assert output == "roles ended\n"
         assert rest.strip().endswith("seedbed: interrupted")
     finally:
         process.kill()

@@ -46,7 +46,7 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 tell = lambda text: print(text, flush=True)
 host = Host(ActorKey.read(key), lambda: [("127.0.0.1", port)], options, insecure, tell)
-print("ended:", host.run(lambda: bool(stopped)), flush=True)
+print("ended:", host.run(lambda: bool(stopped)) or "stopped", flush=True)
 """
 
 

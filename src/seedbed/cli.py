@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import seedbed
 from seedbed import strict_json
+from seedbed.exit_status import ExitStatus, status_of
 from seedbed.printable import printable
 from seedbed.run.signals import end_program_with
 from seedbed.types import SeedbedError, UsageError
@@ -27,8 +28,6 @@ from seedbed.viewer.background import tell
 if TYPE_CHECKING:
     from seedbed.options import TrainArguments
     from seedbed.resolve import TrainConfig
-
-INTERRUPTED = 130  # the exit status
 
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
@@ -52,18 +51,21 @@ commands:
                   list runs with their state, steps, score and age
   bench [NAME] ...
                   list the benchmarks, or run one, with its own options
+
+exit status: 0 finished, 1 failed, 2 wrong usage, 75 try again later, 143 stopped by a signal with
+everything saved, 130 ended by a signal before it saved (docs/troubleshooting.md)
 """
 
 
 def program() -> int:
-    """Runs the `seedbed` program; returns its exit status, or ends at once with that of a run given up."""
-    end_program_with(INTERRUPTED)
+    """Runs the `seedbed` program; returns its exit status, or ends at once with it after a signal."""
+    end_program_with(ExitStatus.GIVEN_UP)
     if sys.argv[1:2] == ["train"]:
         from seedbed.run.memory import set_up_malloc
 
         set_up_malloc()
     status = main()
-    if status == INTERRUPTED:
+    if status in (ExitStatus.STOPPED, ExitStatus.GIVEN_UP):
         # Python would unwind threads that come back from JAX through C++ (an abort: python/cpython#87135),
         # and destroy what XLA's own threads may be compiling with.
         with contextlib.suppress(OSError, ValueError):
@@ -75,8 +77,8 @@ def program() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the exit status. `arguments` defaults to those of the process.
 
-    The status is 2 after an error in the command line, 1 after any other error, and 130 after an
-    interruption. Errors go to stderr in one line; `--debug` shows the traceback.
+    Statuses are those of `ExitStatus`, except that `bench` passes on that of the benchmark. Errors go to
+    stderr in one line; `--debug` shows the traceback.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands: dict[str, Callable[[list[str]], int]] = {
@@ -91,10 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _print(USAGE)
-        return 0 if arguments else 2
+        return ExitStatus.FINISHED if arguments else ExitStatus.USAGE
     if arguments[0] == "--version":
         _print(f"seedbed {seedbed.__version__}")
-        return 0
+        return ExitStatus.FINISHED
     try:
         if arguments[0] not in commands:
             near = difflib.get_close_matches(arguments[0], commands, n=1, cutoff=0.0)
@@ -103,20 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         if end.code:
             raise
-        return 0  # help was printed
-    except UsageError as error:
-        return _fail(error, arguments, 2)
-    except SeedbedError as error:
-        return _fail(error, arguments, 1)
-    except KeyboardInterrupt as error:
-        return _fail(str(error) or "interrupted", arguments, INTERRUPTED)
+        return ExitStatus.FINISHED  # help was printed
+    except (UsageError, SeedbedError, KeyboardInterrupt) as error:
+        return _fail(str(error) or "interrupted", arguments, status_of(error))
     except BrokenPipeError:
         # The reader of our output is gone, as after `| head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+        return ExitStatus.FAILED
     except Exception as error:
         text = f"{type(error).__name__}: {error} (a bug, or an environment's or agent's"
-        return _fail(f"{text}; see --debug)", arguments, 1)
+        return _fail(f"{text}; see --debug)", arguments, status_of(error))
 
 
 def _fail(error: object, arguments: list[str], status: int) -> int:
@@ -140,7 +138,7 @@ def _train(arguments: list[str]) -> int:
         _print(
             "`seedbed train pong --help` lists the options of a preset, `seedbed list` the presets."
         )
-        return 0
+        return ExitStatus.FINISHED
     from seedbed import scaling
 
     plain = None if given.resume else config
@@ -154,13 +152,13 @@ def _train(arguments: list[str]) -> int:
     run = summary["run"]
     if summary.get("interrupted"):
         tell(f"stopped and saved; go on with: seedbed train --resume --run {run}", sys.stdout)
-        return INTERRUPTED
+        return ExitStatus.STOPPED
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
     if "evaluation/best_member" in summary:
         end += f" (median; best: {summary['evaluation/best_return']:.2f})"
     tell(f"trained{end}; play it with: seedbed evaluate {run}", sys.stdout)
-    return 0
+    return ExitStatus.FINISHED
 
 
 def _configuration(given: TrainArguments) -> TrainConfig | None:
@@ -196,17 +194,20 @@ def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
 def _actor(arguments: list[str]) -> int:
     from seedbed.actors import command
 
-    given = _parsed("actor", command, arguments)
-    _print(f"actors ended: {command.serve(given, _print)}")
-    return 0
+    return _join("actor", command, arguments)
 
 
 def _learner(arguments: list[str]) -> int:
     from seedbed.paramserver import command
 
-    given = _parsed("learner", command, arguments)
-    _print(f"learner ended: {command.serve(given, _print)}")
-    return 0
+    return _join("learner", command, arguments)
+
+
+def _join(name: str, module: Any, arguments: list[str]) -> int:
+    """Runs a command that joins a run, and tells how it has ended; returns the exit status."""
+    how = module.serve(_parsed(name, module, arguments), _print)
+    _print(f"{name} ended: {how or 'stopped'}")
+    return ExitStatus.STOPPED if how is None else ExitStatus.FINISHED
 
 
 def _warn(text: str) -> None:
@@ -279,7 +280,7 @@ def _evaluate(arguments: list[str]) -> int:
         )
         for path in filter(None, (given.video, given.html)):
             _warn(f"{count} episodes written to {path}")
-    return 0
+    return ExitStatus.FINISHED
 
 
 def _report(arguments: list[str]) -> int:
@@ -290,7 +291,7 @@ def _report(arguments: list[str]) -> int:
     size = given.output.stat().st_size / 1e6
     count = len(given.runs)
     _print(f"{given.output} ({size:.1f} MB): {count} run{'s' if count > 1 else ''}")
-    return 0
+    return ExitStatus.FINISHED
 
 
 def _export(arguments: list[str]) -> int:
@@ -306,7 +307,7 @@ def _export(arguments: list[str]) -> int:
 
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
-    return 0
+    return ExitStatus.FINISHED
 
 
 def _list(arguments: list[str]) -> int:
@@ -326,7 +327,7 @@ def _list(arguments: list[str]) -> int:
         from seedbed.viewer import runs
 
         runs.print_overview(given.runs, given.json)
-        return 0
+        return ExitStatus.FINISHED
     from seedbed import defaults, resolve
     from seedbed.envs.host import registry
 
@@ -337,7 +338,7 @@ def _list(arguments: list[str]) -> int:
         listed = {"presets": described, "agents": resolve.AGENTS, "environments": names}
         listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
         _print(strict_json.dumps(listed, indent=1))
-        return 0
+        return ExitStatus.FINISHED
     from rich.columns import Columns
     from rich.console import Console
     from rich.padding import Padding
@@ -356,7 +357,7 @@ def _list(arguments: list[str]) -> int:
     console.print(Padding(kinds, (0, 2)))
     console.print("\n[bold]environments[/] (or any Gymnasium id, or module:factory)")
     console.print(Columns(names, padding=(0, 2)))
-    return 0
+    return ExitStatus.FINISHED
 
 
 def _bench(arguments: list[str]) -> int:
@@ -378,7 +379,7 @@ def _bench(arguments: list[str]) -> int:
             table.add_row(f"  {script}", described.partition("\n")[0])
         usage = "usage: seedbed bench NAME [OPTIONS of that benchmark; --help lists them]\n"
         Console(highlight=False, markup=False).print(usage, table, sep="\n")
-        return 0
+        return ExitStatus.FINISHED
     if name not in scripts:
         near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
         raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")

@@ -29,12 +29,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def unfinished(path: Path) -> Path:
+    """Returns where `write_json` writes a file before it has its name, and leaves it if it is killed."""
+    return path.with_name(f".{path.name}.new")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replaces a JSON file atomically; it is on the disk when this returns. Raises OSError.
 
     Only its owner can write the file, whatever the umask is: `run.trust` relies on that.
     """
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = unfinished(path)
     try:
         temporary.unlink(missing_ok=True)
         temporary.touch(0o644, exist_ok=False)

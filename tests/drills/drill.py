@@ -14,6 +14,8 @@ from accounts import Account, Terms, settle
 from machines import RECORDS, RUNS, Link, Machine, Process, World, wait_until
 from recording import RECORD, RESET
 
+from seedbed.exit_status import ExitStatus
+
 HOSTS = 3
 ENVS = 4  # of a host: two groups of two
 UNROLL, GROUPS = 8, 16
@@ -161,10 +163,10 @@ class Drill:
     def end(self) -> Account:
         """Ends the hosts and then the learner; compares what was stepped with what was learned."""
         codes = [host.process.terminate() for host in self.hosts]
-        assert codes == [0] * HOSTS, codes
+        assert codes == [ExitStatus.STOPPED] * HOSTS, codes
         time.sleep(2.0)
         code = self.learner.terminate()
-        assert code == 130, self.learner.said()[-2000:]
+        assert code == ExitStatus.STOPPED, self.learner.said()[-2000:]
         records = self.world.logs / "records"
         shutil.copytree(self.world.records, records)
         return settle(records, self.terms)

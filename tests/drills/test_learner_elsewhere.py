@@ -7,6 +7,8 @@ import json
 import pytest
 from machines import RUNS, Link, Machine, Process, World, missing, wait_until
 
+from seedbed.exit_status import ExitStatus
+
 TRAIN = (
     "train counting_environment:make_slow --agent counting_agent:CountingReplayAgent --runtime paramserver "
     "--learners 2 --remote-learners 1 --listen 0.0.0.0 --envs-per-actor 4 --evaluate-every 0 --log-every-s 1 "
@@ -57,7 +59,7 @@ def test_a_learner_on_another_machine(tmp_path):
         come(lambda: steps_of(1) > away + 100)
         assert last()["cluster/pushes_rolled_back"] == 0 and last()["cluster/restarts"] == 0
         train = running.pop(0)
-        assert train.terminate() == 130, train.said()
+        assert train.terminate() == ExitStatus.STOPPED, train.said()
         (learner,) = running
         wait_until(lambda: learner.code() is not None, "the learner's end", 30)
-        assert learner.code() == 0, learner.said()
+        assert learner.code() == ExitStatus.FINISHED, learner.said()

@@ -25,6 +25,7 @@ from seedbed import strict_json, trees
 from seedbed.actors.slots import Slot, SlotLayout, slot_layout, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnv
+from seedbed.exit_status import ExitStatus
 from seedbed.types import SeedbedError, Timestep, Tree
 
 MESSAGE_BYTES = 1 << 17
@@ -69,7 +70,7 @@ def _leave_with_learner(fd: int) -> None:
     poll.register(fd, _POLLRDHUP)
     poll.poll()
     time.sleep(_GRACE_S)
-    os._exit(1)
+    os._exit(ExitStatus.ALONE)
 
 
 def _send_error(connection: socket.socket, error: Exception, cause: BaseException | None) -> None:

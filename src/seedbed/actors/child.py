@@ -17,6 +17,7 @@ from typing import Any
 from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.slots import Slot, SlotLayout
+from seedbed.exit_status import TemporaryError
 from seedbed.types import EnvSpec, SeedbedError
 
 TAIL_BYTES = 8192
@@ -42,7 +43,7 @@ class ChildProcess:
         # The specification of the environments; None until the process has told it.
         self.spec: EnvSpec | None = None
         # What it has done that no other process would do better; None if nothing.
-        self.fault: str | None = None
+        self.fault: SeedbedError | None = None
         # The slots by group; empty before `share`.
         self.slots: list[Slot] = []
         # Descriptors of doorbells by group: (of observations, of actions).
@@ -137,7 +138,8 @@ class ChildProcess:
             return
         message = strict_json.loads(data)
         if "error" in message:
-            self.fault = message["error"]
+            kind = TemporaryError if message.get("temporary") else SeedbedError
+            self.fault = kind(message["error"])
         else:
             self._take(message)
 
@@ -171,7 +173,7 @@ class ChildProcess:
         from the pool's thread only.
         """
         if self.fault is not None:
-            return self.fault
+            return str(self.fault)
         status = self.popen.poll()
         if status is None:
             return None
@@ -179,7 +181,7 @@ class ChildProcess:
         for _ in range(2):
             if self.descriptors and self.fault is None:
                 self._receive()
-        return self.fault or _exit_text(status)
+        return _exit_text(status) if self.fault is None else str(self.fault)
 
     def kill(self) -> None:
         """Kills the process without waiting; nothing of it is read any more but its last words.

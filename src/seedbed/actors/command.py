@@ -61,8 +61,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
-    """Serves the learner until its run ends or a signal comes; returns how it ended.
+def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
+    """Serves the learner until its run ends or a signal comes; returns how it ended, None after a signal.
 
     Call from the main thread. Raises SeedbedError if the options cannot be, if the learner refuses this
     actor, if its environments cannot work, or if there was no learner for longer than --give-up-after.
@@ -88,7 +88,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
         signal.signal(number, stop)
     found = _find(given, options.give_up_after_s, tell, lambda: bool(stopped))
     if found is None:
-        return "stopped"
+        return None
     host = Host(*found, options, given.insecure, tell)
     tell(f"looking for the learner of {given.where}")
     return host.run(lambda: bool(stopped))

@@ -27,6 +27,7 @@ from seedbed.actors.waiting import GIVE_UP_S
 from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, beat_frame, frame, json_frame
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.exit_status import TemporaryError
 from seedbed.types import SeedbedError
 
 GROUPS = 2
@@ -87,11 +88,11 @@ class Host:
         self._connected, self._waiting = False, 0
         self._found_s = time.monotonic()  # when there was a learner last
 
-    def run(self, stop: Callable[[], bool]) -> str:
-        """Serves the learner until its run ends or `stop` returns True; returns how it ended.
+    def run(self, stop: Callable[[], bool]) -> str | None:
+        """Serves the learner until its run ends or `stop` does; returns how it ended, None after `stop`.
 
-        Raises SeedbedError if the learner refuses this host, if the environments cannot work, or if there
-        was no learner for too long.
+        Raises SeedbedError if the learner refuses this host or if the environments cannot work, and
+        TemporaryError if there was no learner for too long.
         """
         try:
             while not stop():
@@ -99,7 +100,7 @@ class Host:
                 self._tell_notices()
                 self._turn()
             self._say_goodbye("")
-            return "stopped"
+            return None
         except RunFinished as finish:
             return str(finish)
         except Refusal as refusal:
@@ -188,7 +189,7 @@ class Host:
         if self._pool is None:
             self._make(welcome)
         elif wanted != {name: self._welcome[name] for name in wanted}:
-            raise Refusal("it trains another run now: start the actor again")
+            raise TemporaryError("the learner trains another run now: start the actor again")
         self._say_ready(group)
 
     def _make(self, welcome: dict[str, Any]) -> None:
@@ -297,7 +298,7 @@ class Host:
     def _tell_of_the_learner(self, now_s: float) -> None:
         """Says when the learner is found, lost, or cannot be reached for long.
 
-        Raises SeedbedError if it has been away for too long.
+        Raises TemporaryError if it has been away for too long.
         """
         streaming = sum(group.link.stage is Stage.STEPS for group in self._groups)
         if streaming and not self._connected:
@@ -319,7 +320,7 @@ class Host:
         errors = sorted({group.link.last_error for group in self._groups} - {""})
         limit_s = self._options.give_up_after_s
         if now_s > self._found_s + limit_s:
-            raise SeedbedError(
+            raise TemporaryError(
                 f"no learner for {limit_s:g} s ({'; '.join(errors) or 'connecting'}): its run has ended, or "
                 "is elsewhere; start the actor again, or let it wait longer with --give-up-after"
             )

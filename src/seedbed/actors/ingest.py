@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import math
 import mmap
 import os
@@ -27,6 +28,7 @@ from seedbed.actors.reception import MOST_NOTES, Reception
 from seedbed.actors.seats import Seats
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json
 from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
+from seedbed.exit_status import TemporaryError
 from seedbed.machine import raise_descriptor_limit
 from seedbed.types import SeedbedError
 
@@ -53,7 +55,7 @@ def main() -> None:
     try:
         ingest = Ingest(learner, job)
     except SeedbedError as error:
-        learner.send(_packed(error=str(error)))
+        learner.send(_packed(error=str(error), temporary=isinstance(error, TemporaryError)))
         return
     with contextlib.suppress(ConnectionError):
         ingest.run()
@@ -272,7 +274,9 @@ def _listen(host: str, port: int, former_port: int, epoll: select.epoll) -> Door
             listener.bind(address)
         return Door(listener, epoll)
     except OSError as error:
-        raise SeedbedError(
+        # Whoever has the port may leave it.
+        kind = TemporaryError if error.errno == errno.EADDRINUSE else SeedbedError
+        raise kind(
             f"cannot listen at {host or '*'}:{port} ({error.strerror or error}): give another address with "
             "--listen"
         ) from error

@@ -98,7 +98,7 @@ class LocalActor:
         """
         process = self._process
         if process.fault is not None:
-            raise SeedbedError(process.fault)
+            raise process.fault
         if self._hung:
             how = f"was killed, as it gave no sign for {self._pool.timeout_s:g} s (--actor-timeout-s),"
         steps = max((slot.step for slot in process.slots), default=0)

@@ -76,7 +76,7 @@ class ActorPool:
         self._doorbells: dict[int, _Stream] = {}  # by descriptor
         self._watched: dict[int, _Seat] = {}  # by other descriptor
         self._epoll = select.epoll()
-        self._failure: str | None = None
+        self._failure: SeedbedError | None = None
         self._closed = False
         self._notices: collections.deque[str] = collections.deque(maxlen=_MAX_NOTICES)
         self._retired_cpu_seconds = 0.0
@@ -237,7 +237,7 @@ class ActorPool:
         if self._closed:
             raise SeedbedError("the actor pool is closed")
         if self._failure is not None:
-            raise SeedbedError(self._failure)
+            raise self._failure
         if self._leaving:
             timeout_s = min(timeout_s, 0.005)
         others = []
@@ -257,7 +257,7 @@ class ActorPool:
                 self._update(seat)
             self._look()
         except SeedbedError as error:
-            self._failure = str(error)
+            self._failure = error
             raise
 
     def _arrived(self, stream: _Stream) -> None:

@@ -74,7 +74,7 @@ class ActorProcess(ChildProcess):
         if self.spec == layout.spec:
             super().share(layout)
             return
-        self.fault = (
+        self.fault = SeedbedError(
             f"actor {self._number} has another environment spec, {self.spec}, than the first, "
             f"{layout.spec}"
         )

@@ -165,7 +165,7 @@ class RemoteActors:
         """Starts the process again, with new lives; raises SeedbedError if that would not help."""
         process = self._process
         if process.fault is not None:
-            raise SeedbedError(process.fault)
+            raise process.fault
         early = not process.port or time.monotonic() < self._started_s + _EARLY_S
         self._ends = self._ends + 1 if early else 0
         words = process.last_words()

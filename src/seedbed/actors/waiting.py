@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json
 from seedbed.types import SeedbedError
 
@@ -45,7 +46,7 @@ def await_run(
 ) -> bool:
     """Waits until nothing of a run is missing, and tells what is; returns False if `stop` does.
 
-    `missing` returns what a run lacks, "" if nothing. Raises SeedbedError after `limit_s` seconds, and what
+    `missing` returns what a run lacks, "" if nothing. Raises TemporaryError after `limit_s` seconds, and what
     `missing` raises.
     """
     told, until_s = "", time.monotonic() + limit_s
@@ -53,7 +54,7 @@ def await_run(
         if not (lacks := missing(run)):
             return True
         if time.monotonic() > until_s:
-            raise SeedbedError(
+            raise TemporaryError(
                 f"the run {run} did not begin within {limit_s:g} s ({lacks}): check the path, or wait longer "
                 "with --give-up-after"
             )

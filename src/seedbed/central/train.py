@@ -22,6 +22,7 @@ from seedbed.central.replaying import ReplayFeed
 from seedbed.central.run import CentralRun
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.exit_status import StoppedEarly
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.run import devices
 from seedbed.run.checking import checked
@@ -59,8 +60,8 @@ def train(
     the newest whole one.
 
     SIGINT, SIGTERM and SIGHUP stop training and save. They are handled only if the main thread calls this.
-    Raises KeyboardInterrupt at a second signal, or at a first one that comes before an actor has answered,
-    when there is nothing to save. Raises SeedbedError if the run ends with a failure that the user can
+    Raises KeyboardInterrupt at a second signal, and StoppedEarly at a first one that comes before an actor
+    has answered. Raises SeedbedError if the run ends with a failure that the user can
     repair. What was learned is saved first, unless the failure came during an update, as TrainingDiverged
     does.
     """
@@ -98,7 +99,7 @@ def train(
 def _await_spec(pool: ActorPool, session: Session) -> None:
     """Waits until the first actor has sent the spec, and shows notices of actors meanwhile.
 
-    Raises KeyboardInterrupt if a signal comes, TakenOver if another learner has the run, and SeedbedError if
+    Raises StoppedEarly if a signal comes, TakenOver if another learner has the run, and SeedbedError if
     no actor answers in time or the actors cannot work.
     """
     look = Clock(_LOOK_S)
@@ -111,7 +112,7 @@ def _await_spec(pool: ActorPool, session: Session) -> None:
         return session.interrupted()
 
     if pool.wait_spec(give_up) is None:
-        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+        raise StoppedEarly
 
 
 def _set_up(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from seedbed.exit_status import TemporaryError
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
@@ -179,7 +180,7 @@ class Cluster:
             if stop():
                 return False
             if time.monotonic() > until_s:
-                raise SeedbedError(self._silence(silent[0], _READY_S))
+                raise TemporaryError(self._silence(silent[0], _READY_S))
             time.sleep(_POLL_S)
         return True
 
@@ -217,7 +218,7 @@ class Cluster:
                 except ConnectionError:
                     futures[number] = keeper.request(function)
                 if time.monotonic() > until_s:
-                    raise SeedbedError(self._silence(keeper, patience_s))
+                    raise TemporaryError(self._silence(keeper, patience_s))
         _check(self.parameters)
         return results
 
@@ -339,9 +340,9 @@ class Cluster:
         _end([*self.replay, *self.parameters])
 
     def kill(self) -> None:
-        """Ends all roles at once: what they have not saved is lost."""
+        """Ends all roles at once, and does not wait: what they have not saved is lost. For any thread."""
         for keeper in self.all:
-            keeper.close()
+            keeper.kill()
 
 
 def _check(keepers: Sequence[Keeper]) -> None:

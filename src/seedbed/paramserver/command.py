@@ -12,10 +12,11 @@ from types import FrameType
 
 from seedbed.actors.waiting import await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.files import load_json
 from seedbed.machine import require_linux
 from seedbed.paramserver.seats import BEAT_S, Seat, take_seat
-from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.folder import ROLES
 from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError
@@ -41,11 +42,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
-def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
-    """Learns until the run ends or a signal comes; returns how it ended.
+def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
+    """Learns until the run ends or a signal comes; returns how it ended, None after a signal.
 
-    Call from the main thread. Raises SeedbedError if the run takes no learners of other machines, if all its
-    places are taken, if the learner cannot work, or if the run has not begun after --give-up-after.
+    Call from the main thread. Raises SeedbedError if the run takes no learners of other machines, or if the
+    learner cannot work; TemporaryError if all places of the run are taken, if the run has not begun after
+    --give-up-after, or if nobody coordinates it any more; KeyboardInterrupt after a second signal, which
+    kills the learner.
     """
     require_linux("seedbed learner", "start it on a Linux machine")
     run, limit_s = given.run.resolve(), require_limit(given)
@@ -60,10 +63,10 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     if not await_run(run, _missing, limit_s, tell, lambda: bool(stopped)):
-        return "stopped"
+        return None
     seat = take_seat(run, _places(run), given.seat, tell, lambda: bool(stopped))
     if seat is None:
-        return "stopped"
+        return None
     tell(f"learner {seat.number} of {run}")
     deaths, trusted = EarlyDeaths(), ("--trust-run",) if given.trust_run else ()
     while not stopped:
@@ -73,22 +76,26 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str:
         status = _outlive(child, seat)
         if stopped:
             break
-        if status == 0:
-            return (
-                "the run has ended, has been without a coordinator for a minute, or has another learner in "
-                "this place"
+        if status == ExitStatus.FINISHED:
+            return "the run has ended, or has another learner in this place"
+        if status == ExitStatus.ALONE:
+            raise TemporaryError(
+                f"nobody has coordinated the run {run} for a minute: go on with it where it was started "
+                f"(seedbed train --resume --run {run}), then start this learner again"
             )
-        if status == FULL:
+        if status == ExitStatus.NO_ROOM:
             tell(
                 f"the disk of {run} is full: make room there; it is tried again every {_ROOM_S:.0f} s"
             )
             time.sleep(_ROOM_S)
             continue
-        if deaths.add() or status in (DIVERGED, FATAL):
+        if deaths.add() or status in (ExitStatus.DIVERGED, ExitStatus.REFUSED):
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
         tell(f"the learner ended with status {status}; started again")
         time.sleep(_RETRY_S)
-    return "stopped"
+    if len(stopped) > 1:
+        raise KeyboardInterrupt("interrupted twice")
+    return None
 
 
 def _outlive(child: subprocess.Popen[bytes], seat: Seat) -> int:

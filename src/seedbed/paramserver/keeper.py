@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import queue
 import subprocess
 import threading
@@ -15,12 +16,13 @@ from typing import Any, NamedTuple
 import psutil
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
+from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.processes import running
-from seedbed.paramserver.role import COORDINATOR, no_room
-from seedbed.paramserver.starting import DIVERGED, FATAL, FULL, EarlyDeaths, start_role
+from seedbed.paramserver.role import COORDINATOR
+from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 
@@ -151,7 +153,7 @@ class Keeper:
             try:
                 self._start()
             except OSError as error:
-                if not no_room(error):
+                if not is_no_room(error):
                     raise
                 self._await_room()
                 return
@@ -235,19 +237,19 @@ class Keeper:
             return
         code = None if self._popen is None else self._popen.returncode
         self._process, self.reported = None, False
-        if code == FULL:
+        if code == ExitStatus.NO_ROOM:
             self._await_room()
             return
         how = "has ended" if code is None else _exit_text(code)
         words = self._last_words()
-        if code == DIVERGED and words:
+        if code == ExitStatus.DIVERGED and words:
             raise TrainingDiverged(words[-1])
         useless = self._deaths.add()
         said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
-        if useless or code == FATAL:
+        if useless or code == ExitStatus.REFUSED:
             raise SeedbedError(
                 words[-1]
-                if code == FATAL and words
+                if code == ExitStatus.REFUSED and words
                 else f"{self.role.name} {how} {self._deaths.count} times in a row soon after its start{said}"
                 f"; see {self._directory.path / self.role.name / LOG}"
             )
@@ -262,6 +264,8 @@ class Keeper:
             arguments = (*self.role.arguments, *more)
             self._popen = start_role(self._run, self.role.module, arguments, log)
         self._process = psutil.Process(self._popen.pid)
+        if self._closed.is_set():
+            self._kill()  # `kill` came before there was a process
         self._worked_s = time.monotonic()
         self._deaths.begin()
 
@@ -282,6 +286,13 @@ class Keeper:
         except OSError:
             return []
         return data[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+
+    def kill(self) -> None:
+        """Ends the role at once, for good; does not wait. Call `close` afterwards, if there is time."""
+        self._closed.set()
+        if (process := self._process) is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _kill(self) -> None:
         if self._process is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from seedbed.central.acting import InferenceLoop
 from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference
 from seedbed.central.learning import Learner
+from seedbed.exit_status import ExitStatus
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
@@ -295,7 +297,12 @@ def main() -> None:
         )
         end_on_signals(role, at_once=given.host is not None)
         host = job.host if given.host is None else given.host
-        return role, LearnerWork(role, job, given.seat), host
+        try:
+            return role, LearnerWork(role, job, given.seat), host
+        except Stopped:
+            if role.finishing:
+                raise
+            sys.exit(ExitStatus.ALONE)
 
     run_role(make)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -15,13 +14,13 @@ from typing import Any, Protocol
 
 from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
+from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.machine import raise_descriptor_limit
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind, Message
 from seedbed.paramserver.server import Client, Server
-from seedbed.paramserver.starting import DIVERGED, FATAL, FULL
 from seedbed.run import memory
 from seedbed.run.options import split_address
 from seedbed.run.update import TrainingDiverged
@@ -74,6 +73,7 @@ class Role:
         self._work: Work | None = None
         self._finish = False
         self._asked_s: float | None = None  # when SIGTERM came
+        self.alone = False  # whether it has ended because nobody coordinated it
 
     def serve(self, work: Work, host: str | None) -> None:
         """Listens, tells where, and serves until the work is done.
@@ -110,7 +110,8 @@ class Role:
                     not coordinated or now_s > self._asked_s + STOP_S
                 ):
                     break
-                if now_s > heard_s + ORPHAN_S or not self.current():
+                self.alone = now_s > heard_s + ORPHAN_S
+                if self.alone or not self.current():
                     break
         finally:
             server.close()
@@ -166,17 +167,13 @@ def end_on_signals(role: Role, at_once: bool = False) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def no_room(error: BaseException | None) -> bool:
-    """Returns whether an error says that the disk, or the user's part of it, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     """Makes a role with its work and the host where it listens, and serves; ends the process if that fails.
 
-    The exit status is 0 if the role ends as it should, `FULL` if the disk is full, and 1 after a BookError,
-    so that the role is started again. It is `DIVERGED` after TrainingDiverged and `FATAL` after another
-    SeedbedError, with a line for the user. Call from the main thread.
+    The exit status is FINISHED if the role ends as it should, ALONE if it has had no coordinator for
+    `ORPHAN_S`, NO_ROOM if the disk is full, and FAILED after a BookError, so that the role is started again.
+    It is DIVERGED after TrainingDiverged and REFUSED after another SeedbedError, with a line for the user.
+    Call from the main thread.
     """
     # The settings for malloc are this process's: actors are small, and must not inherit them.
     os.environ.pop(memory.NAME, None)
@@ -189,7 +186,7 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     except BookError as error:
         sys.exit(str(error))
     except (SeedbedError, OSError) as error:
-        full = no_room(error) or no_room(error.__cause__)
+        full = is_no_room(error) or is_no_room(error.__cause__)
         if not full and isinstance(error, OSError):
             raise
         # The log may be on the full disk.
@@ -198,5 +195,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
             sys.stderr.write(f"{str(error).splitlines()[0]}\n")
         if full:
             # The interpreter's own end would fail to write the rest, and have another status.
-            os._exit(FULL)
-        sys.exit(DIVERGED if isinstance(error, TrainingDiverged) else FATAL)
+            os._exit(ExitStatus.NO_ROOM)
+        diverged = isinstance(error, TrainingDiverged)
+        sys.exit(ExitStatus.DIVERGED if diverged else ExitStatus.REFUSED)
+    if role.alone:
+        sys.exit(ExitStatus.ALONE)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from seedbed.exit_status import TemporaryError
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
@@ -102,7 +103,7 @@ def take_seat(
     """Takes the place of this number, or if it is None, the first of `places` that is free.
 
     If all seem to be taken, it waits until each could have given a sign of life. Returns None if `stop`
-    returns True first. Raises SeedbedError if there is no such place, or none is free.
+    returns True first. Raises SeedbedError if there is no such place, TemporaryError if none is free.
     """
     if number is not None and number not in places:
         raise SeedbedError(
@@ -122,7 +123,7 @@ def take_seat(
                 return seat
             seat.release()
         if time.monotonic() > until_s:
-            raise SeedbedError(
+            raise TemporaryError(
                 f"all {len(places)} places for learners of other machines are taken: start the run with more "
                 "--remote-learners, or name the one to take over with --seat"
             )

@@ -13,12 +13,6 @@ from typing import IO
 from seedbed.actors.child import same_modules
 from seedbed.run import memory
 
-FATAL = 3
-"""The exit status of a role that no restart would repair; its last line is for the user."""
-FULL = 4
-"""The exit status of a role for which the disk has no room: it is started again later."""
-DIVERGED = 5
-"""The exit status of a role that has met what is not finite; its last line is for the user."""
 # Early deaths in a row after which a role is not started again, and what is early.
 _MAX_DEATHS, _EARLY_S = 5, 30.0
 

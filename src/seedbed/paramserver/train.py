@@ -12,6 +12,7 @@ from seedbed.actors.credentials import ensure_credentials
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.options import ParamServerConfig
@@ -43,7 +44,8 @@ def train(
     training goes on from the newest whole one, also with other numbers of learners and shards.
 
     SIGINT, SIGTERM and SIGHUP stop training and save; see `central.train.train`. Raises SeedbedError if the
-    run ends with a failure that the user can repair, KeyboardInterrupt at a second signal.
+    run ends with a failure that the user can repair, KeyboardInterrupt at a second signal, and StoppedEarly
+    at a first one that comes before all roles have begun.
     """
     path = run.path.resolve()
     ensure_credentials(run.listen)
@@ -59,12 +61,13 @@ def train(
             end_starting(path)
             view.message("the processes of this run go on: taking them over")
         cluster = Cluster(job, path, save)
+        session.interruption.ending.append(cluster.kill)
         try:
             if config.remote_learners:
                 view.message(
                     f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
                 )
-            _await_roles(cluster, session)
+            _await_roles(cluster, session, adopts)
             forget_former(path)
             trained = ClusterRun(cluster, run)
             if adopts:
@@ -84,20 +87,23 @@ def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) 
     with local_pool(launcher, actors=1, timeout_s=config.actor_timeout_s) as pool:
         spec = pool.wait_spec(session.interrupted)
     if spec is None:
-        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+        raise StoppedEarly
     return spec
 
 
-def _await_roles(cluster: Cluster, session: Session) -> None:
-    """Waits until all roles of this machine have begun, and shows their notices meanwhile."""
+def _await_roles(cluster: Cluster, session: Session, adopts: bool) -> None:
+    """Waits until all roles of this machine have begun, and shows their notices meanwhile.
+
+    Raises StoppedEarly if a signal comes, unless the roles were taken over: what they have done is saved.
+    """
 
     def stop() -> bool:
         for notice in cluster.take_notices():
             session.view.message(notice)
-        return session.interrupted()
+        return session.interrupted() and not adopts
 
     if not cluster.await_ready(stop):
-        raise KeyboardInterrupt("interrupted before training began: there was nothing to save")
+        raise StoppedEarly
 
 
 def _may_adopt(job: Job, run: Path) -> bool:

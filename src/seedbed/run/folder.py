@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed.files import load_json, write_json
+from seedbed.exit_status import TemporaryError
+from seedbed.files import load_json, unfinished, write_json
 from seedbed.run.checkpoint_helper import (
     TERMS,
     UNCLAIMED,
@@ -83,7 +84,8 @@ class RunFolder:
         try:
             # Others must not be able to write what a later start would import: run/trust.py.
             path.mkdir(0o755, parents=True, exist_ok=True)
-            own = (LOCK, SAVING, TERMS, LISTEN)
+            # What a start leaves that was killed before it had written the configuration.
+            own = (LOCK, SAVING, TERMS, LISTEN, unfinished(Path(CONFIG)).name)
             content = [each.name for each in path.iterdir() if each.name not in own]
             prepared = (path / LISTEN).is_dir()
         except OSError as error:
@@ -149,11 +151,11 @@ class RunFolder:
         )
 
     def _await_lock(self, name: str, patience_s: float, refusal: str) -> None:
-        """Takes a lock; raises SeedbedError, which says `refusal`, if another process holds it for long."""
+        """Takes a lock; raises TemporaryError, which says `refusal`, if another process holds it for long."""
         deadline = time.monotonic() + patience_s
         while not self._lock(name):
             if time.monotonic() > deadline:
-                raise SeedbedError(refusal)
+                raise TemporaryError(refusal)
             time.sleep(0.01)
 
     def _next_claim(self) -> Claim:

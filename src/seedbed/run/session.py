@@ -49,7 +49,7 @@ class Session:
         self._evaluated: dict[str, Any] = {}  # the metrics of the newest evaluation
 
     def __enter__(self) -> Session:
-        self._interruption = self._stack.enter_context(stopping_signals(self.view.message))
+        self.interruption = self._stack.enter_context(stopping_signals(self.view.message))
         return self
 
     def __exit__(
@@ -67,7 +67,7 @@ class Session:
 
     def interrupted(self) -> bool:
         """Returns whether a signal has asked the run to stop."""
-        return self._interruption.requested()
+        return self.interruption.requested()
 
     def resume(self, template: Callable[[], Tree]) -> tuple[Tree, dict[str, Any]] | None:
         """Reads the newest whole checkpoint, and says where the run goes on; None if there is none.

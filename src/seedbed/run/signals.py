@@ -38,6 +38,8 @@ class Interruption:
         self._told = False
         self._seen = threading.Event()
         self.given_up = False  # whether a second signal has come
+        self.ending: list[Callable[[], None]] = []
+        """What is to be called before a second signal ends the process, in any thread: it must not wait."""
 
     def requested(self) -> bool:
         """Returns whether a signal has come, and shows a message about it once.
@@ -113,13 +115,17 @@ def _watched(interruption: Interruption, numbers: Sequence[int]) -> Iterator[Non
         os.close(reader)
         if interruption.given_up and _program_status is not None:
             # What is ended after this may wait for threads that compile.
-            threading.Thread(target=_leave, args=(_program_status,), daemon=True).start()
+            arguments = (_program_status, interruption, GIVE_UP_S)
+            threading.Thread(target=_leave, args=arguments, daemon=True).start()
 
 
-def _leave(status: int, after_s: float = GIVE_UP_S) -> None:
+def _leave(status: int, interruption: Interruption, after_s: float) -> None:
     """Ends the process, unless it has ended by itself by then."""
     time.sleep(after_s)
     _answer("interrupted")
+    for end in interruption.ending:
+        with contextlib.suppress(Exception):
+            end()
     os._exit(status)
 
 
@@ -137,7 +143,7 @@ def _watch(reader: int, interruption: Interruption, numbers: frozenset[int]) -> 
                     " ended, which is compiling at the start; again to give up at once"
                 )
         elif _program_status is not None and not _is_closed(reader, GIVE_UP_S):
-            _leave(_program_status, 0)
+            _leave(_program_status, interruption, 0.0)
 
 
 def _is_closed(reader: int, timeout_s: float) -> bool:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from seedbed import strict_json
 from seedbed.actors.child import same_modules
+from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json
 from seedbed.types import SeedbedError
 from seedbed.viewer.recording import (
@@ -316,7 +317,7 @@ def _draw(job: Path) -> None:
             _say(str(number + 1))
     except BrokenPipeError as error:
         # The encoder has printed why it ended, or the parent process is gone.
-        raise SystemExit(1) from error
+        raise SystemExit(ExitStatus.FAILED) from error
     encoder.stdin.close()
     stage.close()
     raise SystemExit(encoder.wait())
