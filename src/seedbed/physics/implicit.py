@@ -16,7 +16,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.physics import linear
-from seedbed.physics.assembly import constraint_force, hessian, raised, sums_at
+from seedbed.physics.assembly import Given, constraint_force, hessian, raised, sums_at
 from seedbed.physics.collision import Contacts
 from seedbed.physics.constraint import Rows
 from seedbed.physics.dynamics import Matrix, multiply
@@ -79,10 +79,11 @@ def solve(
     given = (leaves, kin, tuple(mass.values()), contacts, rows)
     arrays, rebuild = parted((given, smooth.force))
 
-    def posed(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
+    def posed(arrays: list[jax.Array], given: Given | None = None) -> tuple[Problem, jax.Array]:
         (leaves, kin, values, contacts, rows), force = rebuild(arrays)
         matrix = dict(zip(entries, values, strict=True))
-        return pose(Model(**leaves), kin, matrix, contacts, rows), force
+        problem = pose(Model(**leaves), kin, matrix, contacts, rows)
+        return problem if given is None else raised(problem, given), force
 
     problem, _ = posed(arrays)
     if not problem.sides and not len(problem.limit_dof):
@@ -102,21 +103,17 @@ def solve(
         found = jax.tree.map(lambda x: checkpoint_name(x, KEPT), minimum(arrays, *start))
         a = found.qacc
 
-        def compensated(arrays: list[jax.Array]) -> tuple[Problem, jax.Array]:
-            problem, force = posed(arrays)
-            return raised(problem, found.given), force
-
         def balance(arrays: list[jax.Array]) -> jax.Array:
-            problem, force = compensated(arrays)
+            problem, force = posed(arrays, found.given)
             slack, sums = sums_at(problem, a, hessian=False)
             return multiply(problem.mass, a) - force - constraint_force(problem, slack, sums.wrench)
 
-        problem, _ = compensated(arrays)
+        problem, _ = posed(arrays, found.given)
         matrix = hessian(problem, *sums_at(problem, a, hessian=True))
         move = -divide(problem.pattern, matrix, jax.jvp(balance, (arrays,), (moves,))[1])
 
         def pushed(arrays: list[jax.Array], a: jax.Array) -> tuple[jax.Array, jax.Array]:
-            problem, force = compensated(arrays)
+            problem, force = posed(arrays, found.given)
             wrench = sums_at(problem, a, hessian=False)[1].wrench
             return multiply(problem.mass, a) - force, wrench
 
