@@ -406,18 +406,21 @@ def own_step(xml: str, cases: oracle.Cases) -> tuple[jax.Array, ...]:
 def spread(model: Any, cases: oracle.Cases, which: np.ndarray, seed: int = 0) -> np.ndarray:
     """MuJoCo's own relative change [n] where inputs change by one rounding: the largest of eight.
 
+    Each of the eight is made in both directions, so that a contact that one rounding makes or breaks is met.
     A position changes by the rounding of a number between 0.25 and 1: poses are sums of such numbers (m, or
     parts of a quaternion), and beyond 1 m the engine keeps more than a float32 of a root's position.
     """
     rng = np.random.default_rng(seed)
     some = oracle.Cases(*(x[which] for x in cases))
+    sizes = [np.abs(x) for x in some]
+    sizes[0] = np.clip(sizes[0], 0.25, 1)
     worst = np.zeros(len(which))
     for _ in range(8):
-        moved = [x + rng.choice([-1, 1], x.shape) * 2.0**-24 * np.abs(x) for x in some]
-        size = np.clip(np.abs(some.qpos), 0.25, 1)
-        moved[0] = some.qpos + rng.choice([-1, 1], size.shape) * 2.0**-24 * size
-        changed = oracle.after_step(model, oracle.Cases(*moved), ["qvel"])["qvel"]
-        worst = np.maximum(worst, oracle.step_error(model, some, changed))
+        signs = [rng.choice([-1, 1], x.shape[1:]) for x in some]
+        for way in (-1, 1):
+            moved = [x + way * s * 2.0**-24 * r for x, s, r in zip(some, signs, sizes, strict=True)]
+            changed = oracle.after_step(model, oracle.Cases(*moved), ["qvel"])["qvel"]
+            worst = np.maximum(worst, oracle.step_error(model, some, changed))
     return worst
 
 

@@ -186,7 +186,9 @@ def compensated(rows: jax.Array, change: jax.Array) -> jax.Array:
 
 
 def raised(problem: Problem, given: Given) -> Problem:
-    """Returns the problem with the normals' aref raised by what they give way."""
+    """Returns the problem with the normals' aref raised by what they give way; nothing is given by ()."""
+    if not given:
+        return problem
     sides = zip(problem.sides, given, strict=True)
     return problem._replace(
         sides=tuple(s._replace(aref=compensated(s.aref, change)) for s, change in sides)

@@ -21,11 +21,10 @@ from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
-TOUCH = 0.1
+TOUCH = 0.5
 """Contacts touch up to this share of the eps of a number as large as their trees.
 
-A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch. A
-whole eps would be more than one position's rounding, of which states that only come near could tell.
+A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
 """
 
 Row = dict[str, Any]

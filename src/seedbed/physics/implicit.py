@@ -60,6 +60,12 @@ def divide(pattern: linear.Pattern, matrix: Matrix, vector: jax.Array) -> jax.Ar
     return solved(arrays)
 
 
+def _free(model: Model, qacc: jax.Array) -> Solution:
+    """Returns the solution without constraint rows."""
+    none, wrench, error = (jnp.zeros(n, qacc.dtype) for n in (model.nv, (model.nbody, 6), ()))
+    return Solution(qacc, none, none, wrench, (), jnp.int32(0), error)
+
+
 def solve(
     model: Model,
     kin: Kinematics,
@@ -79,18 +85,14 @@ def solve(
     given = (leaves, kin, tuple(mass.values()), contacts, rows)
     arrays, rebuild = parted((given, smooth.force))
 
-    def posed(arrays: list[jax.Array], given: Given | None = None) -> tuple[Problem, jax.Array]:
+    def posed(arrays: list[jax.Array], given: Given = ()) -> tuple[Problem, jax.Array]:
         (leaves, kin, values, contacts, rows), force = rebuild(arrays)
         matrix = dict(zip(entries, values, strict=True))
-        problem = pose(Model(**leaves), kin, matrix, contacts, rows)
-        return problem if given is None else raised(problem, given), force
+        return raised(pose(Model(**leaves), kin, matrix, contacts, rows), given), force
 
     problem, _ = posed(arrays)
     if not problem.sides and not len(problem.limit_dof):
-        none = jnp.zeros_like(smooth.qacc)
-        wrench = jnp.zeros((model.nbody, 6), none.dtype)
-        zero = jnp.zeros((), none.dtype)
-        return Solution(smooth.qacc, none, none, wrench, (), jnp.int32(0), zero)
+        return _free(model, smooth.qacc)
 
     @jax.custom_jvp
     def minimum(arrays: list[jax.Array], qacc: jax.Array, warmstart: jax.Array) -> Solution:
