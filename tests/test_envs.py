@@ -345,3 +345,12 @@ def test_unknown_configurations_are_refused() -> None:
         registry.from_json({"kind": "Other"})
     with pytest.raises(SeedbedError, match="cannot be sent"):
         registry.to_json(EnvSpec((), Discrete(1)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("frame_stack", [0, True, 1.5, "two"])
+@pytest.mark.parametrize(
+    "make", [AtariEnv, lambda game, **o: GymEnv(game, **o)], ids=["ale", "gym"]
+)
+def test_frames_are_stacked_by_a_whole_number(make, frame_stack):
+    with pytest.raises(SeedbedError, match="frame_stack is"):
+        make("pong", frame_stack=frame_stack)

@@ -8,6 +8,7 @@ metrics only those that the wrapper itself wrote.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 
 import jax
@@ -32,10 +33,13 @@ _STATISTICS = ("episode_return", "episode_length")
 def time_limit(env: Environment, steps: int) -> Environment:
     """Adds a time limit: episodes are truncated after `steps` steps. The last step may also terminate.
 
-    Raises SeedbedError if `steps` is below 1.
+    Raises SeedbedError if `steps` is no whole number from 1 to 2^31 - 1.
     """
-    if steps < 1:
-        raise SeedbedError(f"time_limit: {steps} steps; give at least 1, or leave the wrapper out")
+    whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+    if not whole or not 1 <= steps < 2**31:
+        raise SeedbedError(
+            f"time_limit: {steps!r} steps; give a whole number from 1 to 2^31 - 1, or leave the wrapper out"
+        )
     return _TimeLimit(env, steps)
 
 

@@ -86,9 +86,9 @@ class FactoryEnv(_Configured):
 
 
 def require_frames(frame_stack: int) -> None:
-    """Raises SeedbedError unless `frame_stack` is 1 or more."""
-    if frame_stack < 1:
-        raise SeedbedError(f"frame_stack is {frame_stack}: it must be 1 or more")
+    """Raises SeedbedError unless `frame_stack` is a whole number, 1 or more."""
+    if isinstance(frame_stack, bool) or not isinstance(frame_stack, int) or frame_stack < 1:
+        raise SeedbedError(f"frame_stack is {frame_stack!r}: it must be a whole number, 1 or more")
 
 
 def _options(kwargs: Options) -> tuple[tuple[str, Any], ...]:
