@@ -59,7 +59,7 @@ class Shown(gymnasium.Env):
 
 @dataclasses.dataclass(frozen=True)
 class OnDevice:
-    """The same on the device; its state is a key of random numbers and the number of the step."""
+    """The same on the device, where images are float32. Its state: a key, and the number of the step."""
 
     observation: str
     action: str
@@ -69,7 +69,10 @@ class OnDevice:
     @property
     def spec(self) -> EnvSpec:
         host = shown(self.observation, self.action).make(1, 0)
-        return EnvSpec(host.spec.observation, SPECS[self.action])
+        seen = trees.map(
+            lambda leaf: dataclasses.replace(leaf, dtype="float32"), host.spec.observation
+        )
+        return EnvSpec(seen, SPECS[self.action])
 
     def reset(self, key: jax.Array) -> EnvState:
         return self._state(key, jnp.float32(0))

@@ -21,7 +21,7 @@ from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.types import Array
 
-TOUCH = 0.5
+TOUCH = 0.1
 """Contacts touch up to this share of the eps of a number as large as their trees.
 
 A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
