@@ -34,6 +34,8 @@ from seedbed.types import Array
 
 LEAST_SQUARE = 1e-12
 """The square of a coefficient of friction is at least this."""
+LEAST_RESPONSE = 1e-12
+"""The least that a unit of force accelerates, 1/kg: without a contact a slot has none."""
 HARDEST = 0.005
 """Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
 
@@ -229,7 +231,8 @@ def response(
             # Dofs with a negative sign are those of the first body.
             motion = math.shift_motion(motion, -point.apart * (turn < 0))
         levers.append(turn * velocity(point, row, motion))
-    along, *across = math.unstack(linear.quadratic(inertia, levers))
+    least = jnp.maximum(linear.quadratic(inertia, levers), LEAST_RESPONSE)
+    along, *across = math.unstack(least)
     return functools.reduce(jnp.maximum, across, along), along
 
 
