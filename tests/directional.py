@@ -165,7 +165,7 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
         model: Any, kin: Any, mass: Any, smooth: Any, start: Any, contacts: Any, rows: Any
     ) -> Any:
         found = solve(model, kin, mass, smooth, start, contacts, rows)
-        problem = raised(pose(model, kin, mass, contacts, rows), found.given)
+        problem = raised(pose(model, kin, mass, contacts, rows), found.compensation)
         active = jnp.concatenate([contacts.fixed.active, contacts.moving.active])
         some = jnp.stack([active.any(), (rows.limits.stiffness > 0).any()])
         flags = jnp.concatenate([some, pieces_of(problem, found.qacc)])

@@ -13,7 +13,7 @@ import pytest
 from mujoco_states import MODELS, path
 from numpy_jaxpr import evaluate
 from seedbed import physics
-from seedbed.physics import collision, constraint, mjcf, narrow
+from seedbed.physics import collision, constraint, mjcf, narrow, slots
 from seedbed.physics.dynamics import mass_matrix, velocity
 from seedbed.physics.kinematics import kinematics
 
@@ -60,7 +60,7 @@ def found(model: mujoco.MjModel, qpos: np.ndarray, dtype: Any) -> list[list[Any]
         return collision.detect(ours, kin), origins
 
     contacts, origins = evaluate(jax.vmap(one), qpos.astype(dtype))
-    tables = [collision.slots(ours, kinds) for kinds in collision.candidates(ours)]
+    tables = [slots.slots(ours, kinds) for kinds in slots.candidates(ours)]
     rows = []
     for i in range(len(qpos)):
         row = []
@@ -281,7 +281,7 @@ MIXED = (
 def test_parameters_are_mixed_as_mujoco_does():
     model = scene(*MIXED)
     ours, data = mjcf.from_mujoco(model), mujoco.MjData(model)
-    tables = [collision.slots(ours, kinds) for kinds in collision.candidates(ours)]
+    tables = [slots.slots(ours, kinds) for kinds in slots.candidates(ours)]
     rows = {}
     for table in tables:
         for k, geoms in enumerate(table.geom):

@@ -218,3 +218,61 @@ def test_a_pyramid_that_gives_way_is_one_with_its_normal_on_a_spring():
         step = 1e-7 * rng.normal(size=3)
         there = evaluate(cone.push, gain, mu, slack + step).force
         np.testing.assert_allclose(force - there, bend @ step, rtol=1e-3, atol=1e-9 * stiffness)
+
+
+SQUEEZED = """<mujoco><option gravity="{side} 0 -9.81"/><default><geom friction="{mu}"/></default><worldbody>
+  <geom type="plane" size="5 5 1" pos="-.099 0 0" zaxis="1 0 0"/>
+  <geom type="plane" size="5 5 1" pos=".099 0 0" zaxis="-1 0 0"/>
+  <body><freejoint/><geom type="sphere" size=".1"/></body></worldbody></mujoco>"""
+BALL = """<mujoco><worldbody><geom type="plane" size="5 5 1" friction="{mu}"/>
+  <body pos="0 0 {height}"><freejoint/><geom type="sphere" size=".1" friction="{mu}"/></body>
+</worldbody></mujoco>"""
+
+
+def forward(xml: str, iterations: int | None = None) -> tuple[physics.Data, Any]:
+    """Our data in float32 and MuJoCo's at the initial configuration."""
+    model, compiled = physics.load(xml), precise(xml)
+    if iterations is not None:
+        model = dataclasses.replace(model, opt=model.opt._replace(iterations=iterations))
+    data = mujoco.MjData(compiled)
+    mujoco.mj_forward(compiled, data)
+    begun = physics.init(model, jnp.float32(model.qpos0), jnp.zeros(model.nv, jnp.float32))
+    return jax.jit(lambda state: physics.forward(model, state))(begun), data
+
+
+@pytest.mark.parametrize("side", [0, 3])
+@pytest.mark.parametrize("mu", [0.3, 0.01, 1e-3, 0])
+def test_forces_that_move_nothing_do_not_keep_the_solver(mu, side):
+    """A ball between two walls, which press with any force that both take back."""
+    data, mujocos = forward(SQUEEZED.format(mu=mu, side=side))
+    assert data.solver_niter <= 20
+    assert data.solver_error < 1e-4
+    np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-4)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 100])
+def test_forces_are_those_of_qacc_also_where_the_solver_stops_early(iterations):
+    data, mujocos = forward(BALL.format(mu=1e-3, height=0.0999), iterations)
+    np.testing.assert_allclose(data.qfrc_constraint[2], mujocos.qfrc_constraint[2], rtol=1e-3)
+
+
+def test_a_soft_contact_that_only_touches_does_not_push():
+    data, mujocos = forward(BALL.format(mu=1, height=0.1))
+    np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-5)
+
+
+@pytest.mark.parametrize("mu", [1, 1e-3, 1e-5])
+@pytest.mark.parametrize("condim", [1, 3])
+def test_the_friction_of_contacts_that_are_not_there_has_a_derivative(mu, condim):
+    model = physics.load(
+        f"""<mujoco><worldbody><geom type="sphere" size=".1" condim="{condim}"/>
+        <geom type="sphere" size=".1" pos="2 0 0"/><body pos="0 0 .1999"><freejoint/>
+        <geom type="sphere" size=".1" condim="{condim}"/></body></worldbody></mujoco>"""
+    )
+
+    def after(friction: Any) -> Any:
+        changed = model.replace(geom_friction=jnp.zeros((3, 3), jnp.float32) + friction[:, None])
+        begun = physics.init(changed, jnp.float32(model.qpos0), jnp.ones(6, jnp.float32))
+        return physics.step(changed, begun, jnp.zeros(0, jnp.float32)).qvel.sum()
+
+    assert np.isfinite(jax.grad(after)(jnp.full(3, mu, jnp.float32))).all()

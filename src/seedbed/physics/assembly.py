@@ -35,8 +35,8 @@ class Slack(NamedTuple):
     sides: tuple[jax.Array, ...]  # [n, axes] each
 
 
-Given = tuple[jax.Array, ...]
-"""How far the normals of each side's contacts give way [n], in m/s^2; length 0 if none of a side does."""
+Compensation = tuple[jax.Array, ...]
+"""By how much the aref of each side's normals is raised [n], in m/s^2; length 0 if none gives way."""
 
 
 class Sums(NamedTuple):
@@ -163,18 +163,31 @@ def step_and_sum(
     return Slack(slack.limits + size * step.limits, tuple(moved)), sums
 
 
-def giving(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Given:
-    """Returns how far each contact's normal gives way after `size` times `step` from `slack`."""
+def due(
+    problem: Problem, slack: Slack, step: Slack, size: jax.Array, before: Compensation
+) -> Compensation:
+    """Returns what each contact's normal gives way after `size` times `step` from `slack`.
+
+    It overwrites the compensation `before`; inactive contacts keep theirs.
+    """
 
     def slot(
-        none: tuple[()], point: Points, stiffness: Array, row: Row, slack: Array, step: Array
+        carry: tuple[()],
+        _: Array,
+        point: Points,
+        stiffness: Array,
+        row: Row,
+        slack: Array,
+        step: Array,
     ) -> tuple[tuple[()], jax.Array]:
         force = push(stiffness, row["mu"], slack + size * step).force
-        return none, jnp.where(point.active, compliance(stiffness) * force[0], 0)
+        return carry, (compliance(stiffness) * force[0])[None]
 
     return tuple(
-        over_slots(side, slot, (), start, move)[1] if side.gives else side.aref[:0, 0]
-        for side, start, move in zip(problem.sides, slack.sides, step.sides, strict=True)
+        rewrite_slots(side, slot, (), old[:, None], start, move)[1][:, 0] if side.gives else old
+        for side, start, move, old in zip(
+            problem.sides, slack.sides, step.sides, before, strict=True
+        )
     )
 
 
@@ -185,11 +198,11 @@ def compensated(rows: jax.Array, change: jax.Array) -> jax.Array:
     return jnp.concatenate([rows[:, :1] + change[:, None], rows[:, 1:]], axis=1)
 
 
-def raised(problem: Problem, given: Given) -> Problem:
-    """Returns the problem with the normals' aref raised by what they give way; nothing is given by ()."""
-    if not given:
+def raised(problem: Problem, compensation: Compensation) -> Problem:
+    """Returns the problem with the normals' aref raised; () raises nothing."""
+    if not compensation:
         return problem
-    sides = zip(problem.sides, given, strict=True)
+    sides = zip(problem.sides, compensation, strict=True)
     return problem._replace(
         sides=tuple(s._replace(aref=compensated(s.aref, change)) for s, change in sides)
     )

@@ -1,13 +1,11 @@
-"""The pairs of geoms that may touch, the constants of their contacts, and the contacts of one configuration.
+"""The contacts of one configuration.
 
-MuJoCo's filters (engine_collision_driver.c) choose the candidate pairs from constants of the model, while a
-function is traced. The pairs are rows of constant tables. One `lax.scan` for each kind of pair runs the
+The pairs of geoms that may touch are rows of constant tables. One `lax.scan` for each kind of pair runs the
 collider of that kind; a test of bounding spheres comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -19,56 +17,11 @@ from seedbed.physics import math
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
+from seedbed.physics.slots import HARDEST, TOUCH, PairKind, Slots, candidates, slots
 from seedbed.types import Array
-
-TOUCH = 0.1
-"""Contacts touch up to this share of the eps of a number as large as their trees.
-
-A body that rests on hard ground sinks in less than that, and MuJoCo's force begins at once with the touch.
-"""
 
 Row = dict[str, Any]
 """One row of a constant table: values by column name."""
-
-
-class PairKind(NamedTuple):
-    """The candidate pairs [n, 2] of geoms, in MuJoCo's order, that use the same collider."""
-
-    types: tuple[int, int]
-    pairs: np.ndarray
-
-
-class Candidates(NamedTuple):
-    """Pairs of a static and a moving geom (`fixed`), and pairs of two moving geoms (`moving`)."""
-
-    fixed: tuple[PairKind, ...]
-    moving: tuple[PairKind, ...]
-
-
-class Slots(NamedTuple):
-    """Constants of the slots [n]. A slot is the place of one contact; a pair has one for each touch."""
-
-    geom: np.ndarray  # [n, 2]
-    body: np.ndarray  # [n, 2] the bodies of the geoms
-    mover: np.ndarray  # [n, 2] the moving bodies that carry the geoms; 0: static
-    frame: np.ndarray  # [n] the moving body whose reference point the contact is relative to
-    basis: np.ndarray | None  # [n, 3, 3] z, x and y axes of the first geoms, if all are planes
-    condim: np.ndarray
-    margin: np.ndarray  # m; a contact is a constraint if its distance is below this
-    reach: np.ndarray  # m, margin plus gap; a contact counts in ncon up to this distance
-    solref: np.ndarray  # [n, 2]
-    solimp: np.ndarray  # [n, 5]
-    friction: Array  # sliding
-    invweight: np.ndarray  # for translation, sum of both bodies
-    response: np.ndarray  # 1/kg, about the most acceleration that a unit of force can cause
-
-    @property
-    def rows(self) -> int:
-        """Returns the number of constraint rows of each slot.
-
-        It is 4, the edges of the friction pyramid, if any contact of the group has friction, otherwise 1.
-        """
-        return 4 if (self.condim == 3).any() else 1
 
 
 class Points(NamedTuple):
@@ -93,101 +46,6 @@ class Contacts(NamedTuple):
     fixed: Points  # with the static world
     moving: Points  # between moving bodies
     ncon: jax.Array  # int32: number of contacts that MuJoCo would list, with those in the gap
-
-
-def pairs(model: Any) -> Iterator[tuple[int, int]]:
-    """Yields the pairs of geoms that pass MuJoCo's filters, the geom of the lower type first.
-
-    `model` is a Model or MuJoCo's MjModel.
-    """
-    excluded = {int(signature) for signature in model.exclude_signature}
-    weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
-    for i in range(model.ngeom):
-        for j in range(i + 1, model.ngeom):
-            b1, b2 = int(model.geom_bodyid[i]), int(model.geom_bodyid[j])
-            w1, w2 = weld[b1], weld[b2]
-            masks = (model.geom_contype[i] & model.geom_conaffinity[j]) | (
-                model.geom_contype[j] & model.geom_conaffinity[i]
-            )
-            related = w1 and w2 and (w1 == above[w2] or w2 == above[w1])
-            if masks and w1 != w2 and not related and (b1 << 16) + b2 not in excluded:
-                yield (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
-
-
-def candidates(model: Model) -> Candidates:
-    """Groups the candidate pairs by kind."""
-    kinds: dict[tuple[bool, tuple[int, int]], list[tuple[int, int]]] = {}
-    for pair in pairs(model):
-        types = int(model.geom_type[pair[0]]), int(model.geom_type[pair[1]])
-        moving = bool(model.body_weldid[model.geom_bodyid[list(pair)]].all())
-        kinds.setdefault((moving, types), []).append(pair)
-    fixed, moving = (
-        tuple(
-            PairKind(types, np.array(kinds[m, types])) for m, types in sorted(kinds) if m == wanted
-        )
-        for wanted in (False, True)
-    )
-    return Candidates(fixed, moving)
-
-
-def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
-    """Makes the slots of the pairs; mixes the parameters of both geoms (mj_contactParam, mj_setContact)."""
-    geom = np.concatenate(
-        [np.zeros((0, 2), int)]
-        + [np.repeat(kind.pairs, COLLIDERS[kind.types][1], axis=0) for kind in kinds]
-    )
-    body = model.geom_bodyid[geom]
-    priority, mix = model.geom_priority[geom], np.maximum(model.geom_solmix[geom], 0)
-    mix = np.where(mix < 1e-15, 0, mix)
-    mix = np.where(mix.sum(1) > 0, mix[:, 0] / np.maximum(mix.sum(1), 1e-15), 0.5)
-    # 1: the first geom has priority and its parameters are used; -1: the second; 0: they are mixed.
-    lead = np.sign(priority[:, 0] - priority[:, 1])[:, None]
-    share = np.where(lead == 0, mix[:, None], (lead + 1) / 2)
-
-    def mixed(field: np.ndarray) -> np.ndarray:
-        first, second = np.asarray(field[geom], np.float64).swapaxes(0, 1)
-        return share * first + (1 - share) * second
-
-    ref = model.geom_solref[geom]
-    direct = (lead == 0) & (ref[:, :, 0] <= 0).any(1, keepdims=True)
-    condim = model.geom_condim[geom]
-    sliding = model.geom_friction[:, 0]
-    first, second = sliding[geom[:, 0]], sliding[geom[:, 1]]
-    xp = np if isinstance(sliding, np.ndarray) else jnp
-    winner = xp.where(lead[:, 0] > 0, first, second)
-    friction = xp.where(lead[:, 0] == 0, xp.maximum(first, second), winner)
-    margin = model.geom_margin[geom].sum(1)
-    mover = model.body_weldid[body]
-    return Slots(
-        geom=geom,
-        body=body,
-        mover=mover,
-        frame=np.where(mover[:, 1] > 0, mover[:, 1], mover[:, 0]),
-        basis=_plane_basis(model, geom[:, 0]),
-        condim=np.where(
-            lead[:, 0] == 0, condim.max(1), np.where(lead[:, 0] > 0, condim[:, 0], condim[:, 1])
-        ),
-        margin=margin,
-        reach=margin + model.geom_gap[geom].sum(1),
-        solref=np.where(direct, ref.min(1), mixed(model.geom_solref)),
-        solimp=mixed(model.geom_solimp),
-        friction=xp.maximum(friction, 1e-5),
-        invweight=model.body_invweight0[body, 0].sum(1),
-        response=(
-            model.body_invweight0[body, 0]
-            + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
-        ).sum(1),
-    )
-
-
-def _plane_basis(model: Model, geoms: np.ndarray) -> np.ndarray | None:
-    """Returns the axes z, x and y [n, 3, 3] of geoms in the world, or None if not all are planes.
-
-    Planes are static, so the axes are constant.
-    """
-    if not len(geoms) or (model.geom_type[geoms] != PLANE).any():
-        return None
-    return model.welds.geom_mat[geoms].swapaxes(1, 2)[:, [2, 0, 1]]
 
 
 def split(**columns: Array) -> tuple[Row, Row]:
@@ -356,22 +214,24 @@ def _detect_kind(
                 jnp.where(near, jnp.where(active, x, y), y) for x, y in zip(new, old, strict=True)
             )
             points = tuple(math.put(x, slot, y) for x, y in zip(points, kept, strict=True))
-            number = jnp.where(dist <= row["reach"], number + 1, number)
+            number = jnp.where(dist <= row["counted"], number + 1, number)
         return (jnp.where(near, number, ncon), points), None
 
     return lax.scan(pair, (ncon, points), rows)[0]
 
 
-def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, np.ndarray]:
+def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, Array]:
     """Makes the constant columns [n, ...] that the loop over the pairs of one kind reads."""
     table = slots(model, (kind,))
     once = slice(None, None, COLLIDERS[kind.types][1])
     reach = table.reach[once]
-    extent = model.geom_extent[kind.pairs].sum(1)
-    columns = {
-        "touching": table.margin[once] + TOUCH * float(jnp.finfo(dtype).eps) * extent,
-        "reach": reach,
-        "bound": (model.geom_rbound[kind.pairs].sum(1) + reach) ** 2,
+    touch = TOUCH * float(jnp.finfo(dtype).eps) * model.geom_extent[kind.pairs].sum(1)
+    hard = table.hardness[once] * float(jnp.finfo(dtype).eps) > HARDEST
+    columns: dict[str, Any] = {
+        "touching": table.margin[once] + touch * hard,
+        "counted": reach,
+        "reach": reach + touch,
+        "bound": (model.geom_rbound[kind.pairs].sum(1) + reach + touch) ** 2,
     }
     for name, g in zip("12", kind.pairs.T, strict=True):
         columns["radius" + name] = model.geom_size[g, 0]

@@ -16,31 +16,20 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import linear, math
-from seedbed.physics.collision import (
-    Contacts,
-    Points,
-    Row,
-    Slots,
-    candidates,
-    frame_of,
-    row_of,
-    slots,
-    split,
-)
+from seedbed.physics.collision import Contacts, Points, Row, frame_of, row_of, split
 from seedbed.physics.cone import gains
 from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.physics.slots import HARDEST, Slots, candidates, slots
 from seedbed.types import Array
 
 LEAST_SQUARE = 1e-12
 """The square of a coefficient of friction is at least this."""
 LEAST_RESPONSE = 1e-12
-"""The least that a unit of force accelerates, 1/kg: without a contact a slot has none."""
-HARDEST = 0.005
-"""Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
+"""The least that a unit of force accelerates, 1/kg: it may be nothing, as on the axis of a hinge."""
 
-Beyond it, the rounding of an acceleration would be more than a twentieth of the force (see docs/physics.md).
-"""
+Worst = tuple[jax.Array, jax.Array]
+"""The hardness of the hardest contact so far, and whether a normal gives way."""
 
 
 class Limits(NamedTuple):
@@ -67,6 +56,7 @@ class Rows(NamedTuple):
     fixed: Edges
     moving: Edges
     hardness: jax.Array  # D times the response to a force, of the hardest contact
+    compliant: jax.Array  # bool: some contact's normal gives way
 
 
 class Group(NamedTuple):
@@ -203,19 +193,10 @@ def make_rows(
     `motion` [nbody, 6] is the motion of the moving bodies at qvel, `mass` is M.
     """
     fixed, moving = groups(model)
-    hardness = jnp.zeros((), qpos.dtype)
-    hardness, first = _contacts(model, kin, fixed, contacts.fixed, motion, mass, hardness)
-    hardness, second = _contacts(model, kin, moving, contacts.moving, motion, mass, hardness)
-    return Rows(_limits(model, qpos, qvel), first, second, hardness)
-
-
-def _may_give_way(columns: dict[str, Any], rows: int, hard: float) -> bool:
-    """Returns whether some contact's normal may be harder than `hard`; a traced friction may be anything."""
-    if not isinstance(columns["weight"], np.ndarray):
-        return True
-    slack = np.minimum(columns["loose"], columns["stiff"])
-    stiffness = rows * (1 - slack) / (slack * columns["weight"])
-    return bool((stiffness * columns["response"] > hard).any())
+    worst = jnp.zeros((), qpos.dtype), jnp.zeros((), bool)
+    worst, first = _contacts(model, kin, fixed, contacts.fixed, motion, mass, worst)
+    worst, second = _contacts(model, kin, moving, contacts.moving, motion, mass, worst)
+    return Rows(_limits(model, qpos, qvel), first, second, *worst)
 
 
 def response(
@@ -231,8 +212,8 @@ def response(
             # Dofs with a negative sign are those of the first body.
             motion = math.shift_motion(motion, -point.apart * (turn < 0))
         levers.append(turn * velocity(point, row, motion))
-    least = jnp.maximum(linear.quadratic(inertia, levers), LEAST_RESPONSE)
-    along, *across = math.unstack(least)
+    found = jnp.maximum(linear.quadratic(inertia, levers), LEAST_RESPONSE)
+    along, *across = math.unstack(jnp.where(point.active, found, 1))
     return functools.reduce(jnp.maximum, across, along), along
 
 
@@ -271,33 +252,28 @@ def _contacts(
     points: Points,
     motion: jax.Array,
     mass: Matrix,
-    hardness: jax.Array,
-) -> tuple[jax.Array, Edges]:
-    """Computes D and aref of a group of contacts; returns them with the larger of `hardness` and theirs.
+    worst: Worst,
+) -> tuple[Worst, Edges]:
+    """Computes D and aref of a group of contacts.
 
-    If a group has friction, a slot without friction has four equal rows with a quarter of its D each.
+    Returns them with the larger of `worst` and theirs: the hardness, and whether a normal gives way.
     """
     table, dtype = group.slots, motion.dtype
     if not len(table.geom):
-        return hardness, Edges(jnp.zeros(0, dtype), jnp.zeros((0, 3), dtype))
-    mu = table.friction
-    sliding = table.condim == 3
-    pyramid = 2 * mu * mu * (1 + mu * mu)
-    weight = table.invweight * (pyramid * sliding + table.rows * (~sliding))
-    columns: dict[str, Any] = group.columns | {"margin": table.margin, "weight": weight}
+        return worst, Edges(jnp.zeros(0, dtype), jnp.zeros((0, 3), dtype))
+    columns: dict[str, Any] = group.columns | {"margin": table.margin, "weight": table.weight}
     columns["response"] = table.response
     columns |= softness(model, table.solref, table.solimp)
     hard = HARDEST / float(jnp.finfo(dtype).eps)
-    gives = _may_give_way(columns, table.rows, hard)
+    gives = not isinstance(table.hardness, np.ndarray) or (table.hardness > hard).any()
+    inertia = None
     if gives:
         columns["turn"] = _turns(model, table)
+        cdof, entries = lax.stop_gradient((kin.cdof, mass))
+        inertia = cdof, linear.factor(linear.pattern(model.nv, set(entries)), entries)
     same, rows = split(**{name: math.constant(x, dtype) for name, x in columns.items()})
 
-    cdof, entries = lax.stop_gradient((kin.cdof, mass))
-    pattern = linear.pattern(model.nv, set(entries))
-    inertia = linear.factor(pattern, entries) if gives else None
-
-    def slot(hardest: jax.Array, inputs: tuple[Points, Row]) -> tuple[jax.Array, Edges]:
+    def slot(worst: Worst, inputs: tuple[Points, Row]) -> tuple[Worst, Edges]:
         here, row = inputs
         row = row | same
         speed = velocity(here, row, motion_of(here, row, motion))
@@ -306,18 +282,23 @@ def _contacts(
         stiffness = (1 - slack) / (slack * row["weight"])
         across = along = row["response"]
         if inertia is not None:
-            across, along = response(cdof, inertia, lax.stop_gradient(here), row)
+            across, along = response(*inertia, lax.stop_gradient(here), row)
             friction = 2 * jnp.maximum(row["mu"] * row["mu"], LEAST_SQUARE)
-            stiffness = jnp.minimum(stiffness, hard / (across * friction))
+            # Divided twice, since the product's square, which the derivative has, would be too small.
+            stiffness = jnp.minimum(stiffness, hard / across / friction)
         total = jnp.minimum(table.rows * stiffness, hard / along)
-        harder = jnp.maximum(hardest, lax.stop_gradient(total * along))
+        hardest = jnp.maximum(worst[0], lax.stop_gradient(total * along))
+        gave = worst[1]
         if gives:
             compliance = jnp.maximum(along / hard - 1 / (table.rows * stiffness), 0)
+            gave = gave | (lax.stop_gradient(compliance) > 0)
             stiffness = gains(stiffness, compliance)
         aref = -row["damper"] * speed
         pull = row["spring"] * (1 - slack) * excess
         aref = jnp.stack([aref[0] - pull, *math.unstack(aref)[1:]])
         found = (jnp.where(here.active, x, 0) for x in (stiffness, aref))
-        return jnp.where(here.active, harder, hardest), Edges(*found)
+        worse = zip((hardest, gave), worst, strict=True)
+        hardest, gave = (jnp.where(here.active, x, y) for x, y in worse)
+        return (hardest, gave), Edges(*found)
 
-    return lax.scan(slot, hardness, (points, rows))
+    return lax.scan(slot, worst, (points, rows))

@@ -16,7 +16,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from seedbed.physics import linear
-from seedbed.physics.assembly import Given, constraint_force, hessian, raised, sums_at
+from seedbed.physics.assembly import Compensation, constraint_force, hessian, raised, sums_at
 from seedbed.physics.collision import Contacts
 from seedbed.physics.constraint import Rows
 from seedbed.physics.dynamics import Matrix, multiply
@@ -85,10 +85,10 @@ def solve(
     given = (leaves, kin, tuple(mass.values()), contacts, rows)
     arrays, rebuild = parted((given, smooth.force))
 
-    def posed(arrays: list[jax.Array], given: Given = ()) -> tuple[Problem, jax.Array]:
+    def posed(arrays: list[jax.Array], raise_by: Compensation = ()) -> tuple[Problem, jax.Array]:
         (leaves, kin, values, contacts, rows), force = rebuild(arrays)
         matrix = dict(zip(entries, values, strict=True))
-        return raised(pose(Model(**leaves), kin, matrix, contacts, rows), given), force
+        return raised(pose(Model(**leaves), kin, matrix, contacts, rows), raise_by), force
 
     problem, _ = posed(arrays)
     if not problem.sides and not len(problem.limit_dof):
@@ -106,22 +106,22 @@ def solve(
         a = found.qacc
 
         def balance(arrays: list[jax.Array]) -> jax.Array:
-            problem, force = posed(arrays, found.given)
+            problem, force = posed(arrays, found.compensation)
             slack, sums = sums_at(problem, a, hessian=False)
             return multiply(problem.mass, a) - force - constraint_force(problem, slack, sums.wrench)
 
-        problem, _ = posed(arrays, found.given)
+        problem, _ = posed(arrays, found.compensation)
         matrix = hessian(problem, *sums_at(problem, a, hessian=True))
         move = -divide(problem.pattern, matrix, jax.jvp(balance, (arrays,), (moves,))[1])
 
         def pushed(arrays: list[jax.Array], a: jax.Array) -> tuple[jax.Array, jax.Array]:
-            problem, force = posed(arrays, found.given)
+            problem, force = posed(arrays, found.compensation)
             wrench = sums_at(problem, a, hessian=False)[1].wrench
             return multiply(problem.mass, a) - force, wrench
 
         push, wrench = jax.jvp(pushed, (arrays, a), (moves, move))[1]
         none: Any = np.zeros((), jax.dtypes.float0)  # of an integer
-        given, error = jax.tree.map(jnp.zeros_like, (found.given, found.error))
-        return found, Solution(move, push, push, wrench, given, none, error)
+        still, error = jax.tree.map(jnp.zeros_like, (found.compensation, found.error))
+        return found, Solution(move, push, push, wrench, still, none, error)
 
     return minimum(arrays, smooth.qacc, warmstart)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.physics import collision
+from seedbed.physics import slots
 from seedbed.physics.model import EULER, FREE, RK4, Model, Option
 from seedbed.physics.narrow import COLLIDERS
 from seedbed.physics.rigid import parts_of, welds_of
@@ -195,7 +195,7 @@ def _collisions(m: Any) -> Iterator[str]:
 
     Only geoms in candidate pairs are checked; condim must be 1 or 3.
     """
-    for pair in collision.pairs(m):
+    for pair in slots.pairs(m):
         geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, "geom") for g in pair]
         types = tuple(int(m.geom_type[g]) for g in pair)
         if types not in COLLIDERS:

@@ -37,6 +37,7 @@ class Problem(NamedTuple):
     mass: Matrix
     limits: Limits
     hardness: jax.Array  # of the hardest contact, see Rows
+    compliant: jax.Array  # bool: some contact's normal gives way
     limit_dof: np.ndarray  # [n]
     sides: tuple[Side, ...]  # only the groups that have slots
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
@@ -58,6 +59,7 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         mass=mass,
         limits=rows.limits,
         hardness=rows.hardness,
+        compliant=rows.compliant,
         limit_dof=limit_table(model)["dof"],
         sides=tuple(side for side in sides if len(side.stiffness)),
         entries=entries,

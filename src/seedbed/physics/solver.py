@@ -15,14 +15,14 @@ from jax import lax
 
 from seedbed.physics import linear, math
 from seedbed.physics.assembly import (
-    Given,
+    Compensation,
     Slack,
     Sums,
     along,
     at_limits,
     compensated,
     constraint_force,
-    giving,
+    due,
     hessian,
     over_slots,
     response,
@@ -46,8 +46,12 @@ FLOOR = 4
 """The solver stops if the step to the minimum is at most this many rounding errors of qacc."""
 EXACT = 3e-5
 """A full step is the last one if the rounding of the rows' forces moves qacc by this share of it at most."""
-GIVEN = 1e-6
-"""What normals still give way at the end is at most this share of qacc, since it may act on a short lever."""
+DUE = 1e-6
+"""No compensation is made for less than this share of qacc, since it may act on a short lever."""
+STILL = 1e-5
+"""Compensation ends with one that moves qacc by at most this share: what is left moves it by less."""
+ROUNDS = 10
+"""Most compensations of one search; one or two are usual."""
 
 
 class Solution(NamedTuple):
@@ -59,9 +63,18 @@ class Solution(NamedTuple):
         jax.Array
     )  # [nv] M (qacc - qacc_smooth): qfrc_constraint without the rounding of large forces
     wrench: jax.Array  # [nbody, 6] of the contacts on each body, about its reference point
-    given: Given  # by how much the normals' aref was raised
+    compensation: Compensation
     niter: jax.Array  # int32
     error: jax.Array  # m/s^2 and rad/s^2, estimated norm of qacc minus the minimum
+
+
+class Rounds(NamedTuple):
+    """The compensation of normals that give way, round by round."""
+
+    compensation: Compensation
+    settled: jax.Array  # bool: the pending step ends at the minimum with this compensation
+    moved: jax.Array  # how far qacc has moved since the last round; infinite before the first
+    number: jax.Array  # int32
 
 
 class SolverState(NamedTuple):
@@ -74,8 +87,7 @@ class SolverState(NamedTuple):
     direction_force: jax.Array  # [nv] M direction
     direction_slack: Slack
     size: jax.Array  # of the pending step, as a multiple of `direction`
-    given: Given  # by how much the normals' aref is raised, since they give way
-    settled: jax.Array  # bool: the pending step ends at the minimum, but for more compensation
+    rounds: Rounds
     error: jax.Array  # estimated distance from the minimum after the pending step
     done: jax.Array  # bool
     niter: jax.Array  # int32
@@ -99,7 +111,7 @@ def search(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> So
         push,
         state.force,
         sums.wrench,
-        state.given,
+        state.rounds.compensation,
         state.niter,
         state.error,
     )
@@ -150,11 +162,15 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
         direction_force=direction_force,
         direction_slack=Slack(along[1], tuple(steps)),
         size=jnp.where(costs[1] < costs[0], 1, 0).astype(none.dtype),
-        given=tuple(
-            jnp.zeros_like(side.aref[:, 0] if side.gives else side.aref[:0, 0])
-            for side in problem.sides
+        rounds=Rounds(
+            tuple(
+                jnp.zeros_like(side.aref[:, 0] if side.gives else side.aref[:0, 0])
+                for side in problem.sides
+            ),
+            settled=jnp.zeros((), bool),
+            moved=jnp.full((), jnp.inf, none.dtype),
+            number=jnp.int32(0),
         ),
-        settled=jnp.zeros((), bool),
         error=jnp.zeros((), none.dtype),
         done=costs[0] == 0,  # no row pushes at the smooth acceleration
         niter=jnp.int32(0),
@@ -166,7 +182,10 @@ def newton(problem: Problem, qacc_smooth: jax.Array, search: SolverState) -> Sol
 
     After `opt.iterations` steps, or where the next step would be lost in rounding, its size is zero.
     """
-    search, due = compensate(problem, search, _norm(qacc_smooth))
+    gives = any(side.gives for side in problem.sides)
+    left, changes = jnp.zeros_like(search.size), search.rounds.compensation
+    if gives:
+        search, left, changes = compensate(problem, search, _norm(qacc_smooth))
     search, sums = advance(problem, search, hessian=True)
     push = constraint_force(problem, search.slack, sums.wrench)
     gradient = search.force - push
@@ -183,45 +202,69 @@ def newton(problem: Problem, qacc_smooth: jax.Array, search: SolverState) -> Sol
     eps = jnp.finfo(gradient.dtype).eps
     length, span = _norm(direction), _norm(qacc_smooth) + _norm(search.offset)
     limit = problem.model.opt.iterations
-    gives = any(side.gives for side in problem.sides)
-    stays = (size * length <= FLOOR * eps * span) | (search.niter >= limit) | search.settled
+    lost = size * length <= FLOOR * eps * span
+    stays = lost | (search.niter >= limit) | search.rounds.settled
     # A step on which no row changes its side ends at the minimum, but for the rounding of the step, which
     # hard rows multiply.
     rounding = eps * (1 + problem.hardness) * length
     exact = ~rise.changed & (rounding <= EXACT * span)
-    return search._replace(
+    ends = stays | exact
+    # The last compensation moves forces only.
+    vain = lost & (search.rounds.moved == 0)
+    done = ends & (~problem.compliant | search.rounds.settled | vain | (search.niter >= limit))
+    moved = search.rounds.moved + jnp.where(stays, 0, size * length)
+    search = search._replace(
         size=jnp.where(stays, 0, size),
-        error=jnp.maximum(jnp.where(exact & ~stays, rounding, length), due),
-        settled=stays | exact,
-        done=search.settled | (search.niter >= limit) if gives else stays | exact,
+        error=jnp.maximum(jnp.where(exact & ~stays, rounding, length), jnp.where(vain, 0, left)),
+        rounds=search.rounds._replace(settled=ends, moved=moved),
+        done=done if gives else ends,
         niter=search.niter + jnp.where(stays, 0, 1),
     )
+    return _raised(search, tuple(jnp.where(vain, -x, 0) for x in changes)) if gives else search
 
 
 def compensate(
     problem: Problem, search: SolverState, smooth: jax.Array
-) -> tuple[SolverState, jax.Array]:
+) -> tuple[SolverState, jax.Array, Compensation]:
     """Raises the normals' aref by as much as they give way, if the pending step ends at a minimum.
 
-    `smooth` is the norm of the smooth acceleration. Also returns the largest change that is due, in m/s^2;
-    the search is still `settled` if that is next to nothing.
+    `smooth` is the norm of the smooth acceleration. Also returns about how far qacc is from that of hard
+    contacts, and by how much aref was raised: if it was not, the search is still settled.
 
     This is the method of multipliers (Bertsekas 1982). A normal that gives way by c f for a force f, and
     whose aref was raised by c times the force of the last minimum, comes to the force of one that does not
     give way: a round leaves about c / (c + A) of the difference, where A is what a unit of force accelerates.
+    Forces that do not move anything, as of a body between two walls, stay those of the soft contacts.
     """
-    due = jnp.zeros_like(smooth)
-    targets = giving(problem, search.slack, search.direction_slack, search.size)
-    for target, old in zip(targets, search.given, strict=True):
+    rounds = search.rounds
+    wanted = due(problem, search.slack, search.direction_slack, search.size, rounds.compensation)
+    left = jnp.zeros_like(smooth)
+    for new, old in zip(wanted, rounds.compensation, strict=True):
         if len(old):
-            due = jnp.maximum(due, jnp.abs(target - old).max())
-    more = search.settled & (due > GIVEN * (smooth + _norm(search.offset)))
-    changes = tuple(jnp.where(more, x - y, 0) for x, y in zip(targets, search.given, strict=True))
-    given = tuple(x + y for x, y in zip(search.given, changes, strict=True))
+            left = jnp.maximum(left, jnp.abs(new - old).max())
+    span = smooth + _norm(search.offset)
+    more = rounds.settled & (left > DUE * span) & (rounds.moved > STILL * span)
+    more = more & (rounds.number < ROUNDS) & (search.niter < problem.model.opt.iterations)
+    pairs = zip(wanted, rounds.compensation, strict=True)
+    changes = tuple(jnp.where(more, new - old, 0) for new, old in pairs)
+    rounds = Rounds(
+        rounds.compensation,
+        settled=rounds.settled & ~more,
+        moved=jnp.where(more, 0, rounds.moved),
+        number=rounds.number + more,
+    )
+    left = jnp.minimum(left, search.rounds.moved)
+    return _raised(search._replace(rounds=rounds), changes), left, changes
+
+
+def _raised(search: SolverState, changes: Compensation) -> SolverState:
+    """Returns the search with aref raised by `changes`, and the slack lowered."""
+    old = search.rounds.compensation
+    rounds = search.rounds._replace(
+        compensation=tuple(x + y for x, y in zip(old, changes, strict=True))
+    )
     sides = tuple(compensated(x, -y) for x, y in zip(search.slack.sides, changes, strict=True))
-    return search._replace(
-        given=given, slack=search.slack._replace(sides=sides), settled=search.settled & ~more
-    ), due
+    return search._replace(rounds=rounds, slack=search.slack._replace(sides=sides))
 
 
 def advance(problem: Problem, search: SolverState, *, hessian: bool) -> tuple[SolverState, Sums]:
