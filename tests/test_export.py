@@ -26,7 +26,6 @@ from seedbed.export.check import TOLERANCE, open_session
 from seedbed.export.graph import Graph
 from seedbed.export.policy import Policy
 from seedbed.export.translate import MOST_ROUNDS, translate
-from seedbed.presets import PRESETS
 from seedbed.run.operations import flatten
 from seedbed.types import SeedbedError
 from small_disk import SmallDisk, on_small_disk
@@ -479,25 +478,3 @@ def test_onnxruntime_drives_ant_as_evaluations_do(tmp_path):
     print("onnxruntime", ours.mean(), "seedbed evaluate", theirs, "standard error", error)
     assert abs(ours.mean() - theirs) <= 3 * error
     assert float(without_jax(guide_code(0).replace("exported/ant", "policy"), tmp_path)) > 0
-
-
-# One whose options JSON lacks, and one of each agent that exports otherwise; the others are slow.
-QUICK = ("hopper/ppo", "cartpole/dqn", "half_cheetah/sac")
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "preset",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PRESETS],
-)
-def test_every_preset_is_exported(tmp_path, preset):
-    run = write_run(tmp_path / "run", resolve.train_config(preset))
-    assert cli.main(["export", str(run), "-o", str(tmp_path / "policy")]) == 0
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    text = (tmp_path / "policy" / "contract.json").read_text()
-    contract = json.loads(text, parse_constant=refuse)
-    assert contract["training"]["name"] == preset
-    assert seedbed.load(tmp_path / "policy")
