@@ -232,7 +232,7 @@ def test_capsule_meets_solid_cylinder():
 def test_candidate_pairs_cover_mujocos_contacts(name):
     """Shrunk to a heap, a model shows all pairs that its filters let through."""
     model = mujoco.MjModel.from_xml_path(str(path(name)))
-    pairs = set(collision.pairs(model))
+    pairs = set(slots.pairs(model))
     data, seen = mujoco.MjData(model), set()
     rng = np.random.default_rng(0)
     model.geom_margin[:] = 5  # everything is near; the bounding volumes do not know
@@ -256,7 +256,7 @@ def test_exclude_and_masks_filter_pairs():
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    assert {(c.geom1, c.geom2) for c in data.contact} == set(collision.pairs(model))
+    assert {(c.geom1, c.geom2) for c in data.contact} == set(slots.pairs(model))
 
 
 def test_what_has_no_collider_is_named():

@@ -17,7 +17,7 @@ import mujoco_states as oracle
 import numpy_jaxpr
 from directional import Inputs, Pieces
 from seedbed import physics, simd
-from seedbed.physics import collision
+from seedbed.physics import slots
 
 CONTACTS, ACTUATORS, LIMITS = (
     ("hopper", oracle.EULER),
@@ -52,7 +52,7 @@ def classes(model: physics.Model, pieces: Pieces) -> dict[str, np.ndarray]:
     """Which cases [n] have contacts, limits or neither; only the classes that the model can have."""
     # Pusher's object never leaves its table.
     found = {"free": pieces.free} if pieces.free.any() else {}
-    if any(collision.pairs(model)):
+    if any(slots.pairs(model)):
         found["contact"] = pieces.touching
     if any(model.jnt_limited):
         found["limit"] = pieces.limited
