@@ -22,7 +22,7 @@ HARDEST = 0.01
 Beyond it, the rounding of an acceleration would be more than a hundredth of the force (see
 docs/physics.md).
 """
-TOUCH = 0.1
+TOUCH = 0.3
 """A contact that may be harder touches below this share of eps times the reach of both trees.
 
 A body that rests on it sinks in less than that, and MuJoCo's force begins at once with the touch.
