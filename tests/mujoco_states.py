@@ -106,7 +106,9 @@ def step_error(model: Any, cases: Cases, qvel: np.ndarray) -> np.ndarray:
     smooth = after_forward(model, cases, ["qacc_smooth"])["qacc_smooth"]
     scales = wanted - cases.qvel, model.opt.timestep * smooth, 0.02 * cases.qvel
     scale = np.max([np.linalg.norm(x, axis=1) for x in scales], axis=0)
-    return np.linalg.norm(qvel - wanted, axis=1) / scale
+    error = np.linalg.norm(qvel - wanted, axis=1)
+    # A body may be at rest in both.
+    return np.where(error == 0, 0, error / np.where(error == 0, 1, scale))
 
 
 def _set(model: Any, data: Any, *fields: np.ndarray) -> None:
