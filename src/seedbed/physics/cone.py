@@ -7,7 +7,7 @@ push.
 
 Where D is too large for the dtype, the normal gives way: the rows are then N + c f plus and minus mu T, where
 f is the sum of their forces and c the compliance. That leaves friction as it was, since mu^2 D is not large.
-The solver raises aref until the force is that of the hard row (`solver.compensate`).
+The solver raises aref until qacc is that of hard rows (`solver.compensate`).
 `stiffness` is D, or the six numbers of `gains` if any contact of the group may need a compliance.
 """
 
