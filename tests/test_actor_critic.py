@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from probe_environments import Aim, Match, Trainer
@@ -15,8 +16,9 @@ from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.ops import return_scale, statistics
+from seedbed.ops.distributions import Normal
 from seedbed.ops.return_scale import ReturnScale
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep, Trajectory, bind
+from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, Timestep, Trajectory, bind
 
 KEY = jax.random.key(0)
 AGENTS = (
@@ -126,12 +128,63 @@ def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     seen = []
     for seed in range(8):
         trajectory = trajectory_of(agent, seed, mean=100.0)
-        seen.append(trajectory.timesteps.observation[0])
+        seen.append(trajectory.timesteps.observation[:-1].reshape(-1, 4))
         state = apply(agent, state, *gradient(agent, version_0, trajectory))
     seen = np.concatenate(seen)
     np.testing.assert_allclose(state.params.seen.mean, seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(state.params.seen.variance, seen.var(0), rtol=0.05)
-    np.testing.assert_allclose(state.params.seen.weight, len(seen), rtol=1e-5)
+    # An unroll counts as much as one row.
+    np.testing.assert_allclose(state.params.seen.weight, len(seen) / agent.unroll, rtol=1e-5)
+
+
+@agents
+def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agent):
+    """Each environment begins within 0.001 of the same state, and soon deviates by 1."""
+    agent = normalising(agent)
+    state, trajectory = init(agent), trajectory_of(agent)
+    steps = trajectory.timesteps
+    observation = np.concatenate([0.001 * steps.observation[:1], steps.observation[1:]])
+    first = trajectory._replace(timesteps=steps._replace(observation=observation))
+    state = apply(agent, state, *gradient(agent, state, first))
+    deviation = np.sqrt(state.params.seen.variance)
+    assert (deviation > 0.5).all() and (deviation < 1.5).all()
+    # Later batches count by their opening rows.
+    later = trajectory_of(agent, 1, mean=3.0)
+    after = apply(agent, state, *gradient(agent, state, later))
+    both = (np.asarray(state.params.seen.mean) + later.timesteps.observation[0].mean(0)) / 2
+    np.testing.assert_allclose(after.params.seen.mean, both, rtol=1e-4)
+
+
+@agents
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_an_error_of_the_value_does_not_shrink_the_policy_s_step(agent, recurrent):
+    """Each of two networks has the bound of the gradient for itself."""
+    agent = bound(
+        agent, value_sizes=(8,), recurrent=recurrent, max_gradient_norm=1e-3, entropy_cost=0.0
+    )
+    state, trajectory = init(agent), trajectory_of(agent)
+    grads, _ = gradient(agent, state, trajectory)
+
+    mine = {"Torso_0", "PolicyHead_0"} | ({"LSTM_0"} if recurrent else set())
+
+    def parts(grads):
+        layers = agent.clip_gradient(grads).weights["params"]
+        assert set(layers) == mine | {name.replace("0", "1") for name in mine} - {
+            "PolicyHead_1"
+        } | {"ValueHead_0"}
+        value = {name: layer for name, layer in layers.items() if name not in mine}
+        return {name: layers[name] for name in mine}, value
+
+    layers = grads.weights["params"]
+    wrong = {
+        name: layer if name in mine else jax.tree.map(lambda x: 1e4 * x, layer)
+        for name, layer in layers.items()
+    }
+    wrong = grads._replace(weights={"params": wrong})
+    (policy, value), (same, too_large) = parts(grads), parts(wrong)
+    jax.tree.map(np.testing.assert_array_equal, policy, same)
+    for part in (policy, value, too_large):
+        np.testing.assert_allclose(optax.tree.norm(part), 1e-3, rtol=1e-4)
 
 
 @agents
@@ -218,3 +271,32 @@ def test_returns_that_hardly_differ_are_not_blown_up():
     scale = return_scale.scale_of(seen)
     assert scale.deviation == 5
     assert ReturnScale(*scale).outputs(jnp.float32(-490.0)) == 2
+
+
+@agents
+def test_the_entropy_of_a_squashed_action_is_greatest_where_actions_are_spread_evenly(agent):
+    """Its gradient by the policy's scale agrees with the integral's, and changes sign near 0.87."""
+    spec = EnvSpec(ArraySpec((4,), "float32"), Box((1,), (-3.0,), (5.0,)))
+    agent = bind(agent, spec)
+    noise = jax.random.normal(KEY, (20_000, 1))
+    grid = np.linspace(-9, 9, 100_001)
+    weight = np.exp(-np.square(grid) / 2)
+    weight /= weight.sum()
+
+    def entropy(scale, mean, draw):
+        policy = Normal(jnp.full((1, 1), mean), jnp.full((1, 1), scale))
+        return agent._entropy(policy, draw).mean()
+
+    for mean, scale in ((0.0, 0.3), (0.0, 0.8), (0.0, 0.95), (0.5, 1.5), (-1.0, 3.0)):
+        draw = mean + scale * noise
+        value, slope = jax.value_and_grad(entropy)(scale, mean, draw)
+        x = mean + scale * grid
+        bend = weight * 2 * (np.log(2) - x - np.logaddexp(0, -2 * x))
+        wanted = 0.5 * np.log(2 * np.pi * np.e) + np.log(scale) + bend.sum()
+        np.testing.assert_allclose(value, wanted, atol=0.05)
+        np.testing.assert_allclose(
+            slope, 1 / scale - (weight * 2 * np.tanh(x) * grid).sum(), atol=0.03
+        )
+    assert jax.grad(entropy)(0.8, 0.0, 0.8 * noise) > 0 > jax.grad(entropy)(1.0, 0.0, noise)
+    # The gradient by the mean leads away from a bound.
+    assert jax.grad(entropy, 1)(1.0, 1.0, 1.0 + noise) < 0

@@ -14,6 +14,7 @@ from seedbed.ops.distributions import (
     Scales,
     action_vector,
     distribution,
+    log_slope,
     parameter_size,
     squash,
 )
@@ -203,6 +204,17 @@ def test_squashing_reaches_each_bound_and_nothing_beyond():
         np.testing.assert_allclose(y[0, [0, 2]], [2, 0], atol=1e-6)
         np.testing.assert_allclose(y[-1, [1, 2]], [3, 1], atol=1e-6)
         assert (np.diff(y, axis=0) >= 0).all() and (y[-1, [0, 3]] > 50).all()
+
+
+@pytest.mark.parametrize("spec", [BOUNDED, MIXED, ONE_SIDED, LINE])
+def test_the_slope_of_squashing_is_its_derivative(spec):
+    size = len(spec.low)
+    x = jnp.linspace(-3, 3, 7)[:, None] + 0.1 * jnp.arange(size)[None]
+    slopes = jax.vmap(jax.jacfwd(lambda row: squash(spec, row, "tanh")))(x)
+    both = np.isfinite(spec.low) & np.isfinite(spec.high)
+    half = np.where(both, (np.asarray(spec.high) - spec.low) / 2, 1.0)
+    each = np.log(np.diagonal(slopes, axis1=1, axis2=2) / half)
+    np.testing.assert_allclose(log_slope(spec, x), each.sum(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_empty_bounds_are_refused():

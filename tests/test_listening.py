@@ -111,17 +111,24 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     learner.wait()
     wait_for(lambda: gone([child.pid for child in children if "ingest" in str(child)]), actor)
     newest = max(int(path.name) for path in checkpoints(run_folder))
+    stopped = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps 1_000_000_000")
+    started.append(stopped)
+    wait_for(lambda: max(int(path.name) for path in checkpoints(run_folder)) > newest, stopped)
+    stopped.terminate()
+    assert stopped.wait(30) == ExitStatus.STOPPED, learner_log.read_text()
+    wait_for(lambda: "the run was stopped after" in actor_log.read_text(), actor)
+    newest = max(int(path.name) for path in checkpoints(run_folder))
     again = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps {newest + 1000}")
     started.append(again)
     assert again.wait(90) == ExitStatus.FINISHED, learner_log.read_text()
     assert actor.wait(30) == ExitStatus.FINISHED, actor_log.read_text()
     said = actor_log.read_text()
-    assert "connected to the learner, term 1" in said and "connected to the learner, term 2" in said
+    assert all(f"connected to the learner, term {term}" in said for term in (1, 2, 3))
     assert "lost the learner" in said and "the run has ended after" in said
     assert newest + 1000 <= lines(run_folder)[-1]["env_steps"] <= newest + 1100
     second = json.loads((run_folder / "listen" / "address.json").read_text())
     assert second.pop("ended").startswith("the run has ended after")
-    assert second == {**first, "term": 2}, "the port is the old one"
+    assert second == {**first, "term": 3}, "the port is the old one"
 
 
 BARE = """

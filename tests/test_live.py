@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from seedbed.viewer.background import MAX_TEXTS, BackgroundView, Descriptor, tell
+from seedbed.viewer.figures import Progress
 from seedbed.viewer.live import LiveView, PlainLog, make_view
 
 METRICS = {
@@ -81,7 +82,7 @@ def test_live_view_fits_and_tells_all(width):
     with view:
         view.update(METRICS)
         view.update({"evaluation/episode_return_mean": 12.5, "evaluation/episode_return_std": 2.0})
-        view.update({**METRICS, "wall_s": 764.2, "env_steps": 1_824_000})
+        view.update({**METRICS, "wall_s": 824.2, "env_steps": 1_968_000})
         view.message("evaluated 8 episodes", 0.0)
     text = rendered(view, width)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -90,7 +91,7 @@ def test_live_view_fits_and_tells_all(width):
         "-3.21",
         "2,403",
         "9,613",
-        "18%",
+        "20%",
         "1432 MB",
         "12.50",
         "1.50 (max",
@@ -104,7 +105,7 @@ def test_live_view_fits_and_tells_all(width):
     assert "learning" in learning
     assert "60%" in learning
     assert "evaluated 8 episodes" in text
-    assert "56m46s left" in text  # 8.176 M steps at 2,400 a second
+    assert "55m46s left" in text  # 8.032 M steps at 2,400 a second
 
 
 def test_live_view_fits_a_small_terminal():
@@ -115,9 +116,96 @@ def test_live_view_fits_a_small_terminal():
         view.update({**METRICS, **{f"loss/{n}": 1.0 for n in range(9)}})
         for n in range(6):
             view.message(f"message {n} " * 20, 0.0)
-    lines = rendered(view).splitlines()
-    assert len(lines) < 24
-    assert any("message 5" in line for line in lines)
+    text = rendered(view)
+    assert len(text.splitlines()) < 24
+    # What is shown of events is whole, and there is always the newest.
+    assert text.count("message 5") == 20
+    for n in range(5):
+        assert text.count(f"message {n}") in (0, 20)
+
+
+@pytest.mark.parametrize(("height", "words"), [(24, 400), (8, 5)])
+def test_an_event_that_the_panel_has_no_room_for_is_printed_above(height, words):
+    out = console()
+    out.height = height
+    event = " ".join(f"word{n}" for n in range(words))
+    with LiveView(10_000_000, "pong/impala", "runs/x", out) as view:
+        view.update(METRICS)
+        view.message(event, 0.0)
+    assert "word" not in rendered(view)
+    shown = out.file.getvalue()
+    assert all(f"word{n}" in shown for n in range(words))
+
+
+def test_the_time_left_follows_the_recent_speed():
+    """A run that begins at a tenth of its speed: nothing is said for a minute, and the truth soon after."""
+    progress = Progress(100_000)
+    told = []
+    for second in range(181):
+        steps = 10 * second if second < 30 else 300 + 100 * (second - 30)
+        told.append(progress.update({"env_steps": steps, "wall_s": 500.0 + second})[1])
+    assert set(told[:60]) == {"-"}
+    assert told[100] == "15m27s"  # (100,000 - 7,300) / 100
+    assert told[180] == "14m07s"
+    assert Progress(100).update({"env_steps": 100, "wall_s": 5.0}) == (1.0, "0s")
+
+
+def test_a_run_that_stands_still_has_no_time_left():
+    progress = Progress(1000)
+    told = [progress.update({"env_steps": 10, "wall_s": float(s)})[1] for s in range(100)]
+    assert set(told) == {"-"}
+
+
+def test_the_time_that_passes_and_the_stage_are_shown_before_there_are_figures(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("seedbed.viewer.live.time.monotonic", lambda: now[0])
+    view = LiveView(10, "ant/ppo", "runs/x", console())
+    with view:
+        assert "0s  starting" in rendered(view)
+        view.message("compiling", 0.0)
+        now[0] += 65
+        view.tick()
+        assert "1m05s  compiling" in rendered(view)
+        view.update({**METRICS, "bottleneck": None})
+        now[0] += 10
+        assert "12m44s" in rendered(view) and "bottleneck" not in rendered(view)
+    out = console(terminal=False)
+    log = PlainLog(10, "ant/ppo", "runs/x", out)
+    log.tick()
+    log.message("compiling", 0.0)
+    now[0] += 10
+    log.tick()
+    log.update(METRICS)
+    log.tick()
+    first, second, _ = out.file.getvalue().splitlines()
+    assert (first, second) == ("compiling", "10s | compiling")
+
+
+def test_the_screen_is_told_that_time_passes():
+    class Ticking(Gate):
+        report_every_s = 0.01
+
+        def tick(self):
+            self.ticked.set()
+
+    screen = Ticking()
+    screen.ticked = threading.Event()
+    with BackgroundView(screen, patience_s=60.0):
+        assert screen.ticked.wait(60)
+
+
+def test_the_task_s_metrics_are_shown():
+    task = {f"env/reward_{n}": 0.5 + n for n in range(9)} | {"env/solver_error": 9.0}
+    losses = {f"loss/{n}": 1.0 for n in range(12)}
+    view = LiveView(10, "ant/ppo", "runs/x", console())
+    with view:
+        view.update({**METRICS, **losses, **task})
+    text = rendered(view)
+    assert "env/reward_0" in text and "5.500" in text
+    assert "env/reward_6" not in text and "solver_error" not in text
+    out = console(terminal=False)
+    PlainLog(10, "ant/ppo", "runs/x", out).update({**METRICS, **task})
+    assert "| env/reward_0 0.50 | env/reward_1 1.50" in out.file.getvalue()
 
 
 def test_live_view_before_the_first_numbers():
@@ -144,7 +232,7 @@ def test_plain_log_is_one_line_an_update():
     lines = out.file.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[1] == (
-        "12m34s | 1.80M steps (18%, 56m52s left) | return -3.21 | 2,403 steps/s | 9,613 frames/s | "
+        "12m34s | 1.80M steps (18%, - left) | return -3.21 | 2,403 steps/s | 9,613 frames/s | "
         "lag 1.50 (max 3.00) | env 25% inf 10% lea 60% wai 5% | bottleneck learning | 1432 MB | "
         "evaluation 12.50"
     )
@@ -177,6 +265,9 @@ class Gate:
 
     def update(self, metrics):
         self.shown.append(metrics)
+
+    def tick(self):
+        """Shows nothing."""
 
 
 def test_a_stuck_screen_gets_the_newest_metrics_and_messages():

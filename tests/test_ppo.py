@@ -388,8 +388,11 @@ def test_the_step_size_falls_to_zero_or_stays():
 
 
 def test_the_adaptive_step_size_follows_the_divergence():
-    agent = dataclasses.replace(SMALL, schedule="adaptive", target_kl=0.02, learning_rate=1e-3)
-    sizes, state = steps_of(agent, [0.02, 0.05, 0.05, 0.005, 0.03])
+    agent = dataclasses.replace(
+        SMALL, schedule="adaptive", target_kl=0.02, learning_rate=1e-3, epochs=40
+    )
+    # Nothing can be measured in the first minibatch of a batch, where the divergence is 0.
+    sizes, state = steps_of(agent, [0.0, 0.05, 0.05, 0.005, 0.03])
     expected = np.array([1, 1 / 1.5, 1 / 2.25, 1 / 1.5, 1 / 1.5]) * 1e-3
     np.testing.assert_allclose(sizes, expected, rtol=2e-2)
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-3 / 1.5, rtol=1e-5)
@@ -397,17 +400,19 @@ def test_the_adaptive_step_size_follows_the_divergence():
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-6, rtol=1e-5)
     _, state = steps_of(agent, [0.0] * 30)
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-2, rtol=1e-5)
+    _, state = steps_of(dataclasses.replace(agent, epochs=2), [0.0, 0.02] * 5)
+    np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-3, rtol=1e-5)
 
 
 def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
-    agent = bound(dataclasses.replace(SMALL, schedule="adaptive", learning_rate=1e-3))
+    agent = bound(dataclasses.replace(SMALL, schedule="adaptive", learning_rate=1e-3, epochs=9))
     grads, output = some_gradient()
 
     def applied(agent, state, kl):
         metrics = output.metrics | {"kl": jnp.float32(kl)}
         return agent.apply(state, agent.clip_gradient(grads), output._replace(metrics=metrics))
 
-    state = applied(agent, initial(agent), 1.0)
+    state = applied(agent, applied(agent, initial(agent), 0.0), 1.0)
     resumed = dataclasses.replace(agent, learning_rate=1e-4)
     for _ in range(2):
         state = applied(resumed, state, resumed.target_kl)
@@ -415,7 +420,7 @@ def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
 
 
 def test_a_minibatch_too_far_away_is_left_out():
-    agent = dataclasses.replace(SMALL, max_kl=0.01, schedule="constant")
+    agent = dataclasses.replace(SMALL, max_kl=0.01, schedule="constant", epochs=9)
     sizes, state = steps_of(agent, [0.009, 0.011, math.nan, 0.009])
     assert sizes[1:3] == [0, 0] and min(sizes[0], sizes[3]) > 0
     assert state.updates == 4
@@ -443,10 +448,10 @@ def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     after, metrics, _ = run(agent, state, trajectory, KEY, None)
     assert after.updates == 12
     assert all(np.isfinite(x) for x in metrics.values())
-    opening, seen = trajectory.timesteps.observation[0], after.params.seen
+    rows, seen = trajectory.timesteps.observation[:-1].reshape(-1, 4), after.params.seen
     np.testing.assert_allclose(seen.weight, 8, rtol=1e-6)
-    np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
-    np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
+    np.testing.assert_allclose(seen.mean, rows.mean(0), atol=1e-5)
+    np.testing.assert_allclose(seen.variance, rows.var(0), rtol=1e-4)
 
 
 def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
@@ -472,7 +477,7 @@ def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
     trajectory = trajectory._replace(extras=trajectory.extras._replace(log_prob=log_prob))
     after, metrics, _ = jax.jit(learn, static_argnums=(0, 4))(agent, state, trajectory, KEY, None)
     np.testing.assert_allclose([metrics["kl"], metrics["clipped"]], 0, atol=1e-6)
-    mean = trajectory.timesteps.observation[0].mean(0)
+    mean = trajectory.timesteps.observation[:-1].mean((0, 1))
     np.testing.assert_allclose(after.params.seen.mean, mean, rtol=1e-5)
 
 
@@ -508,6 +513,8 @@ def test_the_network_sees_normalised_observations():
         ({"entropy_cost": -1.0}, "entropy_cost is -1.0; give 0 or more"),
         ({"value_cost": -1.0}, "value_cost is -1.0; give 0 or more"),
         ({"max_kl": -1.0}, "max_kl is -1.0; give 0 or more"),
+        ({"max_kl": 0.1, "epochs": 1, "minibatches": 1}, "max_kl is 0.1, but with 1 epoch of 1"),
+        ({"schedule": "adaptive", "epochs": 1, "minibatches": 1}, "schedule is adaptive, but with"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; give more than 0"),
         ({"target_kl": 0.0}, "target_kl is 0.0; give more than 0"),
         ({"reward_scale": 0.0}, "reward_scale is 0.0; give more than 0"),

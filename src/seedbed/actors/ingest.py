@@ -226,7 +226,7 @@ class Ingest:
             self._finished = True
             for connection in list(self._streams.values()):
                 with contextlib.suppress(ConnectionError):
-                    connection.send(json_frame(Kind.FINISH, text=message["finish"]))
+                    connection.send(json_frame(Kind.FINISH, **message["finish"]))
         self._spec = message.get("spec", self._spec)
 
     def _attach(self) -> None:

@@ -166,7 +166,10 @@ class Link:
                 raise ProtocolError(said["text"], "full")
             raise Refusal(said["text"])
         if kind is Kind.FINISH:
-            raise RunFinished(read_json(body, text=str)["text"])
+            said = read_json(body, text=str, over=bool)
+            if said["over"]:
+                raise RunFinished(said["text"])
+            raise ProtocolError(said["text"])
         if kind is Kind.BEAT:
             return None
         if kind is Kind.CHALLENGE and self.stage is Stage.CHALLENGE:

@@ -192,6 +192,9 @@ class RemoteActors:
             for name, value in now.items()
         }
 
-    def finish(self, text: str) -> None:
-        """Tells all hosts that the run has ended. Call from the pool's thread only, before it is closed."""
-        self._process.tell(finish=text)
+    def finish(self, text: str, over: bool) -> None:
+        """Tells all hosts that the run has ended, or if it is not `over`, that it may go on later.
+
+        Call from the pool's thread only, before it is closed.
+        """
+        self._process.tell(finish={"text": text, "over": over})

@@ -13,18 +13,22 @@ from seedbed.agents.base import (
     Gradient,
     Memory,
     NetworkAgent,
+    ObservationStats,
     Params,
     Sums,
     absorb,
+    clipped,
     observation_sums,
 )
-from seedbed.nets.policy import ActorCritic, rescale_values
+from seedbed.nets.policy import ActorCritic, join_networks, rescale_values, separate_networks
 from seedbed.ops import return_scale, statistics
 from seedbed.ops.distributions import (
     Distribution,
+    Normal,
     Scales,
     action_vector,
     distribution,
+    log_slope,
     named,
     parameter_size,
     squash,
@@ -70,7 +74,7 @@ class ActorCriticAgent(NetworkAgent):
     trace_decay: float = 1.0
     """Lambda of V-trace or of the advantage estimates: how far errors travel back along an unroll."""
     entropy_cost: float = 0.01
-    """Weight of the entropy bonus; for real actions, the entropy before squashing."""
+    """Weight of the entropy bonus; for real actions, with tanh the entropy after squashing."""
     value_cost: float = 0.5
     """Weight of the value loss, half the squared error."""
     normalise_returns: bool = False
@@ -188,6 +192,19 @@ class ActorCriticAgent(NetworkAgent):
         scales = Scales(self.initial_scale, self.least_scale)
         return distribution(self._env().action, parameters, scales)
 
+    def _entropy(self, policy: Distribution, draw: Tree) -> Array:
+        """Returns the entropy `[T, B]` of actions, in nats; a Box is scaled to bounds of -1 and 1.
+
+        What squashing by tanh adds to the entropy of a normal is taken at the draws `[T, B, D]` that were
+        acted on, moved with the policy. Without it, the bonus would reward draws so wide that all actions
+        are at a bound. The entropy of clipped draws is that before clipping.
+        """
+        entropy, spec = policy.entropy(), self._env().action
+        if not (isinstance(policy, Normal) and isinstance(spec, Box) and self.squash == "tanh"):
+            return entropy
+        noise = jax.lax.stop_gradient((draw - policy.mean) / policy.scale)
+        return entropy + log_slope(spec, policy.mean + policy.scale * noise)
+
     def _return_scale(self, state: LearnerState) -> ReturnScale:
         return return_scale.scale_of(state.auxiliary.returns)
 
@@ -196,15 +213,24 @@ class ActorCriticAgent(NetworkAgent):
     ) -> Gradient:
         """Joins a gradient of the weights with the sums of its minibatch for the statistics.
 
-        Observations are `[T, B, ...]`, and only their opening rows count; targets and valid are `[T, B]`.
+        Observations are `[T, B, ...]` or have a row more; targets and valid are `[T, B]`.
         """
-        opening = jax.tree.map(lambda x: x[0], observation)
-        weight = valid.sum(dtype=jnp.float32)
         sums = Sums(
-            observations=observation_sums(state.params.seen, opening, weight),
+            observations=_unroll_sums(state.params.seen, observation, valid),
             returns=return_scale.return_sums(state.auxiliary.returns, targets, valid),
         )
         return Gradient(weights, sums)
+
+    def _bounded(self, grads: Gradient, largest: float) -> Gradient:
+        """Bounds the norm of a gradient; if policy and value have a network each, of each part by itself.
+
+        With one bound for both, a value's error of 50 would leave the policy a hundredth of its step.
+        """
+        if not self.value_sizes:
+            return clipped(grads, largest)
+        parts = (grads._replace(weights=part) for part in separate_networks(grads.weights))
+        policy, value = (clipped(part, largest).weights for part in parts)
+        return grads._replace(weights=join_networks(policy, value))
 
     def _finish_minibatch(
         self, state: LearnerState, weights: Tree, grads: Gradient, output: Output
@@ -267,6 +293,27 @@ class ActorCriticAgent(NetworkAgent):
             "loss/value": value_loss,
             "entropy": entropy,
         }
+
+
+def _unroll_sums(seen: ObservationStats, observation: Tree, valid: Array) -> Deviations | tuple[()]:
+    """Sums over T rows of observations for the statistics, each unroll with the weight of one row.
+
+    The opening row is a large enough sample of an unroll, except in the first batch: there it is the state
+    after a reset, and its deviation is that of the noise of resets. All rows of the first batch count.
+    """
+    if not isinstance(seen, RunningStatistics):
+        return ()
+    rows, batch = valid.shape
+    weight = valid.sum(dtype=jnp.float32)
+
+    def whole() -> Deviations | tuple[()]:
+        folded = jax.tree.map(lambda x: x[:rows].reshape(rows * batch, *x.shape[2:]), observation)
+        return observation_sums(seen, folded, weight * rows)
+
+    def opening() -> Deviations | tuple[()]:
+        return observation_sums(seen, jax.tree.map(lambda x: x[0], observation), weight)
+
+    return jax.lax.cond(seen.weight > 0, opening, whole)
 
 
 def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:

@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params, SinglePass, clipped
+from seedbed.agents.base import Gradient, Params, SinglePass
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
@@ -54,7 +54,7 @@ class Impala(SinglePass, ActorCriticAgent):
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Method that turns gradients into changes of the weights."""
     max_gradient_norm: float = 40.0
-    """Largest norm of the gradient, which is summed over a batch's rows as in the paper."""
+    """Largest norm of the gradient, of each network's if there are two; the paper's sum over rows."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
@@ -88,13 +88,13 @@ class Impala(SinglePass, ActorCriticAgent):
         return grads, output._replace(metrics=output.metrics | {"gradient_norm": norm})
 
     def clip_gradient(self, grads: Gradient) -> Gradient:
-        """Scales a gradient to the sum over the rows, and bounds its norm.
+        """Scales a gradient to the sum over the rows, and bounds its norm, for two networks that of each.
 
         The paper sums the loss over the rows. With a mean, the gradient would never reach the paper's bound
         of the norm, and its square would be far below the paper's epsilon of 0.01.
         """
         weights = jax.tree.map(lambda x: x * self._rows(), grads.weights)
-        return clipped(grads._replace(weights=weights), self.max_gradient_norm)
+        return self._bounded(grads._replace(weights=weights), self.max_gradient_norm)
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite."""
@@ -120,7 +120,7 @@ class Impala(SinglePass, ActorCriticAgent):
         scale = self._return_scale(state)
         value = scale.values(outputs)
         policy = self._policy(parameters[:-1])
-        log_prob, entropy = policy.log_prob(batch.behaviour.draw), policy.entropy()
+        log_prob = policy.log_prob(batch.behaviour.draw)
         masks = trajectory_masks(steps, self.gamma, self.trace_decay)
         rho = jnp.where(masks.valid, jnp.exp(log_prob - batch.behaviour.log_prob), 0.0)
         clips = returns.VtraceClips(self.rho_clip, self.c_clip, self.pg_rho_clip)
@@ -140,7 +140,7 @@ class Impala(SinglePass, ActorCriticAgent):
         policy_loss = mean(losses.policy_gradient_losses(log_prob, advantage))
         value_error = losses.value_losses(outputs[:-1], scale.outputs(vtrace.targets))
         value_loss = mean(scale.known * value_error)
-        entropy = mean(entropy)
+        entropy = mean(self._entropy(policy, batch.behaviour.draw))
         loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
         metrics |= {
             "rho_mean": mean(rho),

@@ -14,13 +14,14 @@ import optax
 from jax import Array
 
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
-from seedbed.agents.base import Gradient, Params, clipped
+from seedbed.agents.base import Gradient, Params
 from seedbed.ops import losses, returns
 from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
     LearnerState,
     OnPolicy,
     Output,
+    SeedbedError,
     Timestep,
     Trajectory,
     Tree,
@@ -80,7 +81,7 @@ class Ppo(ActorCriticAgent):
     max_kl: float = 0.0
     """Minibatches whose KL divergence from the acting policy is above this are skipped; 0 is no limit."""
     max_gradient_norm: float = 0.5
-    """Largest norm of the gradient; a longer gradient is scaled down to it."""
+    """Largest norm of the gradient, of each network's if there are two; a longer one is scaled down to it."""
 
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
@@ -94,6 +95,14 @@ class Ppo(ActorCriticAgent):
             lambda x: self.batch % x == 0,
             "minibatches",
         )
+        measures = {"schedule": self.schedule == "adaptive", "max_kl": self.max_kl > 0}
+        for name in [
+            name for name, used in measures.items() if used and self.epochs * self.minibatches == 1
+        ]:
+            raise SeedbedError(
+                f"{self._name}.{name} is {getattr(self, name)}, but with 1 epoch of 1 minibatch the policy "
+                "that learns is the one that acted: its divergence is always 0; give 2 epochs or minibatches"
+            )
 
     @property
     def experience(self) -> OnPolicy:
@@ -145,8 +154,8 @@ class Ppo(ActorCriticAgent):
         return self._gradient(state, weights, observation, minibatch.target, valid), output
 
     def clip_gradient(self, grads: Gradient) -> Gradient:
-        """Bounds the norm of a gradient."""
-        return clipped(grads, self.max_gradient_norm)
+        """Bounds the norm of a gradient, for two networks that of each."""
+        return self._bounded(grads, self.max_gradient_norm)
 
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient, or skips it if the divergence is above `max_kl`.
@@ -200,7 +209,7 @@ class Ppo(ActorCriticAgent):
         def mean(rows: Array) -> Array:
             return losses.masked_mean(rows, batch.valid)
 
-        entropy = mean(policy.entropy())
+        entropy = mean(self._entropy(policy, batch.behaviour.draw))
         policy_loss, value_loss = -mean(surrogate), mean(scale.known * value_error)
         loss, metrics = self._total_loss(policy_loss, value_loss, entropy)
         metrics |= {
@@ -218,7 +227,9 @@ class Ppo(ActorCriticAgent):
             rate = before.learning_rate * (self.learning_rate / before.asked)
             factor = jnp.where(kl > 2.0 * self.target_kl, 1 / 1.5, 1.0)
             factor = jnp.where(kl < 0.5 * self.target_kl, 1.5, factor)
-            return jnp.clip(rate * factor, *_ADAPTIVE_RATES)
+            # A batch's first minibatch is seen with the policy that acted, so nothing can be measured.
+            measured = state.auxiliary.parts > 0
+            return jnp.where(measured, jnp.clip(rate * factor, *_ADAPTIVE_RATES), rate)
         left = 1.0 - state.progress if self.schedule == "linear" else 1.0
         return jnp.float32(self.learning_rate) * left
 

@@ -51,7 +51,7 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     """A base class with the options of acting and priorities, and the update with a target network.
 
     Environment i of N takes a random action with probability
-    `epsilon ** (1 + epsilon_power * i / (N - 1))` during the whole of the training. With `epsilon_updates`,
+    `epsilon ** (1 + epsilon_power * (i + 0.5) / N)` during the whole of the training. With `epsilon_updates`,
     all have one rate instead, which falls with the number of updates, as in Mnih et al. (2015). It is part of
     the parameters, so it reaches acting with them, wherever they are updated.
     """
@@ -66,9 +66,9 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     """Updates between two copies of the weights into the target network."""
 
     epsilon: float = 0.4
-    """Probability of a random action in environment 0, which explores most."""
+    """Largest probability of a random action, which the first of many environments is close to."""
     epsilon_power: float = 7.0
-    """Exploration falls from epsilon in the first to epsilon ** (1 + this) in the last environment."""
+    """Exploration falls over the environments from epsilon to epsilon ** (1 + this)."""
     epsilon_updates: int = 0
     """Updates in which one exploration rate falls from epsilon to epsilon_final; 0: each has its own rate."""
     epsilon_final: float = 0.1
@@ -178,9 +178,11 @@ class QLearningAgent(OffPolicyAgent, NetworkAgent):
     def _ladder(self, env_ids: Array, num_envs: int | Array) -> Array:
         """Returns the exploration rates `[B]` of environments `env_ids` `[B]`.
 
-        Source: Horgan et al. (2018), section 4.1.
+        Source: Horgan et al. (2018), section 4.1, where the first and last of many environments have the
+        ladder's ends. Here each environment has the middle of an equal part of the ladder: of two
+        environments one would otherwise act almost at random, and the other would hardly explore.
         """
-        place = env_ids.astype(jnp.float32) / jnp.maximum(num_envs - 1, 1)
+        place = (env_ids.astype(jnp.float32) + 0.5) / num_envs
         return self.epsilon ** (1.0 + self.epsilon_power * place)
 
     def _choose(

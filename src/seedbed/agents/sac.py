@@ -22,7 +22,13 @@ from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
 from seedbed.nets.torsos import auto_torso
 from seedbed.ops import losses
-from seedbed.ops.distributions import action_vector, check_bounds, parameter_size, squash
+from seedbed.ops.distributions import (
+    action_vector,
+    check_bounds,
+    log_slope,
+    parameter_size,
+    squash,
+)
 from seedbed.types import (
     ActorState,
     Box,
@@ -246,10 +252,8 @@ class Sac(OffPolicyAgent):
         noise = jax.random.normal(key, mean.shape)
         draw = mean + scale * noise
         normal = -0.5 * jnp.square(noise) - jnp.log(scale) - 0.5 * math.log(2.0 * math.pi)
-        # This is log(1 - tanh(x)^2) without cancellation.
-        slope = 2.0 * (math.log(2.0) - draw - jax.nn.softplus(-2.0 * draw))
-        rows = inputs.shape[:-1]
-        return jnp.tanh(draw).reshape(*rows, -1), (normal - slope).sum(-1).reshape(rows)
+        rows, slope = inputs.shape[:-1], log_slope(self._box(), draw)
+        return jnp.tanh(draw).reshape(*rows, -1), (normal.sum(-1) - slope).reshape(rows)
 
     def _values(self, critics: Tree, inputs: Array, action: Array) -> Array:
         """Returns both critics' values `[2, T, B]` of actions `[T, B, A]` between -1 and 1."""

@@ -11,6 +11,7 @@ import numpy as np
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
+from seedbed.actors.remote import RemoteActors
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.experience import Sink, Source
 from seedbed.central.gate import shared_gate
@@ -89,11 +90,20 @@ def train(
         _await_spec(pool, session)
         setup = _set_up(env, agent, config, pool, session)._replace(remote=remote)
         summary = session.train(CentralRun(setup))
-        if remote is not None and not summary["interrupted"]:
-            text = f"the run has ended after {summary['env_steps']:,} steps"
-            announce_end(run, text)
-            remote.finish(text)
+        if remote is not None:
+            _say_farewell(remote, run, summary)
         return summary
+
+
+def _say_farewell(remote: RemoteActors, run: RunFolder, summary: dict[str, Any]) -> None:
+    """Tells actors of other machines whether the run has ended, or was stopped and may go on."""
+    steps = f"after {summary['env_steps']:,} steps"
+    if summary["interrupted"]:
+        remote.finish(f"the run was stopped {steps}; it goes on with --resume", over=False)
+        return
+    text = f"the run has ended {steps}"
+    announce_end(run, text)
+    remote.finish(text, over=True)
 
 
 def _await_spec(pool: ActorPool, session: Session) -> None:

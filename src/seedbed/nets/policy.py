@@ -91,6 +91,23 @@ class ActorCritic(nn.Module):
         return bool(self.value_sizes)
 
 
+_VALUE_LAYERS = frozenset({"Torso_1", "LSTM_1", "ValueHead_0"})
+"""Layers of the value's own network, if there are two; flax numbers them as they are made."""
+
+
+def separate_networks(weights: Tree) -> tuple[Tree, Tree]:
+    """Splits weights, or their gradients, of two networks: into the policy's and the value's."""
+    layers = weights["params"]
+    policy = {name: layer for name, layer in layers.items() if name not in _VALUE_LAYERS}
+    value = {name: layer for name, layer in layers.items() if name in _VALUE_LAYERS}
+    return policy, value
+
+
+def join_networks(policy: Tree, value: Tree) -> Tree:
+    """Undoes `separate_networks`."""
+    return {"params": {**policy, **value}}
+
+
 def rescale_values(weights: Tree, factor: Array, offset: Array) -> Tree:
     """Returns weights of an `ActorCritic` with which every value v becomes `factor * v + offset`, exactly.
 

@@ -169,6 +169,17 @@ def squash(action: Box, x: Array, by: Literal["tanh", "clip"]) -> Array:
     return y.reshape(*y.shape[:-1], *action.shape)
 
 
+def log_slope(action: Box, x: Array) -> Array:
+    """Returns the log of the slope of `squash` by tanh at draws x `[..., D]`, summed over D, `[...]`.
+
+    It is what squashing adds to the entropy of a draw. Actions are in units in which two bounds are -1 and 1.
+    """
+    b = _bounds(action.low, action.high, x.ndim)
+    # This is log(1 - tanh(x)^2) without cancellation.
+    slope = 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
+    return jnp.where(b.both, slope, jnp.where(b.single, -jax.nn.softplus(-b.side * x), 0.0)).sum(-1)
+
+
 def action_vector(action: ActionSpec, x: Array) -> Array:
     """Turns actions in the form of the spec, `[..., *shape]`, into the input of a network, `[..., A]`.
 

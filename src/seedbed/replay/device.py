@@ -10,7 +10,8 @@ Without `cross_episodes`, an item belongs to the episode of its first learned ro
 of that episode are padding. The rows of the next episode before the next item begins are then in no item,
 so they are never learned from; if `period` is above 1, `cross_episodes` avoids this waste. The rows that warm
 up the memory (`burn_in`) may be of an earlier episode, since `first` resets the memory. An item whose first
-learned row is the end of an episode has no transition, and adds nothing to an update.
+learned row is the end of an episode has no transition: prioritised replay never draws it, and otherwise it
+adds nothing to an update.
 
 In all functions B is the number of environments and T a number of steps. Being pure, they may be called by
 any thread, and under `jax.jit`.
@@ -227,6 +228,9 @@ def _enter(
         experience, state, (records.timestep._replace(observation=()), records.extras), items
     )
     scaled = draw_weights(experience, priorities(timesteps, extras))
+    # An item without a transition is never drawn. It would add nothing to an update, and as the least
+    # probable one it would lower the importance of all others.
+    scaled = jnp.where((~timesteps.first[experience.burn_in + 1 :]).any(0), scaled, 0.0)
     values = jnp.where(jnp.repeat(entered, shape.num_envs), scaled, state.sums[0][items])
     out = shape.kept + back[: shape.places - shape.kept]
     gone = _items((newest - out) % shape.places, shape.num_envs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -48,14 +49,16 @@ def shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 def not_finite(tree: Tree) -> str | None:
     """Returns the name of the first leaf with a number that is not finite; None if all are."""
-    for name, leaf in named_leaves(tree):
-        if not _is_key(leaf) and jnp.issubdtype(leaf.dtype, np.floating) and not _finite(leaf):
-            return name
-    return None
+    with np.errstate(all="ignore"):
+        # The names take longer than the sums, and gradients are small: they are made when one is asked for.
+        if all(map(_finite, jax.tree.leaves(tree))):
+            return None
+        return next(name for name, leaf in named_leaves(tree) if not _finite(leaf))
 
 
 def _finite(leaf: Any) -> bool:
+    if leaf.dtype != np.float32 and (_is_key(leaf) or not jnp.issubdtype(leaf.dtype, np.floating)):
+        return True
     array = np.asarray(leaf)
-    with np.errstate(all="ignore"):
-        # A sum is several times as fast; that of large numbers may be infinite, though they are not.
-        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+    # A sum is several times as fast; that of large numbers may be infinite, though they are not.
+    return math.isfinite(array.sum()) or bool(np.isfinite(array).all())

@@ -217,6 +217,9 @@ class Session:
         """Returns one line of metrics; rates and shares are of the time since the last line of `interval`."""
         progress, skip = self._runtime.progress(), self._runtime.frame_skip
         rate, figures = interval.read()
+        if progress.updates == self.start.updates and "bottleneck" in figures:
+            # Programs may be compiling still, or replay is being filled: nothing limits learning yet.
+            figures["bottleneck"] = None
         helper = self._writer.helper_pid
         pids = [os.getpid(), *self._runtime.pids(), *([helper] if helper else [])]
         return {

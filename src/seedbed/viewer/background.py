@@ -55,6 +55,10 @@ class Screen(Protocol):
         """Shows a message that was sent at the time `at`, in seconds since the epoch."""
         ...
 
+    def tick(self) -> None:
+        """Shows that time passes; called if there was nothing else to show for `report_every_s`."""
+        ...
+
 
 class BackgroundView:
     """A view that draws a screen in its own thread, so that a blocked terminal blocks nothing else.
@@ -120,7 +124,11 @@ class BackgroundView:
         with contextlib.suppress(OSError, ValueError), self._screen:
             ended = False
             while not ended:
-                self._wake.get()
+                try:
+                    self._wake.get(timeout=self.report_every_s)
+                except queue.Empty:
+                    self._screen.tick()
+                    continue
                 ended = self._ended
                 if self._dropped:
                     dropped, self._dropped = self._dropped, 0

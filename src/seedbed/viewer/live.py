@@ -15,6 +15,15 @@ from rich.text import Text
 
 from seedbed.printable import printable
 from seedbed.viewer.background import unbuffered
+from seedbed.viewer.figures import (
+    Progress,
+    bar,
+    experience,
+    grid,
+    learners,
+    streams,
+    task_metrics,
+)
 from seedbed.viewer.notebook import Output
 from seedbed.viewer.text import as_count, as_duration, as_number, as_percent
 
@@ -79,7 +88,8 @@ class PlainLog:
     def __init__(self, total_steps: int, title: str, run: str, console: Console) -> None:
         self._total_steps, self._title, self._run = total_steps, title, run
         self._console = console
-        self._progress = _Progress(total_steps)
+        self._progress = Progress(total_steps)
+        self._begun, self._stage = time.monotonic(), ""
 
     def __enter__(self) -> PlainLog:
         self._print(
@@ -92,6 +102,7 @@ class PlainLog:
 
     def update(self, metrics: dict[str, Any]) -> None:
         """Prints the most important metrics in one line."""
+        self._stage = ""
         done, remaining = self._progress.update(metrics)
         parts = [
             as_duration(metrics.get("wall_s")),
@@ -99,11 +110,12 @@ class PlainLog:
             f"return {as_number(metrics.get('episode_return_mean'))}",
             f"{as_count(metrics.get('env_steps_per_s'))} steps/s",
             f"{as_count(metrics.get('frames_per_s'))} frames/s",
-            *(" ".join(part) for part in _experience(metrics)),
-            *(" ".join(row[:2]) for row in [*_streams(metrics)[:1], *_learners(metrics)]),
+            *(" ".join(part) for part in experience(metrics)),
+            *(" ".join(row[:2]) for row in [*streams(metrics)[:1], *learners(metrics)]),
             " ".join(f"{name[:3]} {as_percent(metrics.get(f'time/{name}'))}" for name, _ in SHARES),
             f"bottleneck {metrics.get('bottleneck') or '-'}",
             f"{as_number(metrics.get('rss_mb'), 0)} MB",
+            *(f"{name} {as_number(metrics[name])}" for name in task_metrics(metrics)),
         ]
         evaluation = metrics.get("evaluation/episode_return_mean")
         if evaluation is not None:
@@ -113,7 +125,13 @@ class PlainLog:
     def message(self, text: str, at: float) -> None:
         """Prints a message, without its time."""
         del at
+        self._stage = text
         self._print(text)
+
+    def tick(self) -> None:
+        """Prints for how long the run has been in its present stage, if that has no figures."""
+        if self._stage:
+            self._print(f"{as_duration(time.monotonic() - self._begun)} | {self._stage}")
 
     def _print(self, text: str) -> None:
         # Do not wrap at the console's width: these lines go to files and pipes.
@@ -153,10 +171,13 @@ class LiveView:
         """Draws on `surface`, by default on the console, where other code's lines go in any case."""
         self._total_steps, self._title, self._run = total_steps, title, run
         self._console = console
-        self._progress = _Progress(total_steps)
+        self._progress = Progress(total_steps)
         self._done, self._remaining = 0.0, "-"
         self._metrics: dict[str, Any] = {}
+        # When the metrics came, or the view was made, and the run's wall time then.
+        self._at, self._wall_s = time.monotonic(), 0.0
         self._messages: collections.deque[str] = collections.deque(maxlen=5)
+        self._stage = "starting"
         # Other code's output comes through `printed`: if Rich redirected it, that code would wait for the
         # terminal.
         self._surface: Surface = surface or Live(
@@ -178,12 +199,23 @@ class LiveView:
     def update(self, metrics: dict[str, Any]) -> None:
         """Draws new metrics. Metrics that are absent keep their old values."""
         self._metrics.update(metrics)
+        self._at, self._wall_s = time.monotonic(), metrics.get("wall_s") or self._wall_s
         self._done, self._remaining = self._progress.update(self._metrics)
         self._draw()
 
     def message(self, text: str, at: float) -> None:
-        """Adds a message, sent at `at` (seconds since the epoch), below the figures."""
+        """Adds a message, sent at `at` (seconds since the epoch), below the figures.
+
+        One that the panel has no room for appears above it.
+        """
+        self._stage = text
         self._messages.append(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}")
+        if not self._shown(self._parts()):
+            self.printed(self._messages.pop())
+        self._draw()
+
+    def tick(self) -> None:
+        """Draws again, with the time that has passed."""
         self._draw()
 
     def printed(self, text: str) -> None:
@@ -195,45 +227,62 @@ class LiveView:
 
     def render(self) -> RenderableType:
         """Returns the panel that shows the present metrics and messages."""
-        width = max(40, min(self._console.width, _WIDTH))
-        inner = width - 4
-        parts: list[RenderableType] = [
-            self._progress_line(inner),
-            Text(),
-            self._figures(),
-            Text(),
-            self._time_bars(inner),
-        ]
-        learner = self._learner()
-        if learner is not None:
-            parts += [Text(), learner]
-        # The panel must not be taller than the console.
-        rows = 20 + len(_streams(self._metrics))
-        shown = list(self._messages)[-max(1, self._console.height - rows) :]
-        if shown:
-            parts.append(Text())
-            parts += [
-                Text(text, style="bright_black", overflow="ellipsis", no_wrap=True)
-                for text in shown
-            ]
+        parts = self._parts()
+        if shown := self._shown(parts):
+            parts += [Text(), *shown]
         run = Text(self._run, style="bright_black", overflow="ellipsis", no_wrap=True)
         return Panel(
             Group(*parts),
             title=Text(f"seedbed  {self._title}", style="bold"),
             subtitle=run,
-            width=width,
+            width=self._width + 4,
             border_style="green",
         )
 
-    def _progress_line(self, width: int) -> Text:
-        steps = self._metrics.get("env_steps")
+    @property
+    def _width(self) -> int:
+        """The characters in a line of the panel."""
+        return max(40, min(self._console.width, _WIDTH)) - 4
+
+    def _parts(self) -> list[RenderableType]:
+        """Returns what the panel shows above the messages."""
+        parts = [self._progress_line(), Text(), self._figures(), Text(), self._time_bars()]
+        for metrics in (self._learner(), self._task()):
+            if metrics:
+                parts += [Text(), grid(metrics)]
+        return parts
+
+    def _shown(self, parts: list[RenderableType]) -> list[Text]:
+        """Returns the newest messages that fit whole below `parts`: the panel must fit the console."""
+        options = self._console.options.update(width=self._width)
+
+        def height(shown: RenderableType) -> int:
+            return len(self._console.render_lines(shown, options))
+
+        room = self._console.height - height(Group(*parts)) - 4
+        shown: list[Text] = []
+        for message in reversed(self._messages):
+            text = Text(message, style="bright_black", overflow="fold")
+            room -= height(text)
+            if room < 0:
+                break
+            shown.insert(0, text)
+        return shown
+
+    def _progress_line(self) -> Text:
+        steps, width = self._metrics.get("env_steps"), self._width
+        elapsed = as_duration(self._wall_s + time.monotonic() - self._at)
+        if steps is None:
+            line = Text(f"{elapsed}  {self._stage}", overflow="ellipsis", no_wrap=True)
+            line.truncate(width)
+            return line
         tail = (
             f" {self._done:4.0%}  {as_count(steps)} of {as_count(self._total_steps)} steps  "
-            f"{as_duration(self._metrics.get('wall_s'))}, {self._remaining} left"
+            f"{elapsed}, {self._remaining} left"
         )
         if width < 66:
             tail = f" {self._done:4.0%}  {as_count(steps)} steps, {self._remaining} left"
-        return _bar(self._done, max(8, width - len(tail)), "green").append(tail)
+        return bar(self._done, max(8, width - len(tail)), "green").append(tail)
 
     def _figures(self) -> Table:
         value = self._metrics.get
@@ -245,7 +294,7 @@ class LiveView:
         table = Table.grid(expand=True, padding=(0, 1))
         for style in ("bright_black", "bold", "bright_black", "bold"):
             table.add_column(style=style, no_wrap=True, ratio=1)
-        label, experience = next(iter(_experience(self._metrics)), ("lag", "none"))
+        label, held = next(iter(experience(self._metrics)), ("lag", "none"))
         rows = (
             ("return (last 100)", as_number(value("episode_return_mean")), "evaluation", last),
             (
@@ -255,118 +304,39 @@ class LiveView:
                 as_count(value("frames_per_s")),
             ),
             ("episodes", as_count(value("episodes")), "updates", as_count(value("learner_steps"))),
-            (label, experience, "memory", f"{as_number(value('rss_mb'), 0)} MB"),
-            *_streams(self._metrics),
-            *_learners(self._metrics),
+            (label, held, "memory", f"{as_number(value('rss_mb'), 0)} MB"),
+            *streams(self._metrics),
+            *learners(self._metrics),
         )
         for row in rows:
             table.add_row(*row)
         return table
 
-    def _time_bars(self, width: int) -> Table:
+    def _time_bars(self) -> Table:
         table = Table.grid(padding=(0, 1))
         bottleneck = self._metrics.get("bottleneck")
         for name, colour in SHARES:
             share = self._metrics.get(f"time/{name}")
-            bar = _bar(share or 0.0, max(10, width - 36), colour)
+            filled = bar(share or 0.0, max(10, self._width - 36), colour)
             note = Text("<- bottleneck", style="bold yellow") if name == bottleneck else Text()
-            table.add_row(Text(name, style=colour), bar, as_percent(share).rjust(4), note)
+            table.add_row(Text(name, style=colour), filled, as_percent(share).rjust(4), note)
         return table
 
-    def _learner(self) -> Table | None:
+    def _learner(self) -> list[tuple[str, str]]:
+        """Returns names and values of the agent's metrics."""
+        hidden = ("time/", "evaluation/", "replay/", "streams/", "cluster/", "env/")
         names = [
             name
             for name, value in self._metrics.items()
             if name not in _RUNTIME
-            and not name.startswith(("time/", "evaluation/", "replay/", "streams/", "cluster/"))
+            and not name.startswith(hidden)
             and isinstance(value, int | float)
         ]
-        if not names:
-            return None
-        table = Table.grid(expand=True, padding=(0, 1))
-        for style in ("bright_black", "", "bright_black", ""):
-            table.add_column(style=style, no_wrap=True, ratio=1)
-        cells = [
-            cell
+        return [
+            (name.removeprefix("learner/"), as_number(self._metrics[name], 4))
             for name in names[:SHOWN_LEARNER]
-            for cell in (name.removeprefix("learner/"), as_number(self._metrics[name], 4))
         ]
-        cells += [""] * (-len(cells) % 4)
-        for start in range(0, len(cells), 4):
-            table.add_row(*cells[start : start + 4])
-        return table
 
-
-class _Progress:
-    """An estimate of the time left, from the speed since the run was started or resumed."""
-
-    def __init__(self, total_steps: int) -> None:
-        self._total = max(1, total_steps)
-        self._first: tuple[float, float] | None = None
-
-    def update(self, metrics: dict[str, Any]) -> tuple[float, str]:
-        steps, wall = metrics.get("env_steps"), metrics.get("wall_s")
-        if steps is None or wall is None:
-            return 0.0, "-"
-        done = min(1.0, steps / self._total)
-        if self._first is None:
-            self._first = (steps, wall)
-        speed = (steps - self._first[0]) / max(1e-9, wall - self._first[1])
-        speed = speed if speed > 0.0 else metrics.get("env_steps_per_s") or 0.0
-        remaining = (self._total - steps) / speed if speed > 0.0 else None
-        return done, as_duration(None if remaining is None else max(0.0, remaining))
-
-
-def _bar(fraction: float, width: int, colour: str) -> Text:
-    filled = round(min(1.0, max(0.0, fraction)) * width)
-    return Text().append("━" * filled, colour).append("─" * (width - filled), "bright_black")
-
-
-def _experience(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns (label, text) for the size of replay, or for the age of experience in updates.
-
-    Returns an empty list if the metrics have neither, as in a fused run.
-    """
-    if "replay/items" in metrics:
-        items, size = as_count(metrics["replay/items"]), metrics["replay/bytes"] / 1e6
-        return [("replay", f"{items}, {size:,.0f} MB")]
-    if "lag_mean" in metrics:
-        oldest = as_number(metrics.get("lag_max"))
-        return [("lag", f"{as_number(metrics['lag_mean'])} (max {oldest})")]
-    return []
-
-
-def _streams(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Returns rows of figures about actors of other machines; none for a run that does not listen."""
-    if "streams/hosts" not in metrics:
-        return []
-    p50_ms, p99_ms = (1e3 * metrics[f"streams/action_{name}_s"] for name in ("p50", "p99"))
-    return [
-        (
-            "hosts",
-            f"{as_count(metrics['streams/hosts'])}, {as_count(metrics['streams/streams'])} streams",
-            "action p50, p99",
-            f"{p50_ms:.0f}, {p99_ms:.0f} ms",
-        ),
-        (
-            "reconnects",
-            as_count(metrics["streams/reconnects"]),
-            "refused",
-            as_count(metrics["streams/refused"]),
-        ),
-    ]
-
-
-def _learners(metrics: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Returns a row of figures about learners and their gradients; none where there is one learner only."""
-    if "cluster/learners" not in metrics:
-        return []
-    mean, largest = (metrics[f"cluster/staleness_{name}"] for name in ("mean", "max"))
-    return [
-        (
-            "learners",
-            f"{as_count(metrics['cluster/learners'])}, staleness {mean:.1f} (max {as_count(largest)})",
-            "discarded",
-            f"{metrics['cluster/discarded_share']:.1%}, {as_count(metrics['cluster/restarts'])} restarts",
-        )
-    ]
+    def _task(self) -> list[tuple[str, str]]:
+        """Returns names and values of the task's metrics."""
+        return [(name, as_number(self._metrics[name], 3)) for name in task_metrics(self._metrics)]

@@ -23,6 +23,8 @@ from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
 
+NOT_SHOWN = frozenset({"solver_error", "episode_return", "episode_length"})
+"""Metrics of a task that say nothing about an episode."""
 SHOWN = 3
 """The number of episodes that `show` plays by default, and the most that `seedbed evaluate` shows."""
 
@@ -84,18 +86,20 @@ def _on_device(
     reset_key, act_key = jax.random.split(jax.random.key(seed))
     now = jax.jit(functools.partial(open_episodes, trained.agent, env, episodes))(reset_key)
     play_until = jax.jit(functools.partial(play, trained.agent, env))
-    params, qpos, rewards = jax.device_put(trained.params), [now.env.inner.qpos], []
+    params, qpos, stepped = jax.device_put(trained.params), [now.env.inner.qpos], []
     for count in range(1, (env.episode_steps or 1000) + 1):
         if np.all(now.done):
             break
         now = play_until(params, act_key, now, np.uint32(count))
         qpos.append(now.env.inner.qpos)
-        rewards.append(now.env.timestep.reward)
-    places, reward = np.stack(jax.device_get(qpos)), np.stack(jax.device_get(rewards))
-    shown = [
-        Episode(places[: length + 1, i], reward[:length, i], env.dt)
-        for i, length in enumerate(np.asarray(now.lengths))
-    ]
+        told = {name: x for name, x in now.env.metrics.items() if name not in NOT_SHOWN}
+        stepped.append({**told, "reward": now.env.timestep.reward})
+    places = np.stack(jax.device_get(qpos))
+    values = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(stepped))
+    shown = []
+    for i, length in enumerate(np.asarray(now.lengths)):
+        series = {name: value[:length, i] for name, value in values.items()}
+        shown.append(Episode(places[: length + 1, i], series.pop("reward"), env.dt, series))
     return Recording(env.model_path, tuple(shown), title)
 
 
@@ -116,12 +120,15 @@ def _in_gymnasium(
         observation, _ = env.reset(seed=seed + i)
         policy.reset()
         qpos, rewards, reward, terminated = [env.data.qpos.copy()], [], 0.0, False
+        told: list[dict[str, float]] = []
         while not terminated and len(rewards) < limit:
             action = policy.act(observation, reward=reward)
-            observation, reward, terminated, _, _ = env.step(action)
+            observation, reward, terminated, _, info = env.step(action)
             qpos.append(env.data.qpos.copy())
             rewards.append(reward)
-        shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt))
+            told.append({k: v for k, v in info.items() if isinstance(v, int | float)})
+        series = {name: np.array([each.get(name, np.nan) for each in told]) for name in told[0]}
+        shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt, series))
     model = env.model
     env.close()
     return Recording(model, tuple(shown), title)

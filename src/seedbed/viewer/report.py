@@ -7,7 +7,7 @@ import base64
 import datetime
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from seedbed.viewer.curves import (
     group_runs,
     traces,
 )
+from seedbed.viewer.figures import task_metrics
 from seedbed.viewer.html import WEB, fill, json_in_page, replay_page
 from seedbed.viewer.recording import written_whole
 from seedbed.viewer.runs import Run, metrics_bytes, read_run
@@ -174,11 +175,19 @@ def _charts(group: Group) -> list[dict[str, Any]]:
             | {"points": True}
             for x in ("env_steps", "wall_s")
         ),
+        *_task_charts(group),
         _chart("Lag", lag, "updates", "env_steps", traces(group, "env_steps", LAGS)),
         _chart("Speed", "", "steps/s", "wall_s", traces(group, "wall_s", ["env_steps_per_s"])),
         _chart("Memory", "of all processes", "MB", "wall_s", traces(group, "wall_s", ["rss_mb"])),
     ]
     return [chart for chart in found if chart["traces"]]
+
+
+def _task_charts(group: Group) -> Iterator[dict[str, Any]]:
+    """Yields a chart of each metric of the task."""
+    for name in task_metrics({key: value for run in group.runs for key, value in run.last.items()}):
+        drawn = traces(group, "env_steps", [name])
+        yield _chart(printable(name)[:60], "a metric of the task", "", "env_steps", drawn)
 
 
 def _chart(title: str, note: str, unit: str, x: str, drawn: list[dict[str, Any]]) -> dict[str, Any]:
