@@ -11,11 +11,11 @@ Behind figures stands a comment that no reader sees. It names the source of each
                no data: NUMBER, NUMBER ...      the line says "no data of this is committed"
     FILE       in benchmarks/results or docs/results: .json, .csv, or .md, of which the first table counts
     SOURCE     TERM, or TERM * TERM, likewise with / + - (from left to right), and at the end perhaps
-               "to 100": the figure is rounded to hundreds
+               "to 100": the figure is rounded to hundreds; one TERM at least is a PATH
     TERM       NUMBER or PATH, perhaps after one of min, max, median, mean, sum, count, first, last
     PATH       parts between dots. A name is a key (with * and ? a pattern, for keys with dots, commas or
-               spaces); of a list it is taken of every element. A whole number is the place in a list, or
-               of a number in a text. NAME=VALUE keeps what has that value.
+               spaces); of a list it is taken of every element. A whole number is the place in a list, or of
+               a number in a text. NAME=VALUE keeps what has that value.
 
 A figure must be its source, rounded to the digits that it shows. `protocol` and `no data` may also begin a
 comment. `python tests/figures.py "fused.json rows.preset=ant/ppo: learning.summary.gymnasium"` shows values.
@@ -187,6 +187,8 @@ def _first_table(text: str) -> list[str]:
 def value(file: str, source: str) -> tuple[float, float]:
     """Returns what a source is, and what it is rounded to, or 0."""
     first, *rest = re.split(r" (\*|/|\+|-|to) ", source)
+    if all(_NUMBER.fullmatch(term) for term in (first, *rest[1::2])):
+        raise ValueError("a source must name a key")
     result, rounded = _term(file, first), 0.0
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
         if sign == "to":

@@ -52,6 +52,7 @@ def complaints(tmp_path: Path, text: str) -> list[str]:
         (f"5,140 in 56 s{ANT}", "1 sources for the numbers 5,140, 56"),
         ("5,140<!-- from fuse.json rows: a -->", "0 files fuse.json"),
         ("5,140<!-- from fused.json rows.preset=ant/ppo: gymnasium -->", "0 values"),
+        ("5,140<!-- from fused.json rows: 5,140 -->", "a source must name a key"),
         ("5,140<!-- from fused.json rows.learning.summary: gymnasium -->", "11 values"),
         ("5,100<!-- from fused.json rows.preset=ant/ppo: learning.summary.gymnasium to 100 -->", ""),
         ("5,200<!-- from fused.json rows.preset=ant/ppo: learning.summary.gymnasium to 100 -->", "is"),
