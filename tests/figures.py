@@ -202,15 +202,20 @@ def _term(file: str, term: str) -> float:
     if _NUMBER.fullmatch(term):
         return as_number(term)
     reduction, _, path = term.rpartition(" ")
-    found = [read(file)]
-    for part in path.split("."):
-        found = list(_step(found, part))
+    found = _found(file, path)
     if reduction == "count":
         return len(found)
     values = list(_leaves(found))
     if not values or (not reduction and len(values) > 1):
         raise ValueError(f"{file} has {len(values)} values at {path}")
     return REDUCTIONS[reduction](values) if reduction else values[0]
+
+
+def _found(file: str, path: str) -> list[Any]:
+    found = [read(file)]
+    for part in path.split("."):
+        found = list(_step(found, part))
+    return found
 
 
 def _step(things: list[Any], part: str) -> Iterator[Any]:
@@ -269,10 +274,14 @@ def pages() -> list[Path]:
 
 
 def main(comments: list[str]) -> None:
-    """Prints the values of the given sources, or all figures of all pages."""
+    """Prints the values of the given sources, or the keys there; without any, all figures of all pages."""
     for comment in comments:
         for file, source in _sources(comment):
-            print(f"{value(file, source)[0]:,.6g}  {file} {source}")
+            try:
+                print(f"{value(file, source)[0]:,.6g}  {file} {source}")
+            except ValueError:
+                for thing in _found(file, source.rpartition(" ")[2]):
+                    print(list(thing) if isinstance(thing, dict) else thing, f" {file} {source}")
     if not comments:
         for figure in (each for page in pages() for each in figures(page, strict=False)):
             print(f"{figure.place}: {figure.shown}  {figure.file} {figure.source}")
