@@ -31,6 +31,24 @@ def test_tables_of_measurements_are_found():
     assert not [one for one in figures(STRICT[0], strict=True) if one.file == "no data"]
 
 
+def test_every_other_last_digit_is_wrong():
+    found = [one for page in pages() for one in figures(page, strict=page in STRICT)]
+    checked = [one for one in found if one.file not in ("protocol", "no data")]
+    assert len(checked) > 700
+    for one in checked:
+        digits, e, exponent = one.shown.replace(",", "").partition("e")
+        decimals = len(digits.partition(".")[2])
+        step = (
+            float(re.findall(r" to ([\d.]+)$", one.source)[0])
+            if " to " in one.source
+            else 10.0**-decimals
+        )
+        for more in (-2 * step, 2 * step):
+            assert wrong(one._replace(shown=f"{float(digits) + more:.{decimals}f}{e}{exponent}")), (
+                one
+            )
+
+
 def complaints(tmp_path: Path, text: str) -> list[str]:
     page = tmp_path / "page.md"
     page.write_text(text)
