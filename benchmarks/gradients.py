@@ -273,8 +273,9 @@ def judged(row: dict[str, Any]) -> str:
 
 
 def save(row: dict[str, Any]) -> None:
-    """Puts a row in the place of the one of the same model and integrator."""
-    old = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    """Puts a row in the place of the one of the same model and integrator; rows of another CPU go."""
+    saved = json.loads(RESULT.read_text()) if RESULT.exists() else {"cpu": "", "rows": []}
+    old = saved["rows"] if saved["cpu"] == cpu_name() else []
     same = ("model", "integrator")
     rows = [r for r in old if any(r[k] != row[k] for k in same)] + [row]
     rows.sort(key=lambda r: (stepping.MODELS.index(r["model"]), r["integrator"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def call(*command: str | Path, folder: Path, status: int = 0) -> str:
 def test_the_wheel_trains_and_evaluates_in_an_empty_environment(tmp_path):
     call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, folder=ROOT)
     (wheel,) = tmp_path.glob("seedbed-*.whl")
+    names = {
+        Path(name).name
+        for name in zipfile.ZipFile(wheel).namelist()
+        if ".dist-info/licenses/" in name
+    }
+    assert names == {"LICENSE", "three.txt", "uplot.txt"}
     call(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     tools = tmp_path / "venv" / "bin"
     call(tools / "pip", "install", "--quiet", "--disable-pip-version-check", wheel, folder=tmp_path)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
 import urllib.request
+from collections.abc import Iterator
 from importlib.metadata import metadata
 from itertools import chain
 from pathlib import Path
@@ -19,8 +22,13 @@ EXTRAS = PROJECT["optional-dependencies"]
 INDEX = "https://pypi.org/simple"
 # What is imported by another dependency.
 INDIRECT = {"filelock"}
+# What is imported only where it is there already: in a notebook.
+PRESENT = {"IPython"}
 # Packages whose module has a name of its own.
 MODULES = {"orbax-checkpoint": "orbax"}
+WEB = ROOT / "src" / "seedbed" / "viewer" / "web"
+# The library inside each bundle.
+BUNDLED = {"three": "replay.js", "uplot": "report.js"}
 
 
 def names(requirements: list[str]) -> list[str]:
@@ -51,13 +59,62 @@ def test_every_dependency_has_a_line_that_says_what_it_is_for():
     assert sorted(chain(*dev)) == sorted(names(EXTRAS["dev"]))
 
 
-def test_every_dependency_is_imported():
+def imports(node: ast.AST) -> Iterator[str]:
+    """Lists the packages that a module imports anywhere, but for type checkers alone."""
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            for each in node.orelse:
+                yield from imports(each)
+            return
+        case ast.Import(names=aliases):
+            yield from (alias.name.partition(".")[0] for alias in aliases)
+        case ast.ImportFrom(module=str(module), level=0):
+            yield module.partition(".")[0]
+        case ast.Call(
+            func=ast.Name(id="import_module"), args=[ast.Constant(value=str(module)), *_]
+        ):
+            yield module.partition(".")[0]
+        case ast.Call(
+            func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]
+        ):
+            yield module.partition(".")[0]
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child)
+
+
+def undeclared(imported: set[str], declared: set[str]) -> set[str]:
+    """Returns what is imported, and is neither of Python nor declared."""
+    return imported - declared - sys.stdlib_module_names - PRESENT - {"seedbed"}
+
+
+def test_dependencies_are_what_is_imported():
     files = (ROOT / "src" / "seedbed").rglob("*.py")
-    pattern = r"(?:^\s*(?:from|import) |import_module\(\")(\w+)"
-    imported = {name for path in files for name in re.findall(pattern, path.read_text(), re.M)}
+    imported = {name for path in files for name in imports(ast.parse(path.read_text()))}
     needed = names([*PROJECT["dependencies"], *EXTRAS["video"], *EXTRAS["export"]])
-    plain = {name.partition("[")[0] for name in needed} - INDIRECT
-    assert {MODULES.get(name, name.replace("-", "_")) for name in plain} <= imported
+    plain = {name.partition("[")[0] for name in needed}
+    modules = {MODULES.get(name, name.replace("-", "_")) for name in plain}
+    assert modules - INDIRECT <= imported
+    assert undeclared(imported, modules) == set()
+
+
+def test_an_import_that_nobody_declared_is_found():
+    text = (
+        "def f():\n    import ml_dtypes.a, os\nif TYPE_CHECKING:\n    import b\nelse:\n    import c"
+    )
+    text += "\nfrom d.e import g\nfrom . import h\nimportlib.import_module('i.j')\nimport numpy, seedbed.k"
+    found = set(imports(ast.parse(text)))
+    assert undeclared(found, {"numpy"}) == {"ml_dtypes", "c", "d", "i"}
+
+
+def test_the_metadata_name_the_licences_of_what_is_bundled():
+    package = json.loads((WEB / "package.json").read_text())
+    assert set(package["devDependencies"]) - {"esbuild"} == set(BUNDLED)
+    assert PROJECT["license"] == "Apache-2.0 AND MIT"
+    files = {path for pattern in PROJECT["license-files"] for path in ROOT.glob(pattern)}
+    assert files == {ROOT / "LICENSE", *(ROOT / "licenses" / f"{name}.txt" for name in BUNDLED)}
+    for name, bundle in BUNDLED.items():
+        licence = (ROOT / "licenses" / f"{name}.txt").read_text()
+        assert "MIT" in licence and licence in (WEB / bundle).read_text()
 
 
 def test_jax_has_the_extras_that_ours_ask_for():
