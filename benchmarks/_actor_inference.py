@@ -177,7 +177,7 @@ class Station:
                 self._serve(self._links[descriptor], events)
             else:
                 stream, _ = self._listener.accept()
-                connection = Connection(stream, self._context, server=True)
+                connection = Connection(stream, self._context, Kind, server=True)
                 connection.limit = self._codec.limit
                 self._links[connection.fileno()] = Link(connection)
                 self._epoll.register(connection.fileno(), connection.events)
@@ -242,7 +242,7 @@ class Uplink:
     def __init__(self, setting: Setting, folder: Path, port: int, cadence: str) -> None:
         context = ActorKey.read(folder / KEY).context()
         stream = socket.create_connection(("127.0.0.1", port))
-        self.connection = Connection(stream, context, server=False)
+        self.connection = Connection(stream, context, Kind, server=False)
         self._asks = cadence == "unroll"
         self._like = jax.eval_shape(setting.agent.init, jax.random.key(0)).params
         self._params, self._codec = codec_of(self._like), None

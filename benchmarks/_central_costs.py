@@ -244,7 +244,7 @@ def updates_per_step(agent: Agent) -> float:
 
 def measure(run: Path, groups: int, folder: Path) -> Costs:
     """Measures every part in the sizes of a run; what replay keeps in files goes to `folder`."""
-    config = resolve.from_json(RunFolder.read(run).read_config())
+    config = resolve.saved_config(RunFolder.read(run))
     env, central = config.env, config.runtime
     assert isinstance(central, CentralConfig) and not is_on_device(env)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does

@@ -303,9 +303,9 @@ def main() -> None:
         elif part == "parity":
             yield from parity(device, *names)
         elif part == "rates":
-            yield from rates(device, *names, SIZES)
+            yield from rates(device, *names, SIZES)  # pyright: ignore[reportCallIssue]
         elif part == "environment":
-            yield from environment_rates(device, *names, SIZES[2::2])
+            yield from environment_rates(device, *names, SIZES[2::2])  # pyright: ignore[reportCallIssue]
         elif part == "profile":
             yield from profile(*names)
 

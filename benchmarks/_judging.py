@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -38,8 +37,9 @@ def physics(run: Path) -> str:
     """Says by which integrators a run was trained and judged, and what its policy does not see."""
     from seedbed import resolve
     from seedbed.physics.model import EULER
+    from seedbed.run.folder import RunFolder
 
-    config = resolve.from_json(json.loads((run / "config.json").read_text()))
+    config = resolve.saved_config(RunFolder.read(run))
     env: Any = config.env
     if not hasattr(env, "physics_model"):
         return "The task is the same in both."

@@ -80,7 +80,7 @@ class MujocoRollout:
         """Steps [B] states under controls [B, T, nu], each held; returns the last states."""
         held = np.repeat(ctrl, HOLD, axis=1)
         out, _ = self.rollout.rollout(self.model, self.data, states, held)
-        return out[:, -1]
+        return out[:, -1]  # pyright: ignore[reportCallIssue]
 
     def fastest(self, states: np.ndarray, ctrl: np.ndarray) -> str:
         """Chooses the solver."""

@@ -181,7 +181,7 @@ def sweep_values(recorded: Recorded) -> list[dict[str, Any]]:
             orders = (np.argsort(np.argsort(np.abs(x))).astype(float) for x in (mine, error))
             row[way] = {
                 "wrong": float(np.sqrt(np.square(mine - error).mean())),
-                "rank": float(np.corrcoef(*orders)[0, 1]),
+                "rank": float(np.corrcoef(*orders)[0, 1]),  # pyright: ignore[reportCallIssue]
             }
         found.append(row)
     return found

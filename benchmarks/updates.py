@@ -52,7 +52,7 @@ def measure(config: TrainConfig, rounds: int) -> dict[str, Any]:
     programs = {}
     for dtype in DTYPES:
         agent = dataclasses.replace(recorded.agent, compute_dtype=dtype)
-        programs[dtype] = jax.jit(lambda *given, agent=agent: learn(agent, *given, None))
+        programs[dtype] = jax.jit(lambda *given, agent=agent: learn(agent, *given, None))  # pyright: ignore[reportCallIssue]
     given = recorded.state, recorded.trajectory, recorded.key
     given = jax.device_put(given)
     for program in programs.values():

@@ -132,7 +132,7 @@ def main() -> None:
     args = common.arguments().parse_args()
     command = [sys.executable, "-c", SERVE]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, stderr=subprocess.DEVNULL, **pipes) as server:
+    with subprocess.Popen(command, text=True, stderr=subprocess.DEVNULL, **pipes) as server:  # pyright: ignore[reportCallIssue]
         try:
             figures = measure(int(server.stdout.readline()), server.pid, args)
         finally:

@@ -38,7 +38,7 @@ def serve_seedbed(folder: Path) -> None:
     while True:
         for fd, events in epoll.poll():
             if fd == listener.fileno():
-                connection = Connection(listener.accept()[0], context, server=True)
+                connection = Connection(listener.accept()[0], context, Kind, server=True)
                 connection.limit = LIMIT
                 connections[connection.fileno()] = connection
                 epoll.register(connection.fileno(), connection.events)
@@ -66,7 +66,7 @@ def send_seedbed(port: int, folder: Path, size: int, streams: int, seconds: floa
     connections = {}
     for _ in range(streams):
         connection = Connection(
-            socket.create_connection(("127.0.0.1", port)), context, server=False
+            socket.create_connection(("127.0.0.1", port)), context, Kind, server=False
         )
         connection.limit = LIMIT
         connections[connection.fileno()] = connection

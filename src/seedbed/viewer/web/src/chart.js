@@ -123,6 +123,7 @@ function ticks(low, high, count) {
 }
 
 const trimmed = new Intl.NumberFormat("en-GB", { maximumSignificantDigits: 4, notation: "compact" });
-const short = (value) => trimmed.format(value);
+const isTiny = (value) => value !== 0 && Math.abs(value) < 0.005;
+const short = (value) => (isTiny(value) ? value.toExponential(0) : trimmed.format(value));
 const fixed = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-export const format = (value) => fixed.format(value);
+export const format = (value) => (isTiny(value) ? value.toExponential(1) : fixed.format(value));
