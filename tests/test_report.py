@@ -134,6 +134,15 @@ def test_plotted_values_are_those_of_the_metrics(tmp_path, play):
     assert play == [("run", 3)]
 
 
+def test_the_task_s_metrics_have_charts_and_a_foreign_name_does_no_harm(tmp_path, play):
+    names = ["env/speed", "env/<b>\x1b[1m" + "x" * 10_000]
+    lines = [line | dict.fromkeys(names, 3.0 + line["wall_s"]) for line in curve(0)]
+    markup, data, _ = make([write_run(tmp_path / "run", lines)], tmp_path / "out.html")
+    (trace,) = traces(data["groups"][0], "env/speed", "env_steps")
+    np.testing.assert_allclose(trace["y"], [line["env/speed"] for line in lines], rtol=1e-6)
+    assert "env/&lt;b&gt;" in markup and "<b>x" not in markup and "x" * 100 not in markup
+
+
 def test_runs_that_differ_by_their_seed_have_a_median_and_a_band(tmp_path, play):
     runs = [write_run(tmp_path / f"run-{seed}", curve(seed), seed) for seed in (0, 1, 2, 3, 4)]
     markup, data, _ = make(runs, tmp_path / "out.html")

@@ -220,6 +220,15 @@ def test_browser_shows_the_replay(tmp_path):
         wait_until(lambda: browser.text("step") == "30 of 30", "it plays to the end")
         browser.press("p")
         wait_until(lambda: browser.text("step") == "0 of 30", "the other episode is shown")
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=400, height=800, deviceScaleFactor=1, mobile=True,
+        )  # fmt: skip
+        right = (
+            "Math.max(...[...document.querySelectorAll('header *, footer *, .corner *, dd')]"
+            ".map(element => element.getBoundingClientRect().right))"
+        )
+        wait_until(lambda: browser.evaluate(right) <= 400, "all controls are in a narrow window")
     finally:
         browser.close()
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)

@@ -142,3 +142,4 @@ def test_a_policy_that_is_filmed_is_given_its_rewards(monkeypatch):
     film = record._in_gymnasium(GymEnv("InvertedPendulum-v5"), None, 1, 0, "")
     rewards = film.episodes[0].reward
     assert len(rewards) > 3 and given == [0.0, *rewards[:-1]]
+    np.testing.assert_array_equal(film.episodes[0].series["reward_survive"], rewards)

@@ -27,6 +27,14 @@ _MOMENTS = (
 """What is waited for, and the most seconds after it."""
 
 
+@pytest.fixture(autouse=True)
+def signals_come():
+    """A shell lets its background jobs ignore SIGINT, and their children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(SEEDS))
