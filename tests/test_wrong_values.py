@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
-import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
@@ -59,7 +58,7 @@ def config(**parts: Any) -> TrainConfig:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What functions need that are called with one wrong value: policies, a run, a model."""
     folder = tmp_path_factory.mktemp("runs")
-    fused = write_run(folder / "fused", resolve.train_config("cartpole"))
+    fused = write_run(folder / "fused", resolve.train_config(CartPole()))
     central = write_run(folder / "central", resolve.train_config("CartPole-v1"))
     discrete = write_run(folder / "discrete", resolve.train_config("frozenlake"))
     model = physics.load(XML)
@@ -138,7 +137,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "train: seed": ("seed", lambda v, m: seedbed.train("cartpole", seed=v), NO_SEED),
     "train: devices": (
         "devices",
-        lambda v, m: seedbed.train("cartpole", devices=v),
+        lambda v, m: seedbed.train(FUSED, devices=v),
         [0, "0", None, ["a"], [0.5], (-1,), ()],
     ),
     "train: seconds": (
@@ -148,7 +147,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     ),
     "train: sweep": (
         "sweep",
-        lambda v, m: seedbed.train("cartpole", sweep=v),
+        lambda v, m: seedbed.train(FUSED, sweep=v),
         [None, 3, "x", "x="],
     ),
     "train: environment of a configuration": (
@@ -251,7 +250,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "step of make_gymnasium": (
         "action",
         lambda v, m: (m.env.reset(seed=0), m.env.step(v)),
-        [None, "left", 2, -1, 0.5, [0, 1], [[0], [0, 1]]],
+        ["left", 2, -1, 0.5, [0, 1], [[0], [0, 1]]],
     ),
     "export: run": ("run", lambda v, m: export(v, "there"), NO_PATH),
     "export: folder": ("folder", lambda v, m: export(m.run, v), NO_PATH),
@@ -316,11 +315,22 @@ CELLS = [
 
 
 def words_of(value: Any) -> list[str]:
-    """Returns what a message may call a value: its type, how it is written, or its shape."""
+    """Returns what a message may call a value: its type, how it is written, or an array's shape and dtype."""
     kind = value if isinstance(value, type) else type(value)
-    shape = str(np.shape(value)) if isinstance(value, np.ndarray | jax.Array) else kind.__name__
-    number = f"{value:,}" if isinstance(value, int) else shape
-    return [kind.__name__, kind.__qualname__, str(value)[:20], shape, number]
+    words = [kind.__name__, kind.__qualname__, str(value)[:20]]
+    if isinstance(value, int):
+        words.append(f"{value:,}")
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        return words
+    if array.dtype.kind != "O":
+        words += [
+            f"has shape {array.shape}",
+            str(array.dtype),
+            str(array.dtype).replace("64", "32"),
+        ]
+    return words
 
 
 def refusal_of(call: Callable[[], Any]) -> str:

@@ -131,7 +131,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is Callable or hint is Callable:
         return callable(value)
     kind = origin or hint
-    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True
     return isinstance(value, kind)
 

@@ -50,7 +50,8 @@ def _line(kind: str, remedy: str, names: list[str]) -> str:
     if names == [""]:
         return f"{kind}: {remedy}"
     count = f"{len(names)}: " if len(names) > 1 else ""
-    room = WIDTH - len(f"{kind} ({count}, ...): {remedy}")
+    more = ", ..." if len(names) > 1 else ""
+    room = WIDTH - len(f"{kind} ({count}{more}): {remedy}")
     shown: list[str] = []
     for name in names[:_MOST_NAMES]:
         part = _cut(name, _LONGEST_NAME if shown else min(_LONGEST_NAME, room))
@@ -58,7 +59,7 @@ def _line(kind: str, remedy: str, names: list[str]) -> str:
         if shown and room < 0:
             break
         shown.append(part)
-    more = ", ..." if len(shown) < len(names) else ""
+    more = more if len(shown) < len(names) else ""
     return f"{kind} ({count}{', '.join(shown)}{more}): {remedy}"
 
 

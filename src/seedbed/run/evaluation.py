@@ -266,7 +266,8 @@ def _per_env(name: str, value: Array, size: int, dtype: type) -> np.ndarray:
         raise refusal(f"act: {name}", value, remedy) from error
     if given.dtype.kind not in kinds or given.shape not in ((), (size,)):
         raise refusal(f"act: {name}", value, remedy)
-    cast = np.array(np.broadcast_to(given, size), dtype)
+    with np.errstate(over="ignore"):
+        cast = np.array(np.broadcast_to(given, size), dtype)
     if not np.isfinite(cast).all():
         raise refusal(f"act: {name}", given.tolist(), remedy)
     return cast

@@ -188,7 +188,7 @@ def encoded(leaves: Tree, observation: Any) -> Tree:
         sizes = {-1}  # ragged, or of another structure: told below
     n = min(sizes, default=-1)
     if n == 0 or (n > 0 and len(sizes) > 1):
-        raise SeedbedError(f"observation is a batch of {sorted(sizes)}: give one size, 1 or more")
+        raise SeedbedError(f"observation is a batch of {sorted(sizes)}, which is empty or uneven")
     if n > 0 and not all(leaf.write is _write_array for leaf in flat):
         return batched(leaves, [rows(i) for i in range(n)], lambda i: f"in row {i}, ")
     whole = trees.map(of_batch, leaves) if n > 0 else leaves
