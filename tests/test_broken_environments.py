@@ -189,7 +189,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "reward is not finite: nan in float32; step must return a fin",
     ),
     "large reward": (stepped(GOOD, 1e39), r"reward is not finite: 1e\+39 in float32"),
-    "huge reward": (stepped(GOOD, 10**400), "reward .* must be a finite number|OverflowError"),
+    "huge reward": (stepped(GOOD, 10**400), "the reward .*, an int: it must be a finite number"),
     "no reward": (stepped(GOOD, None), "the reward None: it must be a finite number"),
     "a text as reward": (
         stepped(GOOD, "1.0"),

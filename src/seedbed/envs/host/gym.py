@@ -15,8 +15,6 @@ from seedbed import trees
 from seedbed.arguments import require_fields
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.returned import (
-    FLAGS,
-    NUMBERS,
     flag_of,
     require_env,
     reward_of,
@@ -261,12 +259,13 @@ class _GymHost:
         if type(returned) is not tuple or len(returned) != 5:
             returned = values_of(returned, "step")
         observation, reward, terminated, truncated, _ = returned
-        reward = float(reward) if isinstance(reward, NUMBERS) else reward_of(reward)
-        if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
+        if type(reward) is not float:
+            reward = reward_of(reward)
+        if type(terminated) is not bool or type(truncated) is not bool:
             terminated = flag_of("terminated", terminated)
             truncated = flag_of("truncated", truncated)
-        self._ended[index] = bool(terminated or truncated)
-        return observation, reward, bool(terminated), bool(truncated), False
+        self._ended[index] = terminated or truncated
+        return observation, reward, terminated, truncated, False
 
     def _where(self, index: int) -> str:
         return f"environment {self._name!r}, index {index}, step {self._steps}"

@@ -15,10 +15,8 @@ from gymnasium import spaces
 from seedbed.arguments import shown
 from seedbed.types import SeedbedError
 
-NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 """Types of rewards that need no look."""
-FLAGS = frozenset({bool, np.bool_})
-"""Types of `terminated` and `truncated` that need no look."""
 _VALUES = {"reset": "observation, info", "step": "observation, reward, terminated, truncated, info"}
 _OLD = {
     "reset": "an observation alone is old Gym's form",
@@ -46,8 +44,10 @@ def values_of(returned: Any, call: str) -> tuple[Any, ...]:
 def reward_of(reward: Any) -> float:
     """Returns a reward, also one in an array of one element; raises BrokenContract if it is no number."""
     try:
+        if isinstance(reward, _NUMBERS):
+            return float(reward)
         array = np.asarray(reward)
-        if array.size == 1 and array.dtype.kind in "fiubO" and not isinstance(reward, str | bytes):
+        if array.size == 1 and array.dtype.kind in "fiubO":
             return float(array.item())
     except (TypeError, ValueError, OverflowError):
         pass
@@ -56,6 +56,8 @@ def reward_of(reward: Any) -> float:
 
 def flag_of(name: str, value: Any) -> bool:
     """Returns whether `terminated` or `truncated` is set; raises BrokenContract if it is no bool, 0 or 1."""
+    if type(value) in (bool, np.bool_):
+        return bool(value)
     array = np.asarray(value) if np.isscalar(value) or hasattr(value, "dtype") else None
     if (
         array is not None
