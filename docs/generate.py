@@ -34,6 +34,7 @@ from seedbed.paramserver.options import ParamServerConfig
 from seedbed.resolve import AGENTS, ENV_BOUND, PRESETS
 from seedbed.run.described import SECTIONS
 from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.types import SeedbedError, StorageError, UsageError
 
 PUBLIC = (seedbed, seedbed.physics, seedbed.simd)
 """The modules whose every public name has an entry."""
@@ -330,6 +331,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "api-seedbed": lambda: api(seedbed, [seedbed.api.Policy]),
     "api-physics": lambda: api(seedbed.physics),
     "api-simd": lambda: api(seedbed.simd),
-    "api-types": lambda: api(seedbed.types),
+    "api-types": lambda: api(seedbed.types, [SeedbedError, StorageError, UsageError]),
 }
 """What each name in a mark stands for."""

@@ -251,7 +251,7 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
     config = train_config("ant")
     env = config.env
-    trained = api.TrainedAgent(config, api._PlainForms(env.spec), Ppo(), None, 0)
+    trained = api.TrainedAgent(config, api.PlainForms(env.spec), Ppo(), None, 0)
     found = api.other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
     assert set(dict(found.kwargs)) <= {

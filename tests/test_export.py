@@ -325,7 +325,7 @@ def test_errors_have_one_line(run, folder, tmp_path, capsys, monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name)
     )
     assert told(str(run), "-o", out) == (
-        "seedbed: exported policies need the package onnxruntime: pip install seedbed[export]"
+        "seedbed: exported policies need the package onnxruntime: pip install 'seedbed[export]'"
     )
     assert not (tmp_path / "policy").exists()
 

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
     {
         *("types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression"),
-        *("strict_json", "printable", "named", "exit_status"),
+        *("strict_json", "printable", "named", "exit_status", "arguments", "errors"),
     },
     {"simd", "ops", "nets", "replay"},
     {"physics", "agents"},
@@ -30,6 +30,10 @@ FLOORS = (
 # Siblings on a floor that may import each other; the top floor is one house.
 LISTED = {
     ("trees", "types"),
+    ("errors", "printable"),
+    ("types", "errors"),
+    ("arguments", "errors"),
+    ("arguments", "printable"),
     ("files", "strict_json"),
     ("compression", "types"),
     ("exit_status", "types"),

@@ -13,7 +13,7 @@ import pytest
 from mujoco_states import MODELS, path
 from numpy_jaxpr import evaluate
 from seedbed import physics
-from seedbed.physics import collision, constraint, mjcf, narrow, slots
+from seedbed.physics import collision, constraint, mjcf, narrow, refusals, slots
 from seedbed.physics.dynamics import mass_matrix, velocity
 from seedbed.physics.kinematics import kinematics
 
@@ -242,7 +242,7 @@ def test_candidate_pairs_cover_mujocos_contacts(name):
         mujoco.mj_forward(model, data)
         seen |= {(int(c.geom1), int(c.geom2)) for c in data.contact}
     assert seen == pairs
-    assert not list(mjcf.unsupported(model))
+    assert not list(refusals.unsupported(model))
 
 
 def test_exclude_and_masks_filter_pairs():
@@ -263,9 +263,9 @@ def test_what_has_no_collider_is_named():
     model = scene(
         moving("cylinder", "a"), moving("cylinder", "b"), moving("sphere", "c", "condim='4'")
     )
-    named = "\n".join(mjcf.unsupported(model))
-    assert "geom 0 of body 'a' (cylinder) with geom 1 of body 'b' (cylinder)" in named
-    assert "condim=4 of geom 2 of body 'c', which may touch geom 0 of body 'a': use" in named
+    named = "\n".join(refusals.grouped(refusals.unsupported(model)))
+    assert "cylinder-cylinder contact (0 of a with 1 of b): use" in named
+    assert "condim=4 of geom (2 of c): use 1 or 3" in named
 
 
 MIXED = (

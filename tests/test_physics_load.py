@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mujoco_states
-from seedbed import physics
+from seedbed import cli, physics
 from seedbed.types import SeedbedError
 
 BODY = """
@@ -46,21 +46,21 @@ REFUSED = {
     "noslip_iterations=3": {"option": 'noslip_iterations="3"'},
     "flag contact='disable'": {"flag": '<flag contact="disable"/>'},
     "flag override='enable'": {"flag": '<flag override="enable"/>'},
-    "gravcomp of body 'box'": {"body": 'gravcomp="1"'},
-    "joint 'hinge' of type ball": {"joint": 'type="ball"'},
-    "frictionloss at joint 'hinge'": {"joint": 'frictionloss="1"'},
-    "actuatorfrcrange at joint 'hinge'": {"joint": 'actuatorfrcrange="-1 1"'},
-    "polynomial at joint 'hinge'": {"joint": 'damping="1 2 3"'},
-    "stiffness of a free joint": {"joint": 'type="free" stiffness="1"'},
-    "fluidshape='ellipsoid' at geom 'ball'": {"geom": 'size=".1" fluidshape="ellipsoid"'},
-    "collision of geom 'floor' (plane) with geom 'ball' (box)": {
-        "geom": 'type="box" size=".1 .1 .1"'
+    "gravcomp of body (box)": {"body": 'gravcomp="1"'},
+    "ball joint (hinge)": {"joint": 'type="ball"'},
+    "frictionloss of joint (hinge)": {"joint": 'frictionloss="1"'},
+    "actuatorfrcrange of joint (hinge)": {"joint": 'actuatorfrcrange="-1 1"'},
+    "polynomial of joint (hinge)": {"joint": 'damping="1 2 3"'},
+    "stiffness of free joint (hinge)": {"joint": 'type="free" stiffness="1"'},
+    "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},
+    "plane-box contact (floor with ball)": {"geom": 'type="box" size=".1 .1 .1"'},
+    "condim=6 of geom (ball)": {"geom": 'size=".1" condim="6"'},
+    "position servo (arm)": {"rest": '<actuator><position name="arm" joint="hinge"/></actuator>'},
+    "velocity servo (arm)": {"rest": '<actuator><velocity name="arm" joint="hinge"/></actuator>'},
+    "actuator that is no motor (arm)": {
+        "rest": '<actuator><damper name="arm" joint="hinge" ctrlrange="0 1"/></actuator>'
     },
-    "condim=6 of geom 'ball', which may touch geom 'floor'": {"geom": 'size=".1" condim="6"'},
-    "actuator 'arm' that is not a motor": {
-        "rest": '<actuator><position name="arm" joint="hinge"/></actuator>'
-    },
-    "actuator 'arm' on what is not": {
+    "actuator on no hinge or slide (arm)": {
         "rest": '<actuator><motor name="arm" site="tip"/></actuator>'
     },
     "equality constraint": {
@@ -71,7 +71,7 @@ REFUSED = {
     "mocap body": {
         "world": '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
     },
-    "limits of tendon 'string'": {
+    "limits of tendon (string)": {
         "rest": '<tendon><fixed name="string" limited="true" range="0 1">'
         '<joint joint="hinge" coef="1"/></fixed></tendon>'
     },
@@ -100,10 +100,11 @@ def test_a_plain_model_loads_from_text():
 def test_unsupported_elements_are_named(complaint):
     with pytest.raises(SeedbedError) as error:
         physics.load(xml(**REFUSED[complaint]))
-    (line,) = str(error.value).splitlines()  # people see one
-    parts = re.fullmatch("the XML text uses .* that cannot be simulated: (.*)", line)[1].split("; ")
-    assert complaint in parts[-1]
-    assert all(": " in part for part in parts)  # and what to do
+    first, *lines = str(error.value).splitlines()
+    if not lines:
+        lines = [first.removeprefix("the XML text uses something that cannot be simulated: ")]
+    assert complaint in lines[-1]
+    assert all(": " in line for line in lines)  # and what to do
 
 
 def test_a_model_that_cannot_move_is_refused():
@@ -111,12 +112,71 @@ def test_a_model_that_cannot_move_is_refused():
         physics.load("<mujoco/>")
 
 
-def test_all_refusals_are_listed_at_once():
-    with pytest.raises(
-        SeedbedError,
-        match="uses 2 things that[^\n]*elliptic[^\n]*; frictionloss",
-    ):
-        physics.load(xml(option='cone="elliptic"', joint='frictionloss="1"'))
+QUADRUPED = """
+<mujoco model="a small robot">
+  <option cone="elliptic" impratio="10"/>
+  <default><joint frictionloss=".2" damping=".1"/><position kp="30"/></default>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 .1"/>
+    <body name="torso" pos="0 0 .4"><freejoint/><geom name="trunk" type="box" size=".2 .1 .05"/>
+      <site name="imu"/>{legs}</body>
+  </worldbody>
+  <actuator>{servos}</actuator>
+  <sensor><gyro name="gyro" site="imu"/><accelerometer site="imu"/>{sensors}</sensor>
+</mujoco>
+"""
+LEG = """<body name="{leg}_hip" pos="{x} {y} 0"><joint name="{leg}_abduction" axis="1 0 0"/>
+  <geom name="{leg}_hip" size=".04"/><body name="{leg}_thigh">
+    <joint name="{leg}_hip_pitch_joint_with_a_long_name" axis="0 1 0"/>
+    <geom name="{leg}_thigh" type="capsule" fromto="0 0 0 0 0 -.2" size=".02"/>
+    <body name="{leg}_calf" pos="0 0 -.2"><joint name="{leg}_knee" axis="0 1 0"/>
+      <geom name="{leg}_foot" pos="0 0 -.2" size=".02" condim="6"/></body></body></body>"""
+
+
+def quadruped() -> str:
+    """Returns a robot as makers publish them."""
+    places = {"FL": (0.2, 0.1), "FR": (0.2, -0.1), "RL": (-0.2, 0.1), "RR": (-0.2, -0.1)}
+    joints = ("abduction", "hip_pitch_joint_with_a_long_name", "knee")
+    names = [f"{leg}_{joint}" for leg in places for joint in joints]
+    return QUADRUPED.format(
+        legs="".join(LEG.format(leg=leg, x=x, y=y) for leg, (x, y) in places.items()),
+        servos="".join(f'<position name="{name}" joint="{name}"/>' for name in names),
+        sensors="".join(f'<jointpos name="{name}" joint="{name}"/>' for name in names),
+    )
+
+
+def test_a_robot_is_refused_in_one_line_for_each_kind(capsys):
+    with pytest.raises(SeedbedError) as error:
+        physics.load(quadruped())
+    first, *lines = str(error.value).splitlines()
+    assert first == f"the XML text uses {len(lines)} kinds of things that cannot be simulated:"
+    assert all(len(line) <= 80 and line.startswith("  ") for line in lines), lines
+    kinds = [re.match(r"  ([^:(]*?) ?(?:\((\d*)|:)", line) for line in lines]
+    counts = {kind[1]: kind[2] for kind in kinds if kind}
+    assert counts.pop("option cone='elliptic'") is counts.pop("option impratio=10.0") is None
+    contacts = {kind for kind in counts if kind.endswith(" contact")}
+    assert {"plane-box contact", "box-capsule contact"} & contacts
+    others = {kind: count for kind, count in counts.items() if kind not in contacts}
+    assert others == {
+        "frictionloss of joint": "12",
+        "position servo": "12",
+        "condim=6 of geom": "4",
+        "sensor": "14",
+    }
+    assert "FL_abduction" in str(error.value) and "use motors and compute control" in str(
+        error.value
+    )
+    # The command line shows all of them, and no traceback.
+    assert cli._fail(error.value, [], 1) == 1
+    assert capsys.readouterr().err == f"seedbed: {error.value}\n"
+
+
+def test_names_that_cannot_be_seen_are_written_out(tmp_path):
+    name = "&#27;[31m&#8238;evil"
+    with pytest.raises(SeedbedError, match=r"joint \(\\x1b\[31m\\u202eevil\): remove it"):
+        physics.load(xml(joint='frictionloss="1"').replace('"hinge"', f'"{name}"'))
+    with pytest.raises(SeedbedError, match=r"compile .*a\\x0ab\\x1b\.xml"):
+        physics.load(tmp_path / "a\nb\x1b.xml")
 
 
 @pytest.mark.parametrize(

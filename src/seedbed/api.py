@@ -8,33 +8,36 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import jax
-import numpy as np
 
-from seedbed import resolve, scaling, trees
+from seedbed import resolve, scaling
+from seedbed.arguments import checked, require_fields
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.export import loading as exported
 from seedbed.paramserver.options import ParamServerConfig
+from seedbed.printable import printable
 from seedbed.resolve import TrainConfig
 from seedbed.run import evaluation
 from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
 from seedbed.run.folder import CONFIG, RunFolder, default_path
-from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.forms import Forms, PlainForms
+from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
 from seedbed.run.programs import keep_programs
 from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import Agent, Array, Environment, EnvSpec, SeedbedError, Tree, bind
+from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
 from seedbed.viewer.background import BackgroundView, tell
 from seedbed.viewer.live import make_view
 
 
+@checked
 def train(
-    what: str | TrainConfig,
+    what: str | TrainConfig | HostEnvConfig | Environment,
     *,
     agent: str | None = None,
     run: str | Path | None = None,
@@ -45,43 +48,36 @@ def train(
 ) -> dict[str, Any]:
     """Trains a preset, an environment or a configuration, and returns a summary of the run.
 
-    `what` is a name, as in `seedbed train`, or a `TrainConfig`. `agent` names another agent, such as ppo or
-    `module:Class`. `run` is the folder of the run; by default a new one below runs/. `runtime_options` are
-    fields of the runtime's configuration, such as `steps=1_000_000` (transitions). On a GPU, a preset or an
-    environment has the sizes of `scaling`. The summary holds the last metrics, `interrupted` (bool) and `run`
-    (the folder).
+    `what` is a name, as in `seedbed train`, a `TrainConfig`, or the configuration of an environment, such as
+    `GymEnv("CartPole-v1")`. `agent` names another agent, such as ppo or `module:Class`. `run` is the folder
+    of the run; by default a new one below runs/. `runtime_options` are fields of the runtime's configuration,
+    such as `steps=1_000_000` (transitions). On a GPU, a preset or an environment has the sizes of `scaling`.
+    The summary holds the last metrics, `interrupted` (bool) and `run` (the folder).
 
     `on_metrics` is called with each line of metrics as `metrics.jsonl` gets it, a dict of names and plain
     values, by the calling thread, every `log_every_s` seconds and once at the end. If it raises an
     Exception, a message says so and training goes on.
 
     With `resume`, the run in the folder `run` continues. If `what` is a name, it must be the run's own name
-    or environment, and the run keeps its saved configuration; a `TrainConfig` replaces that configuration.
+    or environment, and the run keeps its saved configuration; a configuration replaces the saved one.
     `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
     if resume and run is None:
         raise SeedbedError("resume needs the folder of the run: name it with run")
     plain = None  # what the sizes for this device are told of
-    if not isinstance(what, str):
+    resolve.require_trainable(what, agent)
+    if isinstance(what, TrainConfig):
         config = what
-    elif resume and run is not None:
+    elif isinstance(what, str) and resume and run is not None:
         config = resolve.resumed(Path(run), what, agent, trust)
     else:
         plain = resolve.train_config(what, agent)
         config = scaling.for_this_device(plain)
-    known = {field.name for field in dataclasses.fields(config.runtime)}
-    for name in runtime_options.keys() - known:
-        raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
-    options = dataclasses.replace(config.runtime, **runtime_options)
-    if isinstance(options, CentralConfig):
-        options = options.resolved(config.agent)
-    if isinstance(options, ParamServerConfig):
-        options.require_fit(config.agent)
-    config = dataclasses.replace(config, runtime=options)
+    config = _with_options(config, runtime_options)
     if plain is not None and (told := scaling.note(plain, config)):
         _tell(told)
     # What is refused must leave no folder behind: also an option that cannot be saved.
-    resolve.require_platform(options)
+    resolve.require_platform(config.runtime)
     config, told = scaling.with_compute_dtype(config, Path(run) if resume and run else None)
     if told:
         _tell(told)
@@ -89,7 +85,7 @@ def train(
     path = default_path(config.name or "run") if run is None else Path(run)
     folder = RunFolder.resume(path, _tell) if resume else RunFolder.create(path, _tell)
     folder.trusted = trust
-    screen = make_view(options.steps, config.name, str(path))
+    screen = make_view(config.runtime.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = _train(config, folder, view, on_metrics)
     return {**summary, "run": str(path)}
@@ -100,20 +96,32 @@ def _tell(text: str) -> None:
     tell(text, sys.stderr)
 
 
+def _with_options(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """Returns a configuration with other options of the runtime, and with those chosen that were 0.
+
+    Raises SeedbedError if there is no such option, or if the runtime does not fit the environment or agent.
+    """
+    known = {field.name for field in dataclasses.fields(config.runtime)}
+    for name in given.keys() - known:
+        raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+    options = dataclasses.replace(config.runtime, **given)
+    if is_on_device(config.env) != isinstance(options, FusedConfig):
+        raise SeedbedError(
+            f"{type(config.env).__name__} with {type(options).__name__}: on-device environments train in the "
+            "fused runtime, all others in the central one or with parameter servers"
+        )
+    if isinstance(options, CentralConfig):
+        options = options.resolved(config.agent)
+    if isinstance(options, ParamServerConfig):
+        options.require_fit(config.agent)
+    return dataclasses.replace(config, runtime=options)
+
+
 def _train(
     config: TrainConfig, folder: RunFolder, view: View, on_metrics: OnMetrics | None
 ) -> dict[str, Any]:
-    """Trains in the runtime that the type of `config.runtime` names.
-
-    Raises SeedbedError if that runtime does not fit the environment: on-device environments need the fused
-    runtime, all others need the central one.
-    """
+    """Trains in the runtime that the type of `config.runtime` names, which must fit the environment."""
     env, agent, options = config.env, config.agent, config.runtime
-    if is_on_device(env) != isinstance(options, FusedConfig):
-        raise SeedbedError(
-            f"{type(env).__name__} with {type(options).__name__}: on-device environments train in the "
-            "fused runtime, all others in the central one or with parameter servers"
-        )
     keep_programs()
     if is_on_device(env) and isinstance(options, FusedConfig):
         from seedbed.fused import train as fused
@@ -136,38 +144,6 @@ def _train(
     )
 
 
-class Forms(Protocol):
-    """The formats of an environment's observations and actions. A closed `HostEnv` also provides them."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The shapes and types of single frames and actions."""
-        ...
-
-    def encode(self, observation: Any) -> Tree:
-        """Converts the environment's own form of an observation, or a batch of them, to the spec's form."""
-        ...
-
-    def decode(self, action: Array) -> Any:
-        """Converts an action in the spec's form, or a batch of them, to the environment's own form."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class _PlainForms:
-    """The formats of the spec itself: arrays are not converted, except to the spec's dtypes."""
-
-    spec: EnvSpec
-
-    def encode(self, observation: Any) -> Tree:
-        return trees.map(
-            lambda leaf, x: np.asarray(x, leaf.dtype), self.spec.observation, observation
-        )
-
-    def decode(self, action: Array) -> Any:
-        return np.asarray(action)
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainedAgent:
     """The policy that a run has learned, and the environment it was trained in."""
@@ -185,6 +161,7 @@ class TrainedAgent:
         return self.config.env
 
 
+@checked
 def restore(
     run: str | Path,
     warn: Callable[[str], None] = lambda text: None,
@@ -207,7 +184,8 @@ def restore(
         raise
     except Exception as error:  # options may be anything
         raise SeedbedError(
-            f"the agent and the environment of {run} cannot be made of its {CONFIG} ({type(error).__name__}: "
+            f"the agent and the environment of {printable(run)} cannot be made of its {CONFIG} "
+            f"({type(error).__name__}: "
             f"{error}): restore that file, or mend their code"
         ) from error
     read = restore_newest if newest else restore_best
@@ -238,6 +216,7 @@ def restore(
     return TrainedAgent(config, forms, agent, params, step, member)
 
 
+@checked
 def make_gymnasium(
     name: str, num_envs: int | None = None, seed: int | None = None, **options: Any
 ) -> gymnasium.Env | gymnasium.vector.VectorEnv:
@@ -261,7 +240,11 @@ def make_gymnasium(
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1, cutoff=0.0)
             raise SeedbedError(f"{name} has no option {option!r}; did you mean {near[0]!r}?")
-    return make(dataclasses.replace(env, **options), num_envs, seed)  # type: ignore[type-var]
+    env = dataclasses.replace(env, **options)  # type: ignore[type-var]
+    require_fields(env)
+    if seed is not None:
+        require_seed(seed)
+    return make(env, num_envs, seed)
 
 
 class Policy:
@@ -294,6 +277,7 @@ def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
     )
 
 
+@checked
 def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = False) -> Policy:
     """Loads a run's best policy, or its newest; use it as `seedbed.load(run).act(observation)`.
 
@@ -308,14 +292,18 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
     policy takes observations and gives actions as the folder's contract describes them. Raises SeedbedError
     if the folder is neither, or is damaged.
     """
+    require_seed(seed)
     if not exported.is_exported(Path(run)):
         return policy_of(restore(run, newest=newest, trust=trust), seed)
     if newest:
-        raise SeedbedError(f"{run} is an exported policy, and has no newer one: leave out newest")
+        raise SeedbedError(
+            f"{printable(run)} is an exported policy, and has no newer one: leave out newest"
+        )
     agent, spec, frame_stack, params = exported.read(Path(run))
-    return Policy(_PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
+    return Policy(PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))
 
 
+@checked
 def evaluate(
     run: str | Path,
     *,
@@ -339,8 +327,8 @@ def evaluate(
     that of the standard task. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError if
     an episode does not end.
     """
-    if episodes < 1:
-        raise SeedbedError(f"episodes is {episodes}: it must be 1 or more")
+    at_least("episodes", episodes, 1)
+    require_seed(seed)
     trained = restore(run, warn, newest, trust)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
@@ -378,7 +366,8 @@ def other_environment(
     found, stack = _forms(config).spec, _frame_stack(config)
     if found != trained.forms.spec or stack != _frame_stack(trained.env):
         raise SeedbedError(
-            f"environment {name!r} does not fit the policy of {run}: it has {found} with frame stack "
+            f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with "
+            "frame stack "
             f"{stack}, trained was {trained.forms.spec} with {_frame_stack(trained.env)}"
         )
     return config
@@ -387,7 +376,7 @@ def other_environment(
 def _forms(env: HostEnvConfig | Environment) -> Forms:
     """Returns the formats of an environment; makes a host environment once to see its spaces."""
     if is_on_device(env):
-        return _PlainForms(env.spec)
+        return PlainForms(env.spec)
     host = env.make(1, 0)  # type: ignore[union-attr]
     host.close()
     return host

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import difflib
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import seedbed
 from seedbed import strict_json
 from seedbed.exit_status import ExitStatus, status_of
-from seedbed.printable import printable
+from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.signals import end_program_with
 from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer.background import tell
@@ -122,8 +123,8 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
     if "--debug" in arguments:
         tell(traceback.format_exc().rstrip(), sys.stderr)
     else:
-        # An actor's error has its traceback below the first line.
-        text = text.splitlines()[0]
+        # Below the first line is a list, which is indented, or the traceback of an actor.
+        text = re.match(r".*(\n  .*)*", text)[0]  # type: ignore[index]
     tell(f"seedbed: {text}", sys.stderr)
     return status
 
@@ -151,13 +152,13 @@ def _train(arguments: list[str]) -> int:
     summary = api.train(config, run=given.run, resume=given.resume, trust=given.trust)
     run = summary["run"]
     if summary.get("interrupted"):
-        tell(f"stopped and saved; go on with: seedbed train --resume --run {run}", sys.stdout)
+        tell(f"stopped and saved; go on with: {resume_command(run)}", sys.stdout)
         return ExitStatus.STOPPED
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
     if "evaluation/best_member" in summary:
         end += f" (median; best: {summary['evaluation/best_return']:.2f})"
-    tell(f"trained{end}; play it with: seedbed evaluate {run}", sys.stdout)
+    tell(f"trained{end}; play it with: seedbed evaluate {pasted(run)}", sys.stdout)
     return ExitStatus.FINISHED
 
 
@@ -229,12 +230,8 @@ def _evaluate_parser() -> _Parser:
     declare_trust(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
-    parser.add_argument(
-        "--html",
-        metavar="F.html",
-        type=Path,
-        help="write a few episodes as a page to look around in",
-    )
+    page = "write a few episodes as a page to look around in"
+    parser.add_argument("--html", metavar="F.html", type=Path, help=page)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

@@ -27,7 +27,7 @@ def lz4_address(name: str) -> int:
     except AttributeError:
         raise SeedbedError(
             f"the package lz4 {lz4.__version__} does not show its function {name}: "
-            "install it from PyPI (pip install --force-reinstall lz4)"
+            "install it from PyPI: pip install --force-reinstall lz4"
         ) from None
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 

@@ -7,7 +7,6 @@ import dataclasses
 import difflib
 import io
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ import tyro
 from seedbed import resolve
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.registry import code_of
+from seedbed.printable import quoted
 from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
 from seedbed.types import Environment, SeedbedError, UsageError
@@ -138,7 +138,7 @@ def command(config: TrainConfig) -> str:
             words.append(option if value else f"--{head}{dot}no-{tail}")
         else:
             words += [option, *map(str, value if isinstance(value, tuple) else [value])]
-    return shlex.join(words)
+    return " ".join(map(quoted, words))
 
 
 def _path(value: object) -> str:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from seedbed import defaults
+from seedbed.arguments import refusal, require, require_fields
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.gym import of_package
 from seedbed.machine import require_linux
 from seedbed.named import import_named
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.presets import PRESETS, TrainConfig
+from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.run.options import CentralConfig, FusedConfig
@@ -37,8 +40,51 @@ def description(preset: str) -> str:
     return " ".join((PRESETS[preset].__doc__ or "").split())
 
 
-def train_config(target: str, agent: str | None = None) -> TrainConfig:
-    """Returns the configuration for the name of a preset or of an environment.
+def require_trainable(what: Any, agent: str | None) -> None:
+    """Raises SeedbedError, which says what to write instead, unless `api.train` can train `what`.
+
+    That is a name, a whole TrainConfig, or the configuration of an environment. Imports and makes nothing.
+    """
+    if isinstance(what, TrainConfig):
+        if agent is not None:
+            raise SeedbedError(
+                f"agent is {agent!r}, but the TrainConfig has one: leave agent out, or replace the "
+                "configuration's"
+            )
+        _require_env("TrainConfig.env", what.env)
+        require(
+            "TrainConfig.runtime", what.runtime, CentralConfig | FusedConfig | ParamServerConfig
+        )
+        require("TrainConfig.name", what.name, str)
+        if not _is_agent(what.agent):
+            remedy = "give an agent, such as seedbed.agents.ppo.Ppo()"
+            raise refusal("TrainConfig.agent", what.agent, remedy)
+        require_fields(what.agent)
+    elif not isinstance(what, str):
+        _require_env("what", what)
+
+
+def _is_options(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_agent(value: Any) -> bool:
+    """Returns whether a value has all parts of an agent, without reading any."""
+    fields = {field.name for field in dataclasses.fields(value)} if _is_options(value) else set()
+    return all(part in fields or hasattr(type(value), part) for part in _PARTS)
+
+
+def _require_env(name: str, env: Any) -> None:
+    """Raises SeedbedError unless `env` is the configuration of an environment, of any kind."""
+    if not (_is_options(env) and (is_on_device(env) or hasattr(env, "make"))):
+        raise refusal(name, env, registry.advice(env))
+    require_fields(env)
+
+
+def train_config(
+    target: str | HostEnvConfig | Environment, agent: str | None = None
+) -> TrainConfig:
+    """Returns the configuration for the name of a preset or of an environment, or for an environment.
 
     `pong/impala` is a preset, and `pong` means the first preset of that environment. `agent` is a name of
     `AGENTS` or `module:Class`; `pong/dqn` means `pong` with agent `dqn`. If there is no such preset, an
@@ -52,6 +98,8 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
         raise SeedbedError(
             f"agent is {agent!r}; give its name, such as ppo or my_module:MyAgent, or train a TrainConfig"
         )
+    if not isinstance(target, str):
+        return _configured(target, agent, "")
     if target in PRESETS:
         if agent is not None and not target.endswith(f"/{agent}"):
             raise SeedbedError(
@@ -66,14 +114,24 @@ def train_config(target: str, agent: str | None = None) -> TrainConfig:
     name = f"{target}/{agent}" if agent else next(iter(same_env), None)
     if name in PRESETS:
         return dataclasses.replace(PRESETS[name](), name=name)
-    env = PRESETS[same_env[0]]().env if same_env else resolve_env(target)
+    preset = PRESETS[same_env[0]]() if same_env else None
+    return _configured(preset.env if preset else resolve_env(target), agent, target, preset)
+
+
+def _configured(
+    env: HostEnvConfig | Environment,
+    agent: str | None,
+    name: str,
+    preset: TrainConfig | None = None,
+) -> TrainConfig:
+    """Returns the configuration of an environment; a preset of it says how long an agent of users trains."""
     if agent is None or agent in AGENTS:
-        return defaults.configure(env, agent, target)
+        return defaults.configure(env, agent, name)
     made = _made(agent)
-    usual = (PRESETS[same_env[0]]() if same_env else defaults.configure(env)).runtime
+    usual = (preset or defaults.configure(env)).runtime
     options = FusedConfig if is_on_device(env) else CentralConfig
     runtime = options(steps=usual.steps, evaluate_every=usual.evaluate_every)
-    return TrainConfig(env, made, runtime, f"{target}/{agent}")
+    return TrainConfig(env, made, runtime, f"{name}/{agent}".lstrip("/"))
 
 
 def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
@@ -123,7 +181,8 @@ def resumed(run: Path, target: str | None, agent: str | None, trust: bool = Fals
     if target not in (None, env, saved.name) or agent not in (None, own_agent):
         asked = " ".join(part for part in (target, agent and f"--agent {agent}") if part)
         raise SeedbedError(
-            f"the run in {run} trains {saved.name or 'what has no name'}, not {asked}: name no preset to "
+            f"the run in {printable(run)} trains {saved.name or 'what has no name'}, not {asked}: name "
+            "no preset to "
             "go on with it, or another folder for a new run"
         )
     return saved
@@ -142,10 +201,11 @@ def resolve_env(target: str) -> HostEnvConfig | Environment:
         head, _, tail = target.rpartition("/")
         near = difflib.get_close_matches(target, PRESETS, n=3, cutoff=0.7)
         near += [name for name in _near_envs(head, tail) if name not in near]
-        if not near:
+        if not near or ":" in target:
             raise
         raise SeedbedError(
             f"no preset or environment {target!r}; did you mean {', '.join(near[:4])}?"
+            f"{of_package(target)}"
         ) from error
 
 
@@ -273,7 +333,8 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
     # Options are given to the classes as they are, and these may refuse them in any way.
     except Exception as error:
         raise SeedbedError(
-            f"{trust.file} is damaged or incomplete ({type(error).__name__}: {error}): restore it, or "
+            f"{printable(trust.file)} is damaged or incomplete ({type(error).__name__}: {error}): "
+            "restore it, or "
             "start a new run"
         ) from error
 

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 
 import numpy as np
 
+from seedbed.errors import SeedbedError as SeedbedError
+from seedbed.errors import StorageError as StorageError
+from seedbed.errors import UsageError as UsageError
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
@@ -384,15 +388,3 @@ class Environment(Protocol):
     def step(self, state: EnvState, action: Array) -> EnvState:
         """Takes an action; `first` is false afterwards."""
         ...
-
-
-class SeedbedError(Exception):
-    """A failure that the user can repair. Its text names the thing, its value and the remedy."""
-
-
-class StorageError(SeedbedError):
-    """Raised when the disk refuses to store something. Nothing else is wrong: training can go on."""
-
-
-class UsageError(Exception):
-    """Raised when a command line cannot be understood. The text has one line."""

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 _LINES, _CHARACTERS = 3, 200
 # What a host or learner says whenever it starts.
-_ALWAYS = ("listening at", "to join:", "or, elsewhere:", "looking for", "compiling", "training ")
+_ALWAYS = ("listening at", "to join:", "or, elsewhere", "looking for", "compiling", "training ")
 _INTRODUCTION = """# Faults
 
 What happens to a run with actors on other machines (`seedbed train --listen`) when something breaks: what

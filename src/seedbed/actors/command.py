@@ -15,6 +15,7 @@ from seedbed.actors.waiting import await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
+from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
@@ -133,12 +134,13 @@ def _missing(run: Path) -> str:
     runtime, options = found
     if runtime == "paramserver":
         raise SeedbedError(
-            f"the run {run} has --runtime paramserver, whose learners have actors of their own: no actor can "
+            f"the run {printable(run)} has --runtime paramserver, whose learners have actors of their "
+            "own: no actor can "
             "join it, but learners can, with seedbed learner"
         )
     if not options.get("listen"):
         raise SeedbedError(
-            f"the run {run} does not listen: start it with seedbed train ... --listen HOST:PORT"
+            f"the run {printable(run)} does not listen: start it with seedbed train ... --listen HOST:PORT"
         )
     return "" if (run / FOLDER / KEY).exists() else f"it has no {FOLDER}/{KEY}"
 

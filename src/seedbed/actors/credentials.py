@@ -18,6 +18,7 @@ from typing import Any
 
 from seedbed import strict_json
 from seedbed.files import load_json
+from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
 NAME = "seedbed"
@@ -45,10 +46,12 @@ class ActorKey:
             data = load_json(path)
             return cls(certificate=str(data["certificate"]), secret=bytes.fromhex(data["secret"]))
         except OSError as error:
-            raise SeedbedError(f"the key {path} cannot be read: {error.strerror}") from error
+            raise SeedbedError(
+                f"the key {printable(path)} cannot be read: {error.strerror}"
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise SeedbedError(
-                f"{path} is not the key of a run: copy the file {FOLDER}/{KEY} of the run's folder"
+                f"{printable(path)} is not the key of a run: copy the file {FOLDER}/{KEY} of the run's folder"
             ) from error
 
     def proof(self, nonce: bytes, term: int, hello: dict[str, Any]) -> str:
@@ -99,7 +102,8 @@ def ensure_credentials(folder: Path) -> ActorKey:
             _write_private(key, strict_json.dumps(content))
     except OSError as error:
         raise SeedbedError(
-            f"the run's key cannot be written to {folder} ({error.strerror}): name another folder with --run"
+            f"the run's key cannot be written to {printable(folder)} ({error.strerror}): name another "
+            "folder with --run"
         ) from error
     return ActorKey.read(key)
 

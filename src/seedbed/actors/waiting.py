@@ -10,6 +10,7 @@ from typing import Any
 
 from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json
+from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
 GIVE_UP_S = 3600.0
@@ -55,7 +56,8 @@ def await_run(
             return True
         if time.monotonic() > until_s:
             raise TemporaryError(
-                f"the run {run} did not begin within {limit_s:g} s ({lacks}): check the path, or wait longer "
+                f"the run {printable(run)} did not begin within {limit_s:g} s ({lacks}): check the path, "
+                "or wait longer "
                 "with --give-up-after"
             )
         if lacks != told:

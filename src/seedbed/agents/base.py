@@ -137,8 +137,13 @@ class BaseAgent(abc.ABC):
     def _require(self, rule: str, allowed: Any, *names: str) -> None:
         """Raises SeedbedError unless `allowed` holds for the named options; `rule` says it in words."""
         for name in names:
-            if not allowed(getattr(self, name)):
-                raise SeedbedError(f"{self._name}.{name} is {getattr(self, name)}; give {rule}")
+            value = getattr(self, name)
+            try:
+                fine = allowed(value)
+            except TypeError:  # no number, or none of several
+                fine = False
+            if not fine:
+                raise SeedbedError(f"{self._name}.{name} is {value}; give {rule}")
 
     @property
     def _name(self) -> str:

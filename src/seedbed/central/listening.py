@@ -14,6 +14,7 @@ from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import load_json, write_json
 from seedbed.machine import raise_descriptor_limit
+from seedbed.printable import pasted, printable
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import (
     GROUPS,
@@ -98,8 +99,11 @@ class _Announcer:
                 self._tell("streams are NOT encrypted (--insecure)")
             else:
                 key = self._run.listen / KEY
-                self._tell(f"to join: seedbed actor {self._run.path}")
-                self._tell(f"or, elsewhere: seedbed actor {addresses[0]} --key {KEY} ({key})")
+                self._tell(f"to join: seedbed actor {pasted(self._run.path)}")
+                self._tell(
+                    f"or, elsewhere, with a copy of {printable(key)}: "
+                    f"seedbed actor {pasted(addresses[0])} --key {KEY}"
+                )
         if addresses == self._written:
             return
         self._run.require_claim()
@@ -114,7 +118,8 @@ class _Announcer:
         except OSError as error:
             if not self._missed:
                 self._tell(
-                    f"{path} cannot be written ({error.strerror}): until it can, actors find this learner "
+                    f"{printable(path)} cannot be written ({error.strerror}): until it can, actors find "
+                    "this learner "
                     "by its address only"
                 )
             self._missed = True

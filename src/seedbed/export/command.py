@@ -14,6 +14,7 @@ import safetensors.numpy
 
 import seedbed
 from seedbed import api, options, resolve, strict_json
+from seedbed.arguments import checked
 from seedbed.envs.host.gym import GymEnv
 from seedbed.export import card
 from seedbed.export.check import require_equal
@@ -38,6 +39,7 @@ from seedbed.export.policy import (
     build,
 )
 from seedbed.files import sync
+from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
@@ -57,9 +59,10 @@ _MEANINGS = {
 }
 
 
+@checked
 def export(
-    run: Path,
-    folder: Path,
+    run: str | Path,
+    folder: str | Path,
     newest: bool = False,
     warn: Callable[[str], None] = lambda text: None,
     trust: bool = False,
@@ -70,6 +73,7 @@ def export(
     time. Raises SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX,
     if onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
     """
+    run, folder = Path(run), Path(folder)
     _require_room(folder)
     trained = api.restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
@@ -183,7 +187,7 @@ def _require_room(folder: Path) -> None:
     """Raises SeedbedError if there is something in the folder already, or if it is none."""
     try:
         if folder.exists() and next(folder.iterdir(), None) is not None:
-            raise SeedbedError(f"{folder} is not empty: name a new folder with -o")
+            raise SeedbedError(f"{printable(folder)} is not empty: name a new folder with -o")
     except OSError as error:
         raise _unusable(folder, error) from error
 
@@ -209,7 +213,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 def _unusable(folder: Path, error: OSError) -> SeedbedError:
     return SeedbedError(
-        f"the folder {folder} cannot be written ({error.strerror or error}): name another with -o"
+        f"the folder {printable(folder)} cannot be written ({error.strerror or error}): name another with -o"
     )
 
 
@@ -217,6 +221,7 @@ def told(contract: dict[str, Any], folder: Path) -> str:
     """Returns the line that tells of an exported policy."""
     worst = max(contract["checked"]["relative_errors"].values())
     return (
-        f"{folder} has the policy of step {contract['training']['env_steps']:,}; onnxruntime and JAX differ "
+        f"{printable(folder)} has the policy of step {contract['training']['env_steps']:,}; onnxruntime "
+        "and JAX differ "
         f"by at most {worst:.0e} of an output's largest number"
     )

@@ -18,7 +18,7 @@ def require_packages(*names: str) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise SeedbedError(
-                f"exported policies need the package {name}: pip install seedbed[export]"
+                f"exported policies need the package {name}: pip install 'seedbed[export]'"
             )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from seedbed import resolve
 from seedbed.export.extra import require_packages
 from seedbed.files import load_json
+from seedbed.printable import printable
 from seedbed.run.encoding import construct
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
@@ -56,13 +57,14 @@ def read(folder: Path) -> ExportedAgent:
         size, digest = files[PARAMETERS]["bytes"], files[PARAMETERS]["sha256"]
         if name is None:
             raise SeedbedError(
-                f"{folder} is of the agent {described['class']}, which is not Seedbed's own: play its "
+                f"{printable(folder)} is of the agent {described['class']}, which is not Seedbed's own: "
+                "play its "
                 "policy.onnx with onnxruntime, or the run with the agent's code"
             )
         spec = EnvSpec(_observation(contract["observation"]), _action(contract["action"]))
         if name not in resolve.AGENTS:
             raise SeedbedError(
-                f"{folder} is of the agent {name!r}, which this Seedbed does not have"
+                f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
             )
         values = {field: _plain(value) for field, value in options.items()}
         agent = construct(resolve.load_agent_class(name), values)
@@ -83,10 +85,12 @@ def _contract(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _damaged(folder, CONTRACT, str(error)) from error
     if not isinstance(contract, dict) or contract.get("format") != FORMAT:
-        raise SeedbedError(f"{folder} is no exported policy: its {CONTRACT} is not Seedbed's")
+        raise SeedbedError(
+            f"{printable(folder)} is no exported policy: its {CONTRACT} is not Seedbed's"
+        )
     if contract.get("version") != VERSION:
         raise SeedbedError(
-            f"{folder} was exported by another version of Seedbed: its format is "
+            f"{printable(folder)} was exported by another version of Seedbed: its format is "
             f"{contract.get('version')!r}, this one reads {VERSION}"
         )
     return contract

@@ -22,6 +22,7 @@ from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.processes import running
 from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
 from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 
@@ -99,7 +100,7 @@ def write_saves(
             ShardSave({"pushes": pushes, "leases": leases}, leaves).write(folder / NAME)
         except OSError as error:
             raise SeedbedError(
-                f"{folder} cannot be written ({error.strerror}): name another folder with --run"
+                f"{printable(folder)} cannot be written ({error.strerror}): name another folder with --run"
             ) from error
 
 
@@ -189,7 +190,7 @@ class Cluster:
         name, why = keeper.role.name, keeper.caller.last_error
         return (
             f"{name} has not answered for {patience_s:.0f} s{f' ({why})' if why else ''}: see "
-            f"{self._run / ROLES / name / LOG}, and go on with seedbed train --resume --run {self._run}"
+            f"{printable(self._run / ROLES / name / LOG)}, and go on with: {resume_command(self._run)}"
         )
 
     def _ask_all(

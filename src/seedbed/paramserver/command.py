@@ -17,6 +17,7 @@ from seedbed.files import load_json
 from seedbed.machine import require_linux
 from seedbed.paramserver.seats import BEAT_S, Seat, take_seat
 from seedbed.paramserver.starting import EarlyDeaths, start_role
+from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
 from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError
@@ -67,7 +68,7 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
     seat = take_seat(run, _places(run), given.seat, tell, lambda: bool(stopped))
     if seat is None:
         return None
-    tell(f"learner {seat.number} of {run}")
+    tell(f"learner {seat.number} of {printable(run)}")
     deaths, trusted = EarlyDeaths(), ("--trust-run",) if given.trust_run else ()
     while not stopped:
         deaths.begin()
@@ -80,12 +81,14 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
             return "the run has ended, or has another learner in this place"
         if status == ExitStatus.ALONE:
             raise TemporaryError(
-                f"nobody has coordinated the run {run} for a minute: go on with it where it was started "
-                f"(seedbed train --resume --run {run}), then start this learner again"
+                f"nobody has coordinated the run {printable(run)} for a minute: start this learner again "
+                "when the run "
+                f"goes on where it was started, with: {resume_command(run)}"
             )
         if status == ExitStatus.NO_ROOM:
             tell(
-                f"the disk of {run} is full: make room there; it is tried again every {_ROOM_S:.0f} s"
+                f"the disk of {printable(run)} is full: make room there; it is tried again every "
+                f"{_ROOM_S:.0f} s"
             )
             time.sleep(_ROOM_S)
             continue
@@ -119,12 +122,14 @@ def _missing(run: Path) -> str:
     runtime, options = found
     if runtime != "paramserver":
         raise SeedbedError(
-            f"the run {run} has --runtime {runtime}, which has one learner: check the path, or start it with "
+            f"the run {printable(run)} has --runtime {runtime}, which has one learner: check the path, "
+            "or start it with "
             "--runtime paramserver"
         )
     if not options.get("remote_learners"):
         raise SeedbedError(
-            f"the run {run} takes no learners of other machines: start it with --remote-learners N --listen "
+            f"the run {printable(run)} takes no learners of other machines: start it with "
+            "--remote-learners N --listen "
             "ADDRESS"
         )
     return "" if _job(run).is_file() else "its coordinator has not divided it yet"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seedbed.files import load_json, write_json
+from seedbed.printable import printable
 from seedbed.run.folder import ROLES
 from seedbed.types import SeedbedError
 
@@ -60,7 +61,8 @@ class Directory:
                 return number
         except OSError as error:
             raise SeedbedError(
-                f"{folder} cannot be written ({error.strerror}): mend it, or name another folder with --run"
+                f"{printable(folder)} cannot be written ({error.strerror}): mend it, or name another "
+                "folder with --run"
             ) from error
 
     def announce(self, role: str, address: Address) -> None:
@@ -75,7 +77,8 @@ class Directory:
             write_json(path, address._asdict())
         except OSError as error:
             raise SeedbedError(
-                f"{path} cannot be written ({error.strerror}): mend it, or name another folder with --run"
+                f"{printable(path)} cannot be written ({error.strerror}): mend it, or name another "
+                "folder with --run"
             ) from error
 
     def address_path(self, role: str) -> Path:

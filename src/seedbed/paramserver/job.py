@@ -14,6 +14,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import load_json, write_json
 from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
+from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, decode, decode_shapes, encode, encode_shapes
 from seedbed.run.folder import ROLES
 from seedbed.run.stacking import stacked_spec
@@ -68,7 +69,7 @@ class Job:
             write_json(path, self._content())
         except OSError as error:
             raise SeedbedError(
-                f"{path} cannot be written ({error.strerror}): name another folder with --run"
+                f"{printable(path)} cannot be written ({error.strerror}): name another folder with --run"
             ) from error
 
     def _content(self) -> dict[str, Any]:
@@ -106,5 +107,5 @@ class Job:
             return cls(env, agent, spec, decode(content["config"], trust), gradient, trusted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise SeedbedError(
-                f"{path} cannot be read ({error}): the run has another runtime, or has not begun"
+                f"{printable(path)} cannot be read ({error}): the run has another runtime, or has not begun"
             ) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from seedbed.run.options import GROUPS, at_least, require_sizes, split_address
+from seedbed.arguments import require_fields
+from seedbed.run.options import GROUPS, at_least, require_seed, require_sizes, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
 
@@ -51,12 +52,13 @@ class ParamServerConfig:
     """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges of all options; raises SeedbedError."""
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        require_fields(self)
+        require_seed(self.seed)
         counts = ("steps", "learners", "parameter_shards", "replay_shards", "actors")
         for field in (*counts, "envs_per_actor", "evaluate_episodes", "keep_checkpoints"):
             at_least(field, getattr(self, field), 1)
         for field in (
-            "seed",
             "remote_learners",
             "most_lag",
             "outlier_deviations",

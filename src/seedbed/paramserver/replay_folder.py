@@ -18,6 +18,7 @@ import numpy as np
 from seedbed.central.inference import act_output
 from seedbed.files import load_json, sync, write_json
 from seedbed.paramserver.job import Job
+from seedbed.printable import printable
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.persistence import saved_items
 from seedbed.replay.host.replay import HostReplay
@@ -80,7 +81,8 @@ def open_replay(
         write_json(folder / _CAPACITY, moved)
     except OSError as error:
         raise SeedbedError(
-            f"{folder} cannot be written ({error.strerror}): give this user the right and the room to write "
+            f"{printable(folder)} cannot be written ({error.strerror}): give this user the right and the "
+            "room to write "
             "there, and resume again"
         ) from error
     replay = HostReplay(layout_of(job, moved), folder / _REPLAY, seed, priorities)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from seedbed.files import read_arrays, write_arrays
+from seedbed.printable import printable
 from seedbed.types import SeedbedError, Tree
 
 NAME = "shard.save"
@@ -48,7 +49,8 @@ class ShardSave(NamedTuple):
             header, arrays = read_arrays(path, _MAGIC)
         except (OSError, ValueError) as error:
             raise SeedbedError(
-                f"{path} cannot be used ({error}): remove the folder {path.parent.parent.name} and resume "
+                f"{printable(path)} cannot be used ({error}): remove the folder "
+                f"{path.parent.parent.name} and resume "
                 "the run from its checkpoint"
             ) from error
         return cls(header["books"], list(arrays.values()))

@@ -19,6 +19,7 @@ from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
+from seedbed.printable import pasted
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.folder import RunFolder
@@ -64,9 +65,7 @@ def train(
         session.interruption.ending.append(cluster.kill)
         try:
             if config.remote_learners:
-                view.message(
-                    f"{config.remote_learners} learners may come from other machines: seedbed learner {path}"
-                )
+                view.message(_invitation(path, config.remote_learners))
             _await_roles(cluster, session, adopts)
             forget_former(path)
             trained = ClusterRun(cluster, run)
@@ -79,6 +78,10 @@ def train(
             raise
         finally:
             cluster.close()
+
+
+def _invitation(run: Path, learners: int) -> str:
+    return f"{learners} learners may come from other machines: seedbed learner {pasted(run)}"
 
 
 def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) -> EnvSpec:

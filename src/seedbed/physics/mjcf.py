@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seedbed.physics import slots
-from seedbed.physics.model import EULER, FREE, RK4, Model, Option
-from seedbed.physics.narrow import COLLIDERS
+from seedbed.arguments import refusal, require
+from seedbed.physics.model import Model, Option
+from seedbed.physics.refusals import grouped, unsupported
 from seedbed.physics.rigid import parts_of, welds_of
+from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
-INERT_DISABLED = (
-    mujoco.mjtDisableBit.mjDSBL_WARMSTART
-    | mujoco.mjtDisableBit.mjDSBL_SENSOR
-    | mujoco.mjtDisableBit.mjDSBL_MIDPHASE
-    | mujoco.mjtDisableBit.mjDSBL_EULERDAMP
-    | mujoco.mjtDisableBit.mjDSBL_ISLAND
-)
-"""Accepted disable flags: they do not change the result of a step, except eulerdamp, which is simulated."""
-INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
-"""Accepted enable flags: they do not change the result of a step."""
 ITERATIONS = 100
 """Most iterations of the solver: MuJoCo's default. The solver converges in fewer than 15."""
+_REMEDIES = {
+    mujoco.MjSpec: "give its text, spec.to_xml()",
+    mujoco.MjModel: "give the MJCF file, or the text, that it was compiled from",
+    bytes: "give text, such as data.decode()",
+}
+"""What to give instead of what holds a model, too."""
 
 
 def load(path_or_xml: str | Path) -> Model:
@@ -43,23 +40,35 @@ def load(path_or_xml: str | Path) -> Model:
 
     Raises:
         SeedbedError: MuJoCo cannot compile the model, or the model uses features that are not simulated. The
-            text names each of them, and the remedy.
+            text has a line for each kind of them, with their number, a few of their names and the remedy.
     """
-    is_text = isinstance(path_or_xml, str) and path_or_xml.lstrip().startswith("<")
-    name = "the XML text" if is_text else str(path_or_xml)
+    for kind, remedy in _REMEDIES.items():
+        if isinstance(path_or_xml, kind):
+            raise refusal("load: path_or_xml", path_or_xml, remedy)
+    require("load: path_or_xml", path_or_xml, str | Path)
+    # Editors put a mark before the text of a file.
+    given = path_or_xml.removeprefix("\ufeff") if isinstance(path_or_xml, str) else path_or_xml
+    is_text = isinstance(given, str) and given.lstrip().startswith("<")
+    name = "the XML text" if is_text else printable(path_or_xml)[:300]
+    # Unlike pathlib, this takes a text that is too long for a path.
+    if not is_text and (given == "" or os.path.isdir(given)):  # noqa: PTH112
+        what = f"{name} is a folder" if given else "load: path_or_xml is '', which is empty"
+        raise SeedbedError(f"{what}: give the path of an MJCF file, or its text")
     try:
         if is_text:
-            compiled = mujoco.MjModel.from_xml_string(path_or_xml)
+            compiled = mujoco.MjModel.from_xml_string(given)
         else:
             compiled = mujoco.MjModel.from_xml_path(str(path_or_xml))
-    except ValueError as error:
-        reason = " ".join(str(error).split())  # MuJoCo's message has several lines
+    except (ValueError, mujoco.FatalError) as error:
+        reason = " ".join(str(error).split())[:300]  # MuJoCo's message has several lines
         remedy = "correct it" if is_text else "correct it, or the path"
         raise SeedbedError(f"MuJoCo cannot compile {name}: {reason}; {remedy}") from error
-    refused = list(unsupported(compiled))
+    refused = grouped(unsupported(compiled))
+    if len(refused) == 1:
+        raise SeedbedError(f"{name} uses something that cannot be simulated: {refused[0]}")
     if refused:
-        number = "something" if len(refused) == 1 else f"{len(refused)} things"
-        raise SeedbedError(f"{name} uses {number} that cannot be simulated: {'; '.join(refused)}")
+        first = f"{name} uses {len(refused)} kinds of things that cannot be simulated:"
+        raise SeedbedError("\n  ".join([first, *refused]))
     return from_mujoco(compiled)
 
 
@@ -100,150 +109,3 @@ def _extents(fields: dict[str, Any]) -> np.ndarray:
         reach[b] = reach[parent[b]] + np.linalg.norm(fields["body_pos"][b])
     own = reach[body] + np.linalg.norm(fields["geom_pos"], axis=1)
     return np.where(weld[body], own, 0) + fields["geom_rbound"]
-
-
-def unsupported(m: Any) -> Iterator[str]:
-    """Yields a line for each feature of a compiled model that the engine does not simulate, with a remedy."""
-    if not m.nv:
-        yield "a model without joints: add one, or there is nothing to simulate"
-    yield from _options(m)
-    yield from _bodies_and_joints(m)
-    yield from _actuators(m)
-    yield from _tendons(m)
-    yield from _collisions(m)
-    counts = {
-        "equality constraint": (m.neq, "model the bodies as welded, or as one tree"),
-        "sensor": (m.nsensor, "remove it and read the state instead"),
-        "contact pair": (m.npair, "let contype and conaffinity choose the pairs"),
-        "flex": (m.nflex, "use rigid bodies"),
-        "plugin": (m.nplugin, "remove it"),
-        "mocap body": (m.nmocap, "make it a static body"),
-    }
-    for what, (count, remedy) in counts.items():
-        if count:
-            yield f"{what} ({count} in the model): {remedy}"
-
-
-def _named(m: Any, kind: Any, i: int | np.integer, element: str) -> str:
-    name = mujoco.mj_id2name(m, kind, i)
-    if name:
-        return f"{element} '{name}'"
-    # Most geoms have no name, and their number is not in the file: the body helps to find them.
-    if kind == mujoco.mjtObj.mjOBJ_GEOM:
-        body = _named(m, mujoco.mjtObj.mjOBJ_BODY, m.geom_bodyid[i], "body")
-        return f"{element} {i} of {body}"
-    return f"{element} {i}"
-
-
-def _options(m: Any) -> Iterator[str]:
-    option = m.opt
-    if option.integrator not in (EULER, RK4):
-        integrator = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_").lower()
-        yield f"option integrator='{integrator}': use Euler or RK4"
-    if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
-        yield "option cone='elliptic': use pyramidal"
-    if option.impratio != 1:
-        yield f"option impratio={option.impratio}: use 1"
-    if option.noslip_iterations:
-        yield f"option noslip_iterations={option.noslip_iterations}: use 0"
-    if option.disableactuator:
-        yield "option actuatorgroupdisable: remove the actuators instead"
-    for bits, inert, kind in (
-        (option.disableflags, INERT_DISABLED, mujoco.mjtDisableBit),
-        (option.enableflags, INERT_ENABLED, mujoco.mjtEnableBit),
-    ):
-        for bit in range(32):
-            if bits & ~int(inert) & 1 << bit:
-                word = "disable" if kind is mujoco.mjtDisableBit else "enable"
-                flag = kind(1 << bit).name.split("_")[1].lower()
-                yield f"option flag {flag}='{word}': remove the flag"
-
-
-def _bodies_and_joints(m: Any) -> Iterator[str]:
-    for b in np.flatnonzero(m.body_gravcomp):
-        yield _named(m, mujoco.mjtObj.mjOBJ_BODY, b, "gravcomp of body") + ": remove it"
-    for j in range(m.njnt):
-        joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j, "joint")
-        free = m.jnt_type[j] == FREE
-        dofs = np.flatnonzero(m.dof_jntid == j)
-        if m.jnt_type[j] == mujoco.mjtJoint.mjJNT_BALL:
-            yield f"{joint} of type ball: use three hinges"
-        refused = {
-            "stiffness of a free joint": free and m.jnt_stiffness[j],
-            "a stiffness or damping polynomial": m.jnt_stiffnesspoly[j].any()
-            or m.dof_dampingpoly[dofs].any(),
-            "springyield": m.jnt_plasticadr[j] >= 0,
-            "frictionloss": m.dof_frictionloss[dofs].any(),
-            "actuatorfrcrange": m.jnt_actfrclimited[j],
-        }
-        for what, found in refused.items():
-            if found:
-                yield f"{what} at {joint}: remove it"
-    for g in range(m.ngeom):
-        refused = {
-            "fluidshape='ellipsoid'": m.geom_fluid[g].any(),
-            "surfacevel": m.geom_surfacevel[g].any(),
-            "adhesion": m.geom_adhesion[g],
-        }
-        for what, found in refused.items():
-            if found:
-                yield f"{what} at {_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, 'geom')}: remove it"
-
-
-def _collisions(m: Any) -> Iterator[str]:
-    """Yields a line for each candidate pair without a collider, and for each geom with an unsupported condim.
-
-    Only geoms in candidate pairs are checked; condim must be 1 or 3.
-    """
-    for pair in slots.pairs(m):
-        geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g, "geom") for g in pair]
-        types = tuple(int(m.geom_type[g]) for g in pair)
-        if types not in COLLIDERS:
-            kinds = (mujoco.mjtGeom(t).name.removeprefix("mjGEOM_").lower() for t in types)
-            first, second = (f"{g} ({kind})" for g, kind in zip(geoms, kinds, strict=True))
-            yield (
-                f"collision of {first} with {second}: use spheres, capsules and planes, or rule the pair"
-                " out with contype and conaffinity"
-            )
-            continue
-        for g, (name, other) in zip(pair, (geoms, geoms[::-1]), strict=True):
-            if m.geom_condim[g] not in (1, 3):
-                yield f"condim={m.geom_condim[g]} of {name}, which may touch {other}: use 1 or 3"
-
-
-def _actuators(m: Any) -> Iterator[str]:
-    for i in range(m.nactuator):
-        actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i, "actuator")
-        joint = m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
-        if not joint or m.jnt_type[m.actuator_trnid[i, 0]] == FREE:
-            yield f"{actuator} on what is not a hinge or slide joint: drive joints"
-        motor = (
-            m.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
-            and m.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-            and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE
-        )
-        if not motor:
-            yield f"{actuator} that is not a motor: use a motor and compute its control"
-        refused = {
-            "delay": m.actuator_delay[i],
-            "damping": m.actuator_damping[i] or m.actuator_dampingpoly[i].any(),
-            "armature": m.actuator_armature[i],
-        }
-        for what, found in refused.items():
-            if found:
-                yield f"{what} of {actuator}: give it to the joint, or remove it"
-
-
-def _tendons(m: Any) -> Iterator[str]:
-    for t in range(m.ntendon):
-        refused = {
-            "limits": m.tendon_limited[t],
-            "stiffness": m.tendon_stiffness[t] or m.tendon_stiffnesspoly[t].any(),
-            "damping": m.tendon_damping[t] or m.tendon_dampingpoly[t].any(),
-            "armature": m.tendon_armature[t],
-            "frictionloss": m.tendon_frictionloss[t],
-        }
-        for what, found in refused.items():
-            if found:
-                tendon = _named(m, mujoco.mjtObj.mjOBJ_TENDON, t, "tendon")
-                yield f"{what} of {tendon}: only tendons without force are accepted"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import named_scope
 
+from seedbed.arguments import checked, shown
 from seedbed.physics import linear
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
@@ -30,14 +31,17 @@ from seedbed.physics.readout import readout
 from seedbed.physics.solver import relative_error
 from seedbed.types import Array, SeedbedError
 
+_ONE = "step is for one environment; batch it with simd.vectorize or jax.vmap"
 
+
+@checked
 def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
     """Makes the state of a `model` at `qpos` [nq] (m, rad) and `qvel` [nv] (m/s, rad/s).
 
     The default is qpos0 at rest, at time 0. The precision is that of `qpos`, or JAX's default. Raises
     SeedbedError if an array is not of floats or has another shape.
     """
-    dtype = jnp.result_type(float) if qpos is None else jnp.asarray(qpos).dtype
+    dtype = jnp.result_type(float) if qpos is None else _array("qpos", qpos).dtype
     start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
     speed = np.zeros(model.nv, dtype) if qvel is None else qvel
     return State(
@@ -50,6 +54,7 @@ def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> 
     )
 
 
+@checked
 def make_data(model: Model, state: State) -> Data:
     """Makes the data of a `state` before any forward pass (mj_makeData): the derived fields are zero.
 
@@ -82,6 +87,7 @@ def make_data(model: Model, state: State) -> Data:
     )
 
 
+@checked
 def forward(model: Model, state: State) -> Data:
     """Computes the derived fields at the `state` of a `model`, with zero control (mj_forward).
 
@@ -93,6 +99,7 @@ def forward(model: Model, state: State) -> Data:
     return _forward(model.astype(dtype), state, jnp.zeros(model.nu, dtype))[0]
 
 
+@checked
 def step(model: Model, state: State, ctrl: Array) -> State:
     """Advances one environment by the time step of the `model` under `ctrl` [nu].
 
@@ -105,6 +112,7 @@ def step(model: Model, state: State, ctrl: Array) -> State:
     return step_data(model, state, ctrl).state
 
 
+@checked
 def step_data(model: Model, state: State, ctrl: Array) -> Data:
     """Advances one environment as `step` does, and returns what mjData holds after mj_step.
 
@@ -136,6 +144,7 @@ def step_data(model: Model, state: State, ctrl: Array) -> Data:
     return kept._replace(diverged=done.diverged)
 
 
+@checked
 def energy(model: Model, state: State) -> jax.Array:
     """Computes the potential and kinetic energy [2] in J of a `model` at a `state`.
 
@@ -188,20 +197,29 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix,
 
 def _check(model: Model, state: State) -> Any:
     """Returns the dtype of a state. Raises SeedbedError if its sizes are not the model's or it is a batch."""
-    dtype = jnp.asarray(state.qpos).dtype
+    dtype = _array("qpos", state.qpos).dtype
     _floats("qpos", state.qpos, model.nq, dtype)
-    _floats("qvel", state.qvel, model.nv, dtype)
+    _floats("qpos_low", state.qpos_low, len(model.root_dofs), dtype)
+    for name in ("qvel", "qacc_warmstart"):
+        _floats(name, getattr(state, name), model.nv, dtype)
+    for name in ("time", "diverged"):
+        if (shape := _array(name, getattr(state, name)).shape) != ():
+            raise SeedbedError(f"{name} has shape {shape} instead of (): {_ONE}")
     return dtype
 
 
 def _floats(name: str, value: Array, size: int, dtype: Any) -> jax.Array:
     """Casts an array to `dtype`. Raises SeedbedError, with `name`, if it is not `size` floats."""
-    array = jnp.asarray(value)
+    array = _array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise SeedbedError(f"{name} holds {array.dtype}: give floating-point numbers")
     if array.shape != (size,):
-        raise SeedbedError(
-            f"{name} has shape {array.shape} instead of ({size},): step is for one environment; batch it"
-            " with simd.vectorize or jax.vmap"
-        )
+        raise SeedbedError(f"{name} has shape {array.shape} instead of ({size},): {_ONE}")
     return array.astype(dtype)
+
+
+def _array(name: str, value: Array) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise SeedbedError(f"{name} is {shown(value)}: give an array of numbers") from error

@@ -24,6 +24,7 @@ import numpy as np
 
 from seedbed import strict_json
 from seedbed.files import load_json
+from seedbed.printable import printable, resume_command
 from seedbed.run.checkpoint_helper import (
     ARRAYS,
     LENGTH,
@@ -307,7 +308,7 @@ def restore_best(
         # The run that trains may have removed it in the meantime, because another one is better.
         if not path.exists():
             return restore_best(folder, template, warn, part)
-        warn(f"the best checkpoint {path} is damaged ({reason}): using the newest")
+        warn(f"the best checkpoint {printable(path)} is damaged ({reason}): using the newest")
     return restore_newest(folder, template, warn, part)
 
 
@@ -329,13 +330,15 @@ def _newest_whole(folder: Path, warn: Warn) -> tuple[Path, list[Path]]:
         path = folder / name_of(step)
         if (reason := defect(path)) is None:
             return path, damaged
-        warn(f"checkpoint {path} is damaged ({reason}): using the one before")
+        warn(f"checkpoint {printable(path)} is damaged ({reason}): using the one before")
         damaged.append(path)
     if damaged:
-        raise SeedbedError(f"no whole checkpoint in {folder}: use another run, or start a new one")
+        raise SeedbedError(
+            f"no whole checkpoint in {printable(folder)}: use another run, or start a new one"
+        )
     raise SeedbedError(
-        f"{folder} has no checkpoint yet: wait for the first, or train with "
-        f"seedbed train --resume --run {folder.parent}"
+        f"{printable(folder)} has no checkpoint yet: wait for the first, or train with: "
+        f"{resume_command(folder.parent)}"
     )
 
 
@@ -359,7 +362,8 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
     if wanted.keys() != stored.keys():
         names = sorted(wanted.keys() ^ stored.keys())
         raise SeedbedError(
-            f"checkpoint {path} is of another agent or version: {names[0]} (of {len(names)} such parts) is "
+            f"checkpoint {printable(path)} is of another agent or version: {names[0]} (of {len(names)} "
+            "such parts) is "
             f"only in {'the agent' if names[0] in wanted else 'the checkpoint'}; use those that trained it"
         )
     for name, leaf in named:
@@ -367,7 +371,8 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
         want = shape_and_dtype(leaf)
         if have != want:
             raise SeedbedError(
-                f"checkpoint {path} is of another agent: {name} is {have[1]}{list(have[0])} there and "
+                f"checkpoint {printable(path)} is of another agent: {name} is {have[1]}{list(have[0])} "
+                "there and "
                 f"{want[1]}{list(want[0])} in the agent; resume with the run's own agent"
             )
     everything = [leaf["name"] for leaf in manifest["leaves"] if math.prod(leaf["shape"])]

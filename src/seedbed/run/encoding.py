@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from typing import Any
 
+from seedbed.printable import printable
 from seedbed.run.trust import Trust
 from seedbed.strict_json import NON_FINITE, spells_number
 from seedbed.types import SeedbedError, Tree
@@ -56,7 +57,7 @@ def decode(value: Any, trust: Trust) -> Any:
     kind = trust.load(value["class"])
     if not dataclasses.is_dataclass(kind):
         raise SeedbedError(
-            f"{trust.file} names {value['class']}, which is no dataclass: restore the file"
+            f"{printable(trust.file)} names {value['class']}, which is no dataclass: restore the file"
         )
     return construct(kind, fields)
 
@@ -121,7 +122,8 @@ def decode_shapes(data: Any, trust: Trust) -> Tree:
         kind: Any = trust.load(data["named"])
         if not (issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(data["of"])):
             raise SeedbedError(
-                f"{trust.file} names {data['named']}, which is no such NamedTuple: restore the file"
+                f"{printable(trust.file)} names {data['named']}, which is no such NamedTuple: restore "
+                "the file"
             )
         return kind(*(decode_shapes(child, trust) for child in data["of"]))
     if "dict" in data:

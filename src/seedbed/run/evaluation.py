@@ -12,6 +12,7 @@ import numpy as np
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
+from seedbed.arguments import refusal
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.machine import require_linux
 from seedbed.ops.keys import environment_keys, later
@@ -220,8 +221,9 @@ class SpecPolicy:
 
         `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
         observation after construction or `reset`, or after a change of B, does. `reward` (a number, or `[B]`)
-        is the reward of the last action; only agents with a memory use it. Raises ValueError if the shape
-        fits neither one observation nor a batch. Call from one thread at a time.
+        is the reward of the last action; only agents with a memory use it. Raises SeedbedError if a shape or
+        a dtype fits neither one observation nor a batch, or if a reward is not finite. Call from one thread
+        at a time.
         """
         batch = self._batch_size(observation)
         lead = (lambda leaf: leaf) if batch is not None else (lambda leaf: np.asarray(leaf)[None])
@@ -230,26 +232,42 @@ class SpecPolicy:
             state = initial_player(self.agent, self.spec, self._frame_stack, num_envs)
             self._player = Player(self._play, self.params, state, self._seed)
             self._batch, self._first = num_envs, True
-        opening = np.broadcast_to(np.asarray(first if first is not None else self._first), num_envs)
+        opening = _per_env("first", self._first if first is None else first, num_envs, bool)
+        earned = _per_env("reward", 0.0 if reward is None else reward, num_envs, np.float32)
         self._first = False
         dtypes = jax.tree.map(lambda leaf: np.dtype(leaf.dtype), self.spec.observation)
         observation = jax.tree.map(lambda leaf, d: np.asarray(lead(leaf), d), observation, dtypes)
         flag = np.zeros(num_envs, bool)
-        earned = np.zeros(num_envs, np.float32)
-        if reward is not None:
-            earned = np.where(opening, earned, np.asarray(reward, np.float32))
-        timestep = Timestep(observation, earned, flag, flag, np.array(opening))
+        earned = np.where(opening, np.float32(0), earned)
+        timestep = Timestep(observation, earned, flag, flag, opening)
         action = self._player.act(timestep)
         return action if batch is not None else jax.tree.map(lambda leaf: leaf[0], action)
 
     def _batch_size(self, observation: Tree) -> int | None:
-        """Returns the batch size, or None for a single observation; raises ValueError if neither fits."""
+        """Returns the batch size, or None for one observation; raises SeedbedError if neither fits."""
         want = jax.tree.leaves(self.spec.observation)[0].shape
         got = np.shape(jax.tree.leaves(observation)[0])
         if got == want:
             return None
         if got[1:] == want:
             return got[0]
-        raise ValueError(
+        raise SeedbedError(
             f"observation has shape {got}: expected {want}, or {('B', *want)} for a batch"
         )
+
+
+def _per_env(name: str, value: Array, size: int, dtype: type) -> np.ndarray:
+    """Returns one value for each of `size` environments; raises SeedbedError if it is no such array."""
+    kinds, what = ("b", "a bool") if dtype is bool else ("fiub", "a finite number")
+    remedy = f"give {what}, or an array of shape ({size},)"
+    try:
+        given = np.asarray(value)
+    except ValueError as error:
+        raise refusal(f"act: {name}", value, remedy) from error
+    if given.dtype.kind not in kinds or given.shape not in ((), (size,)):
+        raise refusal(f"act: {name}", value, remedy)
+    with np.errstate(over="ignore"):
+        cast = np.array(np.broadcast_to(given, size), dtype)
+    if not np.isfinite(cast).all():
+        raise refusal(f"act: {name}", given.tolist(), remedy)
+    return cast

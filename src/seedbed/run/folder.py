@@ -15,6 +15,7 @@ from typing import Any
 
 from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json, unfinished, write_json
+from seedbed.printable import printable
 from seedbed.run.checkpoint_helper import (
     TERMS,
     UNCLAIMED,
@@ -93,7 +94,7 @@ class RunFolder:
         if content:
             remedy = "continue it with --resume, or " if CONFIG in content else ""
             raise SeedbedError(
-                f"the run folder {path} is not empty (it holds {sorted(content)[0]}): {remedy}"
+                f"the run folder {printable(path)} is not empty (it holds {sorted(content)[0]}): {remedy}"
                 "name another folder with --run"
             )
         run = cls(path)
@@ -123,7 +124,8 @@ class RunFolder:
             self._await_lock(
                 LOCK,
                 LOOK_S,
-                f"another process trains into {self.path}: wait for it, stop it, or name another folder",
+                f"another process trains into {printable(self.path)}: wait for it, stop it, or name "
+                "another folder",
             )
             self._wait_for_helper(tell)
             self.claim = self._next_claim()
@@ -140,13 +142,15 @@ class RunFolder:
         if self._lock(SAVING):
             return
         tell(
-            f"waiting until the helper that wrote checkpoints to {self.path} has ended: its trainer was "
+            f"waiting until the helper that wrote checkpoints to {printable(self.path)} has ended: its "
+            "trainer was "
             "killed"
         )
         self._await_lock(
             SAVING,
             PATIENCE_S,
-            f"the helper of a trainer that was killed still writes a checkpoint to {self.path}: wait until "
+            f"the helper of a trainer that was killed still writes a checkpoint to "
+            f"{printable(self.path)}: wait until "
             "it ends, or end it (its program is seedbed.run.checkpoint_helper)",
         )
 
@@ -183,7 +187,8 @@ class RunFolder:
         """Raises TakenOver if another learner has the run; call it before anything is written."""
         if newer := successor(self.path, self.claim):
             raise TakenOver(
-                f"another learner has taken over the run {self.path} (term {newer}; this one is of term "
+                f"another learner has taken over the run {printable(self.path)} (term {newer}; this one "
+                "is of term "
                 f"{self.term}): this one ends, and saves nothing"
             )
 
@@ -238,7 +243,9 @@ class RunFolder:
         """
         if not (path / CONFIG).is_file():
             what = "there is no such folder" if not path.exists() else f"it has no {CONFIG}"
-            raise SeedbedError(f"{path} is not the folder of a run: {what}; check the path")
+            raise SeedbedError(
+                f"{printable(path)} is not the folder of a run: {what}; check the path"
+            )
         return cls(path)
 
     @property
@@ -345,6 +352,6 @@ class RunFolder:
 
 def _unusable(path: Path, error: OSError) -> SeedbedError:
     return SeedbedError(
-        f"the run folder {path} cannot be written ({error.strerror or error}): "
+        f"the run folder {printable(path)} cannot be written ({error.strerror or error}): "
         "name another folder with --run"
     )

@@ -19,6 +19,7 @@ import psutil
 
 from seedbed import strict_json
 from seedbed.files import open_regular
+from seedbed.printable import printable
 from seedbed.run.folder import METRICS
 from seedbed.run.lines import whole_lines
 from seedbed.types import SeedbedError
@@ -67,7 +68,8 @@ class MetricsLog:
                 self._events.append(_record(opening))
         except OSError as error:
             raise SeedbedError(
-                f"metrics cannot be written to {folder} ({error.strerror or error}): make room there, "
+                f"metrics cannot be written to {printable(folder)} ({error.strerror or error}): make "
+                "room there, "
                 "then go on with --resume"
             ) from error
 

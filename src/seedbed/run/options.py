@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from seedbed.arguments import require_fields
 from seedbed.machine import usable_cores
 from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, on_policy
 
@@ -55,10 +56,12 @@ class CentralConfig:
     """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges of all options; raises SeedbedError."""
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        require_fields(self)
         for field in ("steps", "evaluate_episodes", "keep_checkpoints", "stream_groups"):
             at_least(field, getattr(self, field), 1)
-        for field in ("seed", "actors", "envs_per_actor", "evaluate_every"):
+        require_seed(self.seed)
+        for field in ("actors", "envs_per_actor", "evaluate_every"):
             at_least(field, getattr(self, field), 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             at_least(field, getattr(self, field), 0.1)
@@ -174,12 +177,13 @@ class FusedConfig:
     """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
-        """Checks the ranges of all options; raises SeedbedError."""
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        require_fields(self)
         counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
         for field in counts:
             at_least(field, getattr(self, field), 1)
-        for field in ("seed", "evaluate_every"):
-            at_least(field, getattr(self, field), 0)
+        require_seed(self.seed)
+        at_least("evaluate_every", self.evaluate_every, 0)
         for field in ("checkpoint_every_s", "log_every_s"):
             at_least(field, getattr(self, field), 0.1)
         if not 0 <= self.euler_share <= 1:
@@ -321,3 +325,9 @@ def at_least(field: str, value: float, least: float) -> None:
     """Raises SeedbedError if an option is less than `least`, or not a number."""
     if not value >= least:
         raise SeedbedError(f"{field} is {value}: it must be {least} or more")
+
+
+def require_seed(seed: int) -> None:
+    """Raises SeedbedError unless a seed is from 0 to 2**63 - 1, as JAX's keys take it."""
+    if not 0 <= seed < 1 << 63:
+        raise SeedbedError(f"seed is {seed}: it must be from 0 to {(1 << 63) - 1:,}")

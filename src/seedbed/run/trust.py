@@ -82,7 +82,9 @@ class Trust:
         SeedbedError if it cannot be imported or is no class.
         """
         if not isinstance(name, str) or name.count(":") != 1:
-            raise SeedbedError(f"{self.file} names the class {name!r}: it must be module:Class")
+            raise SeedbedError(
+                f"{printable(self.file)} names the class {name!r}: it must be module:Class"
+            )
         module, _, attribute = name.partition(":")
         own = name in OWN
         if not own:
@@ -99,7 +101,9 @@ class Trust:
                 f"the run's class {name} cannot be imported ({error}): {remedy}"
             ) from error
         if not isinstance(found, type):
-            raise SeedbedError(f"{self.file} names {name}, which is no class: restore the file")
+            raise SeedbedError(
+                f"{printable(self.file)} names {name}, which is no class: restore the file"
+            )
         return found
 
     def require_env(self, env: HostEnvConfig) -> None:
@@ -111,7 +115,7 @@ class Trust:
         """Tells on stderr that code is imported because of the file; raises Untrusted if it may not be."""
         if not self.given and (reason := self._writable_by_others()):
             raise Untrusted(
-                f"{self.file} names the code {name}, which is not imported because {reason}"
+                f"{printable(self.file)} names the code {name}, which is not imported because {reason}"
             )
         if sys.stderr is not None:
             sys.stderr.write(f"importing {printable(name)}, which {printable(self.file)} names\n")
@@ -122,7 +126,7 @@ class Trust:
         for path in (*(self.run / part for part in reversed(above)), self.file):
             found = path.stat()
             if found.st_uid != me:
-                return f"{path} belongs to the user {found.st_uid}, and you are {me}"
+                return f"{printable(path)} belongs to the user {found.st_uid}, and you are {me}"
             if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return f"others can write {path} (its mode is {stat.S_IMODE(found.st_mode):o})"
+                return f"others can write {printable(path)} (its mode is {stat.S_IMODE(found.st_mode):o})"
         return ""

@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 
+from seedbed.arguments import checked, shown
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.graph import FLOATS, Loop, Node
 from seedbed.simd.schedule.guards import guarded
 from seedbed.simd.schedule.measure import FREE, around
 from seedbed.simd.schedule.plan import Guard, Item, Liveness, Schedule
 from seedbed.simd.vectorize import trace_example
+from seedbed.types import SeedbedError
 
 _NO_FLOPS = frozenset({"load", "store", "select", "bitcast", "convert", "lt", "le", "gt", "ge"})
 
@@ -59,6 +61,7 @@ class Report:
         )
 
 
+@checked
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """Compiles `fn` for one example and returns a report on it.
 
@@ -67,13 +70,16 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
 
     Raises:
         Unsupported: `fn` has no kernel; the message names the primitive, or the lines that made it too large.
-        SeedbedError: `fn` has side effects.
+        SeedbedError: an argument is no array, or `fn` has side effects.
     """
     # The import needs llvmlite. Without it this module still loads, and functions run as jax.vmap.
     from seedbed.simd.cpu.compiler import compile_program, lanes
 
     name = getattr(fn, "__qualname__", repr(fn))
     begin = time.perf_counter()
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise SeedbedError(f"simd.inspect({name}): {shown(leaf)}: pass an array of one example")
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (args, kwargs))
     example = trace_example(fn, name, one)
     traced = time.perf_counter()

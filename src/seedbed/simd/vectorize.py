@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from seedbed.arguments import checked, shown
 from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.ir.program import DTYPES
 from seedbed.simd.primitive import vectorized_p
@@ -34,6 +35,7 @@ class Example(NamedTuple):
     rebuild: Callable[[Sequence[Any]], Any]
 
 
+@checked
 def vectorize(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a batched `fn`, like `jax.vmap(fn)`; on a CPU or an NVIDIA GPU it is one kernel.
 
@@ -206,7 +208,7 @@ def _check(name: str, args: Any, kwargs: Any) -> None:
 
 def _problem(leaf: Any) -> str | None:
     if not isinstance(leaf, jax.Array | np.ndarray):
-        return f"is {leaf!r:.40}, a {type(leaf).__name__}; pass an array with a leading batch axis"
+        return f"is {shown(leaf)}; pass an array with a leading batch axis"
     if not _is_key(leaf.dtype) and str(leaf.dtype) not in DTYPES:
         return f"is {leaf.dtype}; convert it to one of {', '.join(DTYPES)}"
     if leaf.ndim == 0:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from seedbed import api
+from seedbed.arguments import checked
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
@@ -29,6 +30,7 @@ SHOWN = 3
 """The number of episodes that `show` plays by default, and the most that `seedbed evaluate` shows."""
 
 
+@checked
 def show(
     run: str | Path,
     *,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import seedbed
-from seedbed.printable import printable
+from seedbed.printable import pasted, printable
 from seedbed.run.trust import Untrusted
 from seedbed.types import SeedbedError, UsageError
 from seedbed.viewer import tables
@@ -83,7 +83,7 @@ def write_report(folders: Sequence[Path], path: Path, warn: Warn) -> None:
     named = [os.path.realpath(folder) for folder in folders]
     for folder, place in zip(folders, named, strict=True):
         if named.count(place) > 1:
-            raise UsageError(f"{folder} is named twice: name every run once")
+            raise UsageError(f"{printable(folder)} is named twice: name every run once")
     with written_whole(path, ".html") as partial:
         runs, notices = _read(folders, warn)
         page = _page(group_runs(runs), notices, warn)
@@ -244,8 +244,8 @@ def _player(group: Group, warn: Warn, room: int, episodes: int) -> Player:
         player = _play(run, episodes)
     except Untrusted as error:
         told = (
-            f"no episodes of {run.name} are shown: {error.reason}; read that code, and then `seedbed "
-            f"evaluate {run.path} --trust-run --html F.html` shows them"
+            f"no episodes of {run.name} are shown: {error.reason}; read that code, then show them with: "
+            f"seedbed evaluate {pasted(run.path)} --trust-run --html F.html"
         )
         warn(told)
         return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')
@@ -258,7 +258,7 @@ def _player(group: Group, warn: Warn, room: int, episodes: int) -> Player:
     if player.size > room:
         told = (
             f"no episodes of {run.name} are shown, as the page would be too large: "
-            f"see seedbed evaluate {run.path} --html or --video"
+            f"show them with: seedbed evaluate {pasted(run.path)} --html F.html"
         )
         warn(told)
         return Player(f'<p class="notice">{text(told[0].upper() + told[1:])}</p>')

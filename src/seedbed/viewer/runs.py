@@ -180,7 +180,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
     Raises SeedbedError if there is no such folder.
     """
     if not folder.is_dir():
-        raise SeedbedError(f"there is no folder {folder}: name the one with the runs")
+        raise SeedbedError(f"there is no folder {printable(folder)}: name the one with the runs")
     for root, folders, files in os.walk(folder):
         if CONFIG in files:
             folders.clear()

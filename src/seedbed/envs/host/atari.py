@@ -7,8 +7,10 @@ import difflib
 
 import numpy as np
 
+from seedbed.arguments import require_fields
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import require_frames
+from seedbed.envs.host.spaces import encoded, spec_leaves
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
 
 SIZE = 84
@@ -50,6 +52,7 @@ class AtariEnv:
     def __post_init__(self) -> None:
         """Raises SeedbedError for a value that cannot work."""
         require_frames(self.frame_stack)
+        require_fields(self)
 
     @property
     def frame_skip(self) -> int:
@@ -179,8 +182,8 @@ class _AtariHost:
         self._vector.close()
 
     def encode(self, observation: Array) -> Array:
-        """Returns frames unchanged: they already have the spec's form."""
-        return observation
+        """Returns frames as they are; raises SeedbedError if they do not fit."""
+        return encoded(spec_leaves(self.spec.observation), observation)
 
     def decode(self, action: Array) -> Array:
         """Returns actions unchanged: ALE takes the spec's form."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -11,8 +12,16 @@ import gymnasium
 import numpy as np
 
 from seedbed import trees
+from seedbed.arguments import require_fields
 from seedbed.envs.host.contract import HostEnv
-from seedbed.envs.host.spaces import Leaf, actions_of, observation_leaves
+from seedbed.envs.host.returned import (
+    flag_of,
+    require_env,
+    reward_of,
+    told,
+    values_of,
+)
+from seedbed.envs.host.spaces import actions_of, batched, encoded, observation_leaves
 from seedbed.named import import_named
 from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
@@ -20,6 +29,10 @@ _Row = tuple[Any, float, bool, bool, bool]
 """Observation, reward, terminated, truncated and first of one environment."""
 Options = tuple[tuple[str, Any], ...] | Mapping[str, Any]
 """Keyword arguments; a configuration keeps them as sorted pairs, so that it can be hashed."""
+_ID = re.compile(r"-v\d+$")
+"""How Gymnasium's ids end."""
+MAIN = "__main__"
+"""The module of a script or notebook."""
 _LARGEST = float(np.finfo(np.float32).max)
 """Largest finite reward."""
 
@@ -32,6 +45,10 @@ class _Configured:
 
     def __post_init__(self) -> None:
         require_frames(self.frame_stack)
+        require_fields(self)
+        code = str(getattr(self, "factory", None) or getattr(self, "id", ""))
+        if code.startswith(f"{MAIN}:"):
+            raise SeedbedError(f"environment {code!r}: {in_module(code.partition(':')[2])}")
         object.__setattr__(self, "kwargs", _options(self.kwargs))
 
     @property
@@ -85,6 +102,21 @@ class FactoryEnv(_Configured):
         return _GymHost(lambda: function(**options), self.factory, num_envs, seed)
 
 
+def in_module(name: str) -> str:
+    """Returns what to do with an environment that the script or notebook itself defines."""
+    return (
+        "it is defined in the script or notebook itself, which actor processes cannot import: put it into a "
+        f"module, such as my_env.py beside it, and give 'my_env:{name}'"
+    )
+
+
+def of_package(name: str) -> str:
+    """Returns what to add to a message that an id is unknown; "" if it does not look like an id."""
+    if ":" in name or not _ID.search(name):
+        return ""
+    return f" (if a package registers it, name that, too: package:{name})"
+
+
 def require_frames(frame_stack: int) -> None:
     """Raises SeedbedError unless `frame_stack` is a whole number, 1 or more."""
     if isinstance(frame_stack, bool) or not isinstance(frame_stack, int) or frame_stack < 1:
@@ -106,6 +138,7 @@ def require_id(env_id: str) -> None:
     except gymnasium.error.Error as error:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+        hint += "" if module else of_package(name)
         raise SeedbedError(f"Gymnasium has no environment {name!r}; {hint}") from error
 
 
@@ -159,11 +192,7 @@ class _GymHost:
         self._steps = 0
         for index in range(num_envs):
             env = self._guard(index, make)
-            if not isinstance(env, gymnasium.Env):
-                raise SeedbedError(
-                    f"environment {name!r}: the factory returned a {type(env).__name__}, "
-                    "not a gymnasium.Env"
-                )
+            require_env(env, name)
             if any(env is other for other in self._envs):
                 raise SeedbedError(
                     f"environment {name!r}: the factory returned one environment twice; make a new one "
@@ -204,40 +233,39 @@ class _GymHost:
 
     def close(self) -> None:
         """Closes every environment."""
-        for env in self._envs:
-            env.close()
+        for index, env in enumerate(self._envs):
+            self._guard(index, env.close)
 
     def encode(self, observation: Any) -> Tree:
         """Turns an observation of the space into arrays in the spec's form.
 
         A batch, as vector environments return it, becomes arrays `[n, ...]`.
         """
-
-        def size(leaf: Leaf, value: Any) -> int:
-            return len(value) if np.ndim(value) > leaf.ndim else -1
-
-        def rows(i: int) -> Any:
-            return trees.map(lambda _, value: value[i], self._leaves, observation)
-
-        n = min(trees.leaves(trees.map(size, self._leaves, observation)))
-        if n < 0:
-            return trees.map(lambda leaf: leaf[0], self._batch(self._leaves, [observation]))
-        return self._batch(self._leaves, [rows(i) for i in range(n)])
+        return encoded(self._leaves, observation)
 
     def decode(self, action: Array) -> Any:
         """Turns an action, or a batch of actions, into the form of the action space."""
         return self._decode(action)
 
     def _open(self, index: int, seed: int | None = None) -> _Row:
-        observation, _ = self._envs[index].reset(seed=seed)
+        returned = self._envs[index].reset(seed=seed)
+        if type(returned) is not tuple or len(returned) != 2:
+            returned = values_of(returned, "reset")
         self._ended[index] = False
-        return observation, 0.0, False, False, True
+        return returned[0], 0.0, False, False, True
 
     def _advance(self, index: int, action: Any) -> _Row:
-        env = self._envs[index]
-        observation, reward, terminated, truncated, _ = env.step(action)
-        self._ended[index] = bool(terminated or truncated)
-        return observation, float(reward), bool(terminated), bool(truncated), False
+        returned = self._envs[index].step(action)
+        if type(returned) is not tuple or len(returned) != 5:
+            returned = values_of(returned, "step")
+        observation, reward, terminated, truncated, _ = returned
+        if type(reward) is not float:
+            reward = reward_of(reward)
+        if type(terminated) is not bool or type(truncated) is not bool:
+            terminated = flag_of("terminated", terminated)
+            truncated = flag_of("truncated", truncated)
+        self._ended[index] = terminated or truncated
+        return observation, reward, terminated, truncated, False
 
     def _where(self, index: int) -> str:
         return f"environment {self._name!r}, index {index}, step {self._steps}"
@@ -248,44 +276,25 @@ class _GymHost:
         except SeedbedError:
             raise
         except Exception as error:
-            raise SeedbedError(
-                f"{self._where(index)}: raised {type(error).__name__}: {error}"
-            ) from error
+            raise SeedbedError(f"{self._where(index)}: {told(error)}") from error
 
     def _timestep(self, rows: list[_Row]) -> Timestep:
         observations, rewards, terminated, truncated, first = zip(*rows, strict=True)
         for i, reward in enumerate(rewards):
             if not abs(reward) <= _LARGEST:
-                raise SeedbedError(f"{self._where(i)}: reward is not finite: {reward} in float32")
+                raise SeedbedError(
+                    f"{self._where(i)}: reward is not finite: {reward} in float32; step must return a "
+                    "finite number"
+                )
+
+        def where(index: int) -> str:
+            call = "reset" if first[index] else "step"
+            return f"{self._where(index)}: {call} returned a wrong observation: "
+
         return Timestep(
-            self._batch(self._leaves, list(observations)),
+            batched(self._leaves, observations, where),
             np.array(rewards, np.float32),
             np.array(terminated, bool),
             np.array(truncated, bool),
             np.array(first, bool),
         )
-
-    def _batch(self, leaves: Tree, values: list[Any]) -> Tree:
-        """Collects the observations of n environments into arrays `[n, ...]`.
-
-        Raises SeedbedError if an observation does not fit its space or is not finite.
-        """
-        if isinstance(leaves, Leaf):
-            batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
-            for i, value in enumerate(values):
-                problem = leaves.write(batch[i, ...], value)
-                if problem:
-                    raise SeedbedError(f"{self._where(i)}: {leaves.path} {problem}")
-            if batch.dtype.kind == "f" and not np.isfinite(batch).all():
-                i = int(np.argwhere(~np.isfinite(batch))[0][0])
-                raise SeedbedError(f"{self._where(i)}: {leaves.path} is not finite: {values[i]}")
-            return batch
-        try:
-            if isinstance(leaves, dict):
-                return {key: self._batch(leaves[key], [v[key] for v in values]) for key in leaves}
-            return tuple(self._batch(leaf, [v[i] for v in values]) for i, leaf in enumerate(leaves))
-        except (KeyError, IndexError, TypeError) as error:
-            raise SeedbedError(
-                f"environment {self._name!r}, step {self._steps}: an observation lacks a part "
-                f"of its space ({type(error).__name__}: {error})"
-            ) from error

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.metadata
 import re
+import types
 from typing import Any
 
 import gymnasium
 
+from seedbed import strict_json
+from seedbed.arguments import refusal
 from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.envs.host.gym import FactoryEnv, GymEnv, require_id
+from seedbed.envs.host.gym import (
+    MAIN,
+    FactoryEnv,
+    GymEnv,
+    in_module,
+    of_package,
+    require_id,
+)
 from seedbed.envs.specs import spec_of
 from seedbed.named import import_named
 from seedbed.strict_json import NON_FINITE, revived, spells_number
@@ -85,7 +96,32 @@ def resolve(name: str) -> HostEnvConfig | Environment:
     near = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
     near = near or difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
-    raise SeedbedError(f"unknown environment {name!r}; {hint}")
+    raise SeedbedError(f"unknown environment {name!r}; {hint}{of_package(name)}")
+
+
+def advice(value: Any) -> str:
+    """Returns what to write instead of a value that is no environment's configuration."""
+    if isinstance(value, type) and dataclasses.is_dataclass(value):
+        return f"give an instance, {value.__name__}(...)"
+    if isinstance(value, gymnasium.Env) and value.spec is not None:
+        options = f", kwargs={dict(value.spec.kwargs)!r}" if value.spec.kwargs else ""
+        made = f"GymEnv({value.spec.id!r}{options})" if options else repr(value.spec.id)
+        return f"each actor makes environments of its own, so give the id: {made}"
+    code = type(value.unwrapped) if isinstance(value, gymnasium.Env) else value
+    if not isinstance(code, type | types.FunctionType):
+        return (
+            "give a name such as 'pong', 'CartPole-v1' or 'module:Class', a TrainConfig, or the "
+            "configuration of an environment such as GymEnv('CartPole-v1')"
+        )
+    module, name = code.__module__, code.__qualname__
+    if "<" in name:
+        return (
+            "actors import what makes an environment: define it at the top level of a module, and give "
+            "'module:name'"
+        )
+    if module == MAIN:
+        return in_module(name)
+    return f"each actor makes environments of its own, so give the name: {f'{module}:{name}'!r}"
 
 
 def names() -> list[str]:
@@ -105,6 +141,17 @@ def to_json(config: HostEnvConfig) -> dict[str, Any]:
     data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     if "kwargs" in data:
         data["kwargs"] = dict(data["kwargs"])
+    if isinstance(config, GymEnv) and (package := _registered_here(config.id)):
+        raise SeedbedError(
+            f"environment {config.id!r} was registered in this process, and actor processes do not know it: "
+            f"name the module that registers it, {package}:{config.id}"
+        )
+    for key, value in data.get("kwargs", {}).items():
+        try:
+            strict_json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            remedy = "actors get options as JSON, so give numbers, texts, lists and dicts of them"
+            raise refusal(f"{kind}: the keyword argument {key}", value, remedy) from error
     if spells_number(data):
         raise SeedbedError(
             f"an option of {data} is a text that stands for a number in JSON ({', '.join(NON_FINITE)}): give "
@@ -141,6 +188,23 @@ def code_of(config: HostEnvConfig) -> str:
         return ""
     # An id that is not registered makes no environment.
     return config.id if ":" in config.id or found is not None else ""
+
+
+def _registered_here(env_id: str) -> str:
+    """Returns the package of an id that only this process has registered; "" if others know the id."""
+    found = None if ":" in env_id else gymnasium.registry.get(env_id)
+    if found is None or str(found.entry_point).startswith(_OWN_CODE):
+        return ""
+    entry: Any = found.entry_point
+    module = entry if isinstance(entry, str) else str(getattr(entry, "__module__", MAIN))
+    package = module.partition(":")[0].partition(".")[0]
+    # Gymnasium imports these packages itself, in every process.
+    plugins = importlib.metadata.entry_points(group="gymnasium.envs")
+    if package in {"gymnasium"} | {
+        plugin.value.partition(":")[0].partition(".")[0] for plugin in plugins
+    }:
+        return ""
+    return "my_module" if package == MAIN else package
 
 
 class TaskError(SeedbedError):

@@ -7,12 +7,14 @@ loss. A space that cannot be translated raises a SeedbedError that names the spa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
+from seedbed import trees
+from seedbed.arguments import shown
 from seedbed.types import (
     ActionSpec,
     Array,
@@ -30,6 +32,8 @@ MOST_VALUES = 256
 """Largest number of values of each integer in an action Box; each value becomes a choice."""
 _NO_BOUND = float(np.finfo(np.float32).max) / 4
 """Size from which a bound counts as infinite: the width between such bounds may overflow float32."""
+_KINDS = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+"""Kinds of dtypes that an array of each kind takes."""
 _ROUNDING = 1e-6
 """Relative error at a bound that actions may have, because float32 rounds them."""
 
@@ -117,16 +121,104 @@ def _box_dtype(space: spaces.Box) -> str:
     return "int32" if fits else "float32"
 
 
+def spec_leaves(spec: Tree, path: str = "observation") -> Tree:
+    """Returns a tree of `Leaf` for observations in the form of a spec, as those of the device are."""
+    if isinstance(spec, dict):
+        return {key: spec_leaves(child, f"{path}[{key!r}]") for key, child in spec.items()}
+    if isinstance(spec, tuple | list):
+        children = [spec_leaves(child, f"{path}[{i}]") for i, child in enumerate(spec)]
+        return _like(spec, children)
+    return Leaf(path, len(spec.shape), spec, _write_array)
+
+
+def batched(leaves: Tree, values: Sequence[Any], where: Callable[[int], str]) -> Tree:
+    """Collects observations of n environments into arrays `[n, ...]`.
+
+    Raises SeedbedError if an observation does not fit its leaves or is not finite. The text begins with
+    `where(i)`, for the i-th observation.
+    """
+    if isinstance(leaves, Leaf):
+        batch = np.zeros((len(values), *leaves.spec.shape), leaves.spec.dtype)
+        for i, value in enumerate(values):
+            problem = leaves.write(batch[i, ...], value)
+            if problem:
+                raise SeedbedError(f"{where(i)}{leaves.path} {problem}")
+        if batch.dtype.kind == "f" and not np.isfinite(batch).all():
+            i, *place = np.argwhere(~np.isfinite(batch))[0].tolist()
+            raise SeedbedError(
+                f"{where(i)}{leaves.path} is not finite: {batch[(i, *place)]} at {place}"
+            )
+        return batch
+    is_dict = isinstance(leaves, dict)
+    parts = []
+    for key in leaves if is_dict else range(len(leaves)):
+        column = []
+        for i, value in enumerate(values):
+            try:
+                column.append(value[key])
+            except (KeyError, IndexError, TypeError) as error:
+                wanted = f"a dict with {list(leaves)}" if is_dict else f"{len(leaves)} parts"
+                raise SeedbedError(
+                    f"{where(i)}observation lacks a part of its space: it is {shown(value)}, expected "
+                    f"{wanted}"
+                ) from error
+        parts.append(batched(leaves[key], column, where))
+    return dict(zip(leaves, parts, strict=True)) if is_dict else _like(leaves, parts)
+
+
+def encoded(leaves: Tree, observation: Any) -> Tree:
+    """Turns an observation, or a batch of them as vector environments give it, into arrays, `[n, ...]`.
+
+    Raises SeedbedError as `batched` does.
+    """
+    flat = trees.leaves(leaves)
+
+    def size(leaf: Leaf, value: Any) -> int:
+        return len(value) if np.ndim(value) > leaf.ndim else -1
+
+    def rows(i: int) -> Any:
+        return trees.map(lambda _, value: value[i], leaves, observation)
+
+    def of_batch(leaf: Leaf) -> Leaf:
+        return dataclasses.replace(leaf, spec=ArraySpec((n, *leaf.spec.shape), leaf.spec.dtype))
+
+    try:
+        sizes = set(trees.leaves(trees.map(size, leaves, observation)))
+    except ValueError:
+        sizes = {-1}  # ragged, or of another structure: told below
+    n = min(sizes, default=-1)
+    if n == 0 or (n > 0 and len(sizes) > 1):
+        raise SeedbedError(f"observation is a batch of {sorted(sizes)}, which is empty or uneven")
+    if n > 0 and not all(leaf.write is _write_array for leaf in flat):
+        return batched(leaves, [rows(i) for i in range(n)], lambda i: f"in row {i}, ")
+    whole = trees.map(of_batch, leaves) if n > 0 else leaves
+    return trees.map(lambda leaf: leaf[0, ...], batched(whole, [observation], lambda i: ""))
+
+
+def _like(tree: Tree, children: list[Any]) -> Tree:
+    """Returns a sequence of the type of a node of a tree."""
+    return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+
+
 def _write_array(row: np.ndarray, value: Any) -> str | None:
-    value = np.asarray(value)
-    if value.shape != row.shape:
-        return f"has shape {value.shape}, expected {row.shape}"
-    if value.dtype.kind not in {"f": "fiub", "i": "iub", "u": "iub"}[row.dtype.kind]:
-        return f"is {value.dtype}, expected {row.dtype}"
-    row[...] = value
-    if row.dtype.kind != "f" and row.dtype != value.dtype and (row != value).any():
-        return f"holds {value[row != value][0]}, which does not fit into {row.dtype}"
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return f"is {shown(value)}, expected an array of {row.dtype} of shape {row.shape}"
+    if array.shape != row.shape or array.dtype.kind not in _KINDS[row.dtype.kind]:
+        return _misfit(row, value, array)
+    row[...] = array
+    if row.dtype.kind != "f" and row.dtype != array.dtype and (row != array).any():
+        return f"holds {array[row != array][0]}, which does not fit into {row.dtype}"
     return None
+
+
+def _misfit(row: np.ndarray, value: Any, array: np.ndarray) -> str:
+    if array.dtype.kind not in "biufc":
+        return f"is {shown(value)}, expected an array of {row.dtype} of shape {row.shape}"
+    if array.shape != row.shape:
+        return f"has shape {array.shape}, expected {row.shape}"
+    return f"is {array.dtype}, expected {row.dtype}"
 
 
 def _one_hot_writer(
@@ -135,11 +227,16 @@ def _one_hot_writer(
     offsets = np.cumsum(counts) - counts
 
     def write(row: np.ndarray, value: Any) -> str | None:
-        if np.shape(value) != shape or np.asarray(value).dtype.kind not in "iu":
-            return f"is {value!r}, expected integers of shape {shape}"
-        choice = np.ravel(value) - starts
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            array = np.empty(0, object)
+        if array.shape != shape or array.dtype.kind not in "iu":
+            return f"is {shown(value)}, expected integers of shape {shape}"
+        choice = array.ravel() - starts
         if (choice < 0).any() or (choice >= counts).any():
-            return f"is {value!r}, which lies outside its space"
+            most = starts + counts - 1
+            return f"is {value!r}, which lies outside its space, {starts} to {most}"
         row[offsets + choice] = 1
         return None
 

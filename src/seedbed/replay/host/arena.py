@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
 # The values on Linux.
@@ -52,7 +53,8 @@ class Files:
             present = [path.stem.split("-") for path in folder.glob(f"*-*{SUFFIX}")]
         except OSError as error:
             raise SeedbedError(
-                f"the replay cannot be kept in {folder} ({error.strerror}): mend the folder, or do not "
+                f"the replay cannot be kept in {printable(folder)} ({error.strerror}): mend the folder, "
+                "or do not "
                 "save the replay"
             ) from error
         self._serial = max((int(serial) + 1 for _, serial in present), default=0)

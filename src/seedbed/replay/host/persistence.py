@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed.files import read_arrays, sync, write_arrays
+from seedbed.printable import printable
 from seedbed.replay.host.arena import SUFFIX, Files
 from seedbed.replay.host.items import Windows
 from seedbed.replay.host.layout import Layout
@@ -317,5 +318,5 @@ def _require_same(was: dict[str, Any], layout: Layout, folder: Path) -> None:
             options = " (--actors and --envs-per-actor)" if key == "groups" else ""
             raise SeedbedError(
                 f"the replay was of {key} {before}, this one is of {here}; resume with the settings of "
-                f"before{options}, or remove {folder} to begin with an empty replay"
+                f"before{options}, or remove {printable(folder)} to begin with an empty replay"
             )

@@ -1,0 +1,221 @@
+"""What the engine does not simulate in a compiled model, grouped by kind, with a remedy for each kind."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seedbed.physics import slots
+from seedbed.physics.model import EULER, FREE, RK4
+from seedbed.physics.narrow import COLLIDERS
+from seedbed.printable import printable
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+INERT_DISABLED = (
+    mujoco.mjtDisableBit.mjDSBL_WARMSTART
+    | mujoco.mjtDisableBit.mjDSBL_SENSOR
+    | mujoco.mjtDisableBit.mjDSBL_MIDPHASE
+    | mujoco.mjtDisableBit.mjDSBL_EULERDAMP
+    | mujoco.mjtDisableBit.mjDSBL_ISLAND
+)
+"""Accepted disable flags: they do not change the result of a step, except eulerdamp, which is simulated."""
+INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
+"""Accepted enable flags: they do not change the result of a step."""
+WIDTH = 78
+"""The most characters of a line about a kind; it is indented by two in a terminal of 80."""
+_MOST_NAMES, _LONGEST_NAME = 3, 24
+
+
+class Refusal(NamedTuple):
+    """A thing in a model that is not simulated."""
+
+    kind: str  # what it is, such as `frictionloss of joint`
+    remedy: str
+    name: str = ""  # which one it is; "" if there is one of the kind at most
+
+
+def grouped(refusals: Iterable[Refusal]) -> list[str]:
+    """Returns a line of at most `WIDTH` characters for each kind: its number, a few names, the remedy."""
+    names: dict[tuple[str, str], dict[str, None]] = {}
+    for kind, remedy, name in refusals:
+        names.setdefault((kind, remedy), {})[name] = None
+    return [_line(kind, remedy, list(found)) for (kind, remedy), found in names.items()]
+
+
+def _line(kind: str, remedy: str, names: list[str]) -> str:
+    if names == [""]:
+        return f"{kind}: {remedy}"
+    count = f"{len(names)}: " if len(names) > 1 else ""
+    more = ", ..." if len(names) > 1 else ""
+    room = WIDTH - len(f"{kind} ({count}{more}): {remedy}")
+    shown: list[str] = []
+    for name in names[:_MOST_NAMES]:
+        part = _cut(name, _LONGEST_NAME if shown else min(_LONGEST_NAME, room))
+        room -= len(part) + (2 if shown else 0)
+        if shown and room < 0:
+            break
+        shown.append(part)
+    more = more if len(shown) < len(names) else ""
+    return f"{kind} ({count}{', '.join(shown)}{more}): {remedy}"
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: max(most, 4) - 3]}..."
+
+
+def unsupported(m: Any) -> Iterator[Refusal]:
+    """Yields each feature of a compiled model that the engine does not simulate."""
+    if not m.nv:
+        yield Refusal("a model without joints", "add one, or there is nothing to simulate")
+    yield from _options(m)
+    yield from _bodies_and_joints(m)
+    yield from _actuators(m)
+    yield from _tendons(m)
+    yield from _collisions(m)
+    objects = mujoco.mjtObj
+    counts = {
+        "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "weld the bodies, or make one tree"),
+        "sensor": (m.nsensor, objects.mjOBJ_SENSOR, "remove it and read the state instead"),
+        "contact pair": (m.npair, objects.mjOBJ_PAIR, "choose pairs by contype"),
+        "flex": (m.nflex, objects.mjOBJ_FLEX, "use rigid bodies"),
+        "plugin": (m.nplugin, objects.mjOBJ_PLUGIN, "remove it"),
+    }
+    for what, (count, kind, remedy) in counts.items():
+        for i in range(count):
+            yield Refusal(what, remedy, _named(m, kind, i))
+    for b in np.flatnonzero(m.body_mocapid >= 0):
+        yield Refusal("mocap body", "make it a static body", _named(m, objects.mjOBJ_BODY, b))
+
+
+def _named(m: Any, kind: Any, i: int | np.integer) -> str:
+    """Returns the name of an element as it can be shown, or its number."""
+    name = mujoco.mj_id2name(m, kind, i)
+    if name:
+        return printable(name)
+    # Most geoms have no name, and their number is not in the file: the body helps to find them.
+    if kind == mujoco.mjtObj.mjOBJ_GEOM:
+        return f"{i} of {_named(m, mujoco.mjtObj.mjOBJ_BODY, m.geom_bodyid[i])}"
+    return str(i)
+
+
+def _options(m: Any) -> Iterator[Refusal]:
+    option = m.opt
+    if option.integrator not in (EULER, RK4):
+        integrator = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_").lower()
+        yield Refusal(f"option integrator='{integrator}'", "use Euler or RK4")
+    if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
+        yield Refusal("option cone='elliptic'", "use pyramidal")
+    if option.impratio != 1:
+        yield Refusal(f"option impratio={option.impratio}", "use 1")
+    if option.noslip_iterations:
+        yield Refusal(f"option noslip_iterations={option.noslip_iterations}", "use 0")
+    if option.disableactuator:
+        yield Refusal("option actuatorgroupdisable", "remove the actuators instead")
+    for bits, inert, kind in (
+        (option.disableflags, INERT_DISABLED, mujoco.mjtDisableBit),
+        (option.enableflags, INERT_ENABLED, mujoco.mjtEnableBit),
+    ):
+        for bit in range(32):
+            if bits & ~int(inert) & 1 << bit:
+                word = "disable" if kind is mujoco.mjtDisableBit else "enable"
+                flag = kind(1 << bit).name.split("_")[1].lower()
+                yield Refusal(f"option flag {flag}='{word}'", "remove the flag")
+
+
+def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
+    for b in np.flatnonzero(m.body_gravcomp):
+        yield Refusal("gravcomp of body", "remove it", _named(m, mujoco.mjtObj.mjOBJ_BODY, b))
+    for j in range(m.njnt):
+        joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j)
+        free = m.jnt_type[j] == FREE
+        dofs = np.flatnonzero(m.dof_jntid == j)
+        if m.jnt_type[j] == mujoco.mjtJoint.mjJNT_BALL:
+            yield Refusal("ball joint", "use three hinges", joint)
+        polynomial = m.jnt_stiffnesspoly[j].any() or m.dof_dampingpoly[dofs].any()
+        refused = {
+            "stiffness of free joint": free and m.jnt_stiffness[j],
+            "stiffness or damping polynomial of joint": polynomial,
+            "springyield of joint": m.jnt_plasticadr[j] >= 0,
+            "frictionloss of joint": m.dof_frictionloss[dofs].any(),
+            "actuatorfrcrange of joint": m.jnt_actfrclimited[j],
+        }
+        for what, found in refused.items():
+            if found:
+                yield Refusal(what, "remove it", joint)
+    for g in range(m.ngeom):
+        refused = {
+            "fluidshape='ellipsoid' of geom": m.geom_fluid[g].any(),
+            "surfacevel of geom": m.geom_surfacevel[g].any(),
+            "adhesion of geom": m.geom_adhesion[g],
+        }
+        for what, found in refused.items():
+            if found:
+                yield Refusal(what, "remove it", _named(m, mujoco.mjtObj.mjOBJ_GEOM, g))
+
+
+def _collisions(m: Any) -> Iterator[Refusal]:
+    """Yields each candidate pair without a collider, and each geom in a pair with an unsupported condim.
+
+    Only geoms in candidate pairs are checked; condim must be 1 or 3.
+    """
+    for pair in slots.pairs(m):
+        geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g) for g in pair]
+        types = tuple(int(m.geom_type[g]) for g in pair)
+        if types not in COLLIDERS:
+            kinds = (mujoco.mjtGeom(t).name.removeprefix("mjGEOM_").lower() for t in types)
+            remedy = "use capsules, or set contype"
+            yield Refusal(f"{'-'.join(kinds)} contact", remedy, " with ".join(geoms))
+            continue
+        for g, name in zip(pair, geoms, strict=True):
+            if m.geom_condim[g] not in (1, 3):
+                yield Refusal(f"condim={m.geom_condim[g]} of geom", "use 1 or 3", name)
+
+
+def _actuators(m: Any) -> Iterator[Refusal]:
+    for i in range(m.nactuator):
+        actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
+        joint = m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        if not joint or m.jnt_type[m.actuator_trnid[i, 0]] == FREE:
+            yield Refusal("actuator on no hinge or slide", "drive joints", actuator)
+        if kind := _servo(m, i):
+            yield Refusal(kind, "use motors and compute control", actuator)
+        refused = {
+            "delay": m.actuator_delay[i],
+            "damping": m.actuator_damping[i] or m.actuator_dampingpoly[i].any(),
+            "armature": m.actuator_armature[i],
+        }
+        for what, found in refused.items():
+            if found:
+                yield Refusal(f"{what} of actuator", "give it to the joint, or remove it", actuator)
+
+
+def _servo(m: Any, i: int) -> str:
+    """Returns what kind of actuator is no motor; "" for a motor."""
+    simple = (
+        m.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
+        and m.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
+    )
+    if simple and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
+        return ""
+    if simple and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE:
+        return "position servo" if m.actuator_biasprm[i, 1] else "velocity servo"
+    return "actuator that is no motor"
+
+
+def _tendons(m: Any) -> Iterator[Refusal]:
+    for t in range(m.ntendon):
+        refused = {
+            "limits": m.tendon_limited[t],
+            "stiffness": m.tendon_stiffness[t] or m.tendon_stiffnesspoly[t].any(),
+            "damping": m.tendon_damping[t] or m.tendon_dampingpoly[t].any(),
+            "armature": m.tendon_armature[t],
+            "frictionloss": m.tendon_frictionloss[t],
+        }
+        for what, found in refused.items():
+            if found:
+                tendon = _named(m, mujoco.mjtObj.mjOBJ_TENDON, t)
+                yield Refusal(f"{what} of tendon", "only a tendon without force works", tendon)
