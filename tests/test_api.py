@@ -126,7 +126,7 @@ def test_metrics_go_to_a_function_of_the_users_as_they_are_written(tmp_path, cap
         "cartpole/ppo",
         run=run,
         on_metrics=take,
-        steps=30_000,
+        steps=3e4,
         log_every_s=0.1,
         evaluate_every=0,
         evaluate_episodes=2,

@@ -104,6 +104,9 @@ def _with_options(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     known = {field.name for field in dataclasses.fields(config.runtime)}
     for name in given.keys() - known:
         raise SeedbedError(f"unknown option {name!r}; known are {', '.join(sorted(known))}")
+    steps = given.get("steps")
+    if isinstance(steps, float) and steps.is_integer():
+        given = {**given, "steps": int(steps)}  # 2e6, as on the command line
     options = dataclasses.replace(config.runtime, **given)
     if is_on_device(config.env) != isinstance(options, FusedConfig):
         raise SeedbedError(

@@ -141,14 +141,8 @@ class Session:
 
     def _loop(self) -> None:
         runtime, options = self._runtime, self._options
-        log, show, save = (
-            Clock(period)
-            for period in (
-                options.log_every_s,
-                self.view.report_every_s,
-                options.checkpoint_every_s,
-            )
-        )
+        periods_s = (options.log_every_s, self.view.report_every_s, options.checkpoint_every_s)
+        log, show, save = map(Clock, periods_s)
         next_evaluation = self._next_evaluation()
         # The first checkpoint is made at once, so that there is always one to resume from.
         self._want("save")
@@ -218,8 +212,7 @@ class Session:
         progress, skip = self._runtime.progress(), self._runtime.frame_skip
         rate, figures = interval.read()
         if progress.updates == self.start.updates and "bottleneck" in figures:
-            # Programs may be compiling still, or replay is being filled: nothing limits learning yet.
-            figures["bottleneck"] = None
+            figures["bottleneck"] = None  # nothing is learned yet: replay is filled, programs compile
         helper = self._writer.helper_pid
         pids = [os.getpid(), *self._runtime.pids(), *([helper] if helper else [])]
         return {
