@@ -212,7 +212,8 @@ class Session:
         progress, skip = self._runtime.progress(), self._runtime.frame_skip
         rate, figures = interval.read()
         if progress.updates == self.start.updates and "bottleneck" in figures:
-            figures["bottleneck"] = None  # nothing is learned yet: replay is filled, programs compile
+            # Nothing is learned yet: replay is being filled, or programs compile.
+            figures["bottleneck"] = None
         helper = self._writer.helper_pid
         pids = [os.getpid(), *self._runtime.pids(), *([helper] if helper else [])]
         return {
