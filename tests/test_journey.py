@@ -43,6 +43,7 @@ LEFT_OUT = (
     "nets/",
     "simd/",
     "physics/",
+    "arguments.py",
     "types.py",
     "trees.py",
     "llvm.py",

@@ -162,22 +162,24 @@ def test_statistics_are_those_of_all_devices():
     )
 
     def learn(devices):
-        learner, opening = make_learner(agent, devices), []
+        learner, rows = make_learner(agent, devices), []
         for seed in range(3):
             unroll = make_unroll(8, seed=seed)._replace(
                 extras=Behaviour(jnp.full((5, 8), -1.9), jnp.zeros((5, 8), jnp.int32)),
                 actor_state=ActorState((), ()),
             )
-            opening.append(unroll.timesteps.observation[0])
+            # Of the first batch all rows count, so much together as the opening rows of a later one.
+            observation = unroll.timesteps.observation
+            rows.append(observation[:-1] if seed == 0 else observation[:1].repeat(5, axis=0))
             learner.update(learner.assemble([unroll]), np.float32(0))
-        return jax.device_get(learner.updater.state), np.concatenate(opening)
+        return jax.device_get(learner.updater.state), np.concatenate(rows, axis=1).reshape(-1, 3)
 
-    one, opening = learn(1)
+    one, rows = learn(1)
     seen = one.params.seen
     np.testing.assert_allclose(seen.weight, 24, rtol=1e-6)
     assert one.auxiliary.returns.variance > 0
-    np.testing.assert_allclose(seen.mean, opening.mean(0), atol=1e-5)
-    np.testing.assert_allclose(seen.variance, opening.var(0), rtol=1e-4)
+    np.testing.assert_allclose(seen.mean, rows.mean(0), atol=1e-5)
+    np.testing.assert_allclose(seen.variance, rows.var(0), rtol=1e-4)
     two, _ = learn(2)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, two)
 

@@ -113,6 +113,7 @@ def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     newest = max(int(path.name) for path in checkpoints(run_folder))
     stopped = run_seedbed(learner_log, f"train --resume --run {run_folder} --steps 1_000_000_000")
     started.append(stopped)
+    wait_for(lambda: "connected to the learner, term 2" in actor_log.read_text(), stopped)
     wait_for(lambda: max(int(path.name) for path in checkpoints(run_folder)) > newest, stopped)
     stopped.terminate()
     assert stopped.wait(30) == ExitStatus.STOPPED, learner_log.read_text()

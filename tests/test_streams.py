@@ -164,7 +164,7 @@ def test_steps_of_hosts_arrive_once_in_order_and_in_their_groups(net) -> None:
     assert (report["hosts"], report["streams"]) == (2, 4)
     assert (report["refused"], report["reconnects"]) == (0, 0)
     one.learner.run(lambda: one.remote.report()["cpu_seconds"] > 0)
-    one.remote.finish("the run has ended")
+    one.remote.finish("the run has ended", over=True)
     one.learner.run(lambda: all(host.poll() == 0 for host in one.hosts))
     assert "ended: the run has ended" in one.said()
 
@@ -339,7 +339,7 @@ def test_hosts_hear_of_the_end_from_a_learner_that_has_read_nothing_for_long(net
     progress(one, range(2))
     time.sleep(3)
     os.kill(one.pool.pids()[0], signal.SIGSTOP)
-    one.remote.finish("the run has ended")
+    one.remote.finish("the run has ended", over=True)
     threading.Timer(0.5, os.kill, (one.pool.pids()[0], signal.SIGCONT)).start()
     one.pool.close()
     assert one.hosts[0].wait(10) == 0

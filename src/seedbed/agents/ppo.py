@@ -95,10 +95,8 @@ class Ppo(ActorCriticAgent):
             lambda x: self.batch % x == 0,
             "minibatches",
         )
-        measures = {"schedule": self.schedule == "adaptive", "max_kl": self.max_kl > 0}
-        for name in [
-            name for name, used in measures.items() if used and self.epochs * self.minibatches == 1
-        ]:
+        used = ["schedule"] * (self.schedule == "adaptive") + ["max_kl"] * (self.max_kl > 0)
+        for name in used if self.epochs * self.minibatches == 1 else ():
             raise SeedbedError(
                 f"{self._name}.{name} is {getattr(self, name)}, but with 1 epoch of 1 minibatch the policy "
                 "that learns is the one that acted: its divergence is always 0; give 2 epochs or minibatches"
