@@ -307,7 +307,9 @@ class Host:
         elif not streaming and self._connected:
             self._connected, self._next_tell_s = False, now_s + _TELL_S
             errors = collections.Counter(group.link.last_error for group in self._groups)
-            self._tell(f"lost the learner ({errors.most_common(1)[0][0]}); looking for it")
+            # Groups may have tried to connect again since.
+            why, self._identity.stopped = self._identity.stopped, ""
+            self._tell(f"lost the learner ({why or errors.most_common(1)[0][0]}); looking for it")
         waiting = sum(group.link.waits_for_place for group in self._groups)
         if waiting > self._waiting:
             self._tell(f"the run is full: {waiting} of {len(self._groups)} groups wait for a place")

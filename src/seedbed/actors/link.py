@@ -60,6 +60,7 @@ class Identity:
     instance: str  # 32 hexadecimal digits, drawn when the host starts
     term: int = 0  # the latest of a learner that a stream has met
     reached: tuple[str, int] = ("", 0)  # the address at which a stream has met the learner last
+    stopped: str = ""  # what the learner has said last if its run was stopped
     names: Names = dataclasses.field(default_factory=Names)
 
 
@@ -169,6 +170,7 @@ class Link:
             said = read_json(body, text=str, over=bool)
             if said["over"]:
                 raise RunFinished(said["text"])
+            self._identity.stopped = said["text"]
             raise ProtocolError(said["text"])
         if kind is Kind.BEAT:
             return None
