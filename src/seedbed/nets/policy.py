@@ -104,7 +104,7 @@ def separate_networks(weights: Tree) -> tuple[Tree, Tree]:
 
 
 def join_networks(policy: Tree, value: Tree) -> Tree:
-    """Undoes `separate_networks`."""
+    """Joins the layers that `separate_networks` has split into one tree of weights, or of gradients."""
     return {"params": {**policy, **value}}
 
 
