@@ -129,12 +129,12 @@ def _pong_dqn(**options: Any) -> TrainConfig:
 
 def pong_impala() -> TrainConfig:
     """Atari Pong with IMPALA (Nature CNN, no sticky actions)."""
-    return _pong(atari_impala, 2_500_000)
+    return _pong(atari_impala, 2_500_000, learning_rate_power=2.0)
 
 
 def pong_impala_deep() -> TrainConfig:
     """Atari Pong with IMPALA and its deep residual network (no sticky actions)."""
-    return _pong(atari_impala, 2_500_000, torso="resnet")
+    return _pong(atari_impala, 2_500_000, torso="resnet", learning_rate_power=2.0)
 
 
 def pong_r2d2() -> TrainConfig:
