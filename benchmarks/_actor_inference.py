@@ -35,7 +35,6 @@ import jax
 import numpy as np
 
 from _reports import answer_questions, carried
-from seedbed import resolve
 from seedbed.actors.connection import Connection
 from seedbed.actors.credentials import KEY, ActorKey, learner_context
 from seedbed.actors.slots import SlotLayout
@@ -43,6 +42,7 @@ from seedbed.actors.wire import Kind, StepCodec, frame
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.config import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.run.measures import Stopwatch
 from seedbed.run.memory import set_up_malloc

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seedbed import resolve
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
@@ -28,6 +27,7 @@ from seedbed.central.inference import ActOutput, Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.replaying import ReplayFeed
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.config.saved import saved_config
 from seedbed.envs.host.contract import HostEnv, is_on_device
 from seedbed.replay.host.layout import CHUNK
 from seedbed.replay.host.replay import HostReplay
@@ -244,7 +244,7 @@ def updates_per_step(agent: Agent) -> float:
 
 def measure(run: Path, groups: int, folder: Path) -> Costs:
     """Measures every part in the sizes of a run; what replay keeps in files goes to `folder`."""
-    config = resolve.saved_config(RunFolder.read(run))
+    config = saved_config(RunFolder.read(run))
     env, central = config.env, config.runtime
     assert isinstance(central, CentralConfig) and not is_on_device(env)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as the run does

@@ -39,11 +39,11 @@ from seedbed.agents.dqn import Batch, Dqn
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.nets.torsos import TorsoName
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.replay_folder import layout_of
 from seedbed.paramserver.replay_shard import RowLayout, SampleLayout
 from seedbed.run.checking import check_agent
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 

@@ -44,7 +44,7 @@ def sizes(options: dict[str, Any]) -> dict[str, float]:
     """
     import jax
 
-    from seedbed import resolve
+    from seedbed.config import resolve
     from seedbed.run.stacking import stacked_spec, zero_timesteps
     from seedbed.types import bind
 

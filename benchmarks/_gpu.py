@@ -24,14 +24,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import _ptxas as ptxas
 import ptx
 from central import cpu_name
-from seedbed import physics, resolve, scaling, simd
+from seedbed import physics, simd
+from seedbed.config import resolve, scaling
 from seedbed.envs.device.wrappers import auto_reset, episode_statistics, time_limit
 from seedbed.envs.host import registry
 from seedbed.fused.program import Program
 from seedbed.machine import usable_cores
-from seedbed.simd.gpu import ptxas
 
 Figures = Iterator[dict[str, Any]]
 ROWS = 61  # no whole number of warps

@@ -35,11 +35,11 @@ def gap(theirs: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
 
 def physics(run: Path) -> str:
     """Says by which integrators a run was trained and judged, and what its policy does not see."""
-    from seedbed import resolve
+    from seedbed.config.saved import saved_config
     from seedbed.physics.model import EULER
     from seedbed.run.folder import RunFolder
 
-    config = resolve.saved_config(RunFolder.read(run))
+    config = saved_config(RunFolder.read(run))
     env: Any = config.env
     if not hasattr(env, "physics_model"):
         return "The task is the same in both."

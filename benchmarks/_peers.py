@@ -13,17 +13,17 @@ SB3_ENVS = 8
 
 def gymnasium_id(preset: str) -> str:
     """Names the preset's task in Gymnasium."""
-    from seedbed import resolve
+    from seedbed.config import resolve
 
     return resolve.train_config(preset).env.gymnasium_id  # type: ignore[union-attr]
 
 
 def peer_commands(preset: str, run: Path) -> dict[str, list[str]]:
     """Returns the peers' commands: each as it is published, and with hyperparameters equal to ours."""
-    from seedbed import resolve
+    from seedbed.config.saved import saved_config
     from seedbed.run.folder import RunFolder
 
-    config = resolve.saved_config(RunFolder.read(run))
+    config = saved_config(RunFolder.read(run))
     agent: Any = config.agent
     # The peers have no shared network: where ours is one, the value gets a second of its size.
     layers = ["--policy", *map(str, agent.hidden_sizes)]
@@ -62,10 +62,10 @@ def _options(named: dict[str, int]) -> list[str]:
 
 def gradients(run: Path) -> dict[str, int]:
     """Returns how many gradient steps a run of PPO makes on how many rows."""
-    from seedbed import resolve
+    from seedbed.config.saved import saved_config
     from seedbed.run.folder import RunFolder
 
-    agent: Any = resolve.saved_config(RunFolder.read(run)).agent
+    agent: Any = saved_config(RunFolder.read(run)).agent
     return {
         "gradient_steps": agent.epochs * agent.minibatches,
         "rows": agent.batch * agent.unroll,

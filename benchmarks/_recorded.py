@@ -12,9 +12,9 @@ import numpy as np
 
 from seedbed import simd
 from seedbed.agents.base import Gradient
+from seedbed.config.configuration import TrainConfig
 from seedbed.envs.device.wrappers import training
 from seedbed.envs.host.contract import is_on_device
-from seedbed.presets import TrainConfig
 from seedbed.run.checkpoint import restore_newest
 from seedbed.run.folder import RunFolder
 from seedbed.run.stacking import stack_timesteps, stacked_spec

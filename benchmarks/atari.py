@@ -23,7 +23,7 @@ import numpy as np
 
 import learning
 from _training import CommandError, output, started
-from seedbed import resolve
+from seedbed.config import resolve
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.exit_status import ExitStatus
 from seedbed.machine import cpu_name

@@ -200,7 +200,7 @@ def parity(job: Job) -> None:
 
 def memory(job: Job) -> None:
     """Asks ptxas what a thread takes."""
-    from seedbed.simd.gpu import ptxas
+    import _ptxas as ptxas
 
     lacking = {
         tool: package for tool, package in ptxas.PACKAGES.items() if ptxas.find(tool) is None

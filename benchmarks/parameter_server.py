@@ -38,10 +38,10 @@ from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role
 from seedbed.paramserver.leases import Tally
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, ArraySpec, Discrete, EnvSpec, Output, bind
 

@@ -30,8 +30,9 @@ from jax import lax
 
 from _recast import recast
 from _recorded import Recorded, record
-from seedbed import resolve
 from seedbed.agents.base import Params
+from seedbed.config import resolve
+from seedbed.config.saved import resumed
 from seedbed.machine import cpu_name
 from seedbed.ops import statistics
 from seedbed.run.options import CentralConfig
@@ -116,7 +117,7 @@ def measure(name: str, updates: int, run: Path | None = None) -> tuple[dict[str,
 
     `run` is the folder of a central run of that agent, from which learning goes on.
     """
-    config = resolve.train_config(name) if run is None else resolve.resumed(run, None, None)
+    config = resolve.train_config(name) if run is None else resumed(run, None, None)
     recorded = record(config, updates, start=run)
     if run is not None:
         name = f"{name} {run.name} after {int(recorded.state.updates):,} updates"
@@ -297,7 +298,7 @@ def save(rows: list[dict[str, Any]], sweep: dict[str, Any]) -> None:
 def measure_run(run: Path, updates: int) -> None:
     """Compares the gradients of a run's agent as it is now, prints and saves them."""
     try:
-        name = resolve.resumed(run, None, None).name
+        name = resumed(run, None, None).name
     except SeedbedError as error:
         raise SystemExit(str(error)) from None
     central = [n for n in NAMES if isinstance(resolve.train_config(n).runtime, CentralConfig)]

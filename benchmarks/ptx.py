@@ -26,11 +26,11 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+import _ptxas as ptxas
+from _ptx_host import HostKernel
 from seedbed import physics
 from seedbed.simd.frontend.trace import trace
-from seedbed.simd.gpu import ptxas
 from seedbed.simd.gpu.compiler import compile_program
-from seedbed.simd.gpu.host import HostKernel
 from seedbed.simd.gpu.kernel import kernel_ir
 from seedbed.simd.ir.program import Program
 from seedbed.simd.vectorize import trace_example

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import optuna
 
-from seedbed import resolve
+from seedbed.config import resolve
 from seedbed.fused.program import Program
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from central import split_overrides
-from seedbed import options, resolve
-from seedbed.presets import TrainConfig
+from seedbed.config import flags, resolve
+from seedbed.config.configuration import TrainConfig
 from seedbed.run.memory import set_up_malloc
 from seedbed.types import SeedbedError, UsageError
 
@@ -103,7 +103,7 @@ def main() -> None:
     configs = {}
     for preset in args.names:
         try:
-            config = options.override(resolve.train_config(preset), overrides, show_help=False)
+            config = flags.override(resolve.train_config(preset), overrides, show_help=False)
         except (SeedbedError, UsageError) as error:
             parser.error(str(error))
         configs[" ".join([preset, *overrides])] = config

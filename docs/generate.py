@@ -24,16 +24,18 @@ import seedbed.api
 import seedbed.physics
 import seedbed.simd
 import seedbed.types
-from seedbed import cli, options, resolve
+from described import SECTIONS
+from seedbed import cli
 from seedbed.actors import command as actor_command
+from seedbed.config import flags, resolve
+from seedbed.config.presets import PRESETS, description
+from seedbed.config.saved import ENV_BOUND
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.paramserver import command as learner_command
-from seedbed.paramserver.options import ParamServerConfig
-from seedbed.resolve import AGENTS, ENV_BOUND, PRESETS
-from seedbed.run.described import SECTIONS
-from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
+from seedbed.run.trust import AGENTS
 from seedbed.types import SeedbedError, StorageError, UsageError
 
 PUBLIC = (seedbed, seedbed.physics, seedbed.simd)
@@ -160,9 +162,7 @@ def presets() -> str:
         kinds = " / ".join(
             type(part).__name__ for part in (config.env, config.agent, config.runtime)
         )
-        sections.append(
-            f"### {name}\n\n{resolve.description(name)} {kinds}.\n\n{', '.join(changed)}"
-        )
+        sections.append(f"### {name}\n\n{description(name)} {kinds}.\n\n{', '.join(changed)}")
     return "\n\n".join(sections)
 
 
@@ -198,7 +198,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
 
 def train_help() -> str:
     """Returns the general options of `seedbed train`, as its help shows them."""
-    return f"```text\n{options.HELP}\n```"
+    return f"```text\n{flags.HELP}\n```"
 
 
 def metrics() -> str:

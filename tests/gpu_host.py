@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from _ptx_host import HostKernel
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.call import BLOCK
-from seedbed.simd.gpu.host import HostKernel
 from seedbed.simd.gpu.kernel import kernel_ir
 from seedbed.simd.vectorize import Example, trace_example
 

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from seedbed import trees
-from seedbed.defaults import Task
+from seedbed.config.defaults import Task
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import ActionSpec, Box, Discrete, EnvSpec, EnvState, MultiDiscrete, Timestep

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seedbed import resolve, strict_json
-from seedbed.resolve import TrainConfig
+from seedbed import strict_json
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.saved import from_json, saved_config, to_json
 from seedbed.run.folder import RunFolder
 from seedbed.run.trust import Trust
 
@@ -15,10 +16,10 @@ TRUSTED = Trust(Path("run"), Path("run/config.json"), given=True)
 
 def read_back(config: TrainConfig) -> TrainConfig:
     """Returns a configuration as it is after a run has saved it."""
-    text = strict_json.dumps(resolve.to_json(config))
-    return resolve.from_json(strict_json.loads(text), TRUSTED)
+    text = strict_json.dumps(to_json(config))
+    return from_json(strict_json.loads(text), TRUSTED)
 
 
 def config_of(run: Path) -> TrainConfig:
     """Returns the configuration that a run's folder holds."""
-    return resolve.saved_config(RunFolder.read(run))
+    return saved_config(RunFolder.read(run))

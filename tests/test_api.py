@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 import seedbed
 from documented import ROOT, python_blocks
-from seedbed import resolve
+from seedbed.config import resolve
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import SeedbedError
 from untrained_run import write_run

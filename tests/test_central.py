@@ -19,6 +19,7 @@ import pytest
 
 import counting_environment as counting
 from counting_agent import CountingAgent
+from described import undescribed
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
 from seedbed.agents.impala import Impala
@@ -31,7 +32,6 @@ from seedbed.envs.host.gym import FactoryEnv
 from seedbed.exit_status import ExitStatus, StoppedEarly
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
-from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import CentralConfig

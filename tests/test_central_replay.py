@@ -16,12 +16,12 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingReplayAgent, check_item
+from described import undescribed
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, name_of
-from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
 from seedbed.types import (

@@ -14,12 +14,12 @@ import pytest
 
 from counting_agent import CountingAgent
 from saved import read_back
-from seedbed import presets
+from seedbed.config import presets
+from seedbed.config.resolve import train_config
 from seedbed.envs.device import wrappers
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.specs import spec_of
-from seedbed.resolve import train_config
 from seedbed.run.checking import check_agent, checked
 from seedbed.run.options import require_sizes
 from seedbed.run.stacking import stacked_spec

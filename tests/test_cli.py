@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import seedbed
-from seedbed import cli, options, resolve
+from seedbed import cli
+from seedbed.config import flags, resolve
 from seedbed.exit_status import ExitStatus, StoppedEarly
 from seedbed.types import SeedbedError
 from untrained_run import write_run
@@ -434,11 +435,11 @@ def test_options_of_an_agent_of_ones_own(capsys):
     config = dataclasses.replace(
         resolve.train_config("cartpole"), agent=Custom(), name="cartpole/x"
     )
-    changed = options.override(config, ["--agent.flag", "--agent.sizes", "3", "4"], False)
+    changed = flags.override(config, ["--agent.flag", "--agent.sizes", "3", "4"], False)
     assert changed.agent == Custom(flag=True, sizes=(3, 4))
     assert type(changed.agent) is Custom
     with pytest.raises(SystemExit):
-        options.override(config, [], True)
+        flags.override(config, [], True)
     assert "agent.spec" not in capsys.readouterr().out
 
 
@@ -465,5 +466,5 @@ def test_options_of_an_agent_of_ones_own(capsys):
     ],
 )
 def test_splitting_arguments(line, target, rest):
-    found = options.split_train_arguments(line.split())
+    found = flags.split_train_arguments(line.split())
     assert (found.target, found.rest) == (target, rest)

@@ -11,13 +11,14 @@ import pytest
 
 from kinds_of_task import KINDS, example, shown
 from saved import read_back
-from seedbed import defaults, trees
-from seedbed.defaults import ROWS, Task, configure, task_of
+from seedbed import trees
+from seedbed.config import defaults
+from seedbed.config.defaults import ROWS, Task, configure, task_of
+from seedbed.config.resolve import train_config
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
-from seedbed.resolve import train_config
 from seedbed.run.options import FusedConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import (

@@ -15,9 +15,14 @@ import pytest
 
 import seedbed
 from saved import read_back
-from seedbed import api, cli, options, resolve
+from seedbed import api, cli
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
+from seedbed.config import flags, presets
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.presets import on_device_ppo
+from seedbed.config.resolve import train_config
+from seedbed.config.saved import to_json
 from seedbed.envs.device import changes
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
@@ -25,8 +30,6 @@ from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.presets import on_device_ppo
-from seedbed.resolve import TrainConfig, to_json, train_config
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
 
@@ -74,7 +77,7 @@ def test_names_are_presets_on_device_environments_and_those_of_the_host():
     cheetah = train_config("half_cheetah")
     assert isinstance(cheetah.env, HalfCheetah) and isinstance(cheetah.agent, Ppo)
     assert isinstance(cheetah.runtime, FusedConfig) and cheetah.name == "half_cheetah/ppo"
-    assert train_config("cartpole").name in resolve.PRESETS
+    assert train_config("cartpole").name in presets.PRESETS
     host = train_config("Ant-v5")
     assert host.env == GymEnv("Ant-v5") and isinstance(host.agent, Ppo)
     assert isinstance(host.runtime, CentralConfig)
@@ -108,7 +111,7 @@ def test_an_environment_of_ones_own():
     assert train_config("test_device_presets:host_factory").env == FactoryEnv(
         "test_device_presets:host_factory"
     )
-    changed = options.override(
+    changed = flags.override(
         config,
         ["--env.start", "2", "--env.weights", "3", "4", "5", "--env.episode-steps", "7"],
         False,
@@ -117,7 +120,7 @@ def test_an_environment_of_ones_own():
     assert type(changed.env) is Mine and round_trip(changed) == changed
 
 
-@pytest.mark.parametrize("name", resolve.PRESETS)
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_preset_is_saved_and_its_runtime_is_that_of_its_environment(name):
     config = train_config(name)
     assert round_trip(config) == config
@@ -154,7 +157,7 @@ def test_overrides_on_the_command_line():
         "--env.integrator euler --agent.learning-rate 1e-3 --seeds 2 --steps 2e6 "
         "--fused.seed 7 --devices 1 --agent.value-sizes 8"
     )
-    changed = options.override(base, arguments, False)
+    changed = flags.override(base, arguments, False)
     assert changed.env == dataclasses.replace(base.env, integrator="euler") != base.env
     assert type(changed.env) is Ant
     assert changed.agent == dataclasses.replace(base.agent, learning_rate=1e-3, value_sizes=(8,))
@@ -162,7 +165,7 @@ def test_overrides_on_the_command_line():
         base.runtime, seeds=2, steps=2_000_000, seed=7, devices=(1,)
     )
     assert round_trip(changed) == changed
-    assert options.override(base, [], False) == base
+    assert flags.override(base, [], False) == base
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_overrides_on_the_command_line():
 )
 def test_overrides_that_cannot_be(arguments, words):
     with pytest.raises(UsageError, match=words):
-        options.override(train_config("ant"), arguments, False)
+        flags.override(train_config("ant"), arguments, False)
 
 
 def test_help_shows_the_options_that_there_are(capsys):

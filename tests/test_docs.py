@@ -18,12 +18,13 @@ from sphinx.cmd.build import build_main
 
 import generate
 import seedbed.types
+from described import AGENTS, ENVIRONMENTS, SECTIONS, undescribed
 from documented import ROOT, blocks, python_blocks, run_page
-from seedbed import cli, options, resolve
+from seedbed import cli
 from seedbed.actors import command as actor_command
+from seedbed.config import flags, resolve, settle
 from seedbed.export import extra
 from seedbed.paramserver import command as learner_command
-from seedbed.run.described import AGENTS, ENVIRONMENTS, SECTIONS, undescribed
 from seedbed.types import SeedbedError
 from seedbed.viewer import report
 
@@ -169,14 +170,14 @@ def parsed(words: tuple[str, ...]) -> None:
         return
     name, arguments = words[1], list(words[2:])
     if name == "train":
-        given = options.split_train_arguments(arguments)
+        given = flags.split_train_arguments(arguments)
         if given.target and not given.resume and given.target not in PLACEHOLDERS:
             agent = None if given.agent in PLACEHOLDERS else given.agent
             config = resolve.train_config(given.target, agent)
             if given.runtime:
-                config = resolve.in_runtime(config, given.runtime)
+                config = settle.in_runtime(config, given.runtime)
             if given.rest and not given.help:
-                options.override(config, given.rest, show_help=False)
+                flags.override(config, given.rest, show_help=False)
     elif name == "evaluate":
         cli._evaluate_parser().parse_args(arguments)
     elif name in DECLARING:

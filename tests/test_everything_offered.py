@@ -20,8 +20,10 @@ import seedbed
 from kinds_of_task import KINDS, OBSERVATIONS, example
 from saved import read_back
 from seedbed import api, cli, trees
-from seedbed.defaults import ROWS, Task, configure
-from seedbed.resolve import PRESETS, TrainConfig, train_config
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.defaults import ROWS, Task, configure
+from seedbed.config.presets import PRESETS
+from seedbed.config.resolve import train_config
 
 QUICK = ("hopper/ppo", "cartpole/dqn", "half_cheetah/sac")
 """One preset whose options JSON lacks, and one of each agent that exports otherwise; the others are slow."""

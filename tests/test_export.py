@@ -19,7 +19,8 @@ import pytest
 
 import seedbed
 from exporting import Exported, free_running, record, teacher_forced
-from seedbed import api, cli, resolve
+from seedbed import api, cli
+from seedbed.config import configuration, resolve
 from seedbed.envs.host.gym import GymEnv
 from seedbed.export import command
 from seedbed.export.check import TOLERANCE, open_session
@@ -106,7 +107,9 @@ def remembering(tmp_path_factory):
         hidden_sizes=(8,),
         value_sizes=(),
     )
-    config = resolve.TrainConfig(GymEnv("Pendulum-v1", frame_stack=3), agent, CARTPOLE.runtime)
+    config = configuration.TrainConfig(
+        GymEnv("Pendulum-v1", frame_stack=3), agent, CARTPOLE.runtime
+    )
     run = write_run(tmp_path_factory.mktemp("runs") / "run", config)
     command.export(run, run.parent / "policy")
     return run

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from seedbed import cli, resolve
+from seedbed import cli
+from seedbed.config import resolve
 from seedbed.run import lines
 from seedbed.run.lines import read_last_line, read_lines
 from seedbed.viewer import report

@@ -21,10 +21,13 @@ import numpy as np
 import psutil
 import pytest
 
+from described import undescribed
 from saved import config_of
-from seedbed import api, cli, resolve
+from seedbed import api, cli
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.saved import resumed
 from seedbed.envs.device import changes, wrappers
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
@@ -35,10 +38,8 @@ from seedbed.fused import rollout
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
 from seedbed.ops.keys import halves
-from seedbed.resolve import TrainConfig
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
-from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
 from seedbed.run.metrics import STAGES
@@ -211,7 +212,7 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
 
     config = config_of(run_folder)
     assert (config.agent.unroll, config.agent.batch) == (8, 16)
-    last = resolve.resumed(run_folder, None, None)
+    last = resumed(run_folder, None, None)
     api.train(last, run=run_folder, resume=True, checkpoint_every_s=60.0)
     summary = api.train(config, run=tmp_path / "undisturbed", checkpoint_every_s=60.0)
     assert LONG <= summary["env_steps"] < LONG + 128

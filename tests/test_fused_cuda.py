@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedbed import resolve, scaling
 from seedbed.agents.ppo import Ppo
+from seedbed.config import resolve, scaling
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.wrappers import episode_statistics, training
 from seedbed.fused import rollout

@@ -12,11 +12,11 @@ from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
+from seedbed.config.configuration import TrainConfig
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.probes import RepeatProbe, TMazeProbe
 from seedbed.fused.program import Program
-from seedbed.resolve import TrainConfig
 from seedbed.run.evaluation import SpecPolicy
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind

@@ -22,9 +22,9 @@ from probe_environments import (
     SecretReward,
     Trainer,
 )
-from seedbed import options, resolve
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
+from seedbed.config import resolve
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -349,10 +349,10 @@ def test_an_image_torso_without_images_is_refused_and_auto_chooses():
 
 def test_the_command_line_offers_the_hyperparameters_only(capsys):
     flags = ["--agent.gamma", "0.5", "--agent.torso", "resnet", "--agent.recurrent"]
-    agent = options.override(resolve.train_config("pong"), flags, show_help=False).agent
+    agent = flags.override(resolve.train_config("pong"), flags, show_help=False).agent
     assert (agent.gamma, agent.torso, agent.recurrent, agent.spec) == (0.5, "resnet", True, None)
     with pytest.raises(SystemExit):
-        options.override(resolve.train_config("pong"), [], show_help=True)
+        flags.override(resolve.train_config("pong"), [], show_help=True)
     text = capsys.readouterr().out
     assert "trace-decay" in text and "agent.spec" not in text
 

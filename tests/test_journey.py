@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import seedbed
-from seedbed import presets
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.agents.impala import Impala
@@ -27,6 +26,7 @@ from seedbed.central.acting import InferenceLoop
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
+from seedbed.config import presets
 from seedbed.fused.program import Program
 from seedbed.fused.rollout import iterate, moves
 from seedbed.run.measures import EpisodeStatistics

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from described import undescribed
 from seedbed.actors import command, credentials, host
 from seedbed.actors.host import _require_allowed
 from seedbed.actors.link import RunFinished
@@ -32,7 +33,6 @@ from seedbed.central.listening import advertised
 from seedbed.cli import main
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.exit_status import ExitStatus, TemporaryError
-from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.types import SeedbedError
@@ -393,11 +393,11 @@ def test_an_actor_whose_learner_trains_another_run_may_be_started_again(run_fold
 
 
 def test_what_a_run_listens_with():
-    config = CentralConfig(listen=":0").resolved(Impala(batch=32))
+    config = CentralConfig(listen=":0").fitted(Impala(batch=32))
     assert (config.actors, config.groups) == (0, 64)
-    assert CentralConfig(listen=":0", actors=1).resolved(Impala(batch=32)).groups == 66
+    assert CentralConfig(listen=":0", actors=1).fitted(Impala(batch=32)).groups == 66
     with pytest.raises(SeedbedError, match="--listen is for agents that learn while others act"):
-        CentralConfig(listen=":0").resolved(Ppo())
+        CentralConfig(listen=":0").fitted(Ppo())
     assert advertised("10.1.2.3", 7, ()) == ["10.1.2.3:7"]
     assert advertised("", 7, ("a", "b:8", "[::2]")) == ["a:7", "b:8", "[::2]:7"]
     every = advertised("", 7, ())
@@ -432,7 +432,7 @@ def test_addresses_are_published_again_when_they_change_and_not_for_another_lear
     interfaces = {"eth0": [Interface(socket.AF_INET, "10.1.1.1")]}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     run, told = RunFolder.create(run_folder), []
-    config = CentralConfig(listen=":0").resolved(Impala(batch=32))
+    config = CentralConfig(listen=":0").fitted(Impala(batch=32))
     listening_module.listen(None, FactoryEnv("a:b"), config, run, told.append)
     (announce,) = announcers
 

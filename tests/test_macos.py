@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from seedbed import resolve
+from seedbed.config import resolve
 from untrained_run import write_run
 
 HERE = Path(__file__).parent

@@ -27,9 +27,9 @@ from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role
 from seedbed.paramserver.messages import Message
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.server import Client
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from test_paramserver_run import gone, wait_for

@@ -7,7 +7,7 @@ from typing import Any
 
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.meter import ClusterMeter
-from seedbed.paramserver.options import ParamServerConfig
+from seedbed.run.options import ParamServerConfig
 
 
 def keeper_of(name: str, pid: int | None, **report: Any) -> Any:

@@ -22,6 +22,7 @@ import pytest
 
 import counting_environment as counting
 from counting_agent import CountingAgent, CountingReplayAgent, check_item
+from described import undescribed
 from seedbed import trees
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
@@ -29,12 +30,11 @@ from seedbed.paramserver import keeper
 from seedbed.paramserver import train as paramserver
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import layout_of, role_of
 from seedbed.replay.host.replay import HostReplay
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.described import undescribed
 from seedbed.run.folder import RunFolder
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
 from test_central import View, counting_env, importable  # noqa: F401  a fixture
@@ -364,7 +364,7 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
     with pytest.raises(SeedbedError, match="each of the 2 learners has a shard of its own"):
         ParamServerConfig(replay="bundled", replay_shards=1)
     with pytest.raises(SeedbedError, match="train it with --runtime central"):
-        ParamServerConfig().require_fit(CountingAgent(synchronous=True))
+        ParamServerConfig().fitted(CountingAgent(synchronous=True))
     with pytest.raises(SeedbedError, match="learners is 0"):
         ParamServerConfig(learners=0)
 

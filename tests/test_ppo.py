@@ -26,11 +26,12 @@ from probe_environments import (
     SecretReward,
     Trainer,
 )
-from seedbed import api, options, resolve
+from seedbed import api
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.ppo import Ppo
+from seedbed.config import resolve
+from seedbed.config.configuration import TrainConfig
 from seedbed.envs.host.gym import GymEnv
-from seedbed.resolve import TrainConfig
 from seedbed.run.options import CentralConfig
 from seedbed.run.update import learn
 from seedbed.types import (
@@ -542,13 +543,13 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
         "4",
     ]
     config = resolve.train_config("CartPole-v1", "ppo")
-    agent = options.override(config, flags, show_help=False).agent
+    agent = flags.override(config, flags, show_help=False).agent
     assert isinstance(agent, Ppo)
     assert (agent.gamma, agent.schedule, agent.value_sizes, agent.spec) == (
         0.5, "adaptive", (8, 4), None
     )  # fmt: skip
     with pytest.raises(SystemExit):
-        options.override(config, [], show_help=True)
+        flags.override(config, [], show_help=True)
     text = capsys.readouterr().out
     assert "max-kl" in text and "agent.spec" not in text
 

@@ -18,12 +18,13 @@ import test_ppo
 import test_r2d2
 from probe_environments import Aim, Match, Memory, Trainer
 from replay_trainer import ReplayTrainer, to_trajectory
-from seedbed import api, resolve
+from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
+from seedbed.config import resolve
 from seedbed.nets.products import multiply, sum_of_products
 from seedbed.nets.recurrent import LSTM, initial_lstm_state
 from seedbed.types import SeedbedError, learns_from_replay

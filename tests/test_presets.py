@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from saved import TRUSTED, read_back
-from seedbed import resolve
+from seedbed.config import presets, resolve
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.presets import PRESETS
+from seedbed.config.resolve import resolve_env, train_config
+from seedbed.config.saved import from_json, to_json
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
-from seedbed.presets import PRESETS
-from seedbed.resolve import TrainConfig, from_json, resolve_env, to_json, train_config
+from seedbed.run import trust
 from seedbed.run.options import CentralConfig
 from seedbed.types import OnPolicy, SeedbedError
 
@@ -50,20 +53,20 @@ def custom_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_agents", module)
 
 
-@pytest.mark.parametrize("name", resolve.PRESETS)
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets(name):
     config = train_config(name)
     env = name.partition("/")[0]
-    first = next(preset for preset in resolve.PRESETS if preset.startswith(f"{env}/"))
+    first = next(preset for preset in presets.PRESETS if preset.startswith(f"{env}/"))
     assert train_config(env) == train_config(first)
     assert config.name == name
     assert is_on_device(config.env) or config.env.frame_stack >= 1
     assert config.agent.experience.batch > 0
-    assert resolve.description(name).endswith(".")
+    assert presets.description(name).endswith(".")
     assert read_back(config) == config
 
 
-@pytest.mark.parametrize("name", resolve.PRESETS)
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_rewards_are_clipped_on_atari_only(name):
     """R2D2 rescales values instead, as published; nothing else is known to be of Atari's sizes."""
     config = train_config(name)
@@ -71,7 +74,7 @@ def test_rewards_are_clipped_on_atari_only(name):
     assert getattr(config.agent, "reward_clip", 0.0) == float(clips)
 
 
-@pytest.mark.parametrize("agent", resolve.AGENTS)
+@pytest.mark.parametrize("agent", trust.AGENTS)
 def test_no_agent_clips_rewards_by_itself(agent):
     assert getattr(resolve.load_agent_class(agent)(), "reward_clip", 0.0) == 0.0
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from seedbed import api, cli, compression, options, resolve
+from seedbed import api, cli, compression
 from seedbed.central import listening
+from seedbed.config import flags, resolve
 from seedbed.exit_status import ExitStatus
 from seedbed.export import extra
 from seedbed.paramserver import command as learner_command
@@ -206,7 +207,7 @@ def test_a_printed_command_can_be_pasted(
 def test_our_own_parsers_read_the_paths(path: str, tmp_path: Path) -> None:
     run = Path(PATHS[path])
     _, *resume = pasted(cli.resume_command(run), tmp_path)
-    assert options.split_train_arguments(resume[1:]).run == run
+    assert flags.split_train_arguments(resume[1:]).run == run
     word = pasted(f"seedbed evaluate {cli.pasted(run)}", tmp_path)[2]
     assert cli._evaluate_parser().parse_args([word]).run == run
 
@@ -242,6 +243,6 @@ def test_what_installs_a_package_can_be_pasted(
 def test_the_command_of_a_run_can_be_pasted(sweep: str, tmp_path: Path) -> None:
     config = resolve.train_config("cartpole/ppo")
     config = replace(config, runtime=replace(config.runtime, sweep=sweep))
-    words = pasted(options.command(config), tmp_path)
+    words = pasted(flags.command(config), tmp_path)
     assert words[:3] == ["seedbed", "train", "cartpole/ppo"]
     assert words[words.index("--sweep") + 1] == sweep

@@ -15,8 +15,7 @@ from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
-from seedbed.paramserver.options import ParamServerConfig
-from seedbed.run.options import CentralConfig, require_sizes
+from seedbed.run.options import CentralConfig, ParamServerConfig, require_sizes
 from seedbed.types import (
     Agent,
     ArraySpec,
@@ -62,9 +61,9 @@ def row(agent: Agent) -> list[str]:
     memory = "on request" if "recurrent" in fields else "always" if "lstm_size" in fields else ""
     runtimes = {
         "fused": lambda: require_sizes(agent),
-        "central": lambda: CentralConfig().resolved(agent),
-        "central with remote actors": lambda: CentralConfig(listen="127.0.0.1:0").resolved(agent),
-        "parameter servers": lambda: ParamServerConfig().require_fit(agent),
+        "central": lambda: CentralConfig().fitted(agent),
+        "central with remote actors": lambda: CentralConfig(listen="127.0.0.1:0").fitted(agent),
+        "parameter servers": lambda: ParamServerConfig().fitted(agent),
     }
     possible = [name for name, attempt in runtimes.items() if fits(attempt)]
     return [

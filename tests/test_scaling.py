@@ -9,11 +9,12 @@ import pytest
 
 import seedbed
 from saved import config_of
-from seedbed import cli, resolve, scaling
+from seedbed import cli
+from seedbed.config import resolve, scaling
+from seedbed.config.presets import PRESETS
 from seedbed.fused import train as fused
 from seedbed.fused.program import _plan
 from seedbed.nets.native.bfloat16.instructions import host_instructions
-from seedbed.presets import PRESETS
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
 from test_presets import custom_module  # noqa: F401

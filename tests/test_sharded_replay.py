@@ -31,7 +31,6 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.messages import Kind, Message
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard, priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
@@ -40,6 +39,7 @@ from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import LEARNER
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import Start
 from seedbed.types import (
     ActorState,

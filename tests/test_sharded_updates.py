@@ -29,7 +29,6 @@ from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
 from seedbed.paramserver.messages import Blocks, Kind, Message
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
@@ -37,6 +36,7 @@ from seedbed.paramserver.shard import LEARNER, ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
 from seedbed.run.leaves import not_finite
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind

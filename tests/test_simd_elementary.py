@@ -17,8 +17,8 @@ from seedbed.llvm import host_vector_unit
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.frontend.trigonometry import LARGEST_ANGLE
-from seedbed.simd.reference import evaluate
 from seedbed.simd.store import build
+from simd_reference import evaluate
 
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 SAMPLES = 20_000

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import _ptxas as ptxas
 import mujoco_states as oracle
 import test_simd_fuzz as fuzz
 from gpu_host import assert_same_bits, host_vectorize
@@ -19,7 +20,6 @@ from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.wrappers import auto_reset, episode_statistics, time_limit
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
-from seedbed.simd.gpu import ptxas
 from seedbed.simd.gpu.compiler import compile_program
 from seedbed.simd.vectorize import trace_example
 from test_env_locomotion import TASKS

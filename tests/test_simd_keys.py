@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from seedbed.simd.frontend.keys import without_keys
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
-from seedbed.simd.reference import evaluate
+from simd_reference import evaluate
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
 

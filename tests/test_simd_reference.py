@@ -13,7 +13,7 @@ from jax import lax
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
-from seedbed.simd.reference import evaluate
+from simd_reference import evaluate
 
 TABLE = np.arange(1, 61, dtype=np.float32).reshape(20, 3)
 

@@ -23,7 +23,7 @@ from seedbed.simd import vectorize
 from seedbed.simd.frontend.rules import RULES
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
-from seedbed.simd.reference import evaluate
+from simd_reference import evaluate
 
 ROWS = 1024
 TINY = np.finfo(np.float32).tiny

@@ -20,8 +20,8 @@ from jax import lax
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
-from seedbed.simd.reference import evaluate
 from seedbed.types import SeedbedError
+from simd_reference import evaluate
 
 ROWS = 37  # more than two tiles, and no whole number of them
 NUMBERS = {

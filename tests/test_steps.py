@@ -195,14 +195,14 @@ def test_a_batch_that_is_too_old_is_told_of():
 )
 def test_a_batch_has_equally_many_unrolls_of_every_environment(monkeypatch, given, chosen):
     monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 12.0)
-    config = CentralConfig(actors=given[0], envs_per_actor=given[1]).resolved(Ppo(batch=32))
+    config = CentralConfig(actors=given[0], envs_per_actor=given[1]).fitted(Ppo(batch=32))
     assert (config.actors, config.envs_per_actor) == chosen
-    assert config.resolved(Ppo(batch=32)) == config
+    assert config.fitted(Ppo(batch=32)) == config
 
 
 def test_other_agents_have_an_actor_for_each_core(monkeypatch):
     monkeypatch.setattr("seedbed.run.options.usable_cores", lambda: 1.5)
-    config = CentralConfig().resolved(Impala(batch=32))
+    config = CentralConfig().fitted(Impala(batch=32))
     assert (config.actors, config.envs_per_actor) == (1, 32)
 
 
@@ -222,4 +222,4 @@ def test_other_agents_have_an_actor_for_each_core(monkeypatch):
 def test_sizes_that_do_not_fit_are_refused_by_name(agent, options, words):
     config = CentralConfig(**{"actors": 2, "envs_per_actor": 4} | options)
     with pytest.raises(SeedbedError, match=words):
-        config.resolved(agent)
+        config.fitted(agent)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from saved import read_back
-from seedbed import resolve, strict_json
+from seedbed import strict_json
 from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.actors.wire import Kind, json_frame
+from seedbed.config import resolve
+from seedbed.config.presets import PRESETS
+from seedbed.config.saved import to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.gym import GymEnv
 from seedbed.files import load_json, write_json
-from seedbed.presets import PRESETS
 from seedbed.types import ArraySpec, Box, EnvSpec, SeedbedError
 from seedbed.viewer.html import json_in_page
 
@@ -66,14 +68,14 @@ def test_only_one_module_writes_json():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_configurations_of_presets_are_json(preset):
     config = resolve.train_config(preset)
-    strictly(strict_json.dumps(resolve.to_json(config)))
+    strictly(strict_json.dumps(to_json(config)))
     assert read_back(config) == config
 
 
 def test_an_infinite_range_is_saved_with_a_run(tmp_path):
     config: Any = resolve.train_config("hopper/ppo")
     assert math.inf in config.env.healthy_angle_range or math.inf in config.env.healthy_z_range
-    write_json(tmp_path / "config.json", resolve.to_json(config))
+    write_json(tmp_path / "config.json", to_json(config))
     assert '"Infinity"' in (tmp_path / "config.json").read_text()
     strictly((tmp_path / "config.json").read_text())
     env = GymEnv("Hopper-v5", kwargs={"healthy_z_range": (0.7, math.inf)})

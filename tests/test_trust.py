@@ -16,15 +16,17 @@ import jax
 import pytest
 
 import seedbed
-from seedbed import api, cli, resolve, strict_json
+from seedbed import api, cli, strict_json
+from seedbed.config import resolve
+from seedbed.config.presets import PRESETS
+from seedbed.config.saved import from_json, saved_config, to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.options import ParamServerConfig
-from seedbed.presets import PRESETS
 from seedbed.run.checking import check_agent
 from seedbed.run.encoding import decode_shapes, encode_shapes
 from seedbed.run.folder import RunFolder
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.run.trust import AGENTS, OWN, Trust, Untrusted
 from seedbed.types import SeedbedError, bind
@@ -152,14 +154,14 @@ def test_whoever_else_could_have_written_it_makes_it_foreign(run, part, mode):
     path = run if part == "run" else run / part
     path.chmod(path.stat().st_mode & 0o755 | mode)
     with pytest.raises(Untrusted, match=f"others can write .*{part} "):
-        resolve.saved_config(RunFolder.read(run))
+        saved_config(RunFolder.read(run))
 
 
 def test_a_run_of_another_user_is_foreign(run, monkeypatch):
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(Untrusted, match=f"belongs to the user {user}, and you are {user + 1}"):
-        resolve.saved_config(RunFolder.read(run))
+        saved_config(RunFolder.read(run))
 
 
 def test_new_runs_are_their_users_own_whatever_the_umask(tmp_path):
@@ -249,9 +251,9 @@ def named(data: Any, key: str) -> set[str]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_table_has_what_presets_are_made_of(preset):
     config = resolve.train_config(preset)
-    assert named(resolve.to_json(config), "class") <= OWN
+    assert named(to_json(config), "class") <= OWN
     trust = Trust(Path("run"), Path("run/config.json"))
-    assert resolve.from_json(strict_json.loads(strict_json.dumps(resolve.to_json(config))), trust)
+    assert from_json(strict_json.loads(strict_json.dumps(to_json(config))), trust)
 
 
 @pytest.mark.parametrize(

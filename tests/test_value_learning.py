@@ -49,53 +49,6 @@ def check_close(actual, expected, rtol=1e-5, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
 
 
-def retrace_errors(rescale, unrescale):
-    """Errors [2, 3] of rlax's inputs with lambda .9, in the space of `rescale`."""
-
-    @jax.vmap
-    def errors(q, target_q, a, r, discount, pi, mu):
-        target_q, pi_a = unrescale(target_q[1:]), value_learning.chosen_values(pi, a)[1:]
-        c_t = 0.9 * jnp.minimum(1.0, pi_a / mu[1:])
-        targets = value_learning.retrace_returns(
-            value_learning.chosen_values(target_q, a[1:]),
-            (pi[1:] * target_q).sum(-1),
-            r[:-1],
-            discount[:-1],
-            c_t,
-        )
-        return rescale(targets) - value_learning.chosen_values(q, a)[:-1]
-
-    return errors(Q, TARGET_Q, ACTION, REWARD, DISCOUNT, PI, MU)
-
-
-def test_retrace_cases():
-    plain = retrace_errors(lambda x: x, lambda x: x)
-    expected = [[2.88, 3.8934109, 4.5942383], [0.31121615, 20.253206, 0.0031601219]]
-    check_close(0.5 * plain**2, expected)
-    rescaled = retrace_errors(returns.rescale_value, returns.unrescale_value)
-    expected = [[-1.6179, -3.0165, -5.2699], [-2.7742, -9.9544, 2.3167]]
-    check_close(rescaled, expected, rtol=1e-4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(SEEDS)
-def test_retrace_is_the_sum_of_its_definition(seed):
-    rng = np.random.default_rng(seed)
-    q, v, r = rng.normal(size=(3, ROWS))
-    discount, c = rng.uniform(0, 1, (2, ROWS))
-    actual = jax.jit(value_learning.retrace_returns)(
-        *(jnp.asarray(x, jnp.float32) for x in (q, v, r, discount, c))
-    )
-    # Equation 4, from Q(x_s, a_s) = q[s - 1] on: each later temporal difference, traced back.
-    for start in range(ROWS):
-        expected, weight = r[start] + discount[start] * v[start], discount[start]
-        for s in range(start + 1, ROWS):
-            weight *= c[s - 1]
-            expected += weight * (r[s] + discount[s] * v[s] - q[s - 1])
-            weight *= discount[s]
-        check_close(actual[start], expected, rtol=1e-4)
-
-
 def test_transformed_n_step_case():
     @jax.vmap
     def errors(q, q_t, a, r, discount):

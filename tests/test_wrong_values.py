@@ -17,15 +17,15 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import seedbed
-from seedbed import api, physics, resolve, simd
+from seedbed import api, physics, simd
 from seedbed.agents.ppo import Ppo
+from seedbed.config import resolve
+from seedbed.config.configuration import TrainConfig
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.export.command import export
-from seedbed.paramserver.options import ParamServerConfig
-from seedbed.resolve import TrainConfig
-from seedbed.run.options import CentralConfig, FusedConfig
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.types import SeedbedError
 from untrained_run import write_run
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from seedbed import resolve
+from seedbed.config import configuration
+from seedbed.config.saved import to_json
 from seedbed.envs.host.contract import is_on_device
 from seedbed.run.checkpoint_helper import write_checkpoint
 from seedbed.run.folder import RunFolder
@@ -17,11 +18,11 @@ from seedbed.types import bind
 
 
 def write_run(
-    path: Path, config: resolve.TrainConfig, scores: dict[int, float | None] | None = None
+    path: Path, config: configuration.TrainConfig, scores: dict[int, float | None] | None = None
 ) -> Path:
     """Writes the folder, with a checkpoint for each step of `scores`; by default 640 with a score of 1."""
     run = RunFolder.create(path)
-    run.write_config(resolve.to_json(config))
+    run.write_config(to_json(config))
     run.close()
     env: Any = config.env
     if is_on_device(env):

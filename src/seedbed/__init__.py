@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from seedbed.version import __version__
+
 if TYPE_CHECKING:
     from seedbed.api import load, make_gymnasium, train
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load", "make_gymnasium", "train"]
 
 

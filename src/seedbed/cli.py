@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import difflib
 import os
 import re
 import subprocess
@@ -16,19 +15,16 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import seedbed
 from seedbed import strict_json
 from seedbed.exit_status import ExitStatus, status_of
+from seedbed.nearest import did_you_mean
 from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.signals import end_program_with
 from seedbed.types import SeedbedError, UsageError
+from seedbed.version import __version__
 from seedbed.viewer.background import tell
-
-if TYPE_CHECKING:
-    from seedbed.options import TrainArguments
-    from seedbed.resolve import TrainConfig
 
 USAGE = """usage: seedbed [-h] [--version] COMMAND ...
 
@@ -96,18 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(USAGE)
         return ExitStatus.FINISHED if arguments else ExitStatus.USAGE
     if arguments[0] == "--version":
-        _print(f"seedbed {seedbed.__version__}")
+        _print(f"seedbed {__version__}")
         return ExitStatus.FINISHED
     try:
         if arguments[0] not in commands:
-            near = difflib.get_close_matches(arguments[0], commands, n=1, cutoff=0.0)
-            raise UsageError(f"unknown command {arguments[0]!r}; did you mean {near[0]}?")
+            hint = did_you_mean(arguments[0], commands)
+            raise UsageError(f"unknown command {arguments[0]!r}{hint}")
         return commands[arguments[0]](arguments[1:])
     except SystemExit as end:
         if end.code:
             raise
         return ExitStatus.FINISHED  # help was printed
-    except (UsageError, SeedbedError, KeyboardInterrupt) as error:
+    except (SeedbedError, KeyboardInterrupt) as error:
         return _fail(str(error) or "interrupted", arguments, status_of(error))
     except BrokenPipeError:
         # The reader of our output is gone, as after `| head`.
@@ -130,26 +126,22 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    from seedbed import options
+    from seedbed.config import flags, settle
 
-    given = options.split_train_arguments(arguments)
-    config = _configuration(given)
-    if config is None:
-        _print(f"usage: seedbed train PRESET_OR_ENV [OPTIONS]\n\n{options.HELP}\n")
+    given = flags.split_train_arguments(arguments)
+    if given.help and given.target is None and given.request.run is None:
+        _print(f"usage: seedbed train PRESET_OR_ENV [OPTIONS]\n\n{flags.HELP}\n")
         _print(
             "`seedbed train pong --help` lists the options of a preset, `seedbed list` the presets."
         )
         return ExitStatus.FINISHED
-    from seedbed import scaling
-
-    plain = None if given.resume else config
-    config = config if plain is None else scaling.for_this_device(plain)
-    config = options.override(config, given.rest, given.help)
+    request = given.request
+    if given.help and request.run is None:
+        request = request._replace(resume=False)
+    settled = settle.settle(request, lambda config: flags.override(config, given.rest, given.help))
     from seedbed import api
 
-    if plain is not None and (told := scaling.note(plain, config)):
-        tell(told, sys.stderr)
-    summary = api.train(config, run=given.run, resume=given.resume, trust=given.trust)
+    summary = api.train_settled(request, settled)
     run = summary["run"]
     if summary.get("interrupted"):
         tell(f"stopped and saved; go on with: {resume_command(run)}", sys.stdout)
@@ -160,29 +152,6 @@ def _train(arguments: list[str]) -> int:
         end += f" (median; best: {summary['evaluation/best_return']:.2f})"
     tell(f"trained{end}; play it with: seedbed evaluate {pasted(run)}", sys.stdout)
     return ExitStatus.FINISHED
-
-
-def _configuration(given: TrainArguments) -> TrainConfig | None:
-    """Returns the configuration that a run starts from, or None if the user only asks for general help.
-
-    Raises UsageError if the target, or the folder of a run to resume, is missing.
-    """
-    from seedbed import resolve
-
-    if given.resume and given.run is None and not given.help:
-        raise UsageError("--resume needs the folder of the run: add --run DIR")
-    if given.resume and given.run is not None:
-        if given.runtime is not None:
-            raise UsageError("a run keeps its runtime: leave out --runtime")
-        return resolve.resumed(given.run, given.target, given.agent, given.trust)
-    if given.target is None:
-        if given.help:
-            return None
-        raise UsageError(
-            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
-        )
-    config = resolve.train_config(given.target, given.agent)
-    return config if given.runtime is None else resolve.in_runtime(config, given.runtime)
 
 
 def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
@@ -325,14 +294,15 @@ def _list(arguments: list[str]) -> int:
 
         runs.print_overview(given.runs, given.json)
         return ExitStatus.FINISHED
-    from seedbed import defaults, resolve
+    from seedbed.config import defaults, presets
     from seedbed.envs.host import registry
+    from seedbed.run.trust import AGENTS
 
-    described = {name: resolve.description(name) for name in resolve.PRESETS}
+    described = {name: presets.description(name) for name in presets.PRESETS}
     names = registry.names()
     rows = [row.cells() for row in defaults.ROWS]
     if given.json:
-        listed = {"presets": described, "agents": resolve.AGENTS, "environments": names}
+        listed = {"presets": described, "agents": AGENTS, "environments": names}
         listed["defaults"] = [dict(zip(defaults.COLUMNS, cells, strict=True)) for cells in rows]
         _print(strict_json.dumps(listed, indent=1))
         return ExitStatus.FINISHED
@@ -346,7 +316,7 @@ def _list(arguments: list[str]) -> int:
     for name, text in described.items():
         table.add_row(f"  {name}", text)
     console.print("[bold]presets[/]", table, "", "[bold]agents[/]", sep="\n")
-    console.print(*(f"  {name}" for name in resolve.AGENTS), "  or module:Class", sep="\n")
+    console.print(*(f"  {name}" for name in AGENTS), "  or module:Class", sep="\n")
     console.print("\n[bold]defaults[/] of what no preset names")
     kinds = Table(*defaults.COLUMNS, box=None, pad_edge=False, header_style="")
     for cells in rows:
@@ -358,7 +328,7 @@ def _list(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    folder = Path(seedbed.__file__).resolve().parents[2] / "benchmarks"
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem[0] != "_"}
     if not scripts:
         raise SeedbedError(
@@ -378,8 +348,7 @@ def _bench(arguments: list[str]) -> int:
         Console(highlight=False, markup=False).print(usage, table, sep="\n")
         return ExitStatus.FINISHED
     if name not in scripts:
-        near = difflib.get_close_matches(name, scripts, n=1, cutoff=0.0)
-        raise UsageError(f"no benchmark {name!r}; did you mean {near[0]}?")
+        raise UsageError(f"no benchmark {name!r}{did_you_mean(name, scripts)}")
     status = subprocess.run([sys.executable, str(scripts[name]), *options]).returncode
     # Below 0 is the number of the signal that ended it.
     return status if status >= 0 else 128 - status

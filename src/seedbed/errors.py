@@ -21,5 +21,5 @@ class StorageError(SeedbedError):
     """Raised when the disk refuses to store something. Nothing else is wrong: training can go on."""
 
 
-class UsageError(Exception):
-    """Raised when a command line cannot be understood. The text has one line."""
+class UsageError(SeedbedError):
+    """Raised when it cannot be understood what a person asks for. The text has one line."""

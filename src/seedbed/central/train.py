@@ -55,7 +55,7 @@ def train(
 ) -> dict[str, Any]:
     """Trains until `config.steps` transitions count, and returns a summary: the last metrics of the run.
 
-    `config` is resolved for the agent, which this function binds. A transition counts when it has been
+    `config` is fitted to the agent, which this function binds. A transition counts when it has been
     learned from. With an agent that learns from replay, it counts when it enters replay; after the last one,
     the updates that the ratio still asks for are made. If the folder has checkpoints, training goes on from
     the newest whole one.

@@ -158,7 +158,7 @@ class UnrollSink:
         self._quota = 0
         if experience.synchronous:
             self._quota, rest = divmod(experience.batch, groups * self._size)
-            assert self._quota and not rest, "CentralConfig.resolved sees to that"
+            assert self._quota and not rest, "CentralConfig.fitted sees to that"
         else:
             for group in range(groups):
                 before = group * self._steps // groups

@@ -12,9 +12,9 @@ import numpy as np
 import onnxruntime
 import safetensors.numpy
 
-import seedbed
-from seedbed import api, options, resolve, strict_json
+from seedbed import strict_json
 from seedbed.arguments import checked
+from seedbed.config import flags
 from seedbed.envs.host.gym import GymEnv
 from seedbed.export import card
 from seedbed.export.check import require_equal
@@ -39,12 +39,15 @@ from seedbed.export.policy import (
     build,
 )
 from seedbed.files import sync
+from seedbed.policy import TrainedAgent, restore
 from seedbed.printable import printable
+from seedbed.run import trust
 from seedbed.run.encoding import BOUND, encode
 from seedbed.run.folder import METRICS, RunFolder
 from seedbed.run.leaves import array_of, named_leaves
 from seedbed.run.lines import read_lines
 from seedbed.types import Agent, ArraySpec, SeedbedError
+from seedbed.version import __version__
 
 GRAPH = "policy.onnx"
 _MEANINGS = {
@@ -69,13 +72,13 @@ def export(
 ) -> dict[str, Any]:
     """Exports a run's best policy, or its newest, into a new folder; returns the contract.
 
-    `trust` is that of `api.restore`. Calls `warn` like it, and if the graph takes only one environment at a
+    `trust` is that of `restore`. Calls `warn` like it, and if the graph takes only one environment at a
     time. Raises SeedbedError if the folder is not empty, if a part of the agent's `act` has no form in ONNX,
     if onnxruntime does not agree with JAX, or if the folder cannot be written; then there is no folder.
     """
     run, folder = Path(run), Path(folder)
     _require_room(folder)
-    trained = api.restore(run, warn, newest, trust)
+    trained = restore(run, warn, newest, trust)
     frame_stack = getattr(trained.env, "frame_stack", 1)
     policy = Policy(trained.agent, trained.params, trained.forms.spec, frame_stack)
     graph = build(policy)
@@ -92,7 +95,7 @@ def export(
     contract = {
         "format": FORMAT,
         "version": VERSION,
-        "seedbed": seedbed.__version__,
+        "seedbed": __version__,
         **_arrays(policy, graph),
         "observation": observation_json(policy.spec.observation),
         "action": action_json(policy.spec.action),
@@ -156,11 +159,11 @@ def _remembered(entry: MemoryEntry) -> dict[str, Any]:
 def _agent(agent: Agent) -> dict[str, Any]:
     encoded = encode(agent, BOUND)
     kind = encoded.pop("class")
-    own = [name for name, path in resolve.AGENTS.items() if path == kind]
+    own = [name for name, path in trust.AGENTS.items() if path == kind]
     return {"name": own[0] if own else None, "class": kind, "options": encoded}
 
 
-def _environment(run: Path, trained: api.TrainedAgent) -> dict[str, Any]:
+def _environment(run: Path, trained: TrainedAgent) -> dict[str, Any]:
     """Returns the environment's saved options, and the Gymnasium task that shows the same observations."""
     env: Any = trained.env
     task: dict[str, Any] | None = None
@@ -171,11 +174,11 @@ def _environment(run: Path, trained: api.TrainedAgent) -> dict[str, Any]:
     return {"gymnasium": task, "options": RunFolder.read(run).read_config()["env"]}
 
 
-def _training(trained: api.TrainedAgent, evaluation: dict[str, Any] | None) -> dict[str, Any]:
+def _training(trained: TrainedAgent, evaluation: dict[str, Any] | None) -> dict[str, Any]:
     config = trained.config
     return {
         "name": config.name,
-        "command": options.command(config),
+        "command": flags.command(config),
         "seed": config.runtime.seed,
         "member": trained.member,
         "env_steps": trained.step,

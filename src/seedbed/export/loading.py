@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seedbed import resolve
+from seedbed.config import resolve
 from seedbed.export.extra import require_packages
 from seedbed.files import load_json
 from seedbed.printable import printable
+from seedbed.run import trust
 from seedbed.run.encoding import construct
 from seedbed.run.leaves import like, named_leaves, shape_and_dtype
 from seedbed.run.stacking import stacked_spec
@@ -62,7 +63,7 @@ def read(folder: Path) -> ExportedAgent:
                 "policy.onnx with onnxruntime, or the run with the agent's code"
             )
         spec = EnvSpec(_observation(contract["observation"]), _action(contract["action"]))
-        if name not in resolve.AGENTS:
+        if name not in trust.AGENTS:
             raise SeedbedError(
                 f"{printable(folder)} is of the agent {name!r}, which this Seedbed does not have"
             )

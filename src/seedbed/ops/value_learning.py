@@ -67,18 +67,6 @@ def rescaled_n_step_returns(
     return returns.rescale_value(plain)
 
 
-def retrace_returns(q_t: Array, v_t: Array, r_t: Array, discount_t: Array, c_t: Array) -> Array:
-    """Computes Retrace targets `[T]`, without gradient.
-
-    `q_t` is the value of the next action, `v_t` the expected value under the target policy, and `c_t` the
-    trace lambda * min(1, pi / mu) of the next action, 0 on a step that ends an episode. The last row has
-    no next action and bootstraps from `v_t`; its `c_t` is ignored. Source: Munos et al. (2016), equation 4.
-    """
-    c_t = c_t.at[-1].set(0.0)
-    # A lambda-return with trace c_t, whose rewards also hold the discounted c_t (v_t - q_t).
-    return returns.lambda_returns(v_t, r_t + discount_t * c_t * (v_t - q_t), discount_t, c_t)
-
-
 def huber_losses(error: Array, bound: float) -> Array:
     """Computes half the squared error `[...]`; the loss is linear if the size of the error is above `bound`.
 

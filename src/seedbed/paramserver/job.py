@@ -12,11 +12,11 @@ from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import load_json, write_json
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.plan import Plan
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, decode, decode_shapes, encode, encode_shapes
 from seedbed.run.folder import ROLES
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.run.trust import Trust
 from seedbed.strict_json import revived

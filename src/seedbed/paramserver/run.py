@@ -10,10 +10,10 @@ from collections.abc import Callable
 from seedbed.central.evaluation import Evaluation
 from seedbed.paramserver.cluster import Cluster, Cut
 from seedbed.paramserver.meter import ClusterMeter
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.evaluation import compile_play
 from seedbed.run.folder import RunFolder
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import Progress, Snapshot
 from seedbed.types import Replay
 

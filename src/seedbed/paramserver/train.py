@@ -15,7 +15,6 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.options import ParamServerConfig
 from seedbed.paramserver.processes import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
@@ -23,6 +22,7 @@ from seedbed.printable import pasted
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.folder import RunFolder
+from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec

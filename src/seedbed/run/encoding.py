@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
+from seedbed.nearest import require_options
 from seedbed.printable import printable
 from seedbed.run.trust import Trust
 from seedbed.strict_json import NON_FINITE, spells_number
@@ -64,14 +64,7 @@ def decode(value: Any, trust: Trust) -> Any:
 
 def construct(kind: type, fields: dict[str, Any]) -> Any:
     """Makes a dataclass of its fields; raises SeedbedError, with the nearest name, for an unknown one."""
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name in fields:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise SeedbedError(
-                f"{kind.__name__} has no option {name!r}; did you mean {near[0]!r}? The run may be of "
-                "another version of seedbed"
-            )
+    require_options(kind.__name__, fields, [field.name for field in dataclasses.fields(kind)])
     return kind(**fields)
 
 

@@ -3,27 +3,90 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar, Literal, Self
 
+from seedbed.actors.addresses import LOOPBACK, listening_address, split_address
 from seedbed.arguments import require_fields
-from seedbed.machine import usable_cores
-from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, on_policy
+from seedbed.machine import require_linux, usable_cores
+from seedbed.run.sizes import require_sizes
+from seedbed.types import Agent, SeedbedError, on_policy
 
 GROUPS = 2
 """Groups of environments in an actor of a run: one steps while the other waits for actions."""
 # The default for agents that learn while acting goes on.
 _ENVS_PER_ACTOR = 32
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Addresses that other machines cannot reach."""
 
 
 @dataclasses.dataclass(frozen=True)
-class CentralConfig:
-    """The options of the central runtime, which are the same for every agent and environment."""
+class RuntimeConfig:
+    """The options that every runtime has."""
 
     steps: int = 10_000_000
     """Transitions to train for: agent steps, not counting steps that only reset an environment."""
     seed: int = 0
     """Seed of parameters, actions and environments."""
+    evaluate_every: int = 1_000_000
+    """Transitions between evaluations. One more is at the end of the run; 0 means only that one."""
+    evaluate_episodes: int = 8
+    """Number of episodes in an evaluation."""
+    checkpoint_every_s: float = 300.0
+    """Seconds between checkpoints."""
+    keep_checkpoints: int = 3
+    """Number of checkpoints to keep besides the best one."""
+    log_every_s: float = 10.0
+    """Seconds between lines of metrics in the log."""
+
+    on_device: ClassVar[bool] = False
+    """Whether the environments of this runtime are on the device; else they are in processes of the host."""
+
+    def __post_init__(self) -> None:
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        require_fields(self)
+        for field in ("steps", "evaluate_episodes", "keep_checkpoints"):
+            at_least(field, getattr(self, field), 1)
+        require_seed(self.seed)
+        at_least("evaluate_every", self.evaluate_every, 0)
+        for field in ("checkpoint_every_s", "log_every_s"):
+            at_least(field, getattr(self, field), 0.1)
+
+    def fitted(self, agent: Agent) -> Self:
+        """Returns a copy in which sizes that were 0 have been chosen for the agent.
+
+        Raises SeedbedError if the agent cannot learn in this runtime, or if sizes do not fit one another or
+        the agent; it names the option to change.
+        """
+        require_sizes(agent)
+        return self
+
+    def require_platform(self) -> None:
+        """Raises SeedbedError if this runtime needs another system than this one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _HostConfig(RuntimeConfig):
+    """The options of runtimes whose environments are in actor processes."""
+
+    actor_timeout_s: float = 120.0
+    """Seconds after which a silent actor is replaced, or the run fails if no actor has started at all."""
+
+    def __post_init__(self) -> None:
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        super().__post_init__()
+        at_least("actor_timeout_s", self.actor_timeout_s, 1)
+
+    def require_platform(self) -> None:
+        """Raises SeedbedError unless this is Linux, which shared memory and doorbells of actors need."""
+        require_linux(
+            "training in environments of the host",
+            "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
+            "one on Linux",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralConfig(_HostConfig):
+    """The options of the central runtime, which are the same for every agent and environment."""
+
     actors: int = 0
     """Actor processes; 0 is one for each usable CPU core, or with PPO as many as divide its batch."""
     envs_per_actor: int = 0
@@ -36,36 +99,19 @@ class CentralConfig:
     """With --listen, the most groups of environments of other machines; a group is half an actor's."""
     insecure: bool = False
     """With --listen on a loopback address, whether streams are plaintext; for debugging."""
-    actor_timeout_s: float = 120.0
-    """Seconds after which a silent actor is replaced, or the run fails if no actor has started at all."""
     inference_devices: tuple[int, ...] = (0,)
     """Indices of the devices that choose actions."""
     learner_devices: tuple[int, ...] = (0,)
     """Indices of the devices that learn. A batch is divided among them."""
-    evaluate_every: int = 1_000_000
-    """Transitions between evaluations. One more is at the end of the run; 0 means only that one."""
-    evaluate_episodes: int = 8
-    """Number of episodes in an evaluation."""
-    checkpoint_every_s: float = 300.0
-    """Seconds between checkpoints."""
-    keep_checkpoints: int = 3
-    """Number of checkpoints to keep besides the best one."""
     save_replay: bool = True
     """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
-    log_every_s: float = 10.0
-    """Seconds between lines of metrics in the log."""
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of all options; raises SeedbedError."""
-        require_fields(self)
-        for field in ("steps", "evaluate_episodes", "keep_checkpoints", "stream_groups"):
-            at_least(field, getattr(self, field), 1)
-        require_seed(self.seed)
-        for field in ("actors", "envs_per_actor", "evaluate_every"):
+        super().__post_init__()
+        at_least("stream_groups", self.stream_groups, 1)
+        for field in ("actors", "envs_per_actor"):
             at_least(field, getattr(self, field), 0)
-        for field in ("checkpoint_every_s", "log_every_s"):
-            at_least(field, getattr(self, field), 0.1)
-        at_least("actor_timeout_s", self.actor_timeout_s, 1)
         for field in ("inference_devices", "learner_devices"):
             _different_devices(field, getattr(self, field))
         address = listening_address(self.listen) if self.listen else None
@@ -78,14 +124,11 @@ class CentralConfig:
 
     @property
     def groups(self) -> int:
-        """The groups of environments that a resolved run may have, those of other machines among them."""
+        """The groups of environments that a fitted run may have, those of other machines among them."""
         return self.actors * GROUPS + (self.stream_groups if self.listen else 0)
 
-    def resolved(self, agent: Agent) -> CentralConfig:
-        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0.
-
-        Raises SeedbedError if sizes do not fit one another or the agent; it names the option to change.
-        """
+    def fitted(self, agent: Agent) -> Self:
+        """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0."""
         require_sizes(agent)
         experience = on_policy(agent)
         synchronous = experience is not None and experience.synchronous
@@ -100,45 +143,15 @@ class CentralConfig:
         else:
             actors = self.actors or (0 if self.listen else _cores())
             envs = self.envs_per_actor or _ENVS_PER_ACTOR
-        if envs % GROUPS:
-            raise SeedbedError(
-                f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an "
-                "even number with --envs-per-actor"
-            )
+        _require_groups(envs)
         config = dataclasses.replace(self, actors=actors, envs_per_actor=envs)
-        config._require_shares(agent)
+        _require_batch(agent, envs // GROUPS, config.groups, len(self.learner_devices))
+        if config.groups < len(self.inference_devices):
+            raise SeedbedError(
+                f"{len(self.inference_devices)} inference devices for the {config.groups} groups of "
+                f"{actors} actors: name fewer with --inference-devices, or raise --actors"
+            )
         return config
-
-    def _require_shares(self, agent: Agent) -> None:
-        """Raises SeedbedError if sizes do not fit: call it when `actors` and `envs_per_actor` are chosen.
-
-        A batch must divide evenly among groups, devices and minibatches. There must be enough environments
-        for an on-policy batch, and a group for every inference device.
-        """
-        unrolls, learners = on_policy(agent), len(self.learner_devices)
-        batch, group = agent.experience.batch, self.envs_per_actor // GROUPS
-        if unrolls is not None and batch % group:
-            raise SeedbedError(
-                f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
-                "group, half of those of an actor; change --agent.batch or --envs-per-actor"
-            )
-        many = unrolls is not None and not unrolls.synchronous
-        if many and batch > 2 * self.groups * group:
-            raise SeedbedError(
-                f"agent.batch is {batch} unrolls, but there are only {self.groups * group} "
-                "environments: lower --agent.batch, or raise --actors, --envs-per-actor or, with --listen, "
-                "--stream-groups"
-            )
-        if batch % (learners * agent.minibatches):
-            raise SeedbedError(
-                f"agent.batch is {batch}: it must divide by {learners} learner devices x "
-                f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
-            )
-        if self.groups < len(self.inference_devices):
-            raise SeedbedError(
-                f"{len(self.inference_devices)} inference devices for the {self.groups} groups of "
-                f"{self.actors} actors: name fewer with --inference-devices, or raise --actors"
-            )
 
 
 MOST_SEEDS = 10_000
@@ -146,13 +159,17 @@ MOST_SEEDS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedConfig:
+class FusedConfig(RuntimeConfig):
     """The options of the fused runtime, which are the same for every agent and environment."""
 
     steps: int = 10_000_000
     """Transitions to train each seed for: agent steps, not counting steps that only reset an environment."""
-    seed: int = 0
-    """Seed of parameters, actions and environments."""
+    evaluate_every: int = 0
+    """Transitions of each seed between evaluations. One more is at the end of the run; 0 means only that."""
+    evaluate_episodes: int = 16
+    """Number of episodes in an evaluation, all played at once."""
+    checkpoint_every_s: float = 60.0
+    log_every_s: float = 2.0
     seeds: int = 1
     """Number of independent runs to train at once, with the seeds `seed`, `seed` + 1, ..."""
     sweep: str = ""
@@ -165,27 +182,14 @@ class FusedConfig:
     """First share of the steps that trains with Euler's integrator (faster); the rest use the task's own."""
     devices: tuple[int, ...] = (0,)
     """Indices of the devices. The environments are divided among them."""
-    evaluate_every: int = 0
-    """Transitions of each seed between evaluations. One more is at the end of the run; 0 means only that."""
-    evaluate_episodes: int = 16
-    """Number of episodes in an evaluation, all played at once."""
-    checkpoint_every_s: float = 60.0
-    """Seconds between checkpoints."""
-    keep_checkpoints: int = 3
-    """Number of checkpoints to keep besides the best one."""
-    log_every_s: float = 2.0
-    """Seconds between lines of metrics in the log."""
+
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of all options; raises SeedbedError."""
-        require_fields(self)
-        counts = ("steps", "seeds", "envs", "unroll", "evaluate_episodes", "keep_checkpoints")
-        for field in counts:
+        super().__post_init__()
+        for field in ("seeds", "envs", "unroll"):
             at_least(field, getattr(self, field), 1)
-        require_seed(self.seed)
-        at_least("evaluate_every", self.evaluate_every, 0)
-        for field in ("checkpoint_every_s", "log_every_s"):
-            at_least(field, getattr(self, field), 0.1)
         if not 0 <= self.euler_share <= 1:
             raise SeedbedError(f"euler_share is {self.euler_share}: it must be from 0 to 1")
         _different_devices("devices", self.devices)
@@ -231,65 +235,115 @@ class FusedConfig:
         )
 
 
-def require_sizes(agent: Agent) -> None:
-    """Raises SeedbedError if an agent, bound or not, has an experience whose sizes cannot be."""
-    name, experience = type(agent).__name__, _experience(agent)
-    if not isinstance(experience, OnPolicy | Replay):
+@dataclasses.dataclass(frozen=True)
+class ParamServerConfig(_HostConfig):
+    """The options of the parameter-server runtime, which are the same for every agent and environment."""
+
+    steps: int = 10_000_000
+    """Transitions of all learners to train for: agent steps, not counting steps that only reset."""
+    learners: int = 2
+    """Learner processes, each with actors of its own."""
+    parameter_shards: int = 2
+    """Processes that divide the parameters among them, and apply gradients."""
+    replay_shards: int = 2
+    """Processes that divide the replay among them; agents that learn without replay have none."""
+    replay: Literal["global", "bundled"] = "global"
+    """Whether learners draw from all replay shards, or each from one that gets its own steps only."""
+    remote_learners: int = 0
+    """How many of the learners are on other machines, where `seedbed learner RUN` starts them."""
+    listen: str = ""
+    """Address of this machine at which roles listen for those learners, such as 0.0.0.0 for all it has."""
+    actors: int = 1
+    """Actor processes of a learner."""
+    envs_per_actor: int = 32
+    """Environments of an actor, an even number (two groups)."""
+    most_lag: int = 100
+    """A shard discards a gradient if it has applied more than this many since its parameters were pulled."""
+    outlier_deviations: float = 0.0
+    """A learner discards a gradient whose loss is so many deviations above the mean; 0 discards none."""
+
+    def __post_init__(self) -> None:
+        """Checks the types and ranges of all options; raises SeedbedError."""
+        super().__post_init__()
+        for field in ("learners", "parameter_shards", "replay_shards", "actors", "envs_per_actor"):
+            at_least(field, getattr(self, field), 1)
+        for field in ("remote_learners", "most_lag", "outlier_deviations"):
+            at_least(field, getattr(self, field), 0)
+        _require_groups(self.envs_per_actor)
+        if self.remote_learners > self.learners or (self.remote_learners and not self.listen):
+            raise SeedbedError(
+                f"{self.remote_learners} of {self.learners} learners cannot be on other machines: raise "
+                "--learners, or name with --listen where they find this one"
+            )
+        if split_address(self.listen)[1] is not None:
+            raise SeedbedError(
+                f"listen is {self.listen!r}: give an address without a port, as each role has its own"
+            )
+        if self.replay_shards > self.learners * self.groups:
+            raise SeedbedError(
+                f"replay_shards is {self.replay_shards}, but {self.learners} learners have only "
+                f"{self.learners * self.groups} groups of environments, and each goes to one shard: lower "
+                "--replay-shards, or raise --learners or --actors"
+            )
+        if self.replay == "bundled" and self.replay_shards != self.learners:
+            raise SeedbedError(
+                f"replay is bundled: each of the {self.learners} learners has a shard of its own, but "
+                f"replay_shards is {self.replay_shards}; give as many"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """The number of environments of a group."""
+        return self.envs_per_actor // GROUPS
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of a learner."""
+        return self.actors * GROUPS
+
+    def fitted(self, agent: Agent) -> Self:
+        """Returns itself; raises SeedbedError if the agent cannot learn here, or sizes do not fit."""
+        require_sizes(agent)
+        unrolls = on_policy(agent)
+        if unrolls is not None and unrolls.synchronous:
+            raise SeedbedError(
+                f"{type(agent).__name__} learns from what its newest parameters have done, which several "
+                "learners change here: train it with --runtime central, or take impala, dqn, r2d2 or sac"
+            )
+        _require_batch(agent, self.group_size, self.groups, 1)
+        return self
+
+
+def _require_groups(envs: int) -> None:
+    if envs % GROUPS:
         raise SeedbedError(
-            f"{name}.experience is {experience!r}: return an OnPolicy or a Replay of seedbed.types"
+            f"envs_per_actor is {envs}: an actor steps its environments in {GROUPS} groups; give an even "
+            "number with --envs-per-actor"
         )
-    sizes = {"epochs": agent.epochs, "minibatches": agent.minibatches, "batch": experience.batch}
-    if isinstance(experience, OnPolicy):
-        sizes["unroll"] = experience.unroll
-    else:
-        names = ("sequence", "period", "capacity", "min_size")
-        sizes.update({size: getattr(experience, size) for size in names})
-    for size, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise SeedbedError(f"{name}: {size} is {value!r}; give at least 1, a whole number")
-    if isinstance(experience, Replay) and (agent.epochs, agent.minibatches) != (1, 1):
+
+
+def _require_batch(agent: Agent, group: int, groups: int, devices: int) -> None:
+    """Raises SeedbedError unless a batch divides evenly among groups, devices and minibatches.
+
+    A learner has `groups` groups of `group` environments, which must be enough for an on-policy batch.
+    """
+    unrolls, batch = on_policy(agent), agent.experience.batch
+    if unrolls is not None and batch % group:
         raise SeedbedError(
-            f"{name} learns from replay: epochs is {agent.epochs} and minibatches {agent.minibatches}; "
-            "give 1 and 1, and draw more with ratio"
+            f"agent.batch is {batch} unrolls: it must be a multiple of the {group} environments of a "
+            "group, half of those of an actor; change --agent.batch or --envs-per-actor"
         )
-    if isinstance(experience, Replay) and not experience.burn_in >= 0:
-        raise SeedbedError(f"{name}: burn_in is {experience.burn_in}; give 0 or more")
-    if isinstance(experience, Replay) and not experience.ratio > 0:
-        raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
-
-
-def _experience(agent: Agent) -> OnPolicy | Replay:
-    """Reads an agent's experience; raises SeedbedError if that fails."""
-    try:
-        return agent.experience
-    except SeedbedError:
-        raise
-    except Exception as error:
+    many = unrolls is not None and not unrolls.synchronous
+    if many and batch > 2 * groups * group:
         raise SeedbedError(
-            f"{type(agent).__name__}.experience failed: {type(error).__name__}: {error}; it is read before "
-            "`spec` is filled in"
-        ) from error
-
-
-def listening_address(text: str) -> tuple[str, int]:
-    """Splits HOST:PORT of `--listen`; the host is "" for every address. Raises SeedbedError."""
-    host, port = split_address(text)
-    if port is None:
-        raise SeedbedError(
-            f"listen is {text!r}: give HOST:PORT, such as 0.0.0.0:4711, or :0 for any port"
+            f"agent.batch is {batch} unrolls, but a learner has only {groups * group} environments: lower "
+            "--agent.batch, or raise --actors, --envs-per-actor or --stream-groups (with --listen)"
         )
-    return host, port
-
-
-def split_address(text: str) -> tuple[str, int | None]:
-    """Splits HOST or HOST:PORT, where the host may be [an IPv6 address]; raises SeedbedError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, ""
-    host = host.removeprefix("[").removesuffix("]")
-    if (colon and port and not (port.isdigit() and int(port) < 1 << 16)) or " " in text:
-        raise SeedbedError(f"{text!r} is no address: give HOST:PORT, with a port from 0 to 65535")
-    return host, int(port) if port else None
+    if batch % (devices * agent.minibatches):
+        raise SeedbedError(
+            f"agent.batch is {batch}: it must divide by {devices} learner devices x "
+            f"{agent.minibatches} minibatches; change --agent.batch or --learner-devices"
+        )
 
 
 def _cores() -> int:

@@ -42,7 +42,7 @@ OWN = frozenset(
             f"seedbed.envs.device.changes:{name}"
             for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation", "_Randomise")
         ),
-        "seedbed.paramserver.options:ParamServerConfig",
+        "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.
         "seedbed.agents.base:Gradient",
         "seedbed.agents.base:Params",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from seedbed import api
 from seedbed.envs.host.atari import FRAME_SKIP, SCREEN, AtariEnv
+from seedbed.policy import TrainedAgent, policy_of
 from seedbed.types import Array, SeedbedError
 from seedbed.viewer.recording import written_whole
 from seedbed.viewer.video import find_ffmpeg, start_encoder
@@ -21,7 +21,7 @@ MOST_STEPS = 27_000
 
 def film_game(
     config: AtariEnv,
-    trained: api.TrainedAgent,
+    trained: TrainedAgent,
     episodes: int,
     seed: int,
     path: Path,
@@ -55,14 +55,14 @@ def film_game(
 
 
 def _play(
-    config: AtariEnv, trained: api.TrainedAgent, seed: int, most_steps: int
+    config: AtariEnv, trained: TrainedAgent, seed: int, most_steps: int
 ) -> Iterator[tuple[Array, float]]:
     """Plays one episode; yields its pictures uint8 `[210, 160, 3]` and the reward that came with each."""
     whole = config.for_evaluation()
     # The same game twice: the agent sees grey squares, the film the game's own picture.
     game, screen = whole.make(1, seed), whole.make_coloured(seed)
     try:
-        policy = api.policy_of(trained, seed)
+        policy = policy_of(trained, seed)
         timestep, seen = game.reset(), screen.reset()
         for _ in range(most_steps):
             yield seen.observation[0], float(timestep.reward[0])

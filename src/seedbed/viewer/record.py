@@ -10,13 +10,13 @@ import gymnasium
 import jax
 import numpy as np
 
-from seedbed import api
 from seedbed.arguments import checked
 from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.fused.rollout import open_episodes, play
+from seedbed.policy import TrainedAgent, other_environment, policy_of, restore
 from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
 from seedbed.viewer.film import film_game
@@ -45,11 +45,11 @@ def show(
     """Plays episodes with a run's best policy, or its newest, and writes them as a video and as an HTML page.
 
     `env` names another environment with the same shapes; None plays the run's own. `video` and `html` are
-    the paths to write; None writes no such file. `trust` is that of `api.restore`. Raises SeedbedError if the
+    the paths to write; None writes no such file. `trust` is that of `restore`. Raises SeedbedError if the
     environment has no MuJoCo model, except for a video of an Atari game.
     """
-    trained = api.restore(run, newest=newest, trust=trust)
-    config = trained.env if env is None else api.other_environment(trained, env, run)
+    trained = restore(run, newest=newest, trust=trust)
+    config = trained.env if env is None else other_environment(trained, env, run)
     if isinstance(config, AtariEnv) and html is None:
         if video is not None:
             film_game(config, trained, episodes, seed, video)
@@ -64,7 +64,7 @@ def show(
 
 def record(
     config: HostEnvConfig | Environment,
-    trained: api.TrainedAgent,
+    trained: TrainedAgent,
     episodes: int,
     seed: int,
     title: str,
@@ -82,7 +82,7 @@ def record(
 
 
 def _on_device(
-    env: MujocoTask, trained: api.TrainedAgent, episodes: int, seed: int, title: str
+    env: MujocoTask, trained: TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays all episodes at once, each until it terminates or reaches the time limit (1,000 if none)."""
     reset_key, act_key = jax.random.split(jax.random.key(seed))
@@ -106,7 +106,7 @@ def _on_device(
 
 
 def _in_gymnasium(
-    config: GymEnv, trained: api.TrainedAgent, episodes: int, seed: int, title: str
+    config: GymEnv, trained: TrainedAgent, episodes: int, seed: int, title: str
 ) -> Recording:
     """Plays one episode after the other in Gymnasium's own environment, with its time limit (1,000 if none).
 
@@ -116,7 +116,7 @@ def _in_gymnasium(
     if not hasattr(env, "data") or not hasattr(env, "dt"):
         raise SeedbedError(f"{config.id} has no MuJoCo model to draw, and is no Atari game")
     limit = gymnasium.spec(config.id).max_episode_steps or 1000
-    policy = api.policy_of(trained, seed)
+    policy = policy_of(trained, seed)
     shown = []
     for i in range(episodes):
         observation, _ = env.reset(seed=seed + i)

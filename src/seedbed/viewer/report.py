@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import seedbed
 from seedbed.printable import pasted, printable
 from seedbed.run.trust import Untrusted
 from seedbed.types import SeedbedError, UsageError
+from seedbed.version import __version__
 from seedbed.viewer import tables
 from seedbed.viewer.curves import (
     LAGS,
@@ -128,7 +128,7 @@ def _page(groups: list[Group], notices: list[str], warn: Warn) -> str:
     contents = [f'<a href="#g{n}">{text(group.name)}</a>' for n, group in enumerate(groups)]
     parts = {
         "title": text(_title(groups)),
-        "subtitle": f"Written {now:%Y-%m-%d %H:%M} UTC by Seedbed {seedbed.__version__}. "
+        "subtitle": f"Written {now:%Y-%m-%d %H:%M} UTC by Seedbed {__version__}. "
         "Drag over a chart to zoom, double-click to zoom out.",
         "contents": "".join(contents) if len(groups) > 1 else "",
         "body": "".join(f'<p class="notice">Left out: {text(each)}</p>' for each in notices)
@@ -274,13 +274,13 @@ def _score(run: Run) -> float:
 def _play(run: Run, episodes: int) -> Player:
     """Plays the policy with a run's best evaluation, or its newest; raises what the run's own code raises."""
     # These load JAX.
-    from seedbed import api
     from seedbed.envs.host.atari import AtariEnv
+    from seedbed.policy import restore
     from seedbed.viewer.film import film_game
     from seedbed.viewer.html import describe
     from seedbed.viewer.record import record
 
-    trained = api.restore(run.path)
+    trained = restore(run.path)
     what = f"the policy of {run.name} after {trained.step:,} steps"
     if trained.member:
         what += f", {trained.member}"

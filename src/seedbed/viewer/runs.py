@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from seedbed import strict_json
+from seedbed.config.configuration import RUNTIMES
 from seedbed.printable import printable
-from seedbed.resolve import RUNTIMES
 from seedbed.run.folder import CONFIG, METRICS, RunFolder
 from seedbed.run.history import read_history, state_of
 from seedbed.run.lines import is_number, read_last_line, read_lines
@@ -102,7 +102,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
             "runtime; check the path"
         )
     config["name"] = config["name"] if isinstance(config.get("name"), str) else ""
-    options, defaults = config[kinds[0]], RUNTIMES[kinds[0]]()
+    options, defaults = config[kinds[0]], RUNTIMES[kinds[0]].options()
     for name, value in options.items():
         if is_number(getattr(defaults, name, None)) and not (is_number(value) or value is None):
             raise _damaged(folder, f"{name} is {str(value)[:40]!r} instead of a number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed.envs.device.wrappers import Wrapper, reopen_child, step_child, unwrapped, wrapped
+from seedbed.nearest import did_you_mean
 from seedbed.physics.model import REPLACEABLE, Model
 from seedbed.types import Array, Box, Environment, EnvState, SeedbedError, Tree
 
@@ -65,9 +65,8 @@ def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> En
         )
     for name, bounds in ranges.items():
         if name not in REPLACEABLE:
-            near = difflib.get_close_matches(name, REPLACEABLE, n=1, cutoff=0.0)[0]
             raise SeedbedError(
-                f"randomise: the model's {name!r} cannot be varied; did you mean {near!r}? "
+                f"randomise: the model's {name!r} cannot be varied{did_you_mean(name, REPLACEABLE)} "
                 f"Known are {', '.join(REPLACEABLE)}"
             )
         if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from seedbed.arguments import require_fields
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import require_frames
 from seedbed.envs.host.spaces import encoded, spec_leaves
+from seedbed.nearest import did_you_mean
 from seedbed.types import Array, ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
 
 SIZE = 84
@@ -93,9 +93,8 @@ def require_game(game: str) -> None:
         raise SeedbedError(f"the Atari game {game!r} needs two players; ALE cannot play it alone")
     known = games()
     if game not in known:
-        near = difflib.get_close_matches(game.lower(), known, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
-        raise SeedbedError(f"unknown Atari game {game!r}; {hint}")
+        hint = did_you_mean(game.lower(), known, 3, 0.5, "see `seedbed list`")
+        raise SeedbedError(f"unknown Atari game {game!r}{hint}")
     try:
         roms.get_rom_path(game)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -23,6 +22,7 @@ from seedbed.envs.host.returned import (
 )
 from seedbed.envs.host.spaces import actions_of, batched, encoded, observation_leaves
 from seedbed.named import import_named
+from seedbed.nearest import did_you_mean
 from seedbed.types import Array, Discrete, EnvSpec, SeedbedError, Timestep, Tree
 
 _Row = tuple[Any, float, bool, bool, bool]
@@ -136,10 +136,9 @@ def require_id(env_id: str) -> None:
     try:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
+        hint = did_you_mean(name, gymnasium.registry, 3, 0.5, "see `seedbed list`")
         hint += "" if module else of_package(name)
-        raise SeedbedError(f"Gymnasium has no environment {name!r}; {hint}") from error
+        raise SeedbedError(f"Gymnasium has no environment {name!r}{hint}") from error
 
 
 def _make(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
@@ -166,8 +165,7 @@ def _load(factory: str) -> Callable[..., Any]:
     found: Any = _import(module_name, factory)
     for part in path.split("."):
         if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=3, cutoff=0.5)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            hint = did_you_mean(part, dir(found), 3, 0.5)
             raise SeedbedError(f"environment factory {factory!r}: no {part!r} in it{hint}")
         found = getattr(found, part)
     if not callable(found):

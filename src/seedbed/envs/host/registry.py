@@ -7,7 +7,6 @@ processes must start without it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.metadata
 import re
 import types
@@ -29,6 +28,7 @@ from seedbed.envs.host.gym import (
 )
 from seedbed.envs.specs import spec_of
 from seedbed.named import import_named
+from seedbed.nearest import did_you_mean, require_options
 from seedbed.strict_json import NON_FINITE, revived, spells_number
 from seedbed.types import Environment, SeedbedError
 
@@ -93,10 +93,9 @@ def resolve(name: str) -> HostEnvConfig | Environment:
         require_id(name)
         return GymEnv(name)
     known = [*names(), *gymnasium.registry]
-    near = difflib.get_close_matches(name, known, n=4, cutoff=0.6)
-    near = near or difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "see `seedbed list`"
-    raise SeedbedError(f"unknown environment {name!r}; {hint}{of_package(name)}")
+    hint = did_you_mean(name, known, 4, 0.6)
+    hint = hint or did_you_mean(_plain(name), known, 4, 0.5, "see `seedbed list`")
+    raise SeedbedError(f"unknown environment {name!r}{hint}{of_package(name)}")
 
 
 def advice(value: Any) -> str:
@@ -166,11 +165,7 @@ def from_json(data: dict[str, Any]) -> HostEnvConfig:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise SeedbedError(f"unknown kind of environment {kind!r}; known are {', '.join(_KINDS)}")
-    allowed = [field.name for field in dataclasses.fields(_KINDS[kind])]
-    for name in fields:
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.0)
-            raise SeedbedError(f"{kind} has no field {name!r}; did you mean {near[0]}?")
+    require_options(kind, fields, [field.name for field in dataclasses.fields(_KINDS[kind])])
     return _KINDS[kind](**fields)
 
 
@@ -259,9 +254,8 @@ def _resolve_ale(name: str) -> HostEnvConfig:
         ids = [
             f"ALE/{''.join(part.capitalize() for part in game.split('_'))}-v5" for game in games()
         ]
-        near = difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "the form is ALE/Pong-v5"
-        raise SeedbedError(f"unknown environment {name!r}; {hint}")
+        hint = did_you_mean(name, ids, 3, 0.5, "the form is ALE/Pong-v5")
+        raise SeedbedError(f"unknown environment {name!r}{hint}")
     # v5 is the protocol of Machado et al. (2018): sticky actions are the only source of randomness.
     return AtariEnv(known[_plain(match[1])], stickiness=0.25, noop_max=0, fire_reset=False)
 

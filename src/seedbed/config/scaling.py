@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from seedbed.agents.base import BaseAgent
-from seedbed.presets import TrainConfig
-from seedbed.resolve import AGENTS
+from seedbed.config.configuration import TrainConfig
 from seedbed.run.devices import kind_of_device, multiplies_bfloat16, start_jax
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import FusedConfig
+from seedbed.run.trust import AGENTS
 
 _REPLAY = {"envs": 8, "unroll": 1 / 8}
 FACTORS: dict[str, dict[str, dict[str, float]]] = {

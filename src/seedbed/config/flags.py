@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from seedbed import resolve
+from seedbed.config import resolve
+from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.saved import ENV_BOUND
+from seedbed.config.settle import Request, in_runtime
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.registry import code_of
+from seedbed.nearest import nearest
 from seedbed.printable import quoted
-from seedbed.resolve import ENV_BOUND, RUNTIMES, TrainConfig
 from seedbed.run.encoding import BOUND
 from seedbed.types import Environment, SeedbedError, UsageError
 
@@ -27,19 +29,18 @@ and the default settings depend on it."""
 _SCIENTIFIC = re.compile(r"\d+(\.\d*)?[eE]\+?\d+")
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainArguments:
-    """The options of `seedbed train` that are not part of a run's configuration."""
+class TrainArguments(NamedTuple):
+    """The command line of `seedbed train`: what is asked for, and what overrides the configuration."""
 
-    target: str | None
-    agent: str | None
-    runtime: str | None
-    run: Path | None
-    resume: bool
-    trust: bool
+    request: Request
     debug: bool
     help: bool
-    rest: tuple[str, ...]  # overrides of the configuration
+    rest: tuple[str, ...]
+
+    @property
+    def target(self) -> Any:
+        """What shall be trained; None if the command line names nothing."""
+        return self.request.what
 
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
@@ -64,17 +65,11 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
             rest.append(token)
     if target is None:
         target = _pop_target(rest, values["--agent"])
-    return TrainArguments(
-        target=target,
-        agent=values["--agent"],
-        runtime=values["--runtime"],
-        run=None if values["--run"] is None else Path(values["--run"]),
-        resume=switches["--resume"],
-        trust=switches["--trust-run"],
-        debug=switches["--debug"],
-        help=switches["--help"] or switches["-h"],
-        rest=tuple(rest),
-    )
+    run = None if values["--run"] is None else Path(values["--run"])
+    agent, runtime, resume = values["--agent"], values["--runtime"], switches["--resume"]
+    request = Request(target, agent, runtime, run, resume, switches["--trust-run"])
+    shown = switches["--help"] or switches["-h"]
+    return TrainArguments(request, switches["--debug"], shown, tuple(rest))
 
 
 def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> TrainConfig:
@@ -126,8 +121,8 @@ def command(config: TrainConfig) -> str:
             return ""
         words = ["seedbed", "train", env, "--agent", agent]
     if type(usual.runtime) is not type(config.runtime):
-        (runtime,) = (name for name, kind in RUNTIMES.items() if type(config.runtime) is kind)
-        usual = resolve.in_runtime(usual, runtime)
+        runtime = runtime_of(config.runtime)
+        usual = in_runtime(usual, runtime)
         words += ["--runtime", runtime]
     before = dict(_known_options(usual))
     for option, value in _known_options(config):
@@ -236,18 +231,20 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
     general = ("--agent", "--runtime", "--run", "--resume", "--trust-run", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
-            others = [name for name, kind in RUNTIMES.items() if token in dict(_flags("", kind()))]
+            others = [
+                name for name, each in RUNTIMES.items() if token in dict(_flags("", each.options()))
+            ]
             if others:
                 raise UsageError(
                     f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "
                     "--help"
                 )
-            near = difflib.get_close_matches(token, [*known, *general], n=1, cutoff=0.5)
+            near = nearest(token, [*known, *general], cutoff=0.5)
             if not near:
                 # Compare only the part after the dot.
                 tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}
                 tail = token.rpartition(".")[2].lstrip("-")
-                near = [tails[t] for t in difflib.get_close_matches(tail, tails, n=1, cutoff=0.5)]
+                near = [tails[each] for each in nearest(tail, tails, cutoff=0.5)]
             hint = f"did you mean {near[0]}?" if near else "see --help"
             raise UsageError(f"unknown option {token}; {hint}")
         if position == 0 and not token.startswith("-"):

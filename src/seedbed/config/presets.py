@@ -10,22 +10,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from seedbed.config.configuration import TrainConfig
 from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
-from seedbed.paramserver.options import ParamServerConfig
-from seedbed.run.options import CentralConfig, FusedConfig
-from seedbed.types import Agent, Environment
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """The configuration of a run: environment, agent and runtime, each with its options."""
-
-    env: HostEnvConfig | Environment
-    agent: Agent
-    runtime: CentralConfig | FusedConfig | ParamServerConfig
-    name: str = ""  # the name that the user asked for, such as pong/impala
+from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
+from seedbed.types import Environment
 
 
 def atari_impala(env: AtariEnv, **options: Any) -> TrainConfig:
@@ -398,3 +387,8 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "reacher/ppo": reacher_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
+
+
+def description(preset: str) -> str:
+    """Returns a preset's description, which is the docstring of its function in `PRESETS`."""
+    return " ".join((PRESETS[preset].__doc__ or "").split())

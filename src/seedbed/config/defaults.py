@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed import trees
-from seedbed.envs.host.atari import AtariEnv
-from seedbed.envs.host.contract import HostEnvConfig, is_on_device
-from seedbed.presets import (
+from seedbed.config.presets import (
     TrainConfig,
     atari_dqn,
     atari_impala,
@@ -23,6 +21,8 @@ from seedbed.presets import (
     atari_r2d2,
     on_device_ppo,
 )
+from seedbed.envs.host.atari import AtariEnv
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import ActionSpec, Agent, Box, Environment, EnvSpec, SeedbedError
 

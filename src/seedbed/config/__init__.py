@@ -1,0 +1,1 @@
+"""Names and options become one settled configuration, once (`settle.py`)."""

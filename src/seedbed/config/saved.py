@@ -1,0 +1,90 @@
+"""A run's configuration as JSON, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.printable import printable
+from seedbed.run.encoding import BOUND, construct, decode, encode, plain_tuple
+from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.trust import Trust
+from seedbed.strict_json import revived
+from seedbed.types import SeedbedError
+
+ENV_BOUND = ("model",)
+"""Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
+
+
+def to_json(config: TrainConfig) -> dict[str, Any]:
+    """Returns a configuration as JSON types; raises SeedbedError if an option cannot be saved."""
+    env = config.env
+    return {
+        "name": config.name,
+        "env": encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env),
+        "agent": encode(config.agent, BOUND),
+        runtime_of(config.runtime): dataclasses.asdict(config.runtime),
+    }
+
+
+def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
+    """Makes a configuration from the result of `to_json`, which `trust` tells the file of.
+
+    Imports the classes of the agent and of an on-device environment. Raises SeedbedError if that fails, or
+    if a part is missing or has an option that is unknown or cannot be.
+    """
+    data = revived(data)
+    try:
+        kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
+        options = {name: plain_tuple(value) for name, value in data[kind].items()}
+        env = data["env"]
+        return TrainConfig(
+            decode(env, trust) if "class" in env else _host_env(env, trust),
+            decode(data["agent"], trust),
+            construct(RUNTIMES[kind].options, options),
+            str(data.get("name", "")),
+        )
+    except SeedbedError:
+        raise
+    # Options are given to the classes as they are, and these may refuse them in any way.
+    except Exception as error:
+        raise SeedbedError(
+            f"{printable(trust.file)} is damaged or incomplete ({type(error).__name__}: {error}): "
+            "restore it, or start a new run"
+        ) from error
+
+
+def saved_config(folder: RunFolder, trust: bool = False) -> TrainConfig:
+    """Returns the configuration that a run's folder holds.
+
+    Raises Untrusted if it names code of users, and others could have written it, unless the user has said
+    `trust`; SeedbedError as `from_json` does.
+    """
+    file = folder.path / CONFIG
+    return from_json(folder.read_config(), Trust(folder.path, file, trust))
+
+
+def resumed(run: Path, target: str | None, agent: str | None, trust: bool = False) -> TrainConfig:
+    """Returns the configuration of the run in a folder; `trust` is that of `saved_config`.
+
+    Raises SeedbedError if a target or an agent is given that is not the run's own.
+    """
+    saved = saved_config(RunFolder.read(run), trust)
+    env, _, own_agent = saved.name.rpartition("/")
+    if target not in (None, env, saved.name) or agent not in (None, own_agent):
+        asked = " ".join(part for part in (target, agent and f"--agent {agent}") if part)
+        raise SeedbedError(
+            f"the run in {printable(run)} trains {saved.name or 'what has no name'}, not {asked}: name "
+            "no preset to go on with it, or another folder for a new run"
+        )
+    return saved
+
+
+def _host_env(data: dict[str, Any], trust: Trust) -> HostEnvConfig:
+    env = registry.from_json(data)
+    trust.require_env(env)
+    return env

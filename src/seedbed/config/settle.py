@@ -1,0 +1,157 @@
+"""The one way from what a person asks for to the settled configuration of a run.
+
+`seedbed train` and `seedbed.train` both call `settle`, once. They differ in how they change options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seedbed.arguments import refusal, require, require_fields
+from seedbed.config import scaling
+from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.resolve import PARTS, train_config
+from seedbed.config.saved import resumed
+from seedbed.envs.host import registry
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.nearest import did_you_mean, require_options
+from seedbed.types import Environment, SeedbedError, UsageError
+
+
+class Request(NamedTuple):
+    """What a person asks to train, but for the options of the configuration."""
+
+    what: str | TrainConfig | HostEnvConfig | Environment | None  # None: that of the run to resume
+    agent: str | None = None
+    runtime: str | None = None
+    run: Path | None = None  # the run's folder
+    resume: bool = False
+    trust: bool = False
+
+
+class Settled(NamedTuple):
+    """A configuration in which everything is chosen, and what the user should be told of the choice."""
+
+    config: TrainConfig
+    notes: tuple[str, ...]
+
+
+def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Settled:
+    """Returns the configuration of a run; `change` puts the user's options into it.
+
+    A preset or an environment gets the sizes of this host's devices before `change` is called, and the sizes
+    that are left open are chosen after it. Imports and makes what the request names, starts JAX for the fused
+    runtime, and leaves no trace on the disk. Raises SeedbedError if the request cannot
+    be trained here, and UsageError, which is one, if a part of it is missing.
+    """
+    plain = None
+    if request.resume and request.run is None:
+        raise UsageError("resume needs the folder of the run: add --run DIR (in Python run=DIR)")
+    if isinstance(request.what, TrainConfig):
+        begun = _checked(request.what, request)
+    elif request.resume and isinstance(request.what, str | None):
+        if request.runtime is not None:
+            raise UsageError("a run keeps its runtime: leave out --runtime (in Python runtime)")
+        begun = resumed(Path(request.run or ""), request.what, request.agent, request.trust)
+    elif request.what is None:
+        raise UsageError(
+            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
+        )
+    else:
+        if not isinstance(request.what, str):
+            _require_env("what", request.what)
+        plain = train_config(request.what, request.agent)
+        if request.runtime is not None:
+            plain = in_runtime(plain, request.runtime)
+        begun = scaling.for_this_device(plain)
+    config = _fitted(change(begun))
+    sizes = plain and scaling.note(plain, config)
+    config, dtype = scaling.with_compute_dtype(config, request.run if request.resume else None)
+    return Settled(config, tuple(note for note in (sizes, dtype) if note))
+
+
+def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
+    """Returns a configuration with the runtime of this name; options that both runtimes have are kept.
+
+    Raises SeedbedError if there is no such runtime, or if the environment cannot train in it.
+    """
+    if name not in RUNTIMES:
+        raise SeedbedError(f"no runtime {name!r}{did_you_mean(name, RUNTIMES)}")
+    kind, former = RUNTIMES[name].options, config.runtime
+    if isinstance(former, kind):
+        return config
+    if kind.on_device != is_on_device(config.env):
+        where = "on the device" if is_on_device(config.env) else "of the host"
+        others = "fused" if is_on_device(config.env) else "central or paramserver"
+        raise SeedbedError(
+            f"{type(config.env).__name__} is an environment {where}: it trains with --runtime {others}"
+        )
+    # 0 stands for a choice that only the former runtime makes.
+    shared = {
+        field.name: getattr(former, field.name)
+        for field in dataclasses.fields(kind)
+        if getattr(former, field.name, 0) or field.name in ("seed", "evaluate_every")
+    }
+    return dataclasses.replace(config, runtime=kind(**shared))
+
+
+def with_options(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+    """Returns a configuration with other options of the runtime; raises SeedbedError for an unknown one."""
+    known = [field.name for field in dataclasses.fields(config.runtime)]
+    require_options(f"the {runtime_of(config.runtime)} runtime", given, known)
+    steps = given.get("steps")
+    if isinstance(steps, float) and steps.is_integer():
+        given = {**given, "steps": int(steps)}  # 2e6, as on the command line
+    return dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, **given))
+
+
+def _fitted(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration whose sizes are chosen; raises SeedbedError if its parts do not fit."""
+    options = config.runtime
+    if is_on_device(config.env) != options.on_device:
+        raise SeedbedError(
+            f"{type(config.env).__name__} with {type(options).__name__}: on-device environments train in the "
+            "fused runtime, all others in the central one or with parameter servers"
+        )
+    options.require_platform()
+    return dataclasses.replace(config, runtime=options.fitted(config.agent))
+
+
+def _checked(config: TrainConfig, request: Request) -> TrainConfig:
+    """Returns a configuration that a person has made; raises SeedbedError, with the remedy, if it is none."""
+    for name, value in (("agent", request.agent), ("runtime", request.runtime)):
+        if value is not None:
+            raise SeedbedError(
+                f"{name} is {value!r}, but the TrainConfig has one: leave {name} out, or replace the "
+                "configuration's"
+            )
+    _require_env("TrainConfig.env", config.env)
+    if type(config.runtime) not in [each.options for each in RUNTIMES.values()]:
+        remedy = f"give {' or '.join(each.options.__name__ for each in RUNTIMES.values())}"
+        raise refusal("TrainConfig.runtime", config.runtime, remedy)
+    require("TrainConfig.name", config.name, str)
+    if not _is_agent(config.agent):
+        remedy = "give an agent, such as seedbed.agents.ppo.Ppo()"
+        raise refusal("TrainConfig.agent", config.agent, remedy)
+    require_fields(config.agent)
+    return config
+
+
+def _is_options(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_agent(value: Any) -> bool:
+    """Returns whether a value has all parts of an agent, without reading any."""
+    fields = {field.name for field in dataclasses.fields(value)} if _is_options(value) else set()
+    return all(part in fields or hasattr(type(value), part) for part in PARTS)
+
+
+def _require_env(name: str, env: Any) -> None:
+    """Raises SeedbedError unless `env` is the configuration of an environment, of any kind."""
+    if not (_is_options(env) and (is_on_device(env) or hasattr(env, "make"))):
+        raise refusal(name, env, registry.advice(env))
+    require_fields(env)

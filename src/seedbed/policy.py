@@ -1,0 +1,211 @@
+"""The policy that a run has learned: restored from a checkpoint, evaluated, and for loops of the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from seedbed.arguments import checked
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.resolve import resolve_env
+from seedbed.config.saved import saved_config
+from seedbed.envs.host.contract import HostEnvConfig, is_on_device
+from seedbed.envs.host.gym import GymEnv
+from seedbed.printable import printable
+from seedbed.run import evaluation
+from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
+from seedbed.run.folder import CONFIG, RunFolder
+from seedbed.run.forms import Forms, PlainForms
+from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
+from seedbed.run.stacking import stacked_spec
+from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedAgent:
+    """The policy that a run has learned, and the environment it was trained in."""
+
+    config: TrainConfig  # of the run
+    forms: Forms
+    agent: Agent  # bound: its `spec` is filled in
+    params: Tree
+    step: int  # transitions that were done at the checkpoint
+    member: str = ""  # name of the best member of a population, such as `seed 3`
+
+    @property
+    def env(self) -> HostEnvConfig | Environment:
+        """The environment that it was trained in."""
+        return self.config.env
+
+
+@checked
+def restore(
+    run: str | Path,
+    warn: Callable[[str], None] = lambda text: None,
+    newest: bool = False,
+    trust: bool = False,
+) -> TrainedAgent:
+    """Restores the checkpoint with the run's best evaluation; the newest if `newest`, or if there is none.
+
+    Of a population, it takes only the best member. `trust` is that of `load`. Calls `warn` with a message
+    about each damaged checkpoint, if the best checkpoint is not the newest, and if no member was evaluated
+    there. Raises SeedbedError if the folder is not that of a run, or has no whole checkpoint.
+    """
+    folder = RunFolder.read(Path(run))
+    config = saved_config(folder, trust)
+    try:
+        forms = _forms(config.env)
+        agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
+        template = jax.eval_shape(agent.init, jax.random.key(0)).params
+    except SeedbedError:
+        raise
+    except Exception as error:  # options may be anything
+        raise SeedbedError(
+            f"the agent and the environment of {printable(run)} cannot be made of its {CONFIG} "
+            f"({type(error).__name__}: "
+            f"{error}): restore that file, or mend their code"
+        ) from error
+    read = restore_newest if newest else restore_best
+    tell = (
+        (lambda step: None)
+        if newest
+        else functools.partial(warn_of_newer, folder.checkpoints, warn)
+    )
+    if not isinstance(config.runtime, FusedConfig):
+        step, params, _ = read(folder.checkpoints, template, warn, part="params")
+        tell(step)
+        return TrainedAgent(config, forms, agent, params, step)
+    members = len(config.runtime.variations)
+    if members > 1:
+        template = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((members, *x.shape), x.dtype), template
+        )
+    step, params, metadata = read(folder.checkpoints, template, warn, part="learner.params")
+    tell(step)
+    if members == 1:
+        return TrainedAgent(config, forms, agent, params, step)
+    told = metadata.get("best_seed")
+    best = told if isinstance(told, int) and 0 <= told < members else 0
+    member = config.runtime.member_names[best]
+    if told != best:
+        warn(f"no member was evaluated at this checkpoint: taking the first, {member}")
+    params = jax.tree.map(lambda x: x[best], params)
+    return TrainedAgent(config, forms, agent, params, step, member)
+
+
+class Policy:
+    """A trained policy for the user's own loops: takes the environment's observations, returns actions."""
+
+    def __init__(self, forms: Forms, policy: evaluation.SpecPolicy) -> None:
+        self._forms, self._policy = forms, policy
+
+    def reset(self) -> None:
+        """Clears recurrent state and frame stack: the next observation opens an episode."""
+        self._policy.reset()
+
+    def act(self, observation: Any, first: Array | None = None, reward: Array | None = None) -> Any:
+        """Chooses the action for one observation, or actions for a batch as a vector environment gives it.
+
+        `first` (a bool, or bools `[B]`) marks observations that open an episode. Without it, only the first
+        observation after construction or `reset` does. Actions are those of the environment, `[B, ...]` for a
+        batch. An agent with a memory also needs `reward` (a number,
+        or `[B]`), the reward of the last action. A change of the batch size works like `reset`.
+        """
+        return self._forms.decode(self._policy.act(self._forms.encode(observation), first, reward))
+
+
+def policy_of(trained: TrainedAgent, seed: int = 0) -> Policy:
+    """Returns the policy of a restored run; `seed` is that of the actions that it draws."""
+    spec, frame_stack = trained.forms.spec, _frame_stack(trained.env)
+    return Policy(
+        trained.forms,
+        evaluation.SpecPolicy(trained.agent, spec, frame_stack, trained.params, seed),
+    )
+
+
+@checked
+def evaluate(
+    run: str | Path,
+    *,
+    episodes: int = 100,
+    env: str | None = None,
+    seed: int = 0,
+    newest: bool = False,
+    trust: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Plays whole episodes with a run's best policy, or its newest; returns a summary of their returns.
+
+    `env` names another environment with the same shapes; None plays the run's own. `env_steps` in the
+    result is the number of transitions that the policy was trained for.
+
+    Of a population, the member plays that was best in the evaluation of that checkpoint, or the first
+    member if there was no evaluation. `member` in the result names it.
+
+    If `env` is the Gymnasium task of an on-device environment, such as Ant-v5, it is made with the
+    observation options that the policy was trained with. All else is Gymnasium's default, so the return is
+    that of the standard task. `trust` is that of `load`. Calls `warn` like `restore`. Raises SeedbedError if
+    an episode does not end.
+    """
+    at_least("episodes", episodes, 1)
+    require_seed(seed)
+    trained = restore(run, warn, newest, trust)
+    config = trained.env if env is None else other_environment(trained, env, run)
+    if is_on_device(config):
+        from seedbed.fused import program
+
+        result = program.evaluate(
+            env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
+        )
+    else:
+        result = evaluation.evaluate(
+            env=config,
+            agent=trained.agent,
+            params=trained.params,
+            episodes=episodes,
+            seed=seed,
+            actor_timeout_s=getattr(
+                trained.config.runtime, "actor_timeout_s", CentralConfig.actor_timeout_s
+            ),
+        )
+    played = {"member": trained.member} if trained.member else {}
+    return {**result, "env_steps": trained.step, **played}
+
+
+def other_environment(
+    trained: TrainedAgent, name: str, run: str | Path
+) -> HostEnvConfig | Environment:
+    """Makes the environment `name` for a trained policy; raises SeedbedError if its shapes do not fit.
+
+    `run` is for the error message only.
+    """
+    if is_on_device(trained.env) and getattr(trained.env, "gymnasium_id", None) == name:
+        config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
+    else:
+        config = resolve_env(name)
+    found, stack = _forms(config).spec, _frame_stack(config)
+    if found != trained.forms.spec or stack != _frame_stack(trained.env):
+        raise SeedbedError(
+            f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with "
+            "frame stack "
+            f"{stack}, trained was {trained.forms.spec} with {_frame_stack(trained.env)}"
+        )
+    return config
+
+
+def _forms(env: HostEnvConfig | Environment) -> Forms:
+    """Returns the formats of an environment; makes a host environment once to see its spaces."""
+    if is_on_device(env):
+        return PlainForms(env.spec)
+    host = env.make(1, 0)  # type: ignore[union-attr]
+    host.close()
+    return host
+
+
+def _frame_stack(env: HostEnvConfig | Environment) -> int:
+    return getattr(env, "frame_stack", 1)

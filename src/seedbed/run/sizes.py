@@ -1,0 +1,45 @@
+"""The sizes of an agent's experience, checked before anything is made of them."""
+
+from __future__ import annotations
+
+from seedbed.types import Agent, OnPolicy, Replay, SeedbedError
+
+
+def require_sizes(agent: Agent) -> None:
+    """Raises SeedbedError if an agent, bound or not, has an experience whose sizes cannot be."""
+    name, experience = type(agent).__name__, _experience(agent)
+    if not isinstance(experience, OnPolicy | Replay):
+        raise SeedbedError(
+            f"{name}.experience is {experience!r}: return an OnPolicy or a Replay of seedbed.types"
+        )
+    sizes = {"epochs": agent.epochs, "minibatches": agent.minibatches, "batch": experience.batch}
+    if isinstance(experience, OnPolicy):
+        sizes["unroll"] = experience.unroll
+    else:
+        names = ("sequence", "period", "capacity", "min_size")
+        sizes.update({size: getattr(experience, size) for size in names})
+    for size, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise SeedbedError(f"{name}: {size} is {value!r}; give at least 1, a whole number")
+    if isinstance(experience, Replay) and (agent.epochs, agent.minibatches) != (1, 1):
+        raise SeedbedError(
+            f"{name} learns from replay: epochs is {agent.epochs} and minibatches {agent.minibatches}; "
+            "give 1 and 1, and draw more with ratio"
+        )
+    if isinstance(experience, Replay) and not experience.burn_in >= 0:
+        raise SeedbedError(f"{name}: burn_in is {experience.burn_in}; give 0 or more")
+    if isinstance(experience, Replay) and not experience.ratio > 0:
+        raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
+
+
+def _experience(agent: Agent) -> OnPolicy | Replay:
+    """Reads an agent's experience; raises SeedbedError if that fails."""
+    try:
+        return agent.experience
+    except SeedbedError:
+        raise
+    except Exception as error:
+        raise SeedbedError(
+            f"{type(agent).__name__}.experience failed: {type(error).__name__}: {error}; it is read before "
+            "`spec` is filled in"
+        ) from error
