@@ -171,11 +171,12 @@ def parsed(words: tuple[str, ...]) -> None:
     name, arguments = words[1], list(words[2:])
     if name == "train":
         given = flags.split_train_arguments(arguments)
-        if given.target and not given.resume and given.target not in PLACEHOLDERS:
-            agent = None if given.agent in PLACEHOLDERS else given.agent
-            config = resolve.train_config(given.target, agent)
-            if given.runtime:
-                config = settle.in_runtime(config, given.runtime)
+        asked = given.request
+        if asked.what and not asked.resume and asked.what not in PLACEHOLDERS:
+            agent = None if asked.agent in PLACEHOLDERS else asked.agent
+            config = resolve.train_config(asked.what, agent)
+            if asked.runtime:
+                config = settle.in_runtime(config, asked.runtime)
             if given.rest and not given.help:
                 flags.override(config, given.rest, show_help=False)
     elif name == "evaluate":

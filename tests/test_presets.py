@@ -165,7 +165,7 @@ def test_an_agent_of_ones_own_trains_for_as_long_as_the_usual_one(target):
         (lambda data: data.pop("env"), "config.json is damaged or incomplete"),
         (
             lambda data: data["central"].update(stepz=1),
-            "has no option 'stepz'; did you mean 'steps'",
+            "has no option 'stepz'; did you mean steps",
         ),
         (
             lambda data: data["agent"].update({"class": "gone:Agent"}),
@@ -175,7 +175,7 @@ def test_an_agent_of_ones_own_trains_for_as_long_as_the_usual_one(target):
             lambda data: data.update(env={"class": "seedbed.envs.classic.cartpole:CartPole"}),
             "CartPole cannot be imported .*: go on with the version of seedbed that began the run",
         ),
-        (lambda data: data["agent"].update(szes=1), "Custom has no option 'szes'.*'sizes'"),
+        (lambda data: data["agent"].update(szes=1), "Custom has no option 'szes'.*sizes"),
     ],
 )
 def test_damaged_configurations(change, message):

@@ -66,7 +66,7 @@ def raised(call: Callable[[], Any]) -> str:
 def trained(interrupted: bool) -> Said:
     def say(run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> str:
         summary = {"interrupted": interrupted, "run": str(run)}
-        patch.setattr(api, "train", lambda *_, **__: summary)
+        patch.setattr(api, "train_settled", lambda *_, **__: summary)
         cli.main(["train", "cartpole"])
         return capture.readouterr().out
 
@@ -207,7 +207,7 @@ def test_a_printed_command_can_be_pasted(
 def test_our_own_parsers_read_the_paths(path: str, tmp_path: Path) -> None:
     run = Path(PATHS[path])
     _, *resume = pasted(cli.resume_command(run), tmp_path)
-    assert flags.split_train_arguments(resume[1:]).run == run
+    assert flags.split_train_arguments(resume[1:]).request.run == run
     word = pasted(f"seedbed evaluate {cli.pasted(run)}", tmp_path)[2]
     assert cli._evaluate_parser().parse_args([word]).run == run
 

@@ -22,10 +22,11 @@ from seedbed.config.saved import to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.gym import GymEnv
 from seedbed.files import load_json, write_json
+from seedbed.run.encoding import encode
 from seedbed.types import ArraySpec, Box, EnvSpec, SeedbedError
 from seedbed.viewer.html import json_in_page
 
-SOURCE = Path(resolve.__file__).parent
+SOURCE = Path(strict_json.__file__).parent
 
 
 def strictly(text: str | bytes) -> Any:
@@ -102,7 +103,7 @@ def test_texts_that_would_come_back_as_numbers_are_refused(text):
         name: str
 
     with pytest.raises(SeedbedError, match="stands for a number"):
-        resolve.encode(Task(text))
+        encode(Task(text))
     with pytest.raises(SeedbedError, match="stands for a number"):
         registry.to_json(GymEnv("CartPole-v1", kwargs={"name": text}))
 

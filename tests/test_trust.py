@@ -16,7 +16,7 @@ import jax
 import pytest
 
 import seedbed
-from seedbed import api, cli, strict_json
+from seedbed import api, cli, policy, strict_json
 from seedbed.config import resolve
 from seedbed.config.presets import PRESETS
 from seedbed.config.saved import from_json, saved_config, to_json
@@ -261,7 +261,7 @@ def test_the_table_has_what_presets_are_made_of(preset):
 )
 def test_the_table_has_what_gradients_are_made_of(preset):
     config: Any = resolve.train_config(preset)
-    spec = api._forms(config.env).spec
+    spec = policy.forms_of(config.env).spec
     bound = bind(config.agent, stacked_spec(spec, getattr(config.env, "frame_stack", 1)))
     shapes = encode_shapes(check_agent(bound))
     assert named(shapes, "named") <= OWN

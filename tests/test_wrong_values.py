@@ -21,6 +21,7 @@ from seedbed import api, physics, simd
 from seedbed.agents.ppo import Ppo
 from seedbed.config import resolve
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.settle import Request, settle
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
@@ -415,8 +416,7 @@ def test_an_id_of_a_package_is_told_with_its_package(name: str) -> None:
 
 def test_the_configuration_of_an_environment_is_trained_by_its_usual_agent() -> None:
     for env in (CartPole(), GymEnv("CartPole-v1")):
-        resolve.require_trainable(env, None)
-        config = resolve.train_config(env)
+        config = settle(Request(env), lambda config: config).config
         assert config.env == env and isinstance(config.agent, Ppo)
 
 

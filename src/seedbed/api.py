@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 
 from seedbed.arguments import checked, require_fields
-from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.configuration import TrainConfig
 from seedbed.config.resolve import resolve_env
 from seedbed.config.saved import to_json
 from seedbed.config.settle import Request, Settled, settle, with_options
@@ -81,7 +81,7 @@ def train_settled(
     folder = (RunFolder.resume if request.resume else RunFolder.create)(path, _tell)
     folder.trusted = request.trust
     keep_programs()
-    module = importlib.import_module(RUNTIMES[runtime_of(config.runtime)].module)
+    module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
     screen = make_view(config.runtime.steps, config.name, str(path))
     with folder.training(encoded), BackgroundView(screen) as view:
         summary = module.train(

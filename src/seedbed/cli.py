@@ -129,7 +129,7 @@ def _train(arguments: list[str]) -> int:
     from seedbed.config import flags, settle
 
     given = flags.split_train_arguments(arguments)
-    if given.help and given.target is None and given.request.run is None:
+    if given.help and given.request.what is None and given.request.run is None:
         _print(f"usage: seedbed train PRESET_OR_ENV [OPTIONS]\n\n{flags.HELP}\n")
         _print(
             "`seedbed train pong --help` lists the options of a preset, `seedbed list` the presets."
@@ -138,6 +138,10 @@ def _train(arguments: list[str]) -> int:
     request = given.request
     if given.help and request.run is None:
         request = request._replace(resume=False)
+    if request.what is None and not request.resume:
+        raise UsageError(
+            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
+        )
     settled = settle.settle(request, lambda config: flags.override(config, given.rest, given.help))
     from seedbed import api
 

@@ -59,7 +59,7 @@ def restore(
     folder = RunFolder.read(Path(run))
     config = saved_config(folder, trust)
     try:
-        forms = _forms(config.env)
+        forms = forms_of(config.env)
         agent = bind(config.agent, stacked_spec(forms.spec, _frame_stack(config.env)))
         template = jax.eval_shape(agent.init, jax.random.key(0)).params
     except SeedbedError:
@@ -188,7 +188,7 @@ def other_environment(
         config: HostEnvConfig | Environment = GymEnv(name, kwargs=trained.env.gymnasium_options())  # type: ignore[attr-defined]
     else:
         config = resolve_env(name)
-    found, stack = _forms(config).spec, _frame_stack(config)
+    found, stack = forms_of(config).spec, _frame_stack(config)
     if found != trained.forms.spec or stack != _frame_stack(trained.env):
         raise SeedbedError(
             f"environment {name!r} does not fit the policy of {printable(run)}: it has {found} with "
@@ -198,7 +198,7 @@ def other_environment(
     return config
 
 
-def _forms(env: HostEnvConfig | Environment) -> Forms:
+def forms_of(env: HostEnvConfig | Environment) -> Forms:
     """Returns the formats of an environment; makes a host environment once to see its spaces."""
     if is_on_device(env):
         return PlainForms(env.spec)

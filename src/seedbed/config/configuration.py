@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig, RuntimeConfig
@@ -20,22 +19,10 @@ class TrainConfig:
     name: str = ""  # the name that the user asked for, such as pong/impala
 
 
-class Runtime(NamedTuple):
-    """A runtime: its options, and the module whose `train` trains."""
-
-    options: type[RuntimeConfig]
-    module: str
-
-
-RUNTIMES = {
-    "central": Runtime(CentralConfig, "seedbed.central.train"),
-    "fused": Runtime(FusedConfig, "seedbed.fused.train"),
-    "paramserver": Runtime(ParamServerConfig, "seedbed.paramserver.train"),
+RUNTIMES: dict[str, type[RuntimeConfig]] = {
+    kind.runtime: kind for kind in (CentralConfig, FusedConfig, ParamServerConfig)
 }
-"""The runtimes, by the name that `--runtime` takes and a saved configuration has."""
+"""The options of each runtime, by the name that `--runtime` takes and a saved configuration has.
 
-
-def runtime_of(options: RuntimeConfig) -> str:
-    """Returns the name of the runtime of some options."""
-    (name,) = (name for name, each in RUNTIMES.items() if each.options is type(options))
-    return name
+The module `seedbed.NAME.train` trains in it.
+"""

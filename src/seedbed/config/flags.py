@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 
 from seedbed.config import resolve
-from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.saved import ENV_BOUND
 from seedbed.config.settle import Request, in_runtime
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
@@ -36,11 +36,6 @@ class TrainArguments(NamedTuple):
     debug: bool
     help: bool
     rest: tuple[str, ...]
-
-    @property
-    def target(self) -> Any:
-        """What shall be trained; None if the command line names nothing."""
-        return self.request.what
 
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
@@ -121,7 +116,7 @@ def command(config: TrainConfig) -> str:
             return ""
         words = ["seedbed", "train", env, "--agent", agent]
     if type(usual.runtime) is not type(config.runtime):
-        runtime = runtime_of(config.runtime)
+        runtime = config.runtime.runtime
         usual = in_runtime(usual, runtime)
         words += ["--runtime", runtime]
     before = dict(_known_options(usual))
@@ -231,9 +226,7 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
     general = ("--agent", "--runtime", "--run", "--resume", "--trust-run", "--debug", "--help")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
-            others = [
-                name for name, each in RUNTIMES.items() if token in dict(_flags("", each.options()))
-            ]
+            others = [name for name, each in RUNTIMES.items() if token in dict(_flags("", each()))]
             if others:
                 raise UsageError(
                     f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.printable import printable
@@ -27,7 +27,7 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
         "name": config.name,
         "env": encode(env, ENV_BOUND) if is_on_device(env) else registry.to_json(env),
         "agent": encode(config.agent, BOUND),
-        runtime_of(config.runtime): dataclasses.asdict(config.runtime),
+        config.runtime.runtime: dataclasses.asdict(config.runtime),
     }
 
 
@@ -45,7 +45,7 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
         return TrainConfig(
             decode(env, trust) if "class" in env else _host_env(env, trust),
             decode(data["agent"], trust),
-            construct(RUNTIMES[kind].options, options),
+            construct(RUNTIMES[kind], options),
             str(data.get("name", "")),
         )
     except SeedbedError:

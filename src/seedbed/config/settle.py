@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from seedbed.arguments import refusal, require, require_fields
 from seedbed.config import scaling
-from seedbed.config.configuration import RUNTIMES, TrainConfig, runtime_of
+from seedbed.config.configuration import RUNTIMES, TrainConfig
 from seedbed.config.resolve import PARTS, train_config
 from seedbed.config.saved import resumed
 from seedbed.envs.host import registry
@@ -44,33 +44,32 @@ def settle(request: Request, change: Callable[[TrainConfig], TrainConfig]) -> Se
 
     A preset or an environment gets the sizes of this host's devices before `change` is called, and the sizes
     that are left open are chosen after it. Imports and makes what the request names, starts JAX for the fused
-    runtime, and leaves no trace on the disk. Raises SeedbedError if the request cannot
-    be trained here, and UsageError, which is one, if a part of it is missing.
+    runtime, and leaves no trace on the disk. Raises SeedbedError if the request cannot be trained here, and
+    UsageError, which is one, if a part of it is missing.
     """
-    plain = None
     if request.resume and request.run is None:
-        raise UsageError("resume needs the folder of the run: add --run DIR (in Python run=DIR)")
-    if isinstance(request.what, TrainConfig):
-        begun = _checked(request.what, request)
-    elif request.resume and isinstance(request.what, str | None):
-        if request.runtime is not None:
-            raise UsageError("a run keeps its runtime: leave out --runtime (in Python runtime)")
-        begun = resumed(Path(request.run or ""), request.what, request.agent, request.trust)
-    elif request.what is None:
-        raise UsageError(
-            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
-        )
-    else:
-        if not isinstance(request.what, str):
-            _require_env("what", request.what)
-        plain = train_config(request.what, request.agent)
-        if request.runtime is not None:
-            plain = in_runtime(plain, request.runtime)
-        begun = scaling.for_this_device(plain)
+        raise UsageError("--resume needs the folder of the run: add --run DIR (in Python run=DIR)")
+    plain, begun = _begun(request)
     config = _fitted(change(begun))
     sizes = plain and scaling.note(plain, config)
     config, dtype = scaling.with_compute_dtype(config, request.run if request.resume else None)
     return Settled(config, tuple(note for note in (sizes, dtype) if note))
+
+
+def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
+    """Returns the configuration that options change; first that of a CPU, if sizes depend on the device."""
+    what = request.what
+    if isinstance(what, TrainConfig):
+        return None, _checked(what, request)
+    if request.resume and isinstance(what, str | None):
+        if request.runtime is not None:
+            raise UsageError("a run keeps its runtime: leave out --runtime (in Python runtime)")
+        return None, resumed(Path(request.run or ""), what, request.agent, request.trust)
+    named = what if isinstance(what, str) else _require_env("what", what)
+    plain = train_config(named, request.agent)
+    if request.runtime is not None:
+        plain = in_runtime(plain, request.runtime)
+    return plain, scaling.for_this_device(plain)
 
 
 def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
@@ -80,7 +79,7 @@ def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
     """
     if name not in RUNTIMES:
         raise SeedbedError(f"no runtime {name!r}{did_you_mean(name, RUNTIMES)}")
-    kind, former = RUNTIMES[name].options, config.runtime
+    kind, former = RUNTIMES[name], config.runtime
     if isinstance(former, kind):
         return config
     if kind.on_device != is_on_device(config.env):
@@ -101,7 +100,7 @@ def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
 def with_options(config: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     """Returns a configuration with other options of the runtime; raises SeedbedError for an unknown one."""
     known = [field.name for field in dataclasses.fields(config.runtime)]
-    require_options(f"the {runtime_of(config.runtime)} runtime", given, known)
+    require_options(f"the {config.runtime.runtime} runtime", given, known)
     steps = given.get("steps")
     if isinstance(steps, float) and steps.is_integer():
         given = {**given, "steps": int(steps)}  # 2e6, as on the command line
@@ -129,8 +128,8 @@ def _checked(config: TrainConfig, request: Request) -> TrainConfig:
                 "configuration's"
             )
     _require_env("TrainConfig.env", config.env)
-    if type(config.runtime) not in [each.options for each in RUNTIMES.values()]:
-        remedy = f"give {' or '.join(each.options.__name__ for each in RUNTIMES.values())}"
+    if type(config.runtime) not in RUNTIMES.values():
+        remedy = f"give {' or '.join(each.__name__ for each in RUNTIMES.values())}"
         raise refusal("TrainConfig.runtime", config.runtime, remedy)
     require("TrainConfig.name", config.name, str)
     if not _is_agent(config.agent):
@@ -150,8 +149,9 @@ def _is_agent(value: Any) -> bool:
     return all(part in fields or hasattr(type(value), part) for part in PARTS)
 
 
-def _require_env(name: str, env: Any) -> None:
-    """Raises SeedbedError unless `env` is the configuration of an environment, of any kind."""
+def _require_env(name: str, env: Any) -> HostEnvConfig | Environment:
+    """Returns `env`; raises SeedbedError unless it is the configuration of an environment, of any kind."""
     if not (_is_options(env) and (is_on_device(env) or hasattr(env, "make"))):
         raise refusal(name, env, registry.advice(env))
     require_fields(env)
+    return env

@@ -36,6 +36,8 @@ class RuntimeConfig:
     log_every_s: float = 10.0
     """Seconds between lines of metrics in the log."""
 
+    runtime: ClassVar[str] = ""
+    """The name of the runtime, that of its package."""
     on_device: ClassVar[bool] = False
     """Whether the environments of this runtime are on the device; else they are in processes of the host."""
 
@@ -77,7 +79,7 @@ class _HostConfig(RuntimeConfig):
     def require_platform(self) -> None:
         """Raises SeedbedError unless this is Linux, which shared memory and doorbells of actors need."""
         require_linux(
-            "training in environments of the host",
+            f"the {self.runtime} runtime",
             "train an environment of the device here, in the fused runtime (see `seedbed list`), or this "
             "one on Linux",
         )
@@ -105,6 +107,8 @@ class CentralConfig(_HostConfig):
     """Indices of the devices that learn. A batch is divided among them."""
     save_replay: bool = True
     """Whether to keep replay in files of the run's folder, so that a resumed run need not fill it again."""
+
+    runtime: ClassVar[str] = "central"
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of all options; raises SeedbedError."""
@@ -183,6 +187,7 @@ class FusedConfig(RuntimeConfig):
     devices: tuple[int, ...] = (0,)
     """Indices of the devices. The environments are divided among them."""
 
+    runtime: ClassVar[str] = "fused"
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -261,6 +266,8 @@ class ParamServerConfig(_HostConfig):
     """A shard discards a gradient if it has applied more than this many since its parameters were pulled."""
     outlier_deviations: float = 0.0
     """A learner discards a gradient whose loss is so many deviations above the mean; 0 discards none."""
+
+    runtime: ClassVar[str] = "paramserver"
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of all options; raises SeedbedError."""

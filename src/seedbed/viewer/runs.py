@@ -102,7 +102,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
             "runtime; check the path"
         )
     config["name"] = config["name"] if isinstance(config.get("name"), str) else ""
-    options, defaults = config[kinds[0]], RUNTIMES[kinds[0]].options()
+    options, defaults = config[kinds[0]], RUNTIMES[kinds[0]]()
     for name, value in options.items():
         if is_number(getattr(defaults, name, None)) and not (is_number(value) or value is None):
             raise _damaged(folder, f"{name} is {str(value)[:40]!r} instead of a number")
