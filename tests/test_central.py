@@ -456,7 +456,7 @@ def test_accelerators_act_and_learn(run_folder, accelerators, inference, learner
 def test_accelerators_learn(run_folder, accelerators):
     """Two devices act; one of them learns, too, with one that does not act."""
     small = {"unroll": 8, "batch": 8, "hidden_sizes": (16,), "optimizer": "adam", "gamma": 0.0}
-    agent = Impala(learning_rate=0.01, learning_rate_power=0.0, **small)
+    agent = Impala(learning_rate=0.01, learning_rate_decay=False, **small)
     options = {"inference_devices": (0, 1), "learner_devices": (1, 2), "evaluate_episodes": 16}
     env = FactoryEnv("counting_environment:Matching")
     summary = train(

@@ -49,8 +49,8 @@ class Impala(SinglePass, ActorCriticAgent):
 
     learning_rate: float = 6e-4
     """Step size of the optimizer at the start."""
-    learning_rate_power: float = 1.0
-    """Power of the share of the training that is left, by which the step size is multiplied; 0 keeps it."""
+    learning_rate_decay: bool = True
+    """Whether the step size falls linearly to 0 at the end of the training."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """Method that turns gradients into changes of the weights."""
     max_gradient_norm: float = 40.0
@@ -61,7 +61,6 @@ class Impala(SinglePass, ActorCriticAgent):
         super().__post_init__()
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
-        self._require("0 or more", lambda x: x >= 0, "learning_rate_power")
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Collects the inputs of the loss, with the environments on axis 1; the key is unused."""
@@ -100,7 +99,8 @@ class Impala(SinglePass, ActorCriticAgent):
     def apply(self, state: LearnerState, grads: Gradient, output: Output) -> LearnerState:
         """Applies a gradient. It is not checked here: metric `gradient_norm` shows one that is not finite."""
         changes, optimizer_state = self._optimizer().update(grads.weights, state.optimizer_state)
-        rate = self.learning_rate * (1.0 - state.progress) ** self.learning_rate_power
+        left = 1.0 - state.progress if self.learning_rate_decay else 1.0
+        rate = jnp.float32(self.learning_rate) * left
         weights = jax.tree.map(lambda x, change: x - rate * change, state.params.weights, changes)
         state = state._replace(optimizer_state=optimizer_state)
         return self._finish_minibatch(state, weights, grads, output)

@@ -32,8 +32,6 @@ def atari_impala(env: AtariEnv, **options: Any) -> TrainConfig:
         "normalise_observations": True,
         "optimizer": "adam",
         "learning_rate": 3e-4,
-        # Late, policies improve only with small steps: Pong stood at 10 until a linear fall had reached 3e-5.
-        "learning_rate_power": 2.0,
         "max_gradient_norm": 160.0,
     }
     return TrainConfig(env, Impala(**shared | options), CentralConfig(steps=20_000_000))
