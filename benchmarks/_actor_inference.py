@@ -105,8 +105,8 @@ class BellQueue(UnrollQueue):
 
     bell = -1  # the descriptor of an eventfd
 
-    def take(self) -> list[FrameTrajectory]:
-        taken = super().take()
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        taken = super().take(timeout_s)
         os.eventfd_write(self.bell, 1)
         return taken
 

@@ -95,7 +95,6 @@ class RepeatedSource:
     """A source that gives the same batch again and again, and reads the clocks before each."""
 
     def __init__(self, parts: list[FrameTrajectory]) -> None:
-        self.loops: dict[str, Any] = {}
         self._parts, self._read = parts, []
         self.env_steps, self.steps = 0, 1
         self.priorities: Tree = ()
@@ -104,28 +103,18 @@ class RepeatedSource:
         """Returns the median cost of an update, but for the first: it compiles."""
         return np.median(np.diff(self._read[1:], axis=0), axis=0)
 
-    def take(self) -> list[FrameTrajectory]:
+    @property
+    def over(self) -> bool:
+        return len(self._read) == LEARNING + 2
+
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        del timeout_s
         self._read.append(clocks())
-        return self._parts if len(self._read) < LEARNING + 2 else []
+        return [] if self.over else self._parts
 
     def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         del transitions, metrics
         self.priorities = priorities
-
-    def save(self, step: int, settle: Callable[[], None]) -> None:
-        pass
-
-    def restore(self, step: int) -> str:
-        return ""
-
-    def metrics(self) -> dict[str, Any]:
-        return {}
-
-    def seconds(self) -> dict[str, float]:
-        return {}
-
-    def take_notices(self) -> list[str]:
-        return []
 
     def close(self) -> None:
         pass
@@ -174,7 +163,7 @@ class Actor:
         """Acts until there are so many of those that wait in the queue, and takes a batch."""
         while len(self.queue._items) < count:
             self.act(self.inference.num_groups)
-        return self.queue.take()
+        return self.queue.take(60.0)
 
 
 def fill(
@@ -204,7 +193,7 @@ def drawn(feed: ReplayFeed) -> list[FrameTrajectory]:
     stop = threading.Event()
     thread = threading.Thread(target=feed.run, args=(stop,))
     thread.start()
-    parts = feed.take()
+    parts = feed.take(60.0)
     stop.set()
     thread.join()
     return parts

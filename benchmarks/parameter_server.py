@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ class Server:
             directory,
             run / CREDENTIALS,
             Outliers(0.0),
-            Tally,
+            SimpleNamespace(tally=Tally(), extend=lambda lease: None),
             lambda: False,
         )
         rng = np.random.default_rng(0)

@@ -165,7 +165,7 @@ class Plane:
 
     def consume(self, count):
         for _ in range(count):
-            unrolls = self.queue.take()
+            unrolls = self.queue.take(60.0)
             if not unrolls:
                 raise self.failures[0]
             for unroll in unrolls:

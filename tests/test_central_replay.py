@@ -317,7 +317,7 @@ def test_a_batch_is_transferred_ahead_and_counts_once_it_is_learned(run_folder, 
         wait_for(2)
         asked = 4.0 * (made.replay.inserted - 2)
         for learned in range(2):
-            (batch,) = made.take()
+            (batch,) = made.take(60.0)
             assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(batch))
             jax.tree.map(np.testing.assert_array_equal, batch, moved[learned])
             # The next one was drawn before this one's priorities are known, and is there already.

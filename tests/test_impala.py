@@ -24,7 +24,7 @@ from probe_environments import (
 )
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
-from seedbed.config import resolve
+from seedbed.config import flags, resolve
 from seedbed.types import (
     ArraySpec,
     Box,

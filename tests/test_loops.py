@@ -31,7 +31,7 @@ def queue_of(capacity, per_batch, kind=UnrollQueue):
 
 def test_closing_a_queue_wakes_who_waits_and_drops_what_is_in_it():
     queue, found = queue_of(2, 2), []
-    taking = threading.Thread(target=lambda: found.append(queue.take()), daemon=True)
+    taking = threading.Thread(target=lambda: found.append(queue.take(60.0)), daemon=True)
     taking.start()
     queue.close()
     taking.join(60)
@@ -42,7 +42,7 @@ def test_closing_a_queue_wakes_who_waits_and_drops_what_is_in_it():
     putting.start()
     full.close()
     putting.join(60)
-    assert found == [[], False] and full.take() == [] and full.env_steps == 0
+    assert found == [[], False] and full.take(0.0) == [] and full.env_steps == 0
 
 
 class Learner:
@@ -52,8 +52,8 @@ class Learner:
         self.updater = self
         self.state = LearnerState({"w": np.zeros(2)}, (), np.int32(0), np.float32(0))
 
-    def pull(self):
-        return self.state
+    def refresh(self, progress):
+        return False
 
     def assemble(self, parts):
         return parts
@@ -72,10 +72,10 @@ def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_d
     updating, go_on, waiting = (threading.Event() for _ in range(3))
 
     class Queue(UnrollQueue):
-        def take(self):
+        def take(self, timeout_s):
             if loop.updates:
                 waiting.set()
-            return super().take()
+            return super().take(timeout_s)
 
     class Slow(Learner):
         def update(self, batch, progress):

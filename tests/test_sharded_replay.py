@@ -185,7 +185,7 @@ def test_every_step_becomes_an_item_once(shards, options):
         for _ in range(60):
             (batch,) = replay.take(10.0)
             seen[seat] |= {env // (2 * ENVS) for env, _ in observations(batch)}
-            replay.learned(0, np.ones(AGENT.batch))
+            replay.learned(0, {}, np.ones(AGENT.batch))
     assert seen == ([{0}, {1}] if options else [{0, 1}, {0, 1}])
 
 
@@ -213,7 +213,7 @@ def test_shards_are_drawn_from_as_one_replay(shards):
             np.testing.assert_allclose(batch.importance, importance, rtol=1e-5)
             for each in found:
                 counts[each] += 1
-        replay.learned(0, ())
+        replay.learned(0, {}, ())
     drawn = sum(counts.values())
     names = list(weights)
     result = stats.chisquare(
@@ -234,14 +234,14 @@ def test_new_priorities_reach_the_items_of_their_shards(shards):
         (batch,) = replay.take(10.0)
         # Items of even steps are hardly drawn any more.
         even = np.array([step % 2 == 0 for _, step in observations(batch)])
-        replay.learned(0, np.where(even, 1e-6, 1.0))
+        replay.learned(0, {}, np.where(even, 1e-6, 1.0))
     found = [each for _ in range(20) for each in observations(_next(replay))]
     assert np.mean([step % 2 == 0 for _, step in found]) < 0.05
 
 
 def _next(replay):
     (batch,) = replay.take(10.0)
-    replay.learned(0, ())
+    replay.learned(0, {}, ())
     return batch
 
 

@@ -43,6 +43,8 @@ from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bi
 from test_learning import SPEC as RECORDED
 from test_learning import record
 
+NO_SOURCE = types.SimpleNamespace(tally=Tally(), extend=lambda lease: None)
+
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 
 
@@ -102,7 +104,7 @@ class Shards:
             self.directory,
             self.run / CREDENTIALS,
             outliers,
-            Tally,
+            NO_SOURCE,
             lambda: False,
         )
 
@@ -439,7 +441,7 @@ def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
             run.directory,
             tmp_path / CREDENTIALS,
             Outliers(0.0),
-            Tally,
+            NO_SOURCE,
             lambda: False,
         )
 
@@ -468,7 +470,7 @@ def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
             Directory(tmp_path),
             tmp_path / CREDENTIALS,
             Outliers(0.0),
-            Tally,
+            NO_SOURCE,
             lambda: True,
         )
 

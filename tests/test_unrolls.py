@@ -122,7 +122,7 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
                 assert len(queue._items) == full
                 if full:
                     old.rows.append(step)
-                    old.check(queue.take()[0])
+                    old.check(queue.take(60.0)[0])
                 output = inference.act(batch, [group])
                 step = environments.next(group)
                 assert sink.arrive(group, lives[group], step)
@@ -146,7 +146,7 @@ def test_unrolls_equal_those_cut_from_the_whole_history(events, seed):
         for group in full:
             # `take` would wait.
             assert queue._items
-            [unroll] = queue.take()
+            [unroll] = queue.take(60.0)
             references[group].check(unroll)
         assert not queue._items
 
@@ -178,7 +178,7 @@ def test_a_synchronous_agent_rests_until_it_is_renewed():
             act(sink, steps, [0] * GROUPS)
         assert not any(sink.arrive(group, 0, environments.next(group)) for group in range(GROUPS))
         sink.flush()
-        assert len(queue.take()) == 2 * GROUPS and not queue._items
+        assert len(queue.take(60.0)) == 2 * GROUPS and not queue._items
         sink.renew(range(GROUPS))
 
 
@@ -194,6 +194,6 @@ def test_what_was_added_may_change_afterwards():
         leaf[...] = 1
     sink.arrive(0, 0, last)
     sink.flush()
-    [unroll] = queue.take()
+    [unroll] = queue.take(60.0)
     np.testing.assert_array_equal(unroll.timesteps.observation[STACK - 1], kept.observation)
     np.testing.assert_array_equal(unroll.timesteps.observation[STACK], last.observation)

@@ -61,19 +61,22 @@ class Sink(Protocol):
 class Source(Protocol):
     """The place where batches come from."""
 
-    env_steps: int  # transitions of the whole run that count so far; one thread writes it
     steps: int  # transitions for which the run trains
 
     @property
-    def loops(self) -> dict[str, Callable[[threading.Event], None]]:
-        """Functions that must run in threads of their own, by the threads' names, until an event is set."""
+    def env_steps(self) -> int:
+        """Transitions of the whole run that count so far. Any thread may read it."""
         ...
 
-    def take(self) -> list[FrameTrajectory]:
-        """Waits for a batch, and returns its parts, which are to be joined along B.
+    @property
+    def over(self) -> bool:
+        """Whether no more batches come. Any thread may read it."""
+        ...
 
-        Returns [] if the source has ended or was closed. The arrays are valid until `learned`. Call from the
-        learner thread only.
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for a batch, and returns its parts, which are to be joined along B.
+
+        Returns [] if there is none. The arrays are valid until `learned`. Call from the learner thread only.
         """
         ...
 
@@ -83,6 +86,19 @@ class Source(Protocol):
         `priorities` are the new ones of its items `[B]`, or () if there are none. Call from the learner
         thread only.
         """
+        ...
+
+    def close(self) -> None:
+        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
+        ...
+
+
+class SavedSource(Source, Protocol):
+    """A source of this process, which a session saves and reports."""
+
+    @property
+    def loops(self) -> dict[str, Callable[[threading.Event], None]]:
+        """Functions that must run in threads of their own, by the threads' names, until an event is set."""
         ...
 
     def mark(self) -> int:
@@ -117,8 +133,4 @@ class Source(Protocol):
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user, each once. One thread at a time may call this."""
-        ...
-
-    def close(self) -> None:
-        """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
         ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +31,9 @@ from seedbed.run.update import (
     shuffled,
 )
 from seedbed.types import Agent, Array, LearnerState, Output, Tree
+
+# Seconds for which the loop waits for a batch before it looks for pauses and for the gradients of others.
+_WAIT_S = 0.02
 
 
 class Updater(Protocol):
@@ -55,6 +60,14 @@ class Updater(Protocol):
 
     def push(self, grads: Tree, output: Output) -> None:
         """Applies a clipped gradient. Does not wait until it is applied."""
+        ...
+
+    def settle(self) -> None:
+        """Waits until every push has been applied, or discarded."""
+        ...
+
+    def refresh(self, progress: np.float32) -> bool:
+        """Looks for the gradients of others while no batch comes; returns whether there may be some."""
         ...
 
 
@@ -88,6 +101,15 @@ class LocalUpdater:
         """
         params, rest = self._state.params, self._state._replace(params=())
         self._state = self._apply(params, rest, grads, output._replace(priorities=()))
+
+    def settle(self) -> None:
+        """Waits until every push has been applied. For one thread at a time."""
+        jax.block_until_ready(self._state)
+
+    def refresh(self, progress: np.float32) -> bool:
+        """Returns False: nobody else changes this state."""
+        del progress
+        return False
 
 
 def _apply(
@@ -243,18 +265,33 @@ def _assemble(parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
 
 
 class LearnerLoop:
-    """The loop that learns: it runs one update at a time, and publishes parameters of finished updates."""
+    """The loop that learns: it runs one update at a time, and publishes parameters of finished updates.
 
-    def __init__(self, learner: Learner, inferences: Sequence[Inference], source: Source) -> None:
-        """Publishes the updater's parameters at once."""
+    One thread calls `run`; any thread may call the other methods and read the figures.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        inferences: Sequence[Inference],
+        source: Source,
+        mark: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Publishes the updater's parameters at once.
+
+        `mark` notes what belongs to a snapshot, and returns the transitions that count by then.
+        """
+        self._mark = mark
         self._learner, self._inferences, self._source = learner, inferences, source
         self._updater = learner.updater
-        self.updates = int(self._updater.pull().updates)
+        self.updates = int(self._updater.state.updates)
         # False during an update and after one that failed, when parts of the state may be donated.
         self.intact = True
         # The time of updates, and of waiting for batches.
         self.busy, self.waiting = Stopwatch(), Stopwatch()
+        self.starved_since_s = math.inf  # on the monotonic clock; inf while batches come
         self.metrics: dict[str, float] = {}
+        self._pausing, self._paused = threading.Event(), threading.Event()
         # Whether a snapshot is wanted, and a lock that is held during updates and copies of the state.
         self._wanted, self._updating = threading.Event(), threading.Lock()
         # The newest snapshot, with the transitions that counted then.
@@ -267,31 +304,56 @@ class LearnerLoop:
         The thread that calls this is the learner thread. Raises TrainingDiverged if a metric of an update is
         not finite; the parameters of that update are not published.
         """
-        while not stop.is_set():
+        source = self._source
+        while not (stop.is_set() or source.over):
+            if self._pausing.is_set():
+                self._updater.settle()
+                self._paused.set()
+                stop.wait(_WAIT_S)
+                continue
+            self._paused.clear()
             self.waiting.start()
-            parts = self._source.take()
+            parts = source.take(_WAIT_S)
             self.waiting.stop()
-            if not parts:
-                break
-            self.busy.start()
-            with self._updating:
-                self._update(parts)
-            self.busy.stop()
+            if parts:
+                self.starved_since_s = math.inf
+                self.busy.start()
+                with self._updating:
+                    self._update(parts)
+                self.busy.stop()
+            else:
+                self.starved_since_s = min(self.starved_since_s, time.monotonic())
+                if self._updater.refresh(progress_of(source.env_steps, source.steps)):
+                    self.updates = int(self._updater.state.updates)
+                    self._publish()
             self._serve_snapshot()
+
+    def pause(self) -> None:
+        """Lets the loop rest before its next batch; `paused` says when it does."""
+        self._pausing.set()
+
+    def resume(self) -> None:
+        """Lets the loop go on."""
+        self._pausing.clear()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the loop rests, and every push has its answer."""
+        return self._pausing.is_set() and self._paused.is_set()
 
     def _update(self, parts: list[FrameTrajectory]) -> None:
         self.intact = False
         source, batch = self._source, self._learner.assemble(parts)
         progress = progress_of(source.env_steps, source.steps)
         learned = self._learner.update(batch, progress)
-        found, transitions, updates = jax.device_get(
-            (learned.metrics, learned.transitions, self._updater.pull().updates)
+        found, transitions, priorities, updates = jax.device_get(
+            (learned.metrics, learned.transitions, learned.priorities, self._updater.state.updates)
         )
         values = {name: float(value) for name, value in found.items()}
         jax.block_until_ready(self._updater.state)
         require_finite(values, self.updates + 1)
         self.metrics, self.updates, self.intact = values, int(updates), True
-        source.learned(int(transitions), values, jax.device_get(learned.priorities))
+        source.learned(int(transitions), values, priorities)
         self._publish()
 
     def request_snapshot(self) -> None:
@@ -320,7 +382,7 @@ class LearnerLoop:
         What the source saves for a checkpoint of so many transitions is as it is now, too.
         Any thread may call this while no update is under way, and `intact` is true.
         """
-        return jax.device_get(self._updater.state), self._source.mark()
+        return jax.device_get(self._updater.state), self._mark()
 
     def take_snapshot(self) -> tuple[LearnerState, int] | None:
         """Returns the newest requested copy and its transitions, once; None if there is none yet.
@@ -331,4 +393,4 @@ class LearnerLoop:
 
     def _publish(self) -> None:
         for inference in self._inferences:
-            inference.publish(self._updater.pull().params, self.updates)
+            inference.publish(self._updater.state.params, self.updates)

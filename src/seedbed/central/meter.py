@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import RemoteActors
 from seedbed.central.acting import InferenceLoop
-from seedbed.central.experience import Source
+from seedbed.central.experience import SavedSource
 from seedbed.central.gate import Gate
 from seedbed.central.learning import LearnerLoop
 from seedbed.envs.host.contract import HostEnvConfig
@@ -28,7 +28,7 @@ class Setup(NamedTuple):
     pool: ActorPool
     acting: InferenceLoop
     learning: LearnerLoop
-    source: Source
+    source: SavedSource
     remote: RemoteActors | None  # of a run that listens
     gate: Gate | None = None  # of the accelerators that act and learn
 

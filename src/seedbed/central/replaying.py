@@ -51,7 +51,7 @@ def _trajectory(sample: Sample) -> FrameTrajectory:
 class ReplayFeed:
     """Replay between three threads: one acts and appends, one seals and draws (`run`), and one learns.
 
-    It is both a `central.experience.Sink` and a `Source`.
+    It is both a `central.experience.Sink` and a `SavedSource`.
     They are called the inference thread, the replay thread and the learner thread. Acting and learning wait
     for each other, so that an item is drawn as often as the agent's ratio says. A transition counts when it
     is appended. After the last one, learning goes on until it has made the updates that the ratio asks for.
@@ -232,14 +232,19 @@ class ReplayFeed:
             self._drawing_s += time.perf_counter() - begun
         return worked
 
-    def take(self) -> list[FrameTrajectory]:
-        """Waits for a batch, which is valid until `learned`: numpy buffers, or what `transfer` made of them.
+    @property
+    def over(self) -> bool:
+        """Whether no more batches come. Any thread may read it."""
+        return self._closed.is_set() or (self._ended and not self._ready)
 
-        Returns an empty list if the feed was closed or has ended. Call from the learner thread only.
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for a batch: numpy buffers, or what `transfer` made of them.
+
+        It is valid until `learned`. Returns [] if there is none. Call from the learner thread only.
         """
         with self._work:
             self._idle_at_take = self._idle.read()
-            self._work.wait_for(lambda: self._closed.is_set() or self._ended or bool(self._ready))
+            self._work.wait_for(lambda: self.over or bool(self._ready), timeout_s)
             self._short_s += self._idle.read() - self._idle_at_take
             self._idle_at_take = math.inf
             if self._closed.is_set() or not self._ready:

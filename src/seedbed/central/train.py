@@ -13,7 +13,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.remote import RemoteActors
 from seedbed.central.acting import InferenceLoop
-from seedbed.central.experience import Sink, Source
+from seedbed.central.experience import SavedSource, Sink
 from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
@@ -161,7 +161,7 @@ def _set_up(
     found = source.restore(env_steps)
     if env_steps and found:
         session.view.message(found)
-    learning = LearnerLoop(learner, inferences, source)
+    learning = LearnerLoop(learner, inferences, source, source.mark)
     for inference in inferences:
         inference.compile(spec)
     acting = InferenceLoop(pool, inferences, sink, episodes, gate)
@@ -175,7 +175,7 @@ def _experience(
     pool: ActorPool,
     run: RunFolder,
     env_steps: int,
-) -> tuple[Sink, Source]:
+) -> tuple[Sink, SavedSource]:
     """Makes what is between acting and learning: either unrolls and their queue, or replay.
 
     `env_steps` transitions count already.

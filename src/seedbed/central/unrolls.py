@@ -19,8 +19,8 @@ from seedbed.types import EnvSpec, OnPolicy, Timestep, Tree, action_array
 class UnrollQueue:
     """A bounded queue of unrolls that blocks at either end, and drops nothing until it ends or is closed.
 
-    It is a `central.experience.Source`. It ends when `steps` transitions have been learned from. Only what
-    was learned from counts, so the unrolls that are dropped then do not.
+    It is a `central.experience.SavedSource`. It ends when `steps` transitions have been learned from. Only
+    what was learned from counts, so the unrolls that are dropped then do not.
     """
 
     def __init__(
@@ -55,23 +55,20 @@ class UnrollQueue:
                 self._condition.notify_all()
             return not self._closed
 
-    def take(self, timeout_s: float | None = None) -> list[FrameTrajectory]:
-        """Waits for a batch; returns [] if the queue has ended or closed. Call from the learner thread.
-
-        It waits at most `timeout_s`, and then returns [], too.
-        """
+    def take(self, timeout_s: float) -> list[FrameTrajectory]:
+        """Waits at most so long for a batch; returns [] if there is none. Call from the learner thread."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self.ended or len(self._items) >= self._per_batch, timeout_s
+                lambda: self.over or len(self._items) >= self._per_batch, timeout_s
             )
-            if self.ended or len(self._items) < self._per_batch:
+            if self.over or len(self._items) < self._per_batch:
                 return []
             taken = [self._items.popleft() for _ in range(self._per_batch)]
             self._condition.notify_all()
             return taken
 
     @property
-    def ended(self) -> bool:
+    def over(self) -> bool:
         """Whether nothing more is learned from. Any thread may read it."""
         return self._closed or self.env_steps >= self.steps
 
@@ -173,7 +170,7 @@ class UnrollSink:
     @property
     def done(self) -> bool:
         """Whether the queue has ended. Any thread may read it."""
-        return self._queue.ended
+        return self._queue.over
 
     def arrive(self, group: int, life: int, timestep: Timestep) -> bool:
         """Completes a full unroll with a group's next timestep, numpy `[n, ...]`; does not wait.

@@ -23,7 +23,7 @@ from seedbed.actors.wire import ProtocolError
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference
-from seedbed.central.learning import Learner
+from seedbed.central.learning import Learner, LearnerLoop
 from seedbed.exit_status import ExitStatus
 from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.paramserver.caller import Stopped
@@ -38,17 +38,14 @@ from seedbed.paramserver.server import Client
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.devices import Device, choose_devices, dispatch_in_place
-from seedbed.run.measures import EpisodeStatistics, Stopwatch
+from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
-from seedbed.run.update import progress_of, require_finite
 from seedbed.types import Array, SeedbedError, learns_from_replay
 
 # The niceness of actors, as in a central run with replay.
 _MODEST = 10
-# Seconds for which the learner waits for a batch before it asks for newer parameters.
-_WAIT_S = 0.02
 # Seconds without a batch after which a learner that adds nothing any more says that it is idle.
 _IDLE_S = 1.0
 
@@ -91,31 +88,25 @@ class LearnerWork:
             self.number,
             *places,
             self.outliers,
-            lambda: self._source.tally,
+            self._source,
             self._stops,
         )
-        self._source.extend(self._updater.lease)
         self._episodes = EpisodeStatistics(self._pool.num_groups, self._pool.group_size)
         key = fold_count(jax.random.key(config.seed), halves(self.number))
         act_key, learn_key = jax.random.split(key)
         devices = choose_devices((0,), "learner_devices")
         gate = shared_gate(devices, devices)
-        self._learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater, gate)
-        self._inference = _inference(job, seat, self._pool, devices[0], act_key)
-        self._publish()
-        self._inference.compile(job.spec)
-        self._acting = InferenceLoop(
-            self._pool, [self._inference], self._source, self._episodes, gate
-        )
-        self._pausing, self._paused = threading.Event(), threading.Event()
+        learner = Learner(agent, job.frame_stack, devices, learn_key, self._updater, gate)
+        inference = _inference(job, seat, self._pool, devices[0], act_key)
+        self._learning = LearnerLoop(learner, [inference], self._source)
         # Until the coordinator knows of it: a cut must not miss a learner.
-        self._pausing.set()
-        self.busy, self.waiting = Stopwatch(), Stopwatch()
-        self.metrics: dict[str, float] = {}
-        self._idle_since_s = float("inf")
+        self._learning.pause()
+        inference.compile(job.spec)
+        self._acting = InferenceLoop(self._pool, [inference], self._source, self._episodes, gate)
+        loops = {"inference": self._acting.run, "learner": self._learning.run}
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
-            for name, loop in {"inference": self._act, "learner": self._learn}.items()
+            for name, loop in loops.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -125,57 +116,14 @@ class LearnerWork:
         alone = not self._threads and time.monotonic() > self._begun_s + ORPHAN_S
         return self._ended.is_set() or self._role.finishing or alone
 
-    def _guard(self, loop: Callable[[], None]) -> None:
+    def _guard(self, loop: Callable[[threading.Event], None]) -> None:
         try:
-            loop()
+            loop(self._ended)
         except Stopped:
             pass
         except BaseException as failure:
             self._failure = self._failure or failure
             self._ended.set()
-
-    def _act(self) -> None:
-        self._acting.run(self._ended)
-
-    def _learn(self) -> None:
-        """Learns from batches as they come, and asks for newer parameters while none comes."""
-        source, updater = self._source, self._updater
-        while not self._ended.is_set():
-            if self._pausing.is_set():
-                updater.settle()
-                self._paused.set()
-                self._ended.wait(_WAIT_S)
-                continue
-            self._paused.clear()
-            self.waiting.start()
-            parts = source.take(_WAIT_S)
-            self.waiting.stop()
-            progress = progress_of(updater.lease.total_steps, self._job.config.steps)
-            if not parts:
-                updater.begin(progress)
-                source.extend(updater.lease)
-                self._publish()
-                if self._idle_since_s == float("inf"):
-                    self._idle_since_s = time.monotonic()
-                continue
-            self._idle_since_s = float("inf")
-            self.busy.start()
-            result = self._learner.update(self._learner.assemble(parts), progress)
-            found, transitions, priorities = jax.device_get(
-                (result.metrics, result.transitions, result.priorities)
-            )
-            values = {name: float(value) for name, value in found.items()}
-            require_finite(values, int(updater.state.updates) + 1)
-            self.metrics = values
-            source.learned(int(transitions), priorities)
-            source.extend(updater.lease)
-            self._publish()
-            self.busy.stop()
-
-    def _publish(self) -> None:
-        """Lets acting use the parameters that were pulled last, those of the newest update's gradient."""
-        state = self._updater.state
-        self._inference.publish(state.params, int(state.updates))
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Lets the coordinator in, and nobody else."""
@@ -187,14 +135,14 @@ class LearnerWork:
     def leave(self, client: Client) -> None:
         """Goes on learning: a pause ends with the coordinator that asked for it."""
         del client
-        self._pausing.clear()
+        self._learning.resume()
 
     def take(self, client: Client, message: Message) -> None:
         """Takes PAUSE and RESUME; `report` says when the pause has begun."""
         if message.kind is Kind.PAUSE:
-            self._pausing.set()
+            self._learning.pause()
         elif message.kind is Kind.RESUME:
-            self._pausing.clear()
+            self._learning.resume()
         else:
             raise ProtocolError(f"{message.kind.name} came out of turn")
         client.send(message.kind)
@@ -208,11 +156,11 @@ class LearnerWork:
 
     def report(self) -> dict[str, Any]:
         """Returns figures; those that count are since the start of this learner."""
-        updater, tally = self._updater, self._source.tally
-        idle = self._source.ended and time.monotonic() > self._idle_since_s + _IDLE_S
+        updater, tally, learning = self._updater, self._source.tally, self._learning
+        idle = self._source.ended and time.monotonic() > learning.starved_since_s + _IDLE_S
         return {
             "learner": self.number,
-            "paused": self._pausing.is_set() and self._paused.is_set(),
+            "paused": learning.paused,
             "idle": idle,
             "sent": updater.sent,
             "books": [[b.applied, b.discarded, b.rolled_back] for b in updater.books],
@@ -224,10 +172,10 @@ class LearnerWork:
                 name: value if math.isfinite(value) else None
                 for name, value in self._episodes.summary().items()
             },
-            "metrics": self.metrics,
+            "metrics": learning.metrics,
             "seconds": {
-                "learning": self.busy.read(),
-                "learner_waiting": self.waiting.read(),
+                "learning": learning.busy.read(),
+                "learner_waiting": learning.waiting.read(),
                 "inference": self._acting.counters.busy_s,
                 "inference_blocked": self._acting.blocked_s,
             },

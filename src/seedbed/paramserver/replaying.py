@@ -118,6 +118,16 @@ class ShardedReplay:
         return self._closed or self._lease.total_steps >= self.steps
 
     @property
+    def env_steps(self) -> int:
+        """Transitions of all learners, by the last lease. Any thread may read it."""
+        return self._lease.total_steps
+
+    @property
+    def over(self) -> bool:
+        """Whether the replay was closed: until then, others may add what is drawn. Any thread may read it."""
+        return self._closed
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will be added, and the shards have it all. Any thread may read it."""
         return self._finished and all(client.idle for client in self._clients)
@@ -265,12 +275,12 @@ class ShardedReplay:
             FrameTrajectory(sample.timesteps, action, extras, memory, importance=sample.importance)
         ]
 
-    def learned(self, transitions: int, priorities: Tree) -> None:
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         """Sends new priorities `[B]` of the last batch's items, unless they are (); takes its buffers back.
 
         Call from the learner thread only, after `take`.
         """
-        del transitions
+        del transitions, metrics
         batch, self._taken = self._taken, None
         assert batch is not None, "take comes first"
         if not isinstance(priorities, tuple):

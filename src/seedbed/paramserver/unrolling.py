@@ -31,7 +31,8 @@ class LeasedUnrolls(UnrollSink):
         super().__init__(
             self._unrolls, experience, pool.spec, job.frame_stack, output, pool.num_groups
         )
-        self._total, self._lease, self._learned = config.steps, Lease(), 0
+        self.steps, self._lease, self._learned = config.steps, Lease(), 0
+        self._closed = False
 
     @property
     def tally(self) -> Tally:
@@ -39,9 +40,19 @@ class LeasedUnrolls(UnrollSink):
         return Tally(steps=self._learned)
 
     @property
+    def env_steps(self) -> int:
+        """Transitions of all learners, by the last lease. Any thread may read it."""
+        return self._lease.total_steps
+
+    @property
+    def over(self) -> bool:
+        """Whether `close` was called. Any thread may read it."""
+        return self._closed
+
+    @property
     def done(self) -> bool:
         """Whether the run has its steps, or the queue was closed. Any thread may read it."""
-        return self._unrolls.ended or self._lease.total_steps >= self._total
+        return self._unrolls.over or self.env_steps >= self.steps
 
     @property
     def ended(self) -> bool:
@@ -65,13 +76,14 @@ class LeasedUnrolls(UnrollSink):
         time.sleep(timeout_s)
         return []
 
-    def learned(self, transitions: int, priorities: Tree) -> None:
+    def learned(self, transitions: int, metrics: dict[str, float], priorities: Tree) -> None:
         """Counts the transitions of the last batch. Call from the learner thread only."""
-        del priorities
+        del metrics, priorities
         self._learned += transitions
 
     def close(self) -> None:
         """Wakes every thread that waits; nothing passes afterwards. Any thread may call this."""
+        self._closed = True
         self._unrolls.close()
 
     def release(self) -> None:

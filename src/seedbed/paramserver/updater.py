@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -25,6 +25,19 @@ FIELDS = ("params", "auxiliary")
 """The fields of a learner state that a learner gets."""
 LOSS = "loss/total"
 """The metric by which a gradient is an outlier."""
+
+
+class Leased(Protocol):
+    """A source of batches that goes no further than shards allow."""
+
+    @property
+    def tally(self) -> Tally:
+        """What the learner has done."""
+        ...
+
+    def extend(self, lease: Lease) -> None:
+        """Takes a new lease: how far the learner may go. Call from the learner thread only."""
+        ...
 
 
 class _Shard:
@@ -105,14 +118,14 @@ class ShardedUpdater:
         directory: Directory,
         credentials: Path,
         outliers: Outliers,
-        tally: Callable[[], Tally],
+        source: Leased,
         stop: Callable[[], bool],
     ) -> None:
         """`learner` is a number that no other learner of the run has or had. Pulls the parameters.
 
-        `tally` returns what the learner has done.
+        `source` is where the learner's batches come from.
         """
-        self._tally = tally
+        self._source = source
         self._plan, self._learner, self._outliers = plan, learner, outliers
         self._shards = [
             _Shard(plan, shard, Caller(directory, credentials, role_of(shard), stop))
@@ -137,11 +150,6 @@ class ShardedUpdater:
         return self._state
 
     @property
-    def lease(self) -> Lease:
-        """How far the learner may go, by its last pull."""
-        return self._shards[0].lease
-
-    @property
     def books(self) -> list[Books]:
         """How the pushes have ended, by shard."""
         return [shard.ledger.books for shard in self._shards]
@@ -155,6 +163,11 @@ class ShardedUpdater:
         """Pulls the newest parameters and a new lease, before a batch; schedules follow `progress`."""
         self._progress = progress
         self._refresh()
+
+    def refresh(self, progress: np.float32) -> bool:
+        """Does as `begin`, and returns True: other learners may have pushed."""
+        self.begin(progress)
+        return True
 
     def pull(self) -> LearnerState:
         """Returns the newest learner state since the last push or `begin`; its arrays stay valid."""
@@ -190,7 +203,7 @@ class ShardedUpdater:
         for shard in self._shards:
             shard.wanted = True
             try:
-                shard.ask(self._tally())
+                shard.ask(self._source.tally)
             except ConnectionError:
                 continue  # `_await` asks again
         for shard in self._shards:
@@ -202,6 +215,7 @@ class ShardedUpdater:
             updates=np.int32(self._shards[0].have.number),
             progress=np.float32(self._progress),
         )
+        self._source.extend(self._shards[0].lease)
 
     def _joined(self, name: str) -> Tree:
         """Joins the parts of the shards of a field of the learner state, into arrays of their own."""
@@ -220,7 +234,7 @@ class ShardedUpdater:
                 if not shard.caller.connected:
                     shard.greet(self._learner)
                     continue  # the greeting may have brought all that was missing
-                shard.ask(self._tally())
+                shard.ask(self._source.tally)
                 message = shard.caller.receive()
                 verdict = None if message is None else shard.take(message)
                 if verdict is not None and verdict.fate is Fate.APPLIED:
