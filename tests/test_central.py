@@ -45,7 +45,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     """Lets actor processes import the environments of this folder."""
-    paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    paths = [*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
@@ -492,7 +492,7 @@ def test_a_nan_loss_stops_before_it_is_used(run_folder):
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {path!r}
 from pathlib import Path
 import test_central
 {imports}
@@ -517,7 +517,7 @@ def spawn(folder, resume=False, agent="None"):
     module = agent.partition(".")[0]
     imports = f"import {module}" if module != agent else ""
     script = SCRIPT.format(
-        here=str(HERE), folder=str(folder), resume=resume, agent=agent, imports=imports
+        path=sys.path, folder=str(folder), resume=resume, agent=agent, imports=imports
     )
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -51,8 +51,8 @@ def taken(monkeypatch):
     """What the learner was given: identities of items, each checked."""
     found, take = [], ReplayFeed.take
 
-    def checked(self):
-        parts = take(self)
+    def checked(self, timeout_s):
+        parts = take(self, timeout_s)
         for part in parts:
             for env in range(part.action.shape[1]):
                 timesteps, action, extras = jax.tree.map(

@@ -64,7 +64,7 @@ class Learner:
 
 
 def learner_loop(source, kind=Learner):
-    return LearnerLoop(kind(), [], source)  # type: ignore[arg-type]
+    return LearnerLoop(kind(), [], source, source.mark)  # type: ignore[arg-type]
 
 
 def test_a_snapshot_asked_for_as_an_update_ends_comes_although_no_other_update_does():

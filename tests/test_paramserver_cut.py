@@ -156,7 +156,7 @@ def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):
     assert leases is not None
     silent, other = shards.learner(1), shards.learner(2)
     try:
-        assert silent.lease.steps and set(leases._holders) == {1, 2}
+        assert silent._source.lease.steps and set(leases._holders) == {1, 2}
 
         def asked() -> bool:
             other.begin(np.float32(0))
@@ -165,6 +165,6 @@ def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):
         wait_for(asked)
         # Its stream has not ended: it gets another lease when it asks.
         silent.begin(np.float32(0))
-        assert silent.lease.steps > Tally().steps and set(leases._holders) == {1, 2}
+        assert silent._source.lease.steps > Tally().steps and set(leases._holders) == {1, 2}
     finally:
         shards.close()

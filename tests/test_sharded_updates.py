@@ -26,7 +26,7 @@ from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.keeper import Role as KeptRole
-from seedbed.paramserver.leases import Leases, Tally
+from seedbed.paramserver.leases import Lease, Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
 from seedbed.paramserver.messages import Blocks, Kind, Message
 from seedbed.paramserver.outliers import Outliers
@@ -43,7 +43,15 @@ from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bi
 from test_learning import SPEC as RECORDED
 from test_learning import record
 
-NO_SOURCE = types.SimpleNamespace(tally=Tally(), extend=lambda lease: None)
+
+class NoSource:
+    """Does nothing, and keeps the lease that it got."""
+
+    tally = Tally()
+
+    def extend(self, lease: Lease) -> None:
+        self.lease = lease
+
 
 SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 
@@ -104,7 +112,7 @@ class Shards:
             self.directory,
             self.run / CREDENTIALS,
             outliers,
-            NO_SOURCE,
+            NoSource(),
             lambda: False,
         )
 
@@ -441,7 +449,7 @@ def test_a_learner_of_another_plan_is_refused(shards, tmp_path):
             run.directory,
             tmp_path / CREDENTIALS,
             Outliers(0.0),
-            NO_SOURCE,
+            NoSource(),
             lambda: False,
         )
 
@@ -470,7 +478,7 @@ def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
             Directory(tmp_path),
             tmp_path / CREDENTIALS,
             Outliers(0.0),
-            NO_SOURCE,
+            NoSource(),
             lambda: True,
         )
 
