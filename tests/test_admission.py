@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import os
 import socket
 import subprocess
@@ -21,8 +20,8 @@ from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import RULES
-from seedbed.streams.credentials import FOLDER, KEY, ActorKey, ensure_credentials
-from seedbed.streams.door import MOST_STRANGERS, Complaints
+from seedbed.streams.credentials import FOLDER, ensure_credentials
+from seedbed.streams.door import MOST_STRANGERS
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import ProtocolError, unpack
 from seedbed.streams.server import Client, Rules, Server
@@ -52,7 +51,7 @@ class Run:
 
     def __init__(self, folder: Path, rules: Rules = RULES) -> None:
         self.folder, self.directory = folder, Directory(folder)
-        self.key = ensure_credentials(folder / FOLDER)
+        ensure_credentials(folder / FOLDER)
         self.number = self.directory.take_number(ROLE)
         place = Place(ROLE, self.number)
         self.server = Server(Handler(), place, Kind, folder / FOLDER, rules)
@@ -70,13 +69,13 @@ class Run:
             self.failure = failure
 
     def announce(self, *hosts: tuple[str, int], machine: str = "") -> None:
-        where = machine or this_machine()
-        self.directory.announce(ROLE, Address(self.number, os.getpid(), where, self.socket, hosts))
+        process = self.number, os.getpid(), machine or this_machine()
+        self.directory.announce(ROLE, Address(*process, self.socket, hosts))
 
     def caller(self, patience_s: float = 20.0) -> Caller:
         until_s = time.monotonic() + patience_s
-        stop = lambda: time.monotonic() > until_s  # noqa: E731
-        return Caller(self.directory, self.folder / FOLDER, ROLE, stop)
+        places = self.directory, self.folder / FOLDER, ROLE
+        return Caller(*places, lambda: time.monotonic() > until_s)
 
     def close(self) -> None:
         self._ended.set()
@@ -93,22 +92,26 @@ def run(tmp_path: Path) -> Iterator[Run]:
     assert made.failure is None
 
 
-def hello(number: int = 7, role: str = "learner") -> Callable[[], dict[str, Any]]:
-    return lambda: {"role": role, "number": number}
+def hello(number: int = 7) -> Callable[[], dict[str, Any]]:
+    return lambda: {"role": "learner", "number": number}
 
 
-def test_a_fault_of_the_roles_own_ends_one_stream_and_is_told(run: Run, capfd) -> None:
+def test_a_fault_of_the_roles_own_ends_one_stream_and_is_told(run: Run, capfd, monkeypatch) -> None:
     others = run.caller(), run.caller()
     for number, each in enumerate(others):
         each.connect(hello(number))
-    for _ in range(3):
+    for left in (3, 2, 1, 0):
+        if not left:
+            monkeypatch.setattr("seedbed.streams.door._TELL_S", 0.0)
         others[0].send(Kind.PAUSE)
         with pytest.raises(ConnectionError):
             others[0].receive(time.monotonic() + 10)
         others[0].connect(hello(0))
     others[1].send(Kind.REPORT)
     assert others[1].receive(time.monotonic() + 10) is not None
-    assert capfd.readouterr().err.count("ZeroDivisionError: a bug") == 1
+    told = capfd.readouterr().err
+    assert told.count("ZeroDivisionError: a bug") == 2
+    assert "2 tracebacks like the last one were left out" in told
     for each in others:
         each.close()
 
@@ -120,21 +123,6 @@ def test_what_the_role_lacks_itself_ends_it(run: Run) -> None:
     run.thread.join(10)
     assert isinstance(run.failure, SeedbedError)
     run.failure = None
-
-
-def test_complaints_say_how_many_were_left_out(capfd, monkeypatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("seedbed.streams.door.time.monotonic", lambda: now[0])
-    complaints = Complaints()
-    for moment in (100.0, 101.0, 102.0, 111.0):
-        now[0] = moment
-        try:
-            raise ValueError(str(moment))
-        except ValueError:
-            complaints.tell()
-    told = capfd.readouterr().err
-    assert "ValueError: 100" in told and "ValueError: 111" in told and "101" not in told
-    assert "2 tracebacks like the last one were left out" in told
 
 
 # A role whose descriptors are few; it says so, and ends, if one is missing for its save.
@@ -298,15 +286,3 @@ def test_the_right_address_is_found_among_others(run: Run, tmp_path: Path) -> No
         other.close()
         for each in kept:
             each.close()
-
-
-def test_the_key_file_is_what_proves(run: Run) -> None:
-    """A client with another secret is refused at the socket of the machine, too."""
-    path = run.folder / FOLDER / KEY
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "secret": "00" * 32}))
-    assert ActorKey.read(path).secret == bytes(32)
-    caller = run.caller(patience_s=0.3)
-    with pytest.raises(Stopped):
-        caller.connect(hello())
-    assert "lacks the run's key" in caller.last_error

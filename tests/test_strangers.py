@@ -1,7 +1,4 @@
-"""Strangers at every port that the program opens, and hosts that no honest one would be.
-
-Each ends its own stream, and nobody else's.
-"""
+"""Strangers at every port that the program opens: each ends its own stream, and nobody else's."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ import psutil
 import pytest
 
 from seedbed import trees
-from seedbed.actors import admission, wire
+from seedbed.actors import wire
 from seedbed.actors.slots import slot_layout, spec_to_json
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.agents.dqn import Dqn
@@ -79,41 +76,22 @@ class IngestPort:
         assert psutil.Process(self._pid).memory_info().rss < self._bytes + 20e6
 
 
-class Roles:
-    """A role of each kind of a Gorila run, in a thread of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        job = job_of(Dqn(hidden_sizes=(4,)), 1, host="127.0.0.1")
-        (folder / "other").mkdir()
-        self._shards = ParameterShards(folder, job)
-        self._replay = ReplayShards(folder / "other", listen="127.0.0.1")
-        self._learner = StubLearner(self._shards, 0)
-        self.runs = dict(zip(ROLES, (folder, folder / "other", folder), strict=True))
-        self.down_bytes = {ROLES[0]: job.plan.state_layout(0).size}
-
-    def close(self) -> None:
-        self._learner.end()
-        self._replay.close()
-        self._shards.close()
-
-
 class RolePort:
     """A port of a role, on this machine or for others, and an honest coordinator at the role."""
 
     kinds = gorila.Kind
 
-    def __init__(self, roles: Roles, name: str, local: bool) -> None:
-        self.local, self.folder = local, roles.runs[name] / FOLDER
-        directory, until_s = Directory(roles.runs[name]), time.monotonic() + 20
+    def __init__(self, name: str, run: Path, down_bytes: int, local: bool) -> None:
+        self.local, self.folder = local, run / FOLDER
+        directory, until_s = Directory(run), time.monotonic() + 20
         self.caller = Caller(directory, self.folder, name, lambda: time.monotonic() > until_s)
-        self.caller.make_room(0, roles.down_bytes.get(name, 0))
+        self.caller.make_room(0, down_bytes)
         self.caller.connect(lambda: {"role": COORDINATOR, "number": 0})
         found = directory.find(name)
         assert found is not None
         self._address, self.place = found, Place(name, found.number)
 
     def plain(self) -> socket.socket:
-        """Returns a connection on which nothing was said."""
         if not self.local:
             return socket.create_connection(self._address.hosts[0], timeout=10)
         stream = socket.socket(socket.AF_UNIX)
@@ -121,7 +99,6 @@ class RolePort:
         return stream
 
     def said(self) -> dict[str, Any]:
-        """Returns what the HELLO of an honest client says."""
         return {"role": "learner", "number": 7}
 
     def turn(self) -> None: ...
@@ -232,10 +209,17 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
 
 
 @pytest.fixture(scope="module")
-def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    made = Roles(tmp_path_factory.mktemp("roles"))
-    yield made
-    made.close()
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, int]]]:
+    """By role, a run in which it is served in a thread, and the bytes that it sends its coordinator."""
+    run, other = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("other")
+    job = job_of(Dqn(hidden_sizes=(4,)), 1, host="127.0.0.1")
+    shards, replay = ParameterShards(run, job), ReplayShards(other, listen="127.0.0.1")
+    learner = StubLearner(shards, 0)
+    sizes = (run, job.plan.state_layout(0).size), (other, 0), (run, 0)
+    yield dict(zip(ROLES, sizes, strict=True))
+    learner.end()
+    replay.close()
+    shards.close()
 
 
 @pytest.fixture
@@ -251,16 +235,24 @@ PORTS = ["ingest", *(f"{role} {how}" for role in ROLES for how in ("TCP", "Unix"
 
 @pytest.fixture(params=PORTS)
 def port(
-    request: pytest.FixtureRequest, busy: Net, roles: Roles
+    request: pytest.FixtureRequest, busy: Net, roles: dict[str, tuple[Path, int]]
 ) -> Iterator[IngestPort | RolePort]:
     """Each port of the program; after each test its honest client goes on."""
     name, _, how = request.param.partition(" ")
-    made = IngestPort(busy) if name == "ingest" else RolePort(roles, name, how == "Unix")
+    made = IngestPort(busy) if name == "ingest" else RolePort(name, *roles[name], how == "Unix")
     yield made
     made.goes_on()
 
 
 # At every port.
+
+
+def rest_of(stream: socket.socket) -> bytes:
+    """Reads what comes until the stream ends."""
+    stream.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        return b"".join(iter(lambda: stream.recv(64), b""))
+    return b""
 
 
 def other_key(folder: Path, certificate: bool) -> ActorKey:
@@ -299,6 +291,8 @@ def noises(port: IngestPort | RolePort) -> dict[str, bytes]:
             f"the proof {proof}": pack(Handshake.HELLO, {**said, "proof": proof})
             for proof in ("\ud800", "é" * 64, "", "0" * 64)
         },
+        "too long": header(Handshake.HELLO, HELLO_BYTES + 1) + b"x" * 100,
+        "far too long": header(Handshake.HELLO, (1 << 32) - 1) + b"x" * 100,
         "another version": header(Handshake.HELLO, 10, VERSION + 1),
         "an unknown kind": header(99, 10),
         "no protocol": b"GET / HTTP/1.1\r\n\r\n",
@@ -311,14 +305,6 @@ def test_what_a_stranger_says_ends_its_own_stream(port) -> None:
         client.challenged()
         client.send(noise)
         assert client.refused()[0] == ("key" if "proof" in name else "protocol"), name
-
-
-def test_a_stranger_gets_no_memory(port) -> None:
-    for length in (HELLO_BYTES + 1, (1 << 32) - 1):
-        client = Client(port)
-        client.send(header(Handshake.HELLO, length) + b"x" * 100)
-        client.challenged()
-        assert "at most 4096" in client.refused()[1]
 
 
 # What JSON knows as a number, or Python takes for one, and is no count.
@@ -353,17 +339,12 @@ def test_a_wrong_key_is_refused(port) -> None:
 def test_who_does_not_prove_itself_is_told_nothing(port) -> None:
     """Without TLS, or within the machine without a proof."""
     for said in (pack(Handshake.HELLO, {"proof": ""}), b"GET / HTTP/1.1\r\n\r\n"):
-        with port.plain() as plain:
-            plain.sendall(said.ljust(32))
-            got = b""
-            plain.settimeout(10)
-            with contextlib.suppress(ConnectionError):
-                if port.local:
-                    assert len(plain.recv(64)) == 32, "the server proves itself first"
-                    plain.sendall(bytes(32))
-                while data := plain.recv(64):
-                    got += data
-            assert b"Sb" not in got
+        plain = port.plain()
+        plain.sendall(said.ljust(32))
+        if port.local:
+            assert len(plain.recv(64)) == 32, "the server proves itself first"
+            plain.sendall(bytes(32))
+        assert b"Sb" not in rest_of(plain)
 
 
 def test_a_handshake_cannot_be_used_again(port) -> None:
@@ -391,10 +372,7 @@ def test_a_client_that_says_nothing_is_ended(port, monkeypatch) -> None:
     slow.sendall(b"\x16\x03\x01")  # the first bytes of TLS
     silent.challenged()
     assert silent.ended()
-    slow.settimeout(20)
-    with contextlib.suppress(ConnectionError):
-        while slow.recv(64):
-            pass
+    rest_of(slow)
     assert (8 if isinstance(port, IngestPort) else 0.3) < time.monotonic() - started < 16
 
 
@@ -402,23 +380,16 @@ def test_a_client_that_says_nothing_is_ended(port, monkeypatch) -> None:
 
 
 def test_a_stream_speaks_for_its_own_group_only(ingest: IngestPort) -> None:
-    client = Client(ingest)
-    life, codec = client.enter()
     zeros = [np.zeros_like(leaf) for leaf in trees.leaves(ingest.one.pool.slots[0].timestep)]
-    client.send(codec.step(life + 1, 1, zeros))
-    code, text = client.refused()
-    assert code == "protocol" and "timestep 1 of life" in text
+    for more, step in ((1, 1), (0, 2)):  # another's life, and a timestep that nobody has asked for
+        client = Client(ingest)
+        life, codec = client.enter()
+        client.send(codec.step(life + more, step, zeros))
+        code, text = client.refused()
+        assert code == "protocol" and f"timestep {step} of life" in text
     # Nor can it take a place: instances are the hosts' secrets, and an unknown one gets a place of its own.
     other = Client(ingest)
     assert other.enter(life=ingest.one.learner.lives[0], step=ingest.one.learner.steps[0])[0] >= 1
-
-
-def test_timesteps_that_nobody_asked_for_are_refused(ingest: IngestPort) -> None:
-    client = Client(ingest)
-    life, codec = client.enter()
-    zeros = [np.zeros_like(leaf) for leaf in trees.leaves(ingest.one.pool.slots[0].timestep)]
-    client.send(codec.step(life, 2, zeros))
-    assert client.refused()[0] == "protocol"
 
 
 def bodies(codec: StepCodec, life: int) -> dict[str, bytes]:
@@ -443,24 +414,19 @@ def test_broken_messages_end_their_stream(ingest: IngestPort, name: str) -> None
     assert client.refused()[0] == "protocol"
 
 
+SPECS = [
+    {"shape": [1 << 40], "dtype": "uint8"},
+    {"shape": [2], "dtype": "object"},
+    {"shape": [-2], "dtype": "uint8"},
+    {"shape": [2], "dtype": "uint8"},
+    {"shape": ["a"], "dtype": 3},
+    {"dict": [1]},
+    {"shape": [1 << 32, 1 << 32], "dtype": "uint8"},
+]
+
+
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {},
-        {
-            "observation": {"shape": [1 << 40], "dtype": "uint8"},
-            "action": {"kind": "Discrete", "n": 2},
-        },
-        {"observation": {"shape": [2], "dtype": "object"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": [-2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": [2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": ["a"], "dtype": 3}, "action": {"kind": "Box"}},
-        {"observation": {"dict": [1]}, "action": {"kind": "Discrete", "n": 2}},
-        {
-            "observation": {"shape": [1 << 32, 1 << 32], "dtype": "uint8"},
-            "action": {"kind": "Discrete", "n": 2},
-        },
-    ],
+    "spec", [{}, *({"observation": o, "action": {"kind": "Discrete", "n": 2}} for o in SPECS)]
 )
 def test_another_spec_is_refused(ingest: IngestPort, spec: dict) -> None:
     client = Client(ingest)
@@ -508,30 +474,6 @@ def test_seconds_of_before_a_seat_are_not_counted_again(ingest: IngestPort) -> N
         client.send(wire.beat_frame(wire.Beat(cpu_seconds=seconds)))
     ingest.one.learner.run(lambda: ingest.one.remote.report()["cpu_seconds"] >= before + 300)
     assert ingest.one.remote.report()["cpu_seconds"] < before + 400
-
-
-def test_no_more_streams_are_kept_than_have_a_use(tmp_path: Path) -> None:
-    one = Net(tmp_path, counting(), groups=2)
-    most, clients = 2 * 2 + admission.MOST_WAITING, []
-    try:
-        one.start_host()
-        progress(one, range(2))
-        port = IngestPort(one)
-        # Two are the host's.
-        for _ in range(most - 2):
-            clients.append(Client(port))
-            clients[-1].hello()
-            assert clients[-1].read()[0] is Handshake.WELCOME
-        late = Client(port)
-        late.hello()
-        assert late.refused() == ("full", f"the learner has {most} streams, and takes no more")
-        clients.pop().socket.close()
-        progress(one, range(2), max(one.learner.steps) + 20)
-        late = Client(port)
-        late.hello()
-        assert late.read()[0] is Handshake.WELCOME
-    finally:
-        one.close()
 
 
 def test_other_versions_of_an_environment_are_refused_by_name(ingest: IngestPort) -> None:

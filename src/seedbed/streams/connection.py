@@ -52,7 +52,7 @@ class Connection:
         self._kinds = kinds
         self._connected = self._shaken = False
         self.limit = HELLO_BYTES
-        self.since_s = self.heard_s = time.monotonic()  # it began, and bytes arrived last
+        self.heard_s = time.monotonic()  # when bytes arrived last
         self.received_bytes = self.sent_bytes = 0
         self._header: Header | None = None
         self._buffer = bytearray(HEADER_BYTES)

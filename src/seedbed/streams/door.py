@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple
 
 from seedbed.streams.loop import EventLoop
 
@@ -28,14 +27,6 @@ _TELL_S = 10.0
 _PEER = struct.Struct("3i")  # process, user and group at the other end of a Unix socket
 
 
-class Arrival(NamedTuple):
-    """A client that has come through a door."""
-
-    stream: socket.socket
-    origin: str  # its address or, on this machine, its user
-    victim: int | None  # the stranger that has to end for it
-
-
 class Door:
     """A listener, and its clients that have not proved themselves: the strangers. For one thread.
 
@@ -45,11 +36,15 @@ class Door:
     """
 
     def __init__(
-        self, listener: socket.socket, loop: EventLoop, arrived: Callable[[Arrival], None]
+        self,
+        listener: socket.socket,
+        loop: EventLoop,
+        arrived: Callable[[socket.socket, str, int | None], None],
     ) -> None:
         """Listens at a socket that is bound; raises OSError if it cannot.
 
-        The owner's loop calls `arrived` with each client, which is a stranger until `forget`.
+        The owner's loop calls `arrived` with each client, a stranger until `forget`, with its address or, on
+        this machine, its user, and with the stranger that has to end for it, if there is one.
         """
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -98,7 +93,7 @@ class Door:
         victim = self._greediest() if crowded else None
         origin = _origin(stream, address)
         self._strangers[fd] = origin, time.monotonic()
-        self._arrived(Arrival(stream, origin, victim))
+        self._arrived(stream, origin, victim)
 
     def _greediest(self) -> int:
         """Returns the oldest stranger of the address that has the most; there is one."""

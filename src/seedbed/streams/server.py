@@ -23,7 +23,7 @@ import numpy as np
 from seedbed.streams.addresses import bind_listener
 from seedbed.streams.connection import Connection
 from seedbed.streams.credentials import KEY, ActorKey, learner_context
-from seedbed.streams.door import Arrival, Complaints, Door
+from seedbed.streams.door import Complaints, Door
 from seedbed.streams.handshake import FAULT, SEEDBED, Challenge, Knock, Place
 from seedbed.streams.loop import EventLoop
 from seedbed.streams.messages import (
@@ -105,9 +105,7 @@ class Rules(NamedTuple):
 
     most_clients: int = 1 << 10  # that have proved themselves
     same_numbers: int = 3  # of the version, from the first, in which both ends must agree
-    fatal: tuple[
-        type[Exception], ...
-    ] = ()  # errors of the handler that `serve` raises, not one stream's
+    fatal: tuple[type[Exception], ...] = ()  # errors of the handler that end the process
 
 
 class Server:
@@ -168,8 +166,7 @@ class Server:
                 for fd in door.late(now_s):
                     self._end_stranger(fd)
 
-    def _arrive(self, arrival: Arrival) -> None:
-        stream, origin, victim = arrival
+    def _arrive(self, stream: socket.socket, origin: str, victim: int | None) -> None:
         if victim is not None:
             self._end_stranger(victim)
         fd = stream.fileno()
