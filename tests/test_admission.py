@@ -19,12 +19,12 @@ import pytest
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.role import RULES
+from seedbed.paramserver.role import FATAL
 from seedbed.streams.credentials import FOLDER, ensure_credentials
 from seedbed.streams.door import MOST_STRANGERS
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import ProtocolError, unpack
-from seedbed.streams.server import Client, Rules, Server
+from seedbed.streams.server import Client, Server
 from seedbed.types import SeedbedError
 
 ROLE = "parameters-0"
@@ -49,12 +49,12 @@ class Handler:
 class Run:
     """A role with a server, reached within the machine or as from another one."""
 
-    def __init__(self, folder: Path, rules: Rules = RULES) -> None:
+    def __init__(self, folder: Path, most_clients: int = 9) -> None:
         self.folder, self.directory = folder, Directory(folder)
         ensure_credentials(folder / FOLDER)
         self.number = self.directory.take_number(ROLE)
         place = Place(ROLE, self.number)
-        self.server = Server(Handler(), place, Kind, folder / FOLDER, rules)
+        self.server = Server(Handler(), place, Kind, folder / FOLDER, most_clients, fatal=FATAL)
         self.socket, self.port = self.server.listen_here(), self.server.listen("127.0.0.1")
         self.failure: BaseException | None = None
         self._ended = threading.Event()
@@ -177,7 +177,7 @@ def test_a_flood_of_silent_strangers_shuts_nobody_out(tmp_path: Path, local: boo
 
 
 def test_strangers_do_not_count_among_clients(tmp_path: Path) -> None:
-    run = Run(tmp_path, RULES._replace(most_clients=1))
+    run = Run(tmp_path, most_clients=1)
     run.thread.start()
     strangers = [socket.create_connection(("127.0.0.1", run.port)) for _ in range(3)]
     first, second, again = run.caller(), run.caller(), run.caller()

@@ -30,7 +30,7 @@ from seedbed.actors.wire import (
 from seedbed.envs.host import registry, versions
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import ProtocolError, read_fields, require_fields
-from seedbed.streams.server import Client, Rules, Server
+from seedbed.streams.server import Client, Server
 from seedbed.types import EnvSpec
 
 MOST_BYTES = 1 << 28
@@ -76,9 +76,9 @@ class Admission:
     def __init__(self, job: dict[str, Any], seats: Seats) -> None:
         """Opens no door yet; raises SeedbedError if the run's key cannot be read."""
         self._job, self._seats = job, seats
-        rules = Rules(most_clients=2 * len(seats.all) + MOST_WAITING, same_numbers=2)
         place, folder = Place(LEARNER, job["term"]), Path(job["credentials"])
-        self.server = Server(self, place, Kind, folder, rules)
+        most = 2 * len(seats.all) + MOST_WAITING
+        self.server = Server(self, place, Kind, folder, most_clients=most, same_numbers=2)
         self._versions = versions.of(registry.from_json(job["env"]))
         self._visitors: dict[Client, _Visitor] = {}
         self._codec: StepCodec | None = None

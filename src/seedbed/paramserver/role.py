@@ -26,7 +26,7 @@ from seedbed.streams.addresses import split_address
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import Message, ProtocolError, unpack
-from seedbed.streams.server import Client, Rules, Server
+from seedbed.streams.server import Client, Server
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
@@ -42,8 +42,8 @@ class Broken(Exception):
     """Raised by a role whose state is lost: the process ends, and another one takes its place."""
 
 
-RULES = Rules(fatal=(Broken, SeedbedError, OSError))
-"""A failure of the role's own, such as a full disk, ends its process."""
+FATAL = (Broken, SeedbedError, OSError)
+"""Failures of a role's own, such as a full disk, which end its process."""
 
 
 class Work(Protocol):
@@ -96,7 +96,7 @@ class Role:
         """
         self._work = work
         place = Place(self.name, self.number)
-        server = Server(self, place, Kind, self._run / CREDENTIALS, RULES)
+        server = Server(self, place, Kind, self._run / CREDENTIALS, fatal=FATAL)
         try:
             socket = server.listen_here()
             port = 0 if host is None else server.listen(host)

@@ -131,14 +131,13 @@ class Complaints:
     def __init__(self) -> None:
         self._told_s, self._left_out = -_TELL_S, 0
 
-    def tell(self) -> bool:
-        """Writes the traceback of the exception that is being handled; returns False if one came lately."""
+    def tell(self) -> None:
+        """Writes the traceback of the exception that is being handled, unless one came lately."""
         now_s = time.monotonic()
         if now_s < self._told_s + _TELL_S:
             self._left_out += 1
-            return False
+            return
         if self._left_out:
             sys.stderr.write(f"{self._left_out} tracebacks like the last one were left out\n")
         self._told_s, self._left_out = now_s, 0
         traceback.print_exc()
-        return True

@@ -92,8 +92,8 @@ def _knock_proofs(key: ActorKey, place: Place, nonce: bytes) -> tuple[bytes, byt
 class Knock:
     """A client of this machine, before its frames. For the server's thread."""
 
-    def __init__(self, stream: socket.socket, origin: str) -> None:
-        self.stream, self.origin = stream, origin
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
         self._expected = b""  # what the client has to send to prove itself, once the server has
 
     def answer(self, key: ActorKey, place: Place) -> int | None:
@@ -103,17 +103,17 @@ class Knock:
         Raises OSError for what has to end the stream.
         """
         if not self._expected:
-            nonce = self.stream.recv(_NONCE_BYTES)
+            nonce = self._stream.recv(_NONCE_BYTES)
             if len(nonce) != _NONCE_BYTES:
                 raise ConnectionError("it sent no nonce")
             proof, self._expected = _knock_proofs(key, place, nonce)
-            self.stream.send(proof)
+            self._stream.send(proof)
             return None
         # Its memory is not touched before it has proved itself.
-        proof = self.stream.recv(_PROOF_BYTES, socket.MSG_PEEK)
+        proof = self._stream.recv(_PROOF_BYTES, socket.MSG_PEEK)
         if not hmac.compare_digest(proof, self._expected):
             raise ConnectionError("it lacks the run's key")
-        _, fds, _, _ = socket.recv_fds(self.stream, _PROOF_BYTES, 1)
+        _, fds, _, _ = socket.recv_fds(self._stream, _PROOF_BYTES, 1)
         return fds[0] if fds else -1
 
 

@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -42,19 +42,18 @@ _LOOK_S = 1.0  # between two looks for strangers that have had their time
 class Client:
     """A stream that has come through a door. For the server's thread."""
 
-    def __init__(self, connection: Connection, place: Place, origin: str, memory: int) -> None:
-        """Takes over the descriptor of memory that the client shares, which is -1 if it does not."""
+    def __init__(self, connection: Connection, place: Place, origin: str) -> None:
         self.connection, self.origin = connection, origin
         self.challenge = Challenge.draw(place)
         self.known = False  # whether it has proved that it is of this run
         self.role, self.number = "", 0  # what it is, once it has proved it
         self.blocks: Blocks | None = None
         self.fd, self.events = connection.fileno(), connection.events  # what is waited for
-        self._memory = memory
+        self.memory = -1  # the descriptor of memory that it shares; the stream's end closes it
 
     def share(self, up_bytes: int, down_bytes: int) -> None:
         """Makes room for the blocks of this stream; raises ProtocolError if there is less."""
-        self.blocks = Blocks(up_bytes, down_bytes, self._memory)
+        self.blocks = Blocks(up_bytes, down_bytes, self.memory)
         self.connection.limit = CONTROL_BYTES + up_bytes
 
     def send(self, kind: enum.IntEnum, block: np.ndarray | None = None, **fields: Any) -> None:
@@ -70,9 +69,9 @@ class Client:
     def close(self) -> None:
         """Ends the stream. A second call does nothing."""
         self.connection.close()
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
 
 
 class Handler(Protocol):
@@ -100,14 +99,6 @@ class Handler(Protocol):
         ...
 
 
-class Rules(NamedTuple):
-    """What differs between the servers of this program."""
-
-    most_clients: int = 1 << 10  # that have proved themselves
-    same_numbers: int = 3  # of the version, from the first, in which both ends must agree
-    fatal: tuple[type[Exception], ...] = ()  # errors of the handler that end the process
-
-
 class Server:
     """The doors of a process, and the streams that have come through them. For one thread."""
 
@@ -117,18 +108,22 @@ class Server:
         place: Place,
         kinds: type[enum.IntEnum],
         credentials: Path,
-        rules: Rules = Rules(),  # noqa: B008
+        most_clients: int = 1 << 10,
+        same_numbers: int = 3,
+        fatal: tuple[type[Exception], ...] = (),
     ) -> None:
         """Opens no door yet. `kinds` are the kinds of messages besides those of the handshake.
 
-        `credentials` is the run's folder `listen`. Raises SeedbedError if the key cannot be read.
+        `credentials` is the run's folder `listen`. At most `most_clients` that have proved themselves are kept;
+        their versions agree with this process's in the first `same_numbers`. Errors of the handler end a
+        stream, and those that are `fatal` leave `serve`. Raises SeedbedError if the key cannot be read.
         """
-        self._handler, self._place, self._kinds, self._rules = handler, place, kinds, rules
+        self._handler, self._place, self._kinds = handler, place, kinds
+        self._most_clients, self._same_numbers, self._fatal = most_clients, same_numbers, fatal
         self._credentials, self._key = credentials, ActorKey.read(credentials / KEY)
         self._context: ssl.SSLContext | None = None
         self.loop = EventLoop()  # the process may watch other descriptors with it
         self._doors: list[Door] = []
-        self._knocks: dict[int, Knock] = {}  # by descriptor
         self.clients: dict[int, Client] = {}  # by descriptor; strangers are among them
         self._complaints = Complaints()
         self._look_s = 0.0
@@ -164,62 +159,49 @@ class Server:
             self._look_s = now_s + _LOOK_S
             for door in self._doors:
                 for fd in door.late(now_s):
-                    self._end_stranger(fd)
+                    self.end(self.clients[fd])
 
     def _arrive(self, stream: socket.socket, origin: str, victim: int | None) -> None:
         if victim is not None:
-            self._end_stranger(victim)
-        fd = stream.fileno()
+            self.end(self.clients[victim])
+        local = stream.family == socket.AF_UNIX
         try:
-            if stream.family == socket.AF_UNIX:
-                stream.setblocking(False)
-                self.loop.watch(fd, functools.partial(self._answer, fd))
-                self._knocks[fd] = Knock(stream, origin)
-            else:
-                self._meet(Connection(stream, self._context, self._kinds, server=True), origin)
+            context = None if local else self._context
+            connection = Connection(stream, context, self._kinds, server=True)
         except OSError:  # it has gone
-            self._forget(fd)
+            self._forget(stream.fileno())
             stream.close()
+            return
+        client = self.clients[stream.fileno()] = Client(connection, self._place, origin)
+        try:
+            if local:
+                knocks = functools.partial(self._answer, client, Knock(stream))
+                self.loop.watch(client.fd, knocks)
+            else:
+                self._challenge(client)
+        except OSError:
+            self.end(client)
 
-    def _answer(self, fd: int, events: int) -> None:
+    def _answer(self, client: Client, knock: Knock, events: int) -> None:
         """Answers a client of this machine that knocks."""
         del events
-        knock = self._knocks[fd]
         try:
             memory = knock.answer(self._key, self._place)
+            if memory is not None:
+                client.memory = memory
+                self.loop.forget(client.fd)
+                self._challenge(client)
         except OSError:  # it has gone, or has not proved itself
-            self._end_stranger(fd)
-            return
-        if memory is not None:
-            del self._knocks[fd]
-            self.loop.forget(fd)
-            connection = Connection(knock.stream, None, self._kinds, server=True)
-            self._meet(connection, knock.origin, memory)
-
-    def _end_stranger(self, fd: int) -> None:
-        self._forget(fd)
-        if (knock := self._knocks.pop(fd, None)) is not None:
-            self.loop.forget(fd)
-            knock.stream.close()
-        elif (client := self.clients.get(fd)) is not None:
             self.end(client)
+
+    def _challenge(self, client: Client) -> None:
+        client.connection.send(client.challenge.frame())
+        self.loop.watch(client.fd, functools.partial(self._read, client), client.events)
 
     def _forget(self, fd: int) -> None:
         """Notes that a client is no stranger any more."""
         for door in self._doors:
             door.forget(fd)
-
-    def _meet(self, connection: Connection, origin: str, memory: int = -1) -> None:
-        """Begins the handshake with a stranger."""
-        client = Client(connection, self._place, origin, memory)
-        try:
-            connection.send(client.challenge.frame())
-            self.loop.watch(client.fd, functools.partial(self._read, client), client.events)
-        except OSError:  # it has gone
-            self._forget(client.fd)
-            client.close()
-            return
-        self.clients[client.fd] = client
 
     def _read(self, client: Client, events: int) -> None:
         """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
@@ -238,7 +220,7 @@ class Server:
             self.end(client)
         except Exception as error:
             # A stranger can cause none of the errors that end the process.
-            if client.known and isinstance(error, self._rules.fatal):
+            if client.known and isinstance(error, self._fatal):
                 raise
             self._complaints.tell()
             refusal = ProtocolError(f"{self._place.role} could not handle this", FAULT)
@@ -255,13 +237,15 @@ class Server:
         told = require_fields(said, version=str, role=str, number=int, proof=str)
         proof = said.pop("proof")
         client.challenge.require_proof(self._key, said, proof)
-        _require_version(told["version"], server, self._rules.same_numbers)
-        role, number = told["role"], told["number"]
+        version, role, number = told["version"], told["role"], told["number"]
+        if version.split(".")[: self._same_numbers] != SEEDBED.split(".")[: self._same_numbers]:
+            text = f"seedbed is {version[:40]} here and {SEEDBED} at {server}"
+            raise ProtocolError(f"{text}: install {server}'s version", "version")
         for other in list(self.clients.values()):
             if other.known and (other.role, other.number) == (role, number):
                 self.end(other)
         known = sum(other.known for other in self.clients.values())
-        if known >= self._rules.most_clients:
+        if known >= self._most_clients:
             raise ProtocolError(f"{server} has {known} streams, and takes no more", "full")
         self._forget(client.fd)
         client.connection.limit = CONTROL_BYTES
@@ -304,17 +288,6 @@ class Server:
         """Ends all streams without telling the handler, and listens no more."""
         for client in self.clients.values():
             client.close()
-        for knock in self._knocks.values():
-            knock.stream.close()
         for door in self._doors:
             door.close()
         self.loop.close()
-
-
-def _require_version(theirs: str, role: str, numbers: int) -> None:
-    """Raises ProtocolError unless the first numbers of a client's version are those of this package."""
-    if theirs.split(".")[:numbers] != SEEDBED.split(".")[:numbers]:
-        raise ProtocolError(
-            f"seedbed is {theirs[:40]} here and {SEEDBED} at {role}: install {role}'s version",
-            "version",
-        )
