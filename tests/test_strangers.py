@@ -340,7 +340,7 @@ def test_who_does_not_prove_itself_is_told_nothing(port) -> None:
     """Without TLS, or within the machine without a proof."""
     for said in (pack(Handshake.HELLO, {"proof": ""}), b"GET / HTTP/1.1\r\n\r\n"):
         plain = port.plain()
-        plain.sendall(said.ljust(32))
+        plain.sendall(said.ljust(32)[: 32 if port.local else None])
         if port.local:
             assert len(plain.recv(64)) == 32, "the server proves itself first"
             plain.sendall(bytes(32))

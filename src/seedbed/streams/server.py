@@ -114,7 +114,7 @@ class Server:
     ) -> None:
         """Opens no door yet. `kinds` are the kinds of messages besides those of the handshake.
 
-        `credentials` is the run's folder `listen`. At most `most_clients` that have proved themselves are kept;
+        `credentials` is the run's folder `listen`. At most `most_clients` proved streams are kept;
         their versions agree with this process's in the first `same_numbers`. Errors of the handler end a
         stream, and those that are `fatal` leave `serve`. Raises SeedbedError if the key cannot be read.
         """
