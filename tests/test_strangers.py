@@ -244,9 +244,6 @@ def port(
     made.goes_on()
 
 
-# At every port.
-
-
 def rest_of(stream: socket.socket) -> bytes:
     """Reads what comes until the stream ends."""
     stream.settimeout(20)
