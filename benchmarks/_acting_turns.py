@@ -16,8 +16,8 @@ import psutil
 
 from _reports import ask, next_line
 from _training import CommandError, started
-from seedbed.actors.credentials import ADDRESS, FOLDER, ensure_credentials
 from seedbed.run.lines import read_lines
+from seedbed.streams.credentials import ADDRESS, FOLDER, ensure_credentials
 
 HERE = Path(__file__).parent
 ACTORS, ENVS = 2, 32

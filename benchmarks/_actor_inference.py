@@ -12,7 +12,7 @@ With CADENCE `update` it sends the parameters to each actor after each update. W
 when an actor asks, which an actor does at the start of each unroll, as in Espeholt et al. (2018); the actor
 goes on with the old ones until they come. The learner's queue is that of the central runtime. An actor goes
 on while one unroll of its own has no room there; sockets alone would let it run far ahead. Messages are
-framed, checked, compressed and encrypted by the code of the streams (actors/wire.py, actors/connection.py).
+framed, checked, compressed and encrypted by the code of the streams (actors/wire.py, streams/connection.py).
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ import jax
 import numpy as np
 
 from _reports import answer_questions, carried
-from seedbed.actors.connection import Connection
-from seedbed.actors.credentials import KEY, ActorKey, learner_context
 from seedbed.actors.slots import SlotLayout
-from seedbed.actors.wire import Kind, StepCodec, frame
+from seedbed.actors.wire import Kind, StepCodec
 from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
@@ -49,6 +47,9 @@ from seedbed.run.memory import set_up_malloc
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
 from seedbed.run.stacking import FrameTrajectory, stacked_spec
+from seedbed.streams.connection import Connection
+from seedbed.streams.credentials import KEY, ActorKey, learner_context
+from seedbed.streams.messages import frame
 from seedbed.types import Agent, ArraySpec, Discrete, EnvSpec, Tree, bind, on_policy
 
 PRESET = "pong"

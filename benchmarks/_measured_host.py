@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from _reports import answer_questions, carried
-from seedbed.actors.credentials import ADDRESS, FOLDER, KEY, ActorKey
 from seedbed.actors.host import Host, HostOptions
+from seedbed.streams.credentials import ADDRESS, FOLDER, KEY, ActorKey
 
 
 class MeasuredHost(Host):

@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from seedbed.actors.credentials import ActorKey
 from seedbed.actors.link import Identity, Link, Stage
 from seedbed.actors.lives import Act
 from seedbed.actors.slots import slot_layout, spec_from_json, spec_to_json
 from seedbed.actors.wire import Beat, Kind, StepCodec, beat_frame
-from seedbed.envs.host import versions
+from seedbed.streams.credentials import ActorKey
 
 
 class Stream:
@@ -46,7 +45,6 @@ def main() -> None:
     identity = Identity(
         key=actor_key,
         context=actor_key.context() if tls == "1" else None,
-        version=versions.package_version("seedbed") or "",
         instance=secrets.token_hex(16),
     )
     epoll, watched = select.epoll(), {}

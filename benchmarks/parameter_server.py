@@ -28,8 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
-from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name, usable_cores
@@ -44,6 +42,8 @@ from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import Agent, ArraySpec, Discrete, EnvSpec, Output, bind
 
 RESULT = Path(__file__).parent / "results" / "parameter_server.json"

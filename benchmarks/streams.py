@@ -27,12 +27,12 @@ import numpy as np
 import psutil
 
 from _training import output, started
-from seedbed.actors import credentials
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.actors.slots import spec_to_json
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name, usable_cores
+from seedbed.streams import credentials
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "streams.json"

@@ -1,13 +1,11 @@
-"""Clients of a role of the parameter server: strangers harm nobody, and nobody is taken for the role."""
+"""Roles of the parameter server and their clients: faults, floods, and who is taken for the role."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import enum
 import os
 import socket
-import ssl
-import struct
 import subprocess
 import sys
 import threading
@@ -18,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from seedbed.actors import wire
-from seedbed.actors.admission import MOST_STRANGERS, Complaints
-from seedbed.actors.credentials import FOLDER, KEY, ActorKey, ensure_credentials
-from seedbed.paramserver import server as serving
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Address, Directory, this_machine
-from seedbed.paramserver.messages import Kind, Message, pack
-from seedbed.paramserver.server import SEEDBED, Client, Server
+from seedbed.paramserver.messages import Kind
+from seedbed.paramserver.role import FATAL
+from seedbed.streams.credentials import FOLDER, ensure_credentials
+from seedbed.streams.door import MOST_STRANGERS
+from seedbed.streams.handshake import Place
+from seedbed.streams.messages import ProtocolError, unpack
+from seedbed.streams.server import Client, Server
 from seedbed.types import SeedbedError
 
 ROLE = "parameters-0"
@@ -37,50 +36,46 @@ class Handler:
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         return {}
 
-    def take(self, client: Client, message: Message) -> None:
-        if message.kind is Kind.PAUSE:
+    def take(self, client: Client, kind: enum.IntEnum, body: memoryview) -> None:
+        if kind is Kind.PAUSE:
             raise ZeroDivisionError("a bug of the role's own")
-        if message.kind is Kind.RESUME:
+        if kind is Kind.RESUME:
             raise SeedbedError("the disk is full")
-        client.send(message.kind, **message.fields)
+        client.send(kind, **unpack(kind, body).fields)
 
-    def leave(self, client: Client) -> None: ...
+    def leave(self, client: Client, refusal: ProtocolError | None) -> None: ...
 
 
 class Run:
-    """A role with a server in a thread, reached within the machine or as from another one."""
+    """A role with a server, reached within the machine or as from another one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_clients: int = 9) -> None:
         self.folder, self.directory = folder, Directory(folder)
-        self.key = ensure_credentials(folder / FOLDER)
+        ensure_credentials(folder / FOLDER)
         self.number = self.directory.take_number(ROLE)
-        self.server = Server(ROLE, self.number, folder / FOLDER, "127.0.0.1")
+        place = Place(ROLE, self.number)
+        self.server = Server(Handler(), place, Kind, folder / FOLDER, most_clients, fatal=FATAL)
+        self.socket, self.port = self.server.listen_here(), self.server.listen("127.0.0.1")
         self.failure: BaseException | None = None
         self._ended = threading.Event()
         self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
-        self.announce(("127.0.0.1", self.server.port))
+        self.announce(("127.0.0.1", self.port))
 
     def _serve(self) -> None:
         try:
             while not self._ended.is_set():
-                self.server.serve(Handler(), 0.02)
+                self.server.serve(0.02)
         except BaseException as failure:
             self.failure = failure
 
     def announce(self, *hosts: tuple[str, int], machine: str = "") -> None:
-        here = self.server.address(hosts)
-        self.directory.announce(ROLE, here._replace(machine=machine or here.machine))
+        process = self.number, os.getpid(), machine or this_machine()
+        self.directory.announce(ROLE, Address(*process, self.socket, hosts))
 
     def caller(self, patience_s: float = 20.0) -> Caller:
         until_s = time.monotonic() + patience_s
-        stop = lambda: time.monotonic() > until_s  # noqa: E731
-        return Caller(self.directory, self.folder / FOLDER, ROLE, stop)
-
-    def stranger(self) -> ssl.SSLSocket:
-        """Returns a stream over TLS, whose CHALLENGE has come."""
-        plain = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
-        return self.key.context().wrap_socket(plain, server_hostname="seedbed")
+        places = self.directory, self.folder / FOLDER, ROLE
+        return Caller(*places, lambda: time.monotonic() > until_s)
 
     def close(self) -> None:
         self._ended.set()
@@ -91,103 +86,32 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     made = Run(tmp_path)
+    made.thread.start()
     yield made
     made.close()
     assert made.failure is None
 
 
-def hello(number: int = 7, role: str = "learner") -> Callable[[], dict[str, Any]]:
-    return lambda: {"role": role, "number": number}
+def hello(number: int = 7) -> Callable[[], dict[str, Any]]:
+    return lambda: {"role": "learner", "number": number}
 
 
-def read(stream: ssl.SSLSocket) -> tuple[Kind, dict[str, Any]]:
-    """Reads the next message; raises ConnectionError at the end of the stream."""
-
-    def exactly(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            if not (got := stream.recv(count - len(data))):
-                raise ConnectionResetError
-            data += got
-        return data
-
-    header = wire.read_header(exactly(wire.HEADER_BYTES), 1 << 20, Kind)
-    body = exactly(header.length)
-    return header.kind, json.loads(body[4:])
-
-
-def body(text: bytes) -> bytes:
-    return wire.frame(Kind.HELLO, struct.pack("<I", len(text)), text)
-
-
-def nested(depth: int) -> bytes:
-    return b'{"x":' + b"[" * depth + b"]" * depth + b"}"
-
-
-# What JSON knows as a number, or Python takes for one, and is no count.
-NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "-1", "9" * 400, "true", "null", "1.5", '"1"')
-NOISE = {
-    **{f"nested {depth} times": body(nested(depth)) for depth in (33, 940, 985, 1900)},
-    "no text": body(b"\xff\xfe"),
-    "no object": body(b"[]"),
-    "nothing": body(b"{}"),
-    "cut short": wire.frame(Kind.HELLO, b"{}"),
-    "longer than it is": wire.frame(Kind.HELLO, struct.pack("<I", 99), b"{}"),
-    "too long": struct.pack("<2sBBII", b"Sb", wire.VERSION, Kind.HELLO, 1 << 31, 0),
-    "out of turn": pack(Kind.PUSH, {}),
-    "a list for text": pack(
-        Kind.HELLO, {"version": [], "role": {}, "number": 1, "proof": [], "x": None}
-    ),
-    "a proof of other letters": pack(
-        Kind.HELLO, {"version": SEEDBED, "role": "x", "number": 1, "proof": "é" * 64}
-    ),
-    "no protocol": b"GET / HTTP/1.1\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("name", list(NOISE))
-def test_a_stranger_ends_no_stream_but_its_own(run: Run, name: str) -> None:
-    honest = run.caller()
-    honest.connect(hello())
-    with run.stranger() as stranger:
-        assert read(stranger)[0] is Kind.CHALLENGE
-        stranger.sendall(NOISE[name])
-        kind, said = read(stranger)
-        assert kind is Kind.REFUSE and said["code"] in ("protocol", "key")
-        with pytest.raises(ConnectionError):
-            read(stranger)
-    honest.send(Kind.REPORT, text="here")
-    answer = honest.receive(time.monotonic() + 10)
-    assert answer is not None and answer.fields == {"text": "here"}
-    honest.close()
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_that_cannot_be_end_their_stream_also_with_the_key(run: Run, number: str) -> None:
-    with run.stranger() as stream:
-        challenge = read(stream)[1]
-        said = {"version": SEEDBED, "role": "learner", "number": 0}
-        text = json.dumps(said).replace('"number": 0', f'"number": {number}')
-        with contextlib.suppress(ValueError):
-            said = json.loads(text)
-        proof = run.key.proof(bytes.fromhex(challenge["nonce"]), run.number, said)
-        stream.sendall(body(text.replace("}", f', "proof": "{proof}"}}').encode()))
-        kind, refusal = read(stream)
-        assert kind is Kind.REFUSE and refusal["code"] == "protocol"
-
-
-def test_a_fault_of_the_roles_own_ends_one_stream_and_is_told(run: Run, capfd) -> None:
+def test_a_fault_of_the_roles_own_ends_one_stream_and_is_told(run: Run, capfd, monkeypatch) -> None:
     others = run.caller(), run.caller()
     for number, each in enumerate(others):
         each.connect(hello(number))
-    for _ in range(3):
+    for left in (3, 2, 1, 0):
+        if not left:
+            monkeypatch.setattr("seedbed.streams.door._TELL_S", 0.0)
         others[0].send(Kind.PAUSE)
         with pytest.raises(ConnectionError):
             others[0].receive(time.monotonic() + 10)
         others[0].connect(hello(0))
     others[1].send(Kind.REPORT)
     assert others[1].receive(time.monotonic() + 10) is not None
-    assert capfd.readouterr().err.count("ZeroDivisionError: a bug") == 1
+    told = capfd.readouterr().err
+    assert told.count("ZeroDivisionError: a bug") == 2
+    assert "2 tracebacks like the last one were left out" in told
     for each in others:
         each.close()
 
@@ -201,36 +125,16 @@ def test_what_the_role_lacks_itself_ends_it(run: Run) -> None:
     run.failure = None
 
 
-def test_complaints_say_how_many_were_left_out(capfd, monkeypatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("seedbed.actors.admission.time.monotonic", lambda: now[0])
-    complaints = Complaints()
-    for moment in (100.0, 101.0, 102.0, 111.0):
-        now[0] = moment
-        try:
-            raise ValueError(str(moment))
-        except ValueError:
-            complaints.tell()
-    told = capfd.readouterr().err
-    assert "ValueError: 100" in told and "ValueError: 111" in told and "101" not in told
-    assert "2 tracebacks like the last one were left out" in told
-
-
 # A role whose descriptors are few; it says so, and ends, if one is missing for its save.
 FEW = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (110, 110))
 from pathlib import Path
-from seedbed.actors.credentials import FOLDER
-from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.server import Server
-from test_admission import Handler, ROLE
-run = Path(sys.argv[1])
-server = Server(ROLE, int(sys.argv[2]), run / FOLDER, "127.0.0.1")
-Directory(run).announce(ROLE, server.address((("127.0.0.1", server.port),)))
+from test_admission import Run
+run = Run(Path(sys.argv[1]))
 while True:
-    server.serve(Handler(), 0.02)
-    files = [open(run / "save", "w") for _ in range(40)]
+    run.server.serve(0.02)
+    files = [open(run.folder / "save", "w") for _ in range(40)]
     for file in files:
         file.close()
 """
@@ -238,11 +142,9 @@ while True:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_flood_of_silent_strangers_shuts_nobody_out(tmp_path: Path, local: bool) -> None:
-    ensure_credentials(tmp_path / FOLDER)
     directory = Directory(tmp_path)
-    number = directory.take_number(ROLE)
     role = subprocess.Popen(
-        [sys.executable, "-c", FEW, str(tmp_path), str(number)],
+        [sys.executable, "-c", FEW, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     flood: list[socket.socket] = []
@@ -274,18 +176,19 @@ def test_a_flood_of_silent_strangers_shuts_nobody_out(tmp_path: Path, local: boo
         role.wait()
 
 
-def test_strangers_do_not_count_among_clients(run: Run, monkeypatch) -> None:
-    monkeypatch.setattr(serving, "_MOST_CLIENTS", 1)
-    strangers = [run.stranger() for _ in range(3)]
-    first, second = run.caller(), run.caller()
+def test_strangers_do_not_count_among_clients(tmp_path: Path) -> None:
+    run = Run(tmp_path, most_clients=1)
+    run.thread.start()
+    strangers = [socket.create_connection(("127.0.0.1", run.port)) for _ in range(3)]
+    first, second, again = run.caller(), run.caller(), run.caller()
     first.connect(hello(1))
     with pytest.raises(SeedbedError, match="takes no more"):
         second.connect(hello(2))
     # Who comes back takes its own place.
-    again = run.caller()
     again.connect(hello(1))
     for each in (first, second, again, *strangers):
         each.close()
+    run.close()
 
 
 def test_who_takes_the_name_of_a_dead_role_is_not_believed(tmp_path: Path) -> None:
@@ -360,9 +263,10 @@ def test_the_right_address_is_found_among_others(run: Run, tmp_path: Path) -> No
         refused = closed.getsockname()
     (tmp_path / "other").mkdir()
     other = Run(tmp_path / "other")
-    hosts += [host, refused, ("127.0.0.1", other.server.port)]
+    other.thread.start()
+    hosts += [host, refused, ("127.0.0.1", other.port)]
     try:
-        run.announce(*hosts, ("127.0.0.1", run.server.port), machine="another")
+        run.announce(*hosts, ("127.0.0.1", run.port), machine="another")
         caller = run.caller()
         begun_s = time.monotonic()
         caller.connect(hello())
@@ -382,15 +286,3 @@ def test_the_right_address_is_found_among_others(run: Run, tmp_path: Path) -> No
         other.close()
         for each in kept:
             each.close()
-
-
-def test_the_key_file_is_what_proves(run: Run) -> None:
-    """A client with another secret is refused at the socket of the machine, too."""
-    path = run.folder / FOLDER / KEY
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "secret": "00" * 32}))
-    assert ActorKey.read(path).secret == bytes(32)
-    caller = run.caller(patience_s=0.3)
-    with pytest.raises(Stopped):
-        caller.connect(hello())
-    assert "lacks the run's key" in caller.last_error

@@ -77,7 +77,7 @@ def test_what_joins_a_run_and_is_stopped(tmp_path, command):
 ROLE = """
 import errno
 from pathlib import Path
-from seedbed.actors.credentials import ensure_credentials
+from seedbed.streams.credentials import ensure_credentials
 from seedbed.paramserver import role
 from seedbed.paramserver.ledger import BookError
 from seedbed.run.update import TrainingDiverged

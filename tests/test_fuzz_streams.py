@@ -14,14 +14,15 @@ import pytest
 from seedbed import trees
 from seedbed.actors import wire
 from seedbed.actors.wire import Kind
-from test_strangers import Client, Refused
+from seedbed.streams.messages import HEADER_BYTES, Handshake, frame, pack
+from test_strangers import Client, IngestPort, Refused
 from test_streams import Net, progress
 from test_transport import Learner, counting
 
 
-def broken(frame: bytes, chance: random.Random) -> bytes:
+def broken(whole: bytes, chance: random.Random) -> bytes:
     """A copy of a frame with one thing wrong, and sometimes with a checksum that is right."""
-    data = bytearray(frame)
+    data = bytearray(whole)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(data))
         kind = chance.randrange(4)
@@ -35,26 +36,26 @@ def broken(frame: bytes, chance: random.Random) -> bytes:
             data[at : at + 4] = chance.randbytes(4)
         if not data:
             return b"x"
-    if chance.random() < 0.5 and len(data) > wire.HEADER_BYTES:
-        return wire.frame(chance.choice(list(Kind)), bytes(data[wire.HEADER_BYTES :]))
+    if chance.random() < 0.5 and len(data) > HEADER_BYTES:
+        return frame(chance.choice([*Handshake, *Kind]), bytes(data[HEADER_BYTES:]))
     return bytes(data)
 
 
 def attack(one: Net, chance: random.Random) -> None:
     """Opens a stream, goes as far as a chance decides, and then sends what is broken."""
-    client = Client(one)
+    client = Client(IngestPort(one))
     with contextlib.suppress(ConnectionError, ssl.SSLError, OSError, Refused):
         depth = chance.randrange(3)
         if depth == 2:
             life, codec = client.enter()
             leaves = [np.zeros_like(leaf) for leaf in trees.leaves(one.pool.slots[0].timestep)]
-            good = [codec.step(life, 1, leaves), wire.beat_frame(), wire.frame(Kind.ANEW)]
+            good = [codec.step(life, 1, leaves), wire.beat_frame(), frame(Kind.ANEW)]
         elif depth == 1:
             client.hello()
-            good = [wire.json_frame(Kind.READY, spec={"shape": [2]}, versions={"a": "1"})]
+            good = [pack(Kind.READY, {"spec": {"shape": [2]}, "versions": {"a": "1"}})]
         else:
-            fields = {"version": "1", "instance": "a" * 32, "index": 0, "life": 0, "step": 0}
-            good = [wire.json_frame(Kind.HELLO, **fields, proof="ab")]
+            fields = {"version": "1", "role": "a" * 32, "number": 0, "life": 0, "step": 0}
+            good = [pack(Handshake.HELLO, {**fields, "proof": "ab"})]
         for _ in range(chance.randint(1, 5)):
             client.send(broken(chance.choice(good), chance))
             one.learner.turn(0.0)

@@ -17,7 +17,7 @@ FLOORS = (
         *("types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression", "nearest"),
         *("strict_json", "printable", "named", "exit_status", "arguments", "errors", "version"),
     },
-    {"simd", "ops", "nets", "replay"},
+    {"simd", "ops", "nets", "replay", "streams"},
     {"physics", "agents"},
     {"envs", "actors"},
     {"run"},

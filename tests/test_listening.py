@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from described import undescribed
-from seedbed.actors import command, credentials, host
+from seedbed.actors import command, host
 from seedbed.actors.host import _require_allowed
 from seedbed.actors.link import RunFinished
 from seedbed.actors.waiting import await_run
@@ -35,6 +35,7 @@ from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
+from seedbed.streams import credentials
 from seedbed.types import SeedbedError
 from test_central import checkpoints, gone, lines, wait_for
 

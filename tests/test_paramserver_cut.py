@@ -16,9 +16,10 @@ from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.keeper import Role as RoleStart
 from seedbed.paramserver.leases import Tally
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import Role
-from seedbed.paramserver.server import Client
+from seedbed.streams.messages import Message
+from seedbed.streams.server import Client
 from seedbed.types import SeedbedError
 from test_sharded_updates import Shards, job_of, wait_for
 
@@ -31,7 +32,7 @@ class StubLearner:
         self.pauses, self.hang = 0, threading.Event()
         self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
         self.role = Role(run.run, f"learner-{seat}")
-        self.thread = threading.Thread(target=self.role.serve, args=(self, None))
+        self.thread = threading.Thread(target=self.role.serve, args=(self, run.job.host))
         self.thread.start()
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:

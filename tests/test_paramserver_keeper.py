@@ -17,8 +17,6 @@ from typing import Any
 import psutil
 import pytest
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
-from seedbed.actors.credentials import ensure_credentials
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
@@ -26,11 +24,13 @@ from seedbed.paramserver import role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper, Role
-from seedbed.paramserver.messages import Message
 from seedbed.paramserver.processes import end_all, end_starting
-from seedbed.paramserver.server import Client
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import ensure_credentials
+from seedbed.streams.messages import Message
+from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from test_paramserver_run import gone, wait_for
 

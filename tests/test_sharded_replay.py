@@ -16,9 +16,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
-from seedbed.actors.credentials import ensure_credentials
-from seedbed.actors.wire import ProtocolError
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
@@ -30,7 +27,7 @@ from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import ReplayShard, priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
@@ -41,6 +38,9 @@ from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import Start
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import ensure_credentials
+from seedbed.streams.messages import Message, ProtocolError
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -89,7 +89,7 @@ class Shards:
         role = Role(self.run, role_of(shard))
         work = ReplayShard(role, self.job, shard, self.save)
         self.roles[shard], self.works[shard] = role, work
-        self.threads[shard] = threading.Thread(target=role.serve, args=(work, None))
+        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
         self.threads[shard].start()
 
     def end(self, shard: int) -> None:

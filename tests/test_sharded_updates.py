@@ -13,9 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
-from seedbed.actors.credentials import ensure_credentials
-from seedbed.actors.wire import ProtocolError
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
@@ -28,7 +25,7 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.keeper import Role as KeptRole
 from seedbed.paramserver.leases import Lease, Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
-from seedbed.paramserver.messages import Blocks, Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
@@ -39,6 +36,9 @@ from seedbed.run.leaves import not_finite
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import TrainingDiverged
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import ensure_credentials
+from seedbed.streams.messages import Blocks, Message, ProtocolError
 from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind
 from test_learning import SPEC as RECORDED
 from test_learning import record

@@ -1,4 +1,4 @@
-"""Clients that no honest actor would be: each ends its own stream, and nobody else's."""
+"""Strangers at every port that the program opens: each ends its own stream, and nobody else's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lz4.block
 import numpy as np
@@ -19,35 +20,122 @@ import psutil
 import pytest
 
 from seedbed import trees
-from seedbed.actors import credentials, reception, wire
-from seedbed.actors.credentials import ActorKey
+from seedbed.actors import wire
 from seedbed.actors.slots import slot_layout, spec_to_json
-from seedbed.actors.wire import Kind, StepCodec
+from seedbed.actors.wire import LEARNER, Kind, StepCodec
+from seedbed.agents.dqn import Dqn
 from seedbed.envs.host import versions
+from seedbed.paramserver import messages as gorila
+from seedbed.paramserver.caller import Caller
+from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.role import COORDINATOR
+from seedbed.streams import credentials, door
+from seedbed.streams import messages as packing
+from seedbed.streams.credentials import FOLDER, ActorKey
+from seedbed.streams.handshake import SEEDBED, Challenge, Place, knock
+from seedbed.streams.messages import HELLO_BYTES, VERSION, Handshake, frame, pack, unpack
+from test_paramserver_cut import StubLearner
+from test_sharded_replay import Shards as ReplayShards
+from test_sharded_updates import Shards as ParameterShards
+from test_sharded_updates import job_of
 from test_streams import Net, progress
 from test_transport import counting
 
+ROLES = ("parameters-0", "replay-0", "learner-0")
+
+
+class IngestPort:
+    """The port of a learner that listens, which an honest host uses, too."""
+
+    kinds, local = Kind, False
+
+    def __init__(self, one: Net) -> None:
+        self.one, self.folder, self.place = one, one.folder, Place(LEARNER, 1)
+        self._lives = {group: one.learner.lives[group] for group in range(2)}
+        self._pid = one.pool.pids()[0]
+        self._bytes = psutil.Process(self._pid).memory_info().rss
+
+    def plain(self) -> socket.socket:
+        """Returns a connection on which nothing was said."""
+        return socket.create_connection(("127.0.0.1", self.one.port()), timeout=10)
+
+    def said(self) -> dict[str, Any]:
+        """Returns what the HELLO of a new honest client says."""
+        return {"role": secrets.token_hex(16), "number": 0, "life": 0, "step": 0}
+
+    def turn(self) -> None:
+        """Lets the honest end work."""
+        self.one.learner.turn(0.0)
+
+    def goes_on(self) -> None:
+        """Requires that the honest host is in its lives, in an ingest process of its size."""
+        one = self.one
+        progress(one, range(2), max(one.learner.steps) + 20)
+        assert {group: one.learner.lives[group] for group in range(2)} == self._lives
+        assert one.pool.pids()[0] == self._pid
+        assert psutil.Process(self._pid).memory_info().rss < self._bytes + 20e6
+
+
+class RolePort:
+    """A port of a role, on this machine or for others, and an honest coordinator at the role."""
+
+    kinds = gorila.Kind
+
+    def __init__(self, name: str, run: Path, down_bytes: int, local: bool) -> None:
+        self.local, self.folder = local, run / FOLDER
+        directory, until_s = Directory(run), time.monotonic() + 20
+        self.caller = Caller(directory, self.folder, name, lambda: time.monotonic() > until_s)
+        self.caller.make_room(0, down_bytes)
+        self.caller.connect(lambda: {"role": COORDINATOR, "number": 0})
+        found = directory.find(name)
+        assert found is not None
+        self._address, self.place = found, Place(name, found.number)
+
+    def plain(self) -> socket.socket:
+        if not self.local:
+            return socket.create_connection(self._address.hosts[0], timeout=10)
+        stream = socket.socket(socket.AF_UNIX)
+        stream.connect("\0" + self._address.socket)
+        return stream
+
+    def said(self) -> dict[str, Any]:
+        return {"role": "learner", "number": 7}
+
+    def turn(self) -> None: ...
+
+    def goes_on(self) -> None:
+        """Requires that the coordinator's stream is still there, and answered."""
+        self.caller.send(gorila.Kind.REPORT)
+        answer = self.caller.receive(time.monotonic() + 10)
+        assert answer is not None and answer.kind is gorila.Kind.REPORT
+        self.caller.close()
+
 
 class Refused(Exception):
-    """The learner has said no, or has closed the door."""
+    """The server has said no, or has closed the door."""
 
 
 class Client:
     """One end of a stream that does what a test tells it; every call waits."""
 
-    def __init__(self, one: Net, key: ActorKey | None = None, tls: bool = True) -> None:
-        self.one, self.key = one, key or ActorKey.read(one.folder / credentials.KEY)
-        self.socket = socket.create_connection(("127.0.0.1", one.port()), timeout=10)
-        if tls:
-            self.socket = self.key.context().wrap_socket(self.socket, server_hostname="seedbed")
+    def __init__(self, port: IngestPort | RolePort, key: ActorKey | None = None) -> None:
+        self.port, self.key = port, key or ActorKey.read(port.folder / credentials.KEY)
+        self.socket = port.plain()
+        if port.local:
+            assert knock(self.socket, self.key, port.place, -1, lambda: False)
+        else:
+            context = self.key.context()
+            self.socket = context.wrap_socket(self.socket, server_hostname="seedbed")
 
     def send(self, frame: bytes) -> None:
         self.socket.sendall(frame)
 
-    def read(self) -> tuple[Kind, bytes]:
-        """Reads the next message but heartbeats, while the learner works; raises ConnectionError."""
+    def read(self) -> tuple[Any, bytes]:
+        """Reads the next message but heartbeats; raises ConnectionError."""
         while True:
-            header = wire.read_header(self._exactly(wire.HEADER_BYTES), 1 << 30, wire.Kind)
+            header = packing.read_header(
+                self._exactly(packing.HEADER_BYTES), 1 << 30, self.port.kinds
+            )
             body = self._exactly(header.length)
             if header.kind is not Kind.BEAT:
                 return header.kind, body
@@ -62,46 +150,39 @@ class Client:
                 if not got:
                     raise ConnectionResetError
                 data += got
-            self.one.learner.turn(0.0)
+            self.port.turn()
         return data
 
-    def hello(self, instance: str = "", index: int = 0, **changes: object) -> bytes:
-        """Answers the challenge; returns the frame of the HELLO."""
+    def challenged(self) -> Challenge:
+        """Reads the CHALLENGE."""
         kind, body = self.read()
-        assert kind is Kind.CHALLENGE
-        said = json.loads(body)
-        fields = {
-            "version": said["version"],
-            "instance": instance or secrets.token_hex(16),
-            "index": index,
-            "life": 0,
-            "step": 0,
-            **changes,
-        }
-        proof = self.key.proof(bytes.fromhex(said["nonce"]), said["term"], fields)
-        frame = wire.json_frame(Kind.HELLO, **fields, proof=proof)
+        return Challenge.read(unpack(kind, memoryview(body)), *self.port.place)
+
+    def hello(self, **changes: Any) -> bytes:
+        """Answers the challenge; returns the frame of the HELLO."""
+        frame = self.challenged().answer(self.key, **{**self.port.said(), **changes})
         self.send(frame)
         return frame
 
-    def enter(self, **hello: object) -> tuple[int, StepCodec]:
-        """Goes as far as BEGIN; returns the life."""
-        self.hello(**hello)  # type: ignore[arg-type]
-        kind, _ = self.read()
-        assert kind is Kind.WELCOME
-        spec = self.one.pool.spec if self.one.pool.layout else None
-        assert spec is not None, "an honest host is there first"
-        self.send(wire.json_frame(Kind.READY, spec=spec_to_json(spec), versions={}))
+    def enter(self, **hello: Any) -> tuple[int, StepCodec]:
+        """Goes as far as BEGIN at the port of a learner that listens; returns the life."""
+        assert isinstance(self.port, IngestPort)
+        self.hello(**hello)
+        assert self.read()[0] is Handshake.WELCOME
+        pool = self.port.one.pool
+        assert pool.layout is not None, "an honest host is there first"
+        self.send(pack(Kind.READY, {"spec": spec_to_json(pool.spec), "versions": {}}))
         kind, body = self.read()
-        if kind is Kind.REFUSE:
+        if kind is Handshake.REFUSE:
             raise Refused(body)
         assert kind is Kind.BEGIN, body
-        return wire.read_begin(memoryview(body))[0], StepCodec(slot_layout(spec, 2))
+        return wire.read_begin(memoryview(body))[0], StepCodec(slot_layout(pool.spec, 2))
 
     def refused(self) -> tuple[str, str]:
         """Reads the refusal that ends the stream; returns its code and text."""
         kind, body = self.read()
-        assert kind is Kind.REFUSE, (kind, body)
-        said = json.loads(body)
+        assert kind is Handshake.REFUSE, (kind, body)
+        said = unpack(kind, memoryview(body)).fields
         with pytest.raises(ConnectionError):
             self.read()
         return said["code"], said["text"]
@@ -127,230 +208,282 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
         one.close()
 
 
-@pytest.fixture(autouse=True)
-def the_honest_host_goes_on(request: pytest.FixtureRequest):
-    """After each test the honest host is in its lives and goes on, in an ingest process of its size."""
-    one: Net | None = request.getfixturevalue("busy") if "busy" in request.fixturenames else None
-    if one is None:
-        yield
-        return
-    lives, pid = {g: one.learner.lives[g] for g in range(2)}, one.pool.pids()[0]
-    size = psutil.Process(pid).memory_info().rss
-    yield
-    steps = list(one.learner.steps)
-    progress(one, range(2), max(steps) + 20)
-    assert {g: one.learner.lives[g] for g in range(2)} == lives
-    assert one.pool.pids()[0] == pid
-    assert psutil.Process(pid).memory_info().rss < size + 20e6
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, int]]]:
+    """By role, a run in which it is served in a thread, and the bytes that it sends its coordinator."""
+    run, other = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("other")
+    job = job_of(Dqn(hidden_sizes=(4,)), 1, host="127.0.0.1")
+    shards, replay = ParameterShards(run, job), ReplayShards(other, listen="127.0.0.1")
+    learner = StubLearner(shards, 0)
+    sizes = (run, job.plan.state_layout(0).size), (other, 0), (run, 0)
+    yield dict(zip(ROLES, sizes, strict=True))
+    learner.end()
+    replay.close()
+    shards.close()
 
 
-def other_key(one: Net, certificate: bool) -> ActorKey:
+@pytest.fixture
+def ingest(busy: Net) -> Iterator[IngestPort]:
+    """The port of the learner; after each test the honest host goes on."""
+    port = IngestPort(busy)
+    yield port
+    port.goes_on()
+
+
+PORTS = ["ingest", *(f"{role} {how}" for role in ROLES for how in ("TCP", "Unix"))]
+
+
+@pytest.fixture(params=PORTS)
+def port(
+    request: pytest.FixtureRequest, busy: Net, roles: dict[str, tuple[Path, int]]
+) -> Iterator[IngestPort | RolePort]:
+    """Each port of the program; after each test its honest client goes on."""
+    name, _, how = request.param.partition(" ")
+    made = IngestPort(busy) if name == "ingest" else RolePort(name, *roles[name], how == "Unix")
+    yield made
+    made.goes_on()
+
+
+def rest_of(stream: socket.socket) -> bytes:
+    """Reads what comes until the stream ends."""
+    stream.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        return b"".join(iter(lambda: stream.recv(64), b""))
+    return b""
+
+
+def other_key(folder: Path, certificate: bool) -> ActorKey:
     """A key with another secret, and with another certificate or the run's own."""
-    folder = one.folder / "other"
-    made = credentials.ensure_credentials(folder)
-    return (
-        made
-        if certificate
-        else ActorKey(ActorKey.read(one.folder / credentials.KEY).certificate, made.secret)
-    )
+    made = credentials.ensure_credentials(folder / "other")
+    mine = ActorKey.read(folder / credentials.KEY)
+    return made if certificate else ActorKey(mine.certificate, made.secret)
 
 
-def test_a_wrong_key_is_refused(busy: Net) -> None:
-    client = Client(busy, other_key(busy, certificate=False))
-    client.hello()
-    assert client.refused() == ("key", "the key is not this run's")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        Client(busy, other_key(busy, certificate=True))
+def hello(text: bytes) -> bytes:
+    """The frame of a HELLO whose fields are such a text."""
+    return frame(Handshake.HELLO, struct.pack("<I", len(text)), text)
 
 
-def test_no_key_and_no_tls_get_nothing(busy: Net) -> None:
-    client = Client(busy)
-    assert client.read()[0] is Kind.CHALLENGE
-    client.send(wire.json_frame(Kind.READY, spec={}, versions={}))
-    assert client.refused()[0] == "protocol"
-    plain = Client(busy, tls=False)
-    plain.send(wire.json_frame(Kind.HELLO, proof=""))
-    assert plain.ended()
-    http = Client(busy, tls=False)
-    http.send(b"GET / HTTP/1.1\r\n\r\n")
-    assert http.ended()
+def header(kind: int, length: int, version: int = VERSION) -> bytes:
+    return struct.pack("<2sBBII", b"Sb", version, kind, length, 0)
 
 
-def test_a_handshake_cannot_be_used_again(busy: Net) -> None:
-    recorded = Client(busy).hello()
-    client = Client(busy)
-    assert client.read()[0] is Kind.CHALLENGE
+def noises(port: IngestPort | RolePort) -> dict[str, bytes]:
+    """What no honest client says first, by what is wrong with it."""
+    said = {"version": SEEDBED, **port.said()}
+    nested = {n: b'{"x":' + b"[" * n + b"]" * n + b"}" for n in (33, 940, 985, 1900)}
+    return {
+        **{f"nested {depth} times": hello(text) for depth, text in nested.items()},
+        "no text": hello(b"\xff\xfe"),
+        "no object": hello(b"[]"),
+        "nothing": hello(b"{}"),
+        "cut short": frame(Handshake.HELLO, b"{}"),
+        "longer than it is": frame(Handshake.HELLO, struct.pack("<I", 99), b"{}"),
+        "out of turn": pack(port.kinds(7), {}),
+        "the server's": pack(Handshake.WELCOME, said),
+        "a list for text": pack(
+            Handshake.HELLO, {"version": [], "role": {}, "number": 1, "proof": [], "x": None}
+        ),
+        **{
+            f"the proof {proof}": pack(Handshake.HELLO, {**said, "proof": proof})
+            for proof in ("\ud800", "é" * 64, "", "0" * 64)
+        },
+        "too long": header(Handshake.HELLO, HELLO_BYTES + 1) + b"x" * 100,
+        "far too long": header(Handshake.HELLO, (1 << 32) - 1) + b"x" * 100,
+        "another version": header(Handshake.HELLO, 10, VERSION + 1),
+        "an unknown kind": header(99, 10),
+        "no protocol": b"GET / HTTP/1.1\r\n\r\n",
+    }
+
+
+def test_what_a_stranger_says_ends_its_own_stream(port) -> None:
+    for name, noise in noises(port).items():
+        client = Client(port)
+        client.challenged()
+        client.send(noise)
+        assert client.refused()[0] == ("key" if "proof" in name else "protocol"), name
+
+
+# What JSON knows as a number, or Python takes for one, and is no count.
+NUMBERS = ("Infinity", "-Infinity", "NaN", "1e999", "-1", "9" * 400, "true", "null", "1.5", '"1"')
+
+
+def test_numbers_that_cannot_be_end_their_stream_also_with_the_key(port) -> None:
+    for number in NUMBERS:
+        client = Client(port)
+        challenge = client.challenged()
+        said = {"version": SEEDBED, **port.said(), "number": 0}
+        text = json.dumps(said).replace('"number": 0', f'"number": {number}')
+        with contextlib.suppress(ValueError):
+            said = json.loads(text)
+        proof = client.key.proof(bytes.fromhex(challenge.nonce), challenge.number, said)
+        client.send(hello(text.replace("}", f', "proof": "{proof}"}}').encode()))
+        assert client.refused()[0] == "protocol", number
+
+
+def test_a_wrong_key_is_refused(port) -> None:
+    with contextlib.ExitStack() as stack:
+        if port.local:
+            stack.enter_context(pytest.raises(ConnectionError, match="lacks the run's key"))
+        client = Client(port, other_key(port.folder, certificate=False))
+        client.hello()
+        assert client.refused() == ("key", "the key is not this run's")
+    if not port.local:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Client(port, other_key(port.folder, certificate=True))
+
+
+def test_who_does_not_prove_itself_is_told_nothing(port) -> None:
+    """Without TLS, or within the machine without a proof."""
+    for said in (pack(Handshake.HELLO, {"proof": ""}), b"GET / HTTP/1.1\r\n\r\n"):
+        plain = port.plain()
+        plain.sendall(said.ljust(32)[: 32 if port.local else None])
+        if port.local:
+            assert len(plain.recv(64)) == 32, "the server proves itself first"
+            plain.sendall(bytes(32))
+        assert b"Sb" not in rest_of(plain)
+
+
+def test_a_handshake_cannot_be_used_again(port) -> None:
+    recorded = Client(port).hello()
+    client = Client(port)
+    client.challenged()
     client.send(recorded)
     assert client.refused()[0] == "key"
 
 
-def test_a_stream_speaks_for_its_own_group_only(busy: Net) -> None:
-    client = Client(busy)
-    life, codec = client.enter()
-    zeros = [np.zeros_like(leaf) for leaf in trees.leaves(busy.pool.slots[0].timestep)]
-    client.send(codec.step(life + 1, 1, zeros))
-    code, text = client.refused()
-    assert code == "protocol" and "timestep 1 of life" in text
+def test_another_release_is_refused_by_name(port) -> None:
+    client = Client(port)
+    challenge = client.challenged()
+    said = {**port.said(), "version": "9.9.9"}
+    proof = client.key.proof(bytes.fromhex(challenge.nonce), challenge.number, said)
+    client.send(pack(Handshake.HELLO, {**said, "proof": proof}))
+    text = f"seedbed is 9.9.9 here and {SEEDBED} at {port.place.role}: install "
+    assert client.refused() == ("version", f"{text}{port.place.role}'s version")
+
+
+def test_a_client_that_says_nothing_is_ended(port, monkeypatch) -> None:
+    monkeypatch.setattr(door, "HELLO_S", 0.3)  # but in the ingest process
+    started = time.monotonic()
+    silent, slow = Client(port), port.plain()
+    slow.sendall(b"\x16\x03\x01")  # the first bytes of TLS
+    silent.challenged()
+    assert silent.ended()
+    rest_of(slow)
+    assert (8 if isinstance(port, IngestPort) else 0.3) < time.monotonic() - started < 16
+
+
+# At the port of a learner that listens.
+
+
+def test_a_stream_speaks_for_its_own_group_only(ingest: IngestPort) -> None:
+    zeros = [np.zeros_like(leaf) for leaf in trees.leaves(ingest.one.pool.slots[0].timestep)]
+    for more, step in ((1, 1), (0, 2)):  # another's life, and a timestep that nobody has asked for
+        client = Client(ingest)
+        life, codec = client.enter()
+        client.send(codec.step(life + more, step, zeros))
+        code, text = client.refused()
+        assert code == "protocol" and f"timestep {step} of life" in text
     # Nor can it take a place: instances are the hosts' secrets, and an unknown one gets a place of its own.
-    other = Client(busy)
-    assert other.enter(life=busy.learner.lives[0], step=busy.learner.steps[0])[0] >= 1
-
-
-def test_timesteps_that_nobody_asked_for_are_refused(busy: Net) -> None:
-    client = Client(busy)
-    life, codec = client.enter()
-    zeros = [np.zeros_like(leaf) for leaf in trees.leaves(busy.pool.slots[0].timestep)]
-    client.send(codec.step(life, 2, zeros))
-    assert client.refused()[0] == "protocol"
+    other = Client(ingest)
+    assert other.enter(life=ingest.one.learner.lives[0], step=ingest.one.learner.steps[0])[0] >= 1
 
 
 def bodies(codec: StepCodec, life: int) -> dict[str, bytes]:
     head = struct.Struct("<qq?")
     bomb = lz4.block.compress(bytes(1 << 24), store_size=False)
     return {
-        "bomb": wire.frame(Kind.STEP, head.pack(life, 1, True), bomb),
-        "too short": wire.frame(Kind.STEP, head.pack(life, 1, False), b"x"),
-        "too long": struct.pack("<2sBBII", b"Sb", wire.VERSION, Kind.STEP, (1 << 32) - 1, 0),
-        "other version": struct.pack("<2sBBII", b"Sb", wire.VERSION + 1, Kind.STEP, 10, 0),
-        "unknown kind": struct.pack("<2sBBII", b"Sb", wire.VERSION, 99, 10, 0),
-        "another's message": wire.json_frame(Kind.WELCOME),
-        "damaged": wire.frame(Kind.STEP, head.pack(life, 1, False), b"x" * 100)[:-1] + b"y",
-        "beat": wire.frame(Kind.BEAT, struct.pack("<qddd", -1, 0, 0, 0)),
+        "bomb": frame(Kind.STEP, head.pack(life, 1, True), bomb),
+        "too short": frame(Kind.STEP, head.pack(life, 1, False), b"x"),
+        "too long": header(Kind.STEP, (1 << 32) - 1),
+        "another's message": pack(Handshake.WELCOME, {}),
+        "damaged": frame(Kind.STEP, head.pack(life, 1, False), b"x" * 100)[:-1] + b"y",
+        "beat": frame(Kind.BEAT, struct.pack("<qddd", -1, 0, 0, 0)),
         "flood of beats": wire.beat_frame() * 60,
     }
 
 
 @pytest.mark.parametrize("name", list(bodies(StepCodec.__new__(StepCodec), 1)))
-def test_broken_messages_end_their_stream(busy: Net, name: str) -> None:
-    client = Client(busy)
+def test_broken_messages_end_their_stream(ingest: IngestPort, name: str) -> None:
+    client = Client(ingest)
     life, codec = client.enter()
     client.send(bodies(codec, life)[name])
     assert client.refused()[0] == "protocol"
 
 
-@pytest.mark.parametrize("length", [wire.HELLO_BYTES + 1, (1 << 32) - 1])
-def test_a_stranger_gets_no_memory(busy: Net, length: int) -> None:
-    client = Client(busy)
-    client.send(struct.pack("<2sBBII", b"Sb", wire.VERSION, Kind.HELLO, length, 0) + b"x" * 100)
-    kind, _ = client.read()
-    assert kind is Kind.CHALLENGE
-    assert "at most 4096" in client.refused()[1]
+SPECS = [
+    {"shape": [1 << 40], "dtype": "uint8"},
+    {"shape": [2], "dtype": "object"},
+    {"shape": [-2], "dtype": "uint8"},
+    {"shape": [2], "dtype": "uint8"},
+    {"shape": ["a"], "dtype": 3},
+    {"dict": [1]},
+    {"shape": [1 << 32, 1 << 32], "dtype": "uint8"},
+]
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {},
-        {
-            "observation": {"shape": [1 << 40], "dtype": "uint8"},
-            "action": {"kind": "Discrete", "n": 2},
-        },
-        {"observation": {"shape": [2], "dtype": "object"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": [-2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": [2], "dtype": "uint8"}, "action": {"kind": "Discrete", "n": 2}},
-        {"observation": {"shape": ["a"], "dtype": 3}, "action": {"kind": "Box"}},
-        {"observation": {"dict": [1]}, "action": {"kind": "Discrete", "n": 2}},
-        {
-            "observation": {"shape": [1 << 32, 1 << 32], "dtype": "uint8"},
-            "action": {"kind": "Discrete", "n": 2},
-        },
-    ],
+    "spec", [{}, *({"observation": o, "action": {"kind": "Discrete", "n": 2}} for o in SPECS)]
 )
-def test_another_spec_is_refused(busy: Net, spec: dict) -> None:
-    client = Client(busy)
+def test_another_spec_is_refused(ingest: IngestPort, spec: dict) -> None:
+    client = Client(ingest)
     client.hello()
-    assert client.read()[0] is Kind.WELCOME
-    client.send(wire.json_frame(Kind.READY, spec=spec, versions={}))
+    assert client.read()[0] is Handshake.WELCOME
+    client.send(pack(Kind.READY, {"spec": spec, "versions": {}}))
     assert client.refused()[0] == "spec"
 
 
-@pytest.mark.parametrize("proof", ["\ud800", "é" * 64, "", "0" * 64])
-def test_a_proof_that_is_none_is_refused(busy: Net, proof: str) -> None:
-    client = Client(busy)
-    assert client.read()[0] is Kind.CHALLENGE
-    fields = {"version": "1", "instance": "a" * 32, "index": 0, "life": 0, "step": 0}
-    client.send(wire.json_frame(Kind.HELLO, **fields, proof=proof))
-    assert client.refused()[0] == "key"
-
-
-def test_what_a_host_says_does_not_command_the_terminal(busy: Net) -> None:
-    busy.pool.take_notices()
-    client = Client(busy)
+def test_what_a_host_says_does_not_command_the_terminal(ingest: IngestPort) -> None:
+    ingest.one.pool.take_notices()
+    client = Client(ingest)
     client.enter()
-    client.send(wire.json_frame(Kind.LEAVE, text="\x1b[2J\nforged line " + "é" * 20_000))
+    client.send(pack(Kind.LEAVE, {"text": "\x1b[2J\nforged line " + "é" * 20_000}))
     assert client.ended()
     found: list[str] = []
 
     def told() -> bool:
-        found.extend(busy.pool.take_notices())
+        found.extend(ingest.one.pool.take_notices())
         return any("have left" in each for each in found)
 
-    busy.learner.run(told)
+    ingest.one.learner.run(told)
     (note,) = [each for each in found if "have left" in each]
     assert note.isprintable() and "forged line" in note and len(note) <= 300
 
 
-def test_a_host_that_leaves_frees_its_places(busy: Net) -> None:
-    before, instance = len(busy.pool.members), secrets.token_hex(16)
-    clients = [Client(busy) for _ in range(20)]
+def test_a_host_that_leaves_frees_its_places(ingest: IngestPort) -> None:
+    before, instance = len(ingest.one.pool.members), secrets.token_hex(16)
+    clients = [Client(ingest) for _ in range(20)]
     for index, client in enumerate(clients):
-        client.enter(instance=instance, index=index)
-    busy.learner.run(lambda: len(busy.pool.members) > before + 10)
-    clients[0].send(wire.json_frame(Kind.LEAVE, text=""))
+        client.enter(role=instance, number=index)
+    ingest.one.learner.run(lambda: len(ingest.one.pool.members) > before + 10)
+    clients[0].send(pack(Kind.LEAVE, {"text": ""}))
     assert all(client.ended() for client in clients)
     # At once, and not when the seats of lost streams are given up; other tests' seats are, meanwhile.
-    busy.learner.run(lambda: len(busy.pool.members) <= before)
+    ingest.one.learner.run(lambda: len(ingest.one.pool.members) <= before)
 
 
-def test_seconds_of_before_a_seat_are_not_counted_again(busy: Net) -> None:
+def test_seconds_of_before_a_seat_are_not_counted_again(ingest: IngestPort) -> None:
     """As those of a host that comes back to another ingest process, or after its seat was given up."""
-    before = busy.remote.report()["cpu_seconds"]
-    client = Client(busy)
+    before = ingest.one.remote.report()["cpu_seconds"]
+    client = Client(ingest)
     client.enter()
     for seconds in (1000.0, 1300.0):
         client.send(wire.beat_frame(wire.Beat(cpu_seconds=seconds)))
-    busy.learner.run(lambda: busy.remote.report()["cpu_seconds"] >= before + 300)
-    assert busy.remote.report()["cpu_seconds"] < before + 400
+    ingest.one.learner.run(lambda: ingest.one.remote.report()["cpu_seconds"] >= before + 300)
+    assert ingest.one.remote.report()["cpu_seconds"] < before + 400
 
 
-def test_no_more_streams_are_kept_than_have_a_use(tmp_path: Path) -> None:
-    one = Net(tmp_path, counting(), groups=2)
-    most, clients = 2 * 2 + reception.MOST_WAITING, []
-    try:
-        one.start_host()
-        progress(one, range(2))
-        # Two are the host's.
-        for _ in range(most - 2):
-            clients.append(Client(one))
-            clients[-1].hello()
-            assert clients[-1].read()[0] is Kind.WELCOME
-        late = Client(one)
-        late.hello()
-        assert late.refused() == ("full", f"the run has {most} streams, and takes no more")
-        clients.pop().socket.close()
-        progress(one, range(2), max(one.learner.steps) + 20)
-        late = Client(one)
-        late.hello()
-        assert late.read()[0] is Kind.WELCOME
-    finally:
-        one.close()
-
-
-def test_other_versions_are_refused_by_name(busy: Net) -> None:
-    client = Client(busy)
-    client.hello(version="9.9.9")
-    code, text = client.refused()
-    assert code == "version" and "seedbed is 9.9.9 here and 0.1.0 at the learner" in text
+def test_other_versions_of_an_environment_are_refused_by_name(ingest: IngestPort) -> None:
     name = Path(__file__).parent / "counting_environment.py"
     digest = hashlib.sha256(name.read_bytes()).hexdigest()
     for told, ours in (
         ({"gymnasium": "0.1.2"}, "gymnasium is 0.1.2"),
         ({"file counting_environment": "ab"}, digest[:12]),
     ):
-        client = Client(busy)
+        client = Client(ingest)
         client.hello()
-        assert client.read()[0] is Kind.WELCOME
-        client.send(wire.json_frame(Kind.READY, spec={}, versions=told))
+        assert client.read()[0] is Handshake.WELCOME
+        client.send(pack(Kind.READY, {"spec": {}, "versions": told}))
         code, text = client.refused()
         assert code == "version" and ours in text
 
@@ -363,33 +496,24 @@ def test_only_third_numbers_may_differ() -> None:
         versions.require_same({"ROM pong": "x"}, {"ROM pong": "y"})
 
 
-def test_a_client_that_says_nothing_is_ended(busy: Net) -> None:
-    started = time.monotonic()
-    silent, slow = Client(busy), Client(busy, tls=False)
-    slow.send(b"\x16\x03\x01")  # the first bytes of TLS
-    assert silent.read()[0] is Kind.CHALLENGE
-    assert silent.ended() and slow.ended()
-    assert 8 < time.monotonic() - started < 16
-
-
-def test_a_flood_of_connections_leaves_the_streams_alone(busy: Net) -> None:
+def test_a_flood_of_connections_leaves_the_streams_alone(ingest: IngestPort) -> None:
     flood = []
-    steps = list(busy.learner.steps)
+    steps = list(ingest.one.learner.steps)
     with contextlib.suppress(OSError):
         for _ in range(400):
             each = socket.socket()
             each.setblocking(False)
-            each.connect_ex(("127.0.0.1", busy.port()))
+            each.connect_ex(("127.0.0.1", ingest.one.port()))
             flood.append(each)
             if len(flood) % 20 == 0:
-                busy.learner.turn(0.01)
-    progress(busy, range(2), max(steps) + 200)
+                ingest.one.learner.turn(0.01)
+    progress(ingest.one, range(2), max(steps) + 200)
     for each in flood:
         each.close()
-    assert np.subtract(busy.learner.steps, steps)[:2].min() > 150
+    assert np.subtract(ingest.one.learner.steps, steps)[:2].min() > 150
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ConnectionError, Refused):
-            assert Client(busy).enter()[0]
+            assert Client(ingest).enter()[0]
             return
     raise AssertionError("nobody can enter any more")

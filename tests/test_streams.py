@@ -19,17 +19,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.actors import child, credentials
-from seedbed.actors.connection import Connection
-from seedbed.actors.link import CONNECT_S, PATIENCE_S, Identity, Link
+from seedbed.actors import child
+from seedbed.actors.link import CONNECT_S, Identity, Link
 from seedbed.actors.local import local_pool
-from seedbed.actors.names import Names
 from seedbed.actors.process import Launcher
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
-from seedbed.actors.wire import HEADER_BYTES, Kind, StepCodec, json_frame
+from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.streams import credentials
+from seedbed.streams.connection import Connection
+from seedbed.streams.dns import Names
+from seedbed.streams.handshake import PATIENCE_S, Challenge
+from seedbed.streams.messages import HEADER_BYTES, Handshake
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
 from test_transport import Learner, counting
 
@@ -37,7 +40,7 @@ TESTS = Path(__file__).parent
 HOST = """
 import sys, json, signal
 from pathlib import Path
-from seedbed.actors.credentials import ActorKey
+from seedbed.streams.credentials import ActorKey
 from seedbed.actors.host import Host, HostOptions
 key, port, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 insecure = options.pop("insecure", False)
@@ -362,7 +365,7 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         listener.listen(0)
         address = listener.getsockname()
         filling = [socket.create_connection(address)]
-        identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+        identity = Identity(key=key, context=key.context(), instance="a" * 32)
         link = Link(identity, 0, lambda: [address])
         link.connect()
         assert link.connection is not None, link.last_error
@@ -371,12 +374,12 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
         deadline = time.monotonic() + 10
         listener.settimeout(10)
         server = Connection(listener.accept()[0], context, Kind, server=True)
-        server.send(json_frame(Kind.CHALLENGE, version="0", term=1, nonce="ab"))
-        found: list[Kind] = []
+        server.send(Challenge(LEARNER, 1, "ab").frame())
+        found: list[Handshake] = []
         while not found and time.monotonic() < deadline:
             list(server.receive())
             found += [kind for kind, _ in link.connection.receive()]
-        assert found == [Kind.CHALLENGE]
+        assert found == [Handshake.CHALLENGE]
         link.connection.close()
         server.close()
         for each in filling:
@@ -385,7 +388,7 @@ def test_a_connection_that_takes_time_is_waited_for(tmp_path) -> None:
 
 def test_an_address_that_does_not_answer_is_given_up_soon_if_there_are_others(tmp_path) -> None:
     key = credentials.ensure_credentials(tmp_path / "listen")
-    identity = Identity(key=key, context=None, version="0", instance="a" * 32)
+    identity = Identity(key=key, context=None, instance="a" * 32)
     with socket.socket() as full, socket.create_server(("127.0.0.1", 0)) as other:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -418,7 +421,7 @@ def test_a_name_server_that_is_slow_keeps_no_stream_waiting(tmp_path, monkeypatc
     getaddrinfo = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+        identity = Identity(key=key, context=key.context(), instance="a" * 32)
         addresses = [("learner.example", listener.getsockname()[1])]
         links = [Link(identity, number, lambda: addresses) for number in range(2)]
         started = time.monotonic()
@@ -443,7 +446,7 @@ def test_addresses_that_fail_at_once_take_no_turn_and_the_one_that_was_reached_h
     tmp_path,
 ) -> None:
     key = credentials.ensure_credentials(tmp_path / "listen")
-    identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+    identity = Identity(key=key, context=key.context(), instance="a" * 32)
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as two,
@@ -471,7 +474,7 @@ def test_addresses_that_fail_at_once_take_no_turn_and_the_one_that_was_reached_h
 
 def test_every_address_of_a_name_has_its_turn_and_is_not_forgotten(tmp_path, monkeypatch) -> None:
     key = credentials.ensure_credentials(tmp_path / "listen")
-    identity = Identity(key=key, context=key.context(), version="0", instance="a" * 32)
+    identity = Identity(key=key, context=key.context(), instance="a" * 32)
     asked, seen = [], []
 
     def look_up(host: str, port: int, **options: object) -> list:
@@ -486,7 +489,7 @@ def test_every_address_of_a_name_has_its_turn_and_is_not_forgotten(tmp_path, mon
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(socket.socket, "connect_ex", connect)
-    monkeypatch.setattr("seedbed.actors.names.AGAIN_S", -1.0)
+    monkeypatch.setattr("seedbed.streams.dns.AGAIN_S", -1.0)
     addresses = [("office", 7), ("vpn", 7)]
     identity.reached = addresses[0]
     link = Link(identity, 0, lambda: addresses)

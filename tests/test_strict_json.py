@@ -15,7 +15,7 @@ import pytest
 from saved import read_back
 from seedbed import strict_json
 from seedbed.actors.slots import spec_from_json, spec_to_json
-from seedbed.actors.wire import Kind, json_frame
+from seedbed.actors.wire import Kind
 from seedbed.config import resolve
 from seedbed.config.presets import PRESETS
 from seedbed.config.saved import to_json
@@ -23,6 +23,7 @@ from seedbed.envs.host import registry
 from seedbed.envs.host.gym import GymEnv
 from seedbed.files import load_json, write_json
 from seedbed.run.encoding import encode
+from seedbed.streams.messages import pack
 from seedbed.types import ArraySpec, Box, EnvSpec, SeedbedError
 from seedbed.viewer.html import json_in_page
 
@@ -52,7 +53,7 @@ def test_numbers_that_json_lacks_are_texts_and_come_back():
 
 
 def test_only_one_module_writes_json():
-    """Another one could write NaN; `wire` only reads, more strictly than others."""
+    """Another one could write NaN; `messages` only reads, more strictly than others."""
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
@@ -60,8 +61,8 @@ def test_only_one_module_writes_json():
         if (isinstance(node, ast.Import) and any(alias.name == "json" for alias in node.names))
         or (isinstance(node, ast.ImportFrom) and node.module in ("json", "orjson", "simplejson"))
     }
-    assert found == {"strict_json.py", "actors/wire.py"}
-    assert "json.dump" not in (SOURCE / "actors" / "wire.py").read_text().replace(
+    assert found == {"strict_json.py", "streams/messages.py"}
+    assert "json.dump" not in (SOURCE / "streams" / "messages.py").read_text().replace(
         "strict_json.", ""
     )
 
@@ -86,7 +87,7 @@ def test_an_infinite_range_is_saved_with_a_run(tmp_path):
 
 def test_unbounded_actions_pass_a_stream():
     spec = EnvSpec(ArraySpec((3,), "float32"), Box((2,), (-math.inf, -1.0), (math.inf, 1.0)))
-    frame = json_frame(Kind.HELLO, spec=spec_to_json(spec))
+    frame = pack(Kind.READY, {"spec": spec_to_json(spec)})
     assert spec_from_json(strictly(bytes(frame)[bytes(frame).index(b"{") :])["spec"]) == spec
 
 

@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seedbed.actors.connection import Connection
-from seedbed.actors.credentials import KEY, NAME, PRIVATE, ActorKey, learner_context
-from seedbed.actors.wire import Kind, frame
+from seedbed.actors.wire import Kind
+from seedbed.streams.connection import Connection
+from seedbed.streams.credentials import KEY, NAME, PRIVATE, ActorKey, learner_context
+from seedbed.streams.messages import frame
 
 ANSWER = bytes(280)
 LIMIT = 1 << 24

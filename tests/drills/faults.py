@@ -11,9 +11,8 @@ from drill import Drill, Fault, Host, Records
 from machines import Process, wait_until
 
 _OLD_VERSION = """
-from seedbed.envs.host import versions
-now = versions.package_version
-versions.package_version = lambda name: "0.0.1" if name == "seedbed" else now(name)
+from seedbed.streams import handshake
+handshake.SEEDBED = "0.0.1"
 from seedbed.cli import program
 raise SystemExit(program())
 """

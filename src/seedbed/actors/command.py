@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from seedbed.actors.credentials import ADDRESS, ENDED, FOLDER, KEY, ActorKey
 from seedbed.actors.host import Host, HostOptions
 from seedbed.actors.link import RunFinished
 from seedbed.actors.waiting import await_run, read_runtime, require_limit
@@ -16,12 +15,13 @@ from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
 from seedbed.printable import printable
+from seedbed.streams.addresses import LOOPBACK
+from seedbed.streams.credentials import ADDRESS, ENDED, FOLDER, KEY, ActorKey
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Steps environments of this machine for a run that listens, on this machine or another one.
 Waits for a run that has not begun. Ends when the run ends; until then it looks for the learner again whenever
 it loses it. Needs no JAX."""
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -208,5 +208,5 @@ class _Published:
 
 
 def _require_loopback(host: str, insecure: bool) -> None:
-    if insecure and host not in _LOOPBACK:
+    if insecure and host not in LOOPBACK:
         raise SeedbedError(f"--insecure is for a learner on this machine, not at {host}")

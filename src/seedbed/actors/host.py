@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import secrets
 import select
 import time
@@ -16,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seedbed import trees
-from seedbed.actors.credentials import ActorKey
 from seedbed.actors.link import Identity, Link, Refusal, RunFinished, Stage
 from seedbed.actors.lives import Act
 from seedbed.actors.local import local_pool
@@ -24,15 +24,17 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import spec_to_json
 from seedbed.actors.waiting import GIVE_UP_S
-from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, beat_frame, frame, json_frame
+from seedbed.actors.wire import BEAT_S, Beat, Kind, StepCodec, beat_frame
 from seedbed.envs.host import registry, versions
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import TemporaryError
+from seedbed.streams.credentials import ActorKey
+from seedbed.streams.loop import EventLoop
+from seedbed.streams.messages import ProtocolError, frame, pack
 from seedbed.types import SeedbedError
 
 GROUPS = 2
 """Groups of environments in an actor process: one steps while the other waits for actions."""
-_BEAT_S = 1.0
 # Seconds until it is told that a learner cannot be reached, and until it is told again.
 _TELL_S, _TELL_AGAIN_S = 10.0, 60.0
 
@@ -50,9 +52,9 @@ class HostOptions:
 class _Group:
     """A group of the host: its stream, and how it fares."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.events = 0  # that epoll waits for
+    def __init__(self, link: Link, serve: Callable[[_Group, int], None]) -> None:
+        """`serve` is called with the group and the events that its stream is ready for."""
+        self.link, self.serve = link, functools.partial(serve, self)
         self.steps = 0  # timesteps that were answered
         self.sent_s = 0.0  # when the timestep that waits for its answer was sent
         self.latencies: list[float] = []  # since the last beat
@@ -74,12 +76,10 @@ class Host:
         self._identity = Identity(
             key=key,
             context=None if insecure else key.context(),
-            version=versions.package_version("seedbed") or "unknown",
             instance=secrets.token_hex(16),
         )
-        self._epoll = select.epoll()
-        self._groups = [_Group(Link(self._identity, 0, addresses))]
-        self._watched: dict[int, _Group] = {}  # by descriptor
+        self._loop = EventLoop()
+        self._groups = [_Group(Link(self._identity, 0, addresses), self._serve)]
         self._pool: ActorPool | None = None
         self._welcome: dict[str, Any] = {}  # what the environments were made for
         self._env: HostEnvConfig | None = None
@@ -118,7 +118,7 @@ class Host:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-        self._epoll.close()
+        self._loop.close()
 
     def _tell_notices(self) -> None:
         for notice in self._pool.take_notices() if self._pool is not None else ():
@@ -135,32 +135,18 @@ class Host:
             self._beat(now_s)
         retries = [g.link.retry_at_s for g in self._groups if g.link.stage is Stage.RETRY]
         until_s = min([self._next_beat_s, *retries])
-        for fd, events in self._epoll.poll(max(0.0, until_s - time.monotonic())):
-            group = self._watched.get(fd)
-            if group is not None:
-                self._serve(group, events)
+        self._loop.turn(until_s - time.monotonic())
         if self._pool is not None:
             self._attend(self._pool)
 
     def _watch(self, group: _Group) -> None:
         """Waits for what a group's stream needs next."""
-        connection = group.link.connection
-        if connection is None:
-            return
-        fd, events = connection.fileno(), connection.events
-        if self._watched.get(fd) is not group:
-            self._epoll.register(fd, events)
-            self._watched[fd], group.events = group, events
-        elif group.events != events:
-            group.events = events
-            self._epoll.modify(fd, events)
+        if (connection := group.link.connection) is not None:
+            self._loop.watch(connection.fileno(), group.serve, connection.events)
 
     def _drop(self, group: _Group, why: str, full: bool = False) -> None:
-        connection = group.link.connection
-        if connection is not None:
-            fd = connection.fileno()
-            if self._watched.pop(fd, None) is not None:
-                self._epoll.unregister(fd)
+        if group.link.connection is not None:
+            self._loop.forget(group.link.connection.fileno())
         group.link.drop(why, full)
 
     def _serve(self, group: _Group, events: int) -> None:
@@ -208,9 +194,10 @@ class Host:
         self._pool = local_pool(
             launcher, actors=self._options.processes, timeout_s=welcome["timeout_s"]
         )
-        self._epoll.register(self._pool.fileno(), select.EPOLLIN)
+        self._loop.watch(self._pool.fileno(), lambda events: None)  # `_attend` polls it
         for number in range(1, self._pool.num_groups):
-            self._groups.append(_Group(Link(self._identity, number, self._addresses)))
+            link = Link(self._identity, number, self._addresses)
+            self._groups.append(_Group(link, self._serve))
         self._tell(
             f"actor processes: {self._options.processes}, each with {groups} x {size} environments"
         )
@@ -270,7 +257,7 @@ class Host:
 
     def _beat(self, now_s: float) -> None:
         """Tells the learner that this host lives, and gives up streams that tell nothing."""
-        self._next_beat_s = now_s + _BEAT_S
+        self._next_beat_s = now_s + BEAT_S
         share_s = 0.0 if self._pool is None else self._pool.cpu_seconds() / len(self._groups)
         share_s += time.process_time() / len(self._groups)
         for group in self._groups:
@@ -336,7 +323,7 @@ class Host:
             link = group.link
             if link.connection is not None and link.stage in (Stage.SPEC, Stage.BEGIN, Stage.STEPS):
                 with contextlib.suppress(ConnectionError):
-                    link.connection.send(json_frame(Kind.LEAVE, text=text[:500]))
+                    link.connection.send(pack(Kind.LEAVE, {"text": text[:500]}))
                 return
 
 

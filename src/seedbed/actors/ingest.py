@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import math
 import mmap
 import os
@@ -16,23 +17,20 @@ import select
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
-from seedbed.actors.admission import Complaints, Door
-from seedbed.actors.connection import Connection
-from seedbed.actors.credentials import ActorKey, learner_context
-from seedbed.actors.reception import MOST_NOTES, Reception
+from seedbed.actors.admission import MOST_NOTES, Admission
 from seedbed.actors.seats import Seats
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json
-from seedbed.actors.wire import Kind, ProtocolError, StepCodec, json_frame
+from seedbed.actors.wire import BEAT_S, Kind, StepCodec
 from seedbed.exit_status import TemporaryError
 from seedbed.machine import raise_descriptor_limit
+from seedbed.streams.messages import pack
+from seedbed.streams.server import Server
 from seedbed.types import SeedbedError
 
-_BEAT_S = 1.0
 # Seconds for which streams may end by themselves when the run has ended, so that FINISH arrives.
 _GRACE_S = 0.5
 
@@ -73,46 +71,30 @@ class Ingest:
     def __init__(self, learner: socket.socket, job: dict[str, Any]) -> None:
         """Listens at the address of the job; raises SeedbedError if it cannot."""
         self._learner, self._job = learner, job
-        folder = Path(job["credentials"])
-        key = ActorKey.read(folder)
-        self._context = None if job["insecure"] else learner_context(folder.parent)
         self._seats = Seats(job["lives"])
+        self._admission = Admission(job, self._seats)
+        self._server = self._admission.server
+        self._server.loop.watch(learner.fileno(), self._obey)
         self._codec: StepCodec | None = None
         self._spec: dict[str, Any] = {}  # of the learner, once it has told it
-        self._answered: dict[int, int] = {}  # seats by the descriptor of the doorbell of answers
-        self._epoll = select.epoll()
-        self._epoll.register(learner, select.EPOLLIN)
-        self._door = _listen(job["host"], job["port"], job["former_port"], self._epoll)
-        self._reception = Reception(job, key, self._seats, self._door)
-        self._complaints = Complaints()
-        self._streams: dict[int, Connection[Kind]] = {}  # by descriptor
-        self._events: dict[int, int] = {}  # that epoll waits for, by descriptor
         self._next_beat_s = 0.0
         self._finished, self._until_s = False, math.inf  # the run has ended; when this process ends
         self._present: list[int] = []
         # What the learner has not taken yet: the newest of each kind.
         self._untold: dict[str, bytes] = {}
         self._fds: list[int] = []  # of the slots and doorbells, as far as they have come
-        self._tell(port=self._door.port)
+        self._tell(port=_listen(self._server, job))
 
     def run(self) -> None:
         """Serves until the learner hangs up, and hosts have heard of the end; may raise ConnectionError."""
         while (now_s := time.monotonic()) < self._until_s:
-            if self._until_s < math.inf and not self._streams:
+            if self._until_s < math.inf and not self._server.clients:
                 return
-            shut_s = self._door.tend(now_s)
             if now_s >= self._next_beat_s:
                 self._beat(now_s)
-            timeout_s = min(shut_s, self._next_beat_s - now_s, self._until_s - now_s)
-            for fd, events in self._epoll.poll(max(0.0, timeout_s)):
-                if fd in self._answered:
-                    self._reply(self._answered[fd])
-                elif fd in self._streams:
-                    self._serve(self._streams[fd], events)
-                elif fd == self._learner.fileno():
-                    self._obey()
-                elif fd == self._door.fileno():
-                    self._accept()
+            self._server.serve(min(self._next_beat_s, self._until_s) - now_s)
+            if (spec := self._admission.take_first_spec()) is not None:
+                self._tell(spec=spec)
             if self._seats.present is not self._present:
                 self._present = self._seats.present
                 self._tell(present=self._present)
@@ -125,95 +107,27 @@ class Ingest:
                 self._learner.send(self._untold[kind])
                 del self._untold[kind]
 
-    def _accept(self) -> None:
-        if (taken := self._door.accept()) is None:
-            return
-        stream, victim = taken
-        if victim is not None:
-            self._end(self._streams[victim])
-        fd = stream.fileno()
-        try:
-            address = stream.getpeername()[0]
-            connection = Connection(stream, self._context, Kind, server=True)
-        except OSError:  # it has gone
-            self._door.forget(fd)
-            stream.close()
-            return
-        try:
-            self._streams[fd], self._events[fd] = connection, connection.events
-            self._epoll.register(fd, connection.events)
-            self._reception.meet(connection, address)
-            self._watch(connection)
-        except (ConnectionError, OSError):
-            self._end(connection)
-
-    def _serve(self, connection: Connection[Kind], events: int) -> None:
-        """Reads and writes what a stream is ready for; a stream that breaks the protocol ends."""
-        try:
-            if events & select.EPOLLOUT:
-                connection.flush()
-            for kind, body in connection.receive():
-                if kind is Kind.STEP and self._codec is not None:
-                    self._reception.seat_of(connection).arrive(self._codec, body)
-                else:
-                    self._reception.take(connection, kind, body)
-            self._after_spec()
-            self._watch(connection)
-        except ProtocolError as error:
-            self._reception.refuse(connection, error)
-            self._watch(connection)
-        except ConnectionError:
-            self._end(connection)
-        except Exception as error:
-            # Whatever a client has found must end no stream but its own.
-            if self._complaints.tell():
-                self._reception.note(f"a message of a stream could not be handled: {error!r}")
-            self._reception.refuse(connection, ProtocolError("the learner could not handle this"))
-            self._watch(connection)
-
-    def _watch(self, connection: Connection[Kind]) -> None:
-        fd, events = connection.fileno(), connection.events
-        if fd in self._streams and self._events[fd] != events:
-            self._events[fd] = events
-            self._epoll.modify(fd, events)
-        for other in self._reception.take_ended():
-            self._end(other)
-
-    def _end(self, connection: Connection[Kind]) -> None:
-        fd = connection.fileno()
-        if self._streams.pop(fd, None) is not None:
-            # It may not be registered, where the kernel refused that.
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
-            self._door.forget(fd)
-        self._reception.leave(connection)
-        connection.close()
-
-    def _reply(self, number: int) -> None:
+    def _reply(self, number: int, events: int) -> None:
+        del events
         seat = self._seats.all[number]
         assert self._codec is not None
-        connection = seat.connection
+        client = seat.client
         try:
             seat.answered(self._codec, self._seats.latencies)
-            if connection is not None:
-                self._watch(connection)
+            if client is not None:
+                self._server.watch(client)
         except ConnectionError:
-            if connection is not None:
-                self._end(connection)
+            if client is not None:
+                self._server.end(client)
 
-    def _after_spec(self) -> None:
-        """Tells the learner of the first spec."""
-        spec = self._reception.take_first_spec()
-        if spec is not None:
-            self._tell(spec=spec)
-
-    def _obey(self) -> None:
+    def _obey(self, events: int) -> None:
         """Takes a message of the learner: the spec, slots and doorbells, or the end of the run."""
+        del events
         data, fds, _, _ = socket.recv_fds(self._learner, MESSAGE_BYTES, FDS)
         if not data and not self._finished:
             raise ConnectionResetError("the learner has hung up")
         if not data:
-            self._epoll.unregister(self._learner)
+            self._server.loop.forget(self._learner.fileno())
             self._until_s = time.monotonic() + _GRACE_S
             return
         if fds:
@@ -224,9 +138,8 @@ class Ingest:
         message = strict_json.loads(data)
         if "finish" in message:
             self._finished = True
-            for connection in list(self._streams.values()):
-                with contextlib.suppress(ConnectionError):
-                    connection.send(json_frame(Kind.FINISH, **message["finish"]))
+            for client in list(self._server.clients.values()):
+                self._server.send(client, pack(Kind.FINISH, message["finish"]))
         self._spec = message.get("spec", self._spec)
 
     def _attach(self) -> None:
@@ -239,40 +152,25 @@ class Ingest:
         for seat, bell in zip(self._seats.all, arrived, strict=True):
             seat.attach(Slot(layout, memory, seat.number * layout.size), bell)
         for number, fd in enumerate(answered):
-            self._answered[fd] = number
             # Edge-triggered, so that the counters need not be read.
-            self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
-        for connection in self._reception.begin_all(self._codec, self._spec):
-            self._watch(connection)
+            events = select.EPOLLIN | select.EPOLLET
+            self._server.loop.watch(fd, functools.partial(self._reply, number), events)
+        self._admission.begin_all(self._codec, self._spec)
 
     def _beat(self, now_s: float) -> None:
-        """Ends silent streams, frees seats, and tells both sides that this process lives."""
-        self._next_beat_s = now_s + _BEAT_S
-        for connection in self._reception.silent(now_s):
-            self._end(connection)
-        self._seats.expire(now_s)
-        for connection in self._reception.beat():
-            self._watch(connection)
-        self._tell(beat=self._reception.report(self._streams.values()))
-        if notes := self._reception.take_notes():
+        """Tells both sides that this process lives, and what has happened."""
+        self._next_beat_s = now_s + BEAT_S
+        self._admission.beat(now_s)
+        self._tell(beat=self._admission.report())
+        if notes := self._admission.take_notes():
             self._tell(notes=[*self._untold.get("notes", []), *notes][-MOST_NOTES:])
 
 
-def _listen(host: str, port: int, former_port: int, epoll: select.epoll) -> Door:
-    """Listens at a port, or at any if it is 0: at the one of the learner before, if that is free."""
+def _listen(server: Server, job: dict[str, Any]) -> int:
+    """Opens the server's door at the address of the job; returns the port, or raises SeedbedError."""
+    host, port = job["host"], job["port"]
     try:
-        family, kind, number, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, number)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address[0], port or former_port, *address[2:]))
-        except OSError:
-            if port:
-                raise
-            listener.bind(address)
-        return Door(listener, epoll)
+        return server.listen(host, port, job["former_port"], tls=not job["insecure"])
     except OSError as error:
         # Whoever has the port may leave it.
         kind = TemporaryError if error.errno == errno.EADDRINUSE else SeedbedError

@@ -5,35 +5,24 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import errno
-import os
 import random
-import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from seedbed.actors.connection import Connection
-from seedbed.actors.credentials import ActorKey
 from seedbed.actors.lives import ActorEnd, Begin
-from seedbed.actors.names import Names
-from seedbed.actors.wire import (
-    CONTROL_BYTES,
-    Kind,
-    ProtocolError,
-    StepCodec,
-    json_frame,
-    read_begin,
-    read_json,
-)
+from seedbed.actors.wire import CONTROL_BYTES, LEARNER, SILENCE_S, Kind, StepCodec, read_begin
+from seedbed.streams.addresses import joined_address
+from seedbed.streams.connection import Connection
+from seedbed.streams.credentials import ActorKey
+from seedbed.streams.dns import Names
+from seedbed.streams.handshake import PATIENCE_S, Challenge
+from seedbed.streams.messages import Handshake, ProtocolError, pack, read_fields, unpack
+from seedbed.streams.reaching import begin_to_connect
 
-SILENCE_S = 5.0
-"""Seconds without a byte after which a stream is given up."""
 RETRY_S = 2.0
 """The most seconds between two tries to connect."""
-PATIENCE_S = 15.0
-"""Seconds for which a connection may wait for its `CHALLENGE`."""
 CONNECT_S = 3.0
 """Seconds for which an address may let a connection wait where there are others to try."""
 _FIRST_RETRY_S = 0.1
@@ -56,7 +45,6 @@ class Identity:
 
     key: ActorKey
     context: ssl.SSLContext | None  # None is plaintext
-    version: str  # of this package
     instance: str  # 32 hexadecimal digits, drawn when the host starts
     term: int = 0  # the latest of a learner that a stream has met
     reached: tuple[str, int] = ("", 0)  # the address at which a stream has met the learner last
@@ -73,10 +61,7 @@ class RunFinished(Exception):
 
 
 class Link:
-    """One group's stream through all its connections. For one thread.
-
-    `welcomed` is called with the content of each WELCOME, and `acts` with what the group is to do.
-    """
+    """One group's stream through all its connections. It never waits. For one thread."""
 
     def __init__(
         self,
@@ -86,7 +71,7 @@ class Link:
     ) -> None:
         """`addresses` returns where the learner may be, the likeliest first; `number` is the group's."""
         self.number, self.end = number, ActorEnd()
-        self.connection: Connection[Kind] | None = None
+        self.connection: Connection | None = None
         self.stage = Stage.RETRY
         self.codec: StepCodec | None = None
         self.retry_at_s = 0.0
@@ -117,13 +102,16 @@ class Link:
         errors = ["the run's folder names no address"] if not addresses else []
         for self._address in addresses:
             try:
-                stream, others = self._begin_to_connect(*self._address)
-                self._others = others or len(addresses) > 1
-                self.connection = Connection(stream, self._identity.context, Kind, server=False)
+                found = self._identity.names.find(*self._address)
+                # A name may have several addresses; each has its turn.
+                turn = self._turns[self._address] % len(found)
+                self._turns[self._address] += 1
+                self.connection = begin_to_connect(found[turn], self._identity.context, Kind)
                 self.connection.limit, self.stage = CONTROL_BYTES, Stage.CHALLENGE
+                self._others = len(found) > 1 or len(addresses) > 1
                 return
-            except (OSError, ConnectionError) as error:
-                errors.append(f"{_named(self._address)}: {error}")
+            except OSError as error:
+                errors.append(f"{joined_address(*self._address)}: {error}")
         self.last_error = errors[0]
 
     def _in_turn(self) -> list[tuple[str, int]]:
@@ -137,47 +125,31 @@ class Link:
         turn = self._tries // 2 % len(addresses)
         return addresses[turn:] + addresses[:turn]
 
-    def _begin_to_connect(self, host: str, port: int) -> tuple[socket.socket, bool]:
-        """Returns a socket that connects, or has done so, and whether the name has other addresses.
-
-        Raises OSError.
-        """
-        found = self._identity.names.find(host, port)
-        # A name may have several addresses; each has its turn.
-        family, kind, number, _, address = found[self._turns[host, port] % len(found)]
-        self._turns[host, port] += 1
-        stream = socket.socket(family, kind, number)
-        stream.setblocking(False)
-        code = stream.connect_ex(address)
-        if code not in (0, errno.EINPROGRESS):
-            stream.close()
-            raise OSError(code, os.strerror(code))
-        return stream, len(found) > 1
-
-    def take(self, kind: Kind, body: memoryview) -> Begin | None:
+    def take(self, kind: enum.IntEnum, body: memoryview) -> Begin | None:
         """Takes a message of the handshake; returns a BEGIN.
 
         Raises ProtocolError and ConnectionError, for which the stream is to be dropped, Refusal if the
         learner will not have this actor, and RunFinished.
         """
         assert self.connection is not None
-        if kind is Kind.REFUSE:
-            said = read_json(body, code=str, text=str)
+        if kind is Handshake.REFUSE:
+            said = read_fields(kind, body, code=str, text=str)
             if said["code"] == "full":
                 raise ProtocolError(said["text"], "full")
             raise Refusal(said["text"])
         if kind is Kind.FINISH:
-            said = read_json(body, text=str, over=bool)
+            said = read_fields(kind, body, text=str, over=bool)
             if said["over"]:
                 raise RunFinished(said["text"])
             self._identity.stopped = said["text"]
             raise ProtocolError(said["text"])
         if kind is Kind.BEAT:
             return None
-        if kind is Kind.CHALLENGE and self.stage is Stage.CHALLENGE:
-            self._prove(read_json(body, version=str, term=int, nonce=str))
-        elif kind is Kind.WELCOME and self.stage is Stage.WELCOME:
-            self.welcome = read_json(body, env=dict, num_envs=int, seed=int, timeout_s=float)
+        if self.stage is Stage.CHALLENGE:
+            self._prove(Challenge.read(unpack(kind, body), LEARNER))
+        elif kind is Handshake.WELCOME and self.stage is Stage.WELCOME:
+            wanted = {"env": dict, "num_envs": int, "seed": int, "timeout_s": float}
+            self.welcome = read_fields(kind, body, **wanted)
             self.stage = Stage.SPEC
         elif kind is Kind.BEGIN and self.stage in (Stage.BEGIN, Stage.STEPS):
             self.stage, self._tries, self.last_error = Stage.STEPS, 0, ""
@@ -189,34 +161,24 @@ class Link:
             raise ProtocolError(f"{kind.name} came out of turn")
         return None
 
-    def _prove(self, said: dict[str, Any]) -> None:
+    def _prove(self, challenge: Challenge) -> None:
         assert self.connection is not None
         identity = self._identity
-        if said["term"] < identity.term:
+        if challenge.number < identity.term:
             raise ProtocolError(
-                f"the learner is of term {said['term']}, and there is one of term {identity.term}"
+                f"the learner is of term {challenge.number}, and there is one of term {identity.term}"
             )
-        identity.term = said["term"]
-        try:
-            nonce = bytes.fromhex(said["nonce"])
-        except ValueError:
-            raise ProtocolError("the learner's nonce is no number") from None
-        hello = {
-            "version": identity.version,
-            "instance": identity.instance,
-            "index": self.number,
-            "life": self.end.life,
-            "step": self.end.step,
-        }
-        proof = identity.key.proof(nonce, identity.term, hello)
-        self.connection.send(json_frame(Kind.HELLO, **hello, proof=proof))
+        identity.term = challenge.number
+        hello = {"role": identity.instance, "number": self.number}
+        hello |= {"life": self.end.life, "step": self.end.step}
+        self.connection.send(challenge.answer(identity.key, **hello))
         self.stage = Stage.WELCOME
 
     def ready(self, codec: StepCodec, spec: dict[str, Any], versions: dict[str, str]) -> None:
         """Tells the learner that the environments are there; raises ConnectionError."""
         assert self.connection is not None and self.stage is Stage.SPEC
         self.codec, self.connection.limit = codec, codec.limit
-        self.connection.send(json_frame(Kind.READY, spec=spec, versions=versions))
+        self.connection.send(pack(Kind.READY, {"spec": spec, "versions": versions}))
         self.stage = Stage.BEGIN
 
     def drop(self, why: str, full: bool = False) -> None:
@@ -229,10 +191,5 @@ class Link:
                 self.retry_at_s = time.monotonic() + RETRY_S
         self.waits_for_place = full
         self.connection, self.stage = None, Stage.RETRY
-        self.last_error = f"{_named(self._address)}: {why}"
+        self.last_error = f"{joined_address(*self._address)}: {why}"
         self.end.leave()
-
-
-def _named(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

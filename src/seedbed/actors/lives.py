@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from seedbed.actors.wire import ProtocolError
+from seedbed.streams.messages import ProtocolError
 
 KEPT_S = 30.0
 """Seconds for which a group keeps its life without a stream."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from seedbed import strict_json
 from seedbed.actors.child import ChildProcess
-from seedbed.actors.credentials import KEY
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.slots import SlotLayout, spec_from_json, spec_to_json
 from seedbed.envs.host import registry
@@ -59,7 +58,7 @@ class Listening:
             "host": self.host,
             "port": self.port,
             "former_port": former_port,
-            "credentials": str(self.folder / KEY),
+            "credentials": str(self.folder),
             "insecure": self.insecure,
             "term": self.term,
             "env": registry.to_json(self.env),

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seedbed.actors.connection import Connection
 from seedbed.actors.lives import Arrival, Begin, LearnerEnd
 from seedbed.actors.slots import Slot
-from seedbed.actors.wire import Beat, Kind, ProtocolError, StepCodec, begin_frame
+from seedbed.actors.wire import Beat, StepCodec, begin_frame
+from seedbed.streams.messages import ProtocolError
+from seedbed.streams.server import Client
 
 # Latencies of the learner that are kept for a report.
 _LATENCIES = 4096
@@ -32,7 +33,7 @@ class Seat:
         self.number = number
         self.end = LearnerEnd(life)
         self.owner: Owner | None = None
-        self.connection: Connection[Kind] | None = None
+        self.client: Client | None = None  # its stream
         self.beat: Beat | None = None  # the last one of the owner; None before its first
         self.published = 0  # timesteps
         self._waited_s = 0.0  # for answers, until `_asked_s` or the last look
@@ -65,7 +66,7 @@ class Seat:
             # The body's memory is used again.
             self._held = [leaf.copy() for leaf in leaves]
         elif arrival is Arrival.ANSWER:
-            if self.connection is not None and not self.connection.idle:
+            if self.client is not None and not self.client.connection.idle:
                 raise ProtocolError("answers are asked for again and not read")
             self._answer(codec)
 
@@ -107,13 +108,13 @@ class Seat:
         return waited_s
 
     def _answer(self, codec: StepCodec) -> None:
-        if self.connection is not None and self._slot is not None:
+        if self.client is not None and self._slot is not None:
             slot = self._slot
-            self.connection.send(codec.answer(slot.life, slot.step, slot.action))
+            self.client.connection.send(codec.answer(slot.life, slot.step, slot.action))
 
     def leave(self, now_s: float) -> None:
         """Notes that the stream has ended."""
-        self.connection = None
+        self.client = None
         self.end.leave(now_s)
 
 
@@ -147,19 +148,19 @@ class Seats:
     def expire(self, now_s: float) -> None:
         """Frees the seats whose streams have been away for too long."""
         for seat in self.all:
-            if seat.owner is not None and seat.connection is None and seat.end.expired(now_s):
+            if seat.owner is not None and seat.client is None and seat.end.expired(now_s):
                 del self._of[seat.owner]
                 seat.owner, seat.beat = None, None
                 self._count()
 
-    def free(self, instance: str) -> list[Connection[Kind]]:
+    def free(self, instance: str) -> list[Client]:
         """Frees the seats of a host that leaves; returns its streams."""
         streams = []
         for owner in [owner for owner in self._of if owner.instance == instance]:
             seat = self._of.pop(owner)
             seat.owner, seat.beat = None, None
-            if seat.connection is not None:
-                streams.append(seat.connection)
+            if seat.client is not None:
+                streams.append(seat.client)
         self._count()
         return streams
 
@@ -171,7 +172,7 @@ class Seats:
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         for seat in self.all:
             waited_s = seat.waited_since(now_s)
-            if seat.connection is not None:
+            if seat.client is not None:
                 self._stream_s += passed_s
                 self._waited_s += min(passed_s, waited_s)
         return self._stream_s, self._waited_s

@@ -1,34 +1,30 @@
-"""The messages of a stream between a host and the learner: frames, and what their bodies hold.
+"""The messages of a stream between a host and the learner, and the bodies of those sent at every timestep.
 
-docs/protocol.md says what the messages mean. Nothing here is trusted: a reader gives the largest body that it
-will take, and every function that decodes raises `ProtocolError` for anything that it does not expect.
+docs/protocol.md says what the messages mean; all others hold fields (`streams/messages.py`). Nothing here is
+trusted: every function that decodes raises `ProtocolError` for anything that it does not expect.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import math
 import struct
-import zlib
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed import compression, strict_json
+from seedbed import compression
 from seedbed.actors.slots import SlotLayout
+from seedbed.streams.messages import ProtocolError, frame
 
-VERSION = 1
-"""The version of the protocol. Ends with different versions refuse each other."""
+LEARNER = "the learner"
+"""The role of a learner that listens, as its CHALLENGE names it."""
 CONTROL_BYTES = 1 << 17
-"""The largest body of a JSON message."""
-HELLO_BYTES = 4096
-"""The largest body from a client that has not proved the secret."""
-MOST_DEPTH = 32
-"""The most objects and lists of a control message that are inside one another."""
-_MAGIC = b"Sb"
-_HEADER = struct.Struct("<2sBBII")
-HEADER_BYTES = _HEADER.size
+"""The largest body of a message with fields."""
+BEAT_S = 1.0
+"""Seconds between two heartbeats of either end."""
+SILENCE_S = 5.0
+"""Seconds without a byte after which either end gives up a stream."""
 # life, step, whether the arrays are compressed
 _STEP = struct.Struct("<qq?")
 _LIFE_STEP = struct.Struct("<qq")
@@ -39,35 +35,17 @@ _LEAST_BYTES, _WORTH = 4096, 0.9
 _PAUSE = 64
 
 
-KindT = TypeVar("KindT", bound=enum.IntEnum)
-
-
 class Kind(enum.IntEnum):
-    """The kinds of messages."""
+    """The kinds of messages that follow the handshake."""
 
-    CHALLENGE = 1
-    HELLO = 2
-    WELCOME = 3
-    READY = 4
-    BEGIN = 5
-    STEP = 6
-    ANSWER = 7
-    ANEW = 8
-    BEAT = 9
-    LEAVE = 10
-    REFUSE = 11
+    READY = 5
+    BEGIN = 6
+    STEP = 7
+    ANSWER = 8
+    ANEW = 9
+    BEAT = 10
+    LEAVE = 11
     FINISH = 12
-
-
-class ProtocolError(Exception):
-    """Raised for what ends a stream: a message that breaks the protocol, or an actor that cannot be let in.
-
-    `code` is that of the `REFUSE` message: "protocol", "key", "version", "spec" or "full".
-    """
-
-    def __init__(self, text: str, code: str = "protocol") -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Beat(NamedTuple):
@@ -77,115 +55,6 @@ class Beat(NamedTuple):
     cpu_seconds: float = 0.0  # of the group's share of the host's processes
     p50_s: float = 0.0  # latency since the last beat, from a timestep to its answer
     p99_s: float = 0.0
-
-
-def frame(kind: enum.IntEnum, *parts: bytes | memoryview) -> bytes:
-    """Returns the frame of a message whose body is the concatenation of `parts`."""
-    checksum, length = 0, 0
-    for part in parts:
-        checksum, length = zlib.crc32(part, checksum), length + len(part)
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, length, checksum), *parts))
-
-
-class Header(NamedTuple, Generic[KindT]):
-    """The header of a frame."""
-
-    kind: KindT
-    length: int  # bytes of the body
-    checksum: int
-
-
-def read_header(
-    data: bytes | bytearray | memoryview, limit: int, kinds: type[KindT]
-) -> Header[KindT]:
-    """Reads the header at the start of `data`; raises ProtocolError if its body is longer than `limit`.
-
-    `kinds` are the kinds of messages of the stream.
-    """
-    magic, version, kind, length, checksum = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise ProtocolError("these are not Seedbed's messages")
-    if version != VERSION:
-        raise ProtocolError(
-            f"the other end speaks version {version} of the protocol, not {VERSION}"
-        )
-    if length > limit:
-        raise ProtocolError(f"a message has {length} bytes where at most {limit} are taken")
-    try:
-        return Header(kinds(kind), length, checksum)
-    except ValueError:
-        raise ProtocolError(f"there is no message of kind {kind}") from None
-
-
-def require_checksum(header: Header[Any], body: memoryview) -> None:
-    """Raises ProtocolError if a body is not the one that was sent."""
-    if zlib.crc32(body) != header.checksum:
-        raise ProtocolError("a message was damaged on its way")
-
-
-def json_frame(kind: Kind, **fields: Any) -> bytes:
-    """Returns the frame of a control message."""
-    return frame(kind, strict_json.dumps(fields).encode())
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ProtocolError(f"a control message has the number {name}")
-
-
-# Python's own JSON knows NaN and Infinity, which nothing behind it expects.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def read_object(body: bytes | memoryview) -> dict[str, Any]:
-    """Reads a JSON object that anybody may have sent.
-
-    Its numbers are finite and have at most 64 bits, and its depth is at most `MOST_DEPTH`, so that every
-    function can handle it. Raises ProtocolError for anything else.
-    """
-    try:
-        data = _DECODER.decode(bytes(body).decode())
-    except (ValueError, RecursionError):
-        raise ProtocolError("a control message is not JSON") from None
-    if not isinstance(data, dict):
-        raise ProtocolError("a control message is not an object")
-    level: list[Any] = [data]
-    for _ in range(MOST_DEPTH):
-        inner: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += value.values()
-            elif isinstance(value, list):
-                inner += value
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise ProtocolError("a number of a control message is not finite")
-            elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-                raise ProtocolError("a number of a control message has more than 64 bits")
-        if not inner:
-            return data
-        level = inner
-    raise ProtocolError(f"a control message is nested more than {MOST_DEPTH} times")
-
-
-def require_fields(fields: dict[str, Any], **types: type) -> dict[str, Any]:
-    """Returns the fields of these names; others are left out. An int is a count.
-
-    Raises ProtocolError if a field is missing or has another type.
-    """
-    for name, kind in types.items():
-        value: Any = fields.get(name)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ProtocolError(f"a control message lacks {name} ({kind.__name__})")
-        if kind is int and not 0 <= value < 1 << 62:
-            raise ProtocolError(f"{name} is {value}: it is no count")
-    return {name: fields[name] for name in types}
-
-
-def read_json(body: bytes | memoryview, **types: type) -> dict[str, Any]:
-    """Reads a control message, which must have fields of these types; others are left out.
-
-    Raises ProtocolError as `read_object` and `require_fields` do.
-    """
-    return require_fields(read_object(body), **types)
 
 
 def begin_frame(life: int, step: int) -> bytes:

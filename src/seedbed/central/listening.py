@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import psutil
 
-from seedbed.actors.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.remote import Listening, RemoteActors
 from seedbed.envs.host.contract import HostEnvConfig
@@ -23,6 +22,8 @@ from seedbed.run.options import (
     listening_address,
     split_address,
 )
+from seedbed.streams.addresses import joined_address
+from seedbed.streams.credentials import ADDRESS, ENDED, KEY, ensure_credentials
 from seedbed.types import SeedbedError
 
 _OTHER_DESCRIPTORS = 200  # of a run, besides two for each group
@@ -153,9 +154,9 @@ def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:
     machine's, its name, and last the loopback address.
     """
     if wanted:
-        return [_joined(name, other or port) for name, other in map(split_address, wanted)]
+        return [joined_address(name, other or port) for name, other in map(split_address, wanted)]
     if host not in ("", "0.0.0.0", "::"):
-        return [_joined(host, port)]
+        return [joined_address(host, port)]
     found = []
     for _, addresses in sorted(psutil.net_if_addrs().items()):
         for each in addresses:
@@ -163,8 +164,4 @@ def advertised(host: str, port: int, wanted: tuple[str, ...]) -> list[str]:
             if known and not each.address.startswith("127.") and each.address not in LOOPBACK:
                 found.append(each.address)
     names = [*sorted(found, key=lambda address: ":" in address), socket.gethostname(), "127.0.0.1"]
-    return [_joined(name, port) for name in names]
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return [joined_address(name, port) for name in names]

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import random
-import secrets
 import select
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from seedbed.actors.connection import Connection
-from seedbed.actors.credentials import KEY, ActorKey
-from seedbed.actors.names import Names
-from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.ledger import BookError
-from seedbed.paramserver.messages import CONTROL_BYTES, Blocks, Kind, Message, pack, unpack
-from seedbed.paramserver.reaching import PATIENCE_S, Place, reach, require_challenge
-from seedbed.paramserver.server import (
-    NONCE_BYTES,
-    PROOF_BYTES,
-    SEEDBED,
-    knock_proofs,
+from seedbed.paramserver.messages import Kind
+from seedbed.streams.connection import Connection
+from seedbed.streams.credentials import KEY, ActorKey
+from seedbed.streams.dns import Names
+from seedbed.streams.handshake import FAULT, LOOK_S, PATIENCE_S, Challenge, Place, knock
+from seedbed.streams.messages import (
+    CONTROL_BYTES,
+    Blocks,
+    Handshake,
+    Message,
+    ProtocolError,
+    pack,
+    require_fields,
+    unpack,
 )
+from seedbed.streams.reaching import connect_here, reach
 from seedbed.types import SeedbedError
 
 BOOKS = "books"
@@ -38,7 +39,6 @@ BOOKS = "books"
 _WELCOME_S = 5.0
 # Seconds between two tries, which double up to the second.
 _RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
-_LOOK_S = 0.1  # between two looks whether to stop
 
 
 class Stopped(Exception):
@@ -60,7 +60,7 @@ class Caller:
         self._directory, self._stop = directory, stop
         self._key = ActorKey.read(credentials / KEY)
         self._context = self._key.context()
-        self._connection: Connection[Kind] | None = None
+        self._connection: Connection | None = None
         self._memory = -1  # the descriptor of the blocks
         self._up_bytes = self._down_bytes = 0
         self.most_bytes = CONTROL_BYTES  # of a message that comes, but for `blocks.down`
@@ -109,84 +109,51 @@ class Caller:
         local = address.machine == this_machine()
         self.blocks.shared = local and self._memory >= 0
         if local:
-            stream = self._connect_here(address)
+            stream = connect_here(address.socket)
             try:
                 # Called now, as the process lives: the caller may end one that lives and does not answer.
-                more = hello()
-                self._knock(stream, address.number)
+                said = hello()
+                if not knock(stream, self._key, place, self._memory, self._stop):
+                    raise Stopped
                 self._take(Connection(stream, None, Kind, server=False))
             except BaseException:
                 stream.close()
                 raise
-            fields = self._expect(Kind.CHALLENGE, time.monotonic() + PATIENCE_S)
-            challenge = require_challenge(fields, place)
+            challenge = Challenge.read(self._expect(Handshake.CHALLENGE, PATIENCE_S), *place)
         else:
             hosts = sorted(address.hosts, key=lambda host: host != self._reached)
-            reached = reach(place, hosts, self._names, self._context, self._stop)
+            reached = reach(place, hosts, self._names, self._context, Kind, self._stop)
             if reached is None:
                 raise Stopped
             self._take(reached.connection)
-            self._reached, challenge, more = reached.host, reached.challenge, hello()
+            self._reached, challenge, said = reached.host, reached.challenge, hello()
         sizes = {"up_bytes": self._up_bytes, "down_bytes": self._down_bytes}
-        said = {"version": SEEDBED, **sizes, **more}
-        try:
-            nonce = bytes.fromhex(challenge["nonce"])
-        except ValueError:
-            raise ProtocolError(f"the nonce of {self.role} is no number") from None
-        self.send(Kind.HELLO, **said, proof=self._key.proof(nonce, address.number, said))
-        return self._expect(Kind.WELCOME, time.monotonic() + _WELCOME_S)
+        self._send(challenge.answer(self._key, **sizes, **said))
+        return self._expect(Handshake.WELCOME, _WELCOME_S).fields
 
-    def _take(self, connection: Connection[Kind]) -> None:
+    def _take(self, connection: Connection) -> None:
         self._connection = connection
         connection.limit = self.most_bytes + self._down_bytes
 
-    def _connect_here(self, address: Address) -> socket.socket:
-        """Returns a stream to a role of this machine; raises OSError."""
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            stream.setblocking(False)
-            stream.connect("\0" + address.socket)
-        except OSError:
-            stream.close()
-            raise
-        return stream
-
-    def _knock(self, stream: socket.socket, number: int) -> None:
-        """Has the other end prove that it is the role, and then shares the memory of the blocks with it.
-
-        A process that has taken a dead role's name must not get the memory. Raises OSError and Stopped.
-        """
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        theirs, mine = knock_proofs(self._key, self.role, number, nonce)
-        stream.sendall(nonce)
-        until_s = time.monotonic() + PATIENCE_S
-        poll = select.poll()
-        poll.register(stream, select.POLLIN)
-        while not poll.poll(1000 * _LOOK_S):
-            if self._stop():
-                raise Stopped
-            if time.monotonic() > until_s:
-                raise ConnectionError(f"{self.role} does not answer")
-        if not hmac.compare_digest(stream.recv(PROOF_BYTES), theirs):
-            raise ConnectionError(f"what answers at the socket of {self.role} lacks the run's key")
-        socket.send_fds(stream, [mine], [self._memory] if self._memory >= 0 else [])
-
-    def _expect(self, kind: Kind, until_s: float) -> dict[str, Any]:
-        message = self.receive(until_s)
+    def _expect(self, kind: Handshake, timeout_s: float) -> Message:
+        message = self.receive(time.monotonic() + timeout_s)
         if message is None:
             raise ConnectionError(f"{self.role} does not answer")
         if message.kind is not kind:
             raise ProtocolError(f"{message.kind.name} came instead of {kind.name}")
-        return message.fields
+        return message
 
     def send(self, kind: Kind, block: np.ndarray | None = None, **fields: Any) -> None:
         """Sends a message, with a block behind it if it is given; raises ConnectionError.
 
         The connection keeps what the kernel does not take at once, and `receive` sends it.
         """
+        self._send(pack(kind, fields, None if block is None else block.data))
+
+    def _send(self, frame: bytes) -> None:
         connection = self._require()
         try:
-            connection.send(pack(kind, fields, None if block is None else block.data))
+            connection.send(frame)
         except ConnectionError:
             self.close()
             raise
@@ -207,12 +174,10 @@ class Caller:
             while True:
                 for kind, body in connection.receive():
                     message = unpack(kind, body)
-                    if kind is Kind.REFUSE:
-                        said = require_fields(message.fields, code=str, text=str)
-                        refusal = BookError if said["code"] == BOOKS else SeedbedError
-                        raise refusal(f"{self.role} refuses this process: {said['text']}")
+                    if kind is Handshake.REFUSE:
+                        self._refused(**require_fields(message.fields, code=str, text=str))
                     return message
-                left_s = _LOOK_S if until_s is None else until_s - time.monotonic()
+                left_s = LOOK_S if until_s is None else until_s - time.monotonic()
                 if left_s <= 0:
                     return None
                 if self._stop():
@@ -221,7 +186,7 @@ class Caller:
                 poll.register(connection.fileno(), connection.events)
                 if wake >= 0:
                     poll.register(wake, select.POLLIN)
-                ready = poll.poll(1000 * min(left_s, _LOOK_S))
+                ready = poll.poll(1000 * min(left_s, LOOK_S))
                 connection.flush()
                 if any(fd == wake for fd, _ in ready):
                     os.eventfd_read(wake)
@@ -231,6 +196,12 @@ class Caller:
         except ConnectionError:
             self.close()
             raise
+
+    def _refused(self, code: str, text: str) -> NoReturn:
+        if code == FAULT:
+            raise ConnectionError(text)
+        refusal = BookError if code == BOOKS else SeedbedError
+        raise refusal(f"{self.role} refuses this process: {text}")
 
     def take_block(self, message: Message, size: int) -> np.ndarray:
         """Returns the first `size` bytes of `blocks.down`, where a message's block is, or is put now.
@@ -248,7 +219,7 @@ class Caller:
         sys.stderr.write(f"{self.role} breaks the protocol: {error}\n")
         return ConnectionError(str(error))
 
-    def _require(self) -> Connection[Kind]:
+    def _require(self) -> Connection:
         if self._connection is None:
             raise ConnectionError(f"there is no stream to {self.role}")
         return self._connection

@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.processes import running
 from seedbed.paramserver.role import COORDINATOR
 from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.update import TrainingDiverged
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.messages import Message
 from seedbed.types import SeedbedError
 
 LOG = "log.txt"

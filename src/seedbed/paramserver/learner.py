@@ -15,11 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.actors.local import local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
-from seedbed.actors.wire import ProtocolError
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.gate import shared_gate
 from seedbed.central.inference import Inference
@@ -29,12 +27,11 @@ from seedbed.ops.keys import derived_seed, fold_count, halves
 from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
 from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals, run_role
 from seedbed.paramserver.seats import BEAT_S, beat
-from seedbed.paramserver.server import Client
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.devices import Device, choose_devices, dispatch_in_place
@@ -42,6 +39,9 @@ from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.messages import Message, ProtocolError
+from seedbed.streams.server import Client
 from seedbed.types import Array, SeedbedError, learns_from_replay
 
 # The niceness of actors, as in a central run with replay.

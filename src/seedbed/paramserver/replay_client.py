@@ -14,12 +14,13 @@ import numpy as np
 
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.messages import Kind, Message
+from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import role_of
 from seedbed.paramserver.replay_shard import RowLayout, SampleLayout, priorities_layout
 from seedbed.paramserver.shard import LEARNER
 from seedbed.replay.host.layout import CHUNK, Layout
 from seedbed.replay.host.replay import Sample
+from seedbed.streams.messages import Message
 
 # The age of a shard's figures from which a learner asks for newer ones: one that adds nothing would never
 # hear of items, and would keep its lease from others.

@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from seedbed import trees
-from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.messages import BlockLayout, Kind, Message
+from seedbed.paramserver.messages import BlockLayout, Kind
 from seedbed.paramserver.replay_folder import layout_of, open_replay, role_of
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
-from seedbed.paramserver.server import Client
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
+from seedbed.streams.messages import Message, ProtocolError, require_fields
+from seedbed.streams.server import Client
 from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
 
 MOST_BYTES = 1 << 28

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import signal
 import sys
@@ -12,18 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from seedbed.actors.credentials import FOLDER as CREDENTIALS
 from seedbed.central.listening import advertised
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.machine import raise_descriptor_limit
 from seedbed.paramserver.caller import Stopped
-from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.ledger import BookError
-from seedbed.paramserver.messages import Kind, Message
-from seedbed.paramserver.server import Client, Server
+from seedbed.paramserver.messages import Kind
 from seedbed.run import memory
-from seedbed.run.options import split_address
 from seedbed.run.update import TrainingDiverged
+from seedbed.streams.addresses import split_address
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.handshake import Place
+from seedbed.streams.messages import Message, ProtocolError, unpack
+from seedbed.streams.server import Client, Server
 from seedbed.types import SeedbedError
 
 COORDINATOR = "coordinator"
@@ -35,6 +38,14 @@ ORPHAN_S = 60.0
 _TICK_S, _LOOK_S = 0.1, 1.0
 
 
+class Broken(Exception):
+    """Raised by a role whose state is lost: the process ends, and another one takes its place."""
+
+
+FATAL = (Broken, SeedbedError, OSError)
+"""Failures of a role's own, such as a full disk, which end its process."""
+
+
 class Work(Protocol):
     """What a role does; the role's thread calls it."""
 
@@ -43,7 +54,7 @@ class Work(Protocol):
         ...
 
     def take(self, client: Client, message: Message) -> None:
-        """Takes a message; see `server.Handler`."""
+        """Takes a message; raises ProtocolError and ConnectionError, which end the stream."""
         ...
 
     def leave(self, client: Client) -> None:
@@ -84,20 +95,24 @@ class Role:
         cannot listen.
         """
         self._work = work
+        place = Place(self.name, self.number)
+        server = Server(self, place, Kind, self._run / CREDENTIALS, fatal=FATAL)
         try:
-            server = Server(self.name, self.number, self._run / CREDENTIALS, host)
+            socket = server.listen_here()
+            port = 0 if host is None else server.listen(host)
         except OSError as error:
             raise SeedbedError(
                 f"{self.name} cannot listen at {host or 'this machine'} ({error.strerror}): name an address "
                 "that this machine has with --listen"
             ) from error
-        names = [] if host is None else advertised(host, server.port, ())
+        names = [] if host is None else advertised(host, port, ())
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
-        self.directory.announce(self.name, server.address(hosts))
+        address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
+        self.directory.announce(self.name, address)
         heard_s, look_s, more = time.monotonic(), 0.0, True
         try:
             while more and not self._finish:
-                server.serve(self, _TICK_S)
+                server.serve(_TICK_S)
                 now_s = time.monotonic()
                 more = work.tick(now_s)
                 if now_s < look_s:
@@ -140,14 +155,17 @@ class Role:
         assert self._work is not None
         return self._work.greet(client, said)
 
-    def leave(self, client: Client) -> None:
-        """Passes on that a stream has ended."""
+    def leave(self, client: Client, refusal: ProtocolError | None) -> None:
+        """Passes on that a stream has ended that was greeted."""
+        del refusal
         assert self._work is not None
-        self._work.leave(client)
+        if client.known:
+            self._work.leave(client)
 
-    def take(self, client: Client, message: Message) -> None:
+    def take(self, client: Client, kind: enum.IntEnum, body: memoryview) -> None:
         """Answers the coordinator, and passes everything else on."""
         assert self._work is not None
+        message = unpack(kind, body)
         if message.kind is Kind.REPORT and client.role == COORDINATOR:
             client.send(Kind.REPORT, cpu_s=time.process_time(), **self._work.report())
         elif message.kind is Kind.FINISH and client.role == COORDINATOR:

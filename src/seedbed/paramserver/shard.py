@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.actors.wire import ProtocolError, require_fields
 from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
-from seedbed.paramserver.messages import Kind, Message, require_counts
+from seedbed.paramserver.messages import Kind, require_counts
 from seedbed.paramserver.plan import ShardLayout
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
+from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
-from seedbed.paramserver.server import Broken, Client
 from seedbed.run.devices import dispatch_in_place
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import require_finite_state
+from seedbed.streams.messages import Message, ProtocolError, require_fields
+from seedbed.streams.server import Client
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
 
 LEARNER = "learner"

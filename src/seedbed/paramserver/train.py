@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from seedbed.actors.credentials import ensure_credentials
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
@@ -26,6 +25,7 @@ from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import OnMetrics, View
 from seedbed.run.session import Session
 from seedbed.run.stacking import stacked_spec
+from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import Agent, EnvSpec, bind, learns_from_replay
 
 

@@ -14,11 +14,12 @@ from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.leases import Lease, Tally
 from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
-from seedbed.paramserver.messages import BlockLayout, BlockPool, Kind, Message
+from seedbed.paramserver.messages import BlockLayout, BlockPool, Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.plan import Plan, ShardLayout
 from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.run.update import require_finite_gradient
+from seedbed.streams.messages import Message
 from seedbed.types import LearnerState, Output, Tree
 
 FIELDS = ("params", "auxiliary")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal, Self
 
-from seedbed.actors.addresses import LOOPBACK, listening_address, split_address
 from seedbed.arguments import require_fields
 from seedbed.machine import require_linux, usable_cores
 from seedbed.run.sizes import require_sizes
+from seedbed.streams.addresses import LOOPBACK, listening_address, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
 GROUPS = 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from seedbed.types import SeedbedError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -27,3 +29,27 @@ def split_address(text: str) -> tuple[str, int | None]:
     if (colon and port and not (port.isdigit() and int(port) < 1 << 16)) or " " in text:
         raise SeedbedError(f"{text!r} is no address: give HOST:PORT, with a port from 0 to 65535")
     return host, int(port) if port else None
+
+
+def joined_address(host: str, port: int) -> str:
+    """Returns HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_listener(host: str, port: int, former_port: int) -> socket.socket:
+    """Returns a socket of TCP that is bound to a port, or if it is 0, to any: `former_port` if it is free.
+
+    The host is "" for every address of this machine. Raises OSError.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address[0], port or former_port, *address[2:]))
+    except OSError:
+        if port:
+            raise
+        listener.bind(address)
+    return listener

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import collections
+import enum
 import os
 import select
 import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Generic
 
-from seedbed.actors.credentials import NAME
-from seedbed.actors.wire import (
+from seedbed.streams.credentials import NAME
+from seedbed.streams.messages import (
     HEADER_BYTES,
     HELLO_BYTES,
     Header,
-    KindT,
     ProtocolError,
     read_header,
     require_checksum,
@@ -27,7 +26,7 @@ _MOST_FRAMES = 64
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Connection(Generic[KindT]):
+class Connection:
     """One end of a stream. It never waits: call `receive` and `flush` when its descriptor is ready.
 
     `limit` is the largest body that is taken; it begins small, and is raised as the other end proves itself.
@@ -38,13 +37,13 @@ class Connection(Generic[KindT]):
         self,
         stream: socket.socket,
         context: ssl.SSLContext | None,
-        kinds: type[KindT],
+        kinds: type[enum.IntEnum],
         *,
         server: bool,
     ) -> None:
         """Takes over a socket, which may still be connecting; `context` None means plaintext.
 
-        `kinds` are the kinds of messages that it may carry.
+        `kinds` are the kinds of messages that it may carry besides those of the handshake.
         """
         stream.setblocking(False)
         if stream.family != socket.AF_UNIX:
@@ -53,9 +52,9 @@ class Connection(Generic[KindT]):
         self._kinds = kinds
         self._connected = self._shaken = False
         self.limit = HELLO_BYTES
-        self.since_s = self.heard_s = time.monotonic()  # it began, and bytes arrived last
+        self.heard_s = time.monotonic()  # when bytes arrived last
         self.received_bytes = self.sent_bytes = 0
-        self._header: Header[KindT] | None = None
+        self._header: Header | None = None
         self._buffer = bytearray(HEADER_BYTES)
         self._filled = 0
         self._unsent: collections.deque[memoryview] = collections.deque()
@@ -87,7 +86,7 @@ class Connection(Generic[KindT]):
         """Whether the handshake of TLS is done; also True in plaintext."""
         return self._shaken
 
-    def receive(self) -> Iterator[tuple[KindT, memoryview]]:
+    def receive(self) -> Iterator[tuple[enum.IntEnum, memoryview]]:
         """Yields the messages that have arrived; a body is valid until the next one is asked for.
 
         Raises ConnectionError if the stream has ended, ProtocolError if the other end breaks the protocol.
@@ -148,6 +147,8 @@ class Connection(Generic[KindT]):
         except OSError:
             return False
         self._connected = True
+        if self._socket.family != socket.AF_UNIX:
+            _keep_alive(self._socket)
         if self._context is not None:
             # Not before: wrapping asks the socket for data, which one that still connects refuses.
             try:
@@ -161,7 +162,7 @@ class Connection(Generic[KindT]):
                 raise ConnectionError(f"no TLS: {failure}") from None
         return True
 
-    def _next(self) -> tuple[KindT, memoryview] | None:
+    def _next(self) -> tuple[enum.IntEnum, memoryview] | None:
         """Returns the next whole message, or None if it is not there yet."""
         if self._header is None:
             if not self._fill(HEADER_BYTES):
@@ -218,3 +219,12 @@ class Connection(Generic[KindT]):
     def close(self) -> None:
         """Ends the stream. A second call does nothing."""
         self._socket.close()
+
+
+def _keep_alive(stream: socket.socket) -> None:
+    """Lets the kernel end a stream whose other machine has not answered for about five seconds."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
