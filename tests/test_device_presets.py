@@ -30,6 +30,8 @@ from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.policy import TrainedAgent, other_environment
+from seedbed.run.forms import PlainForms
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
 
@@ -254,8 +256,8 @@ def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():
     config = train_config("ant")
     env = config.env
-    trained = api.TrainedAgent(config, api.PlainForms(env.spec), Ppo(), None, 0)
-    found = api.other_environment(trained, "Ant-v5", "r")
+    trained = TrainedAgent(config, PlainForms(env.spec), Ppo(), None, 0)
+    found = other_environment(trained, "Ant-v5", "r")
     assert found == GymEnv("Ant-v5", kwargs=env.gymnasium_options())
     assert set(dict(found.kwargs)) <= {
         "include_cfrc_ext_in_observation",

@@ -328,7 +328,7 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
         (lambda: changes.normalise_observation(Counted()), "observation of Counted is uint8"),
         (lambda: changes.randomise(Walk(), RANGES), r"Walk has no physics_model\(\)"),
         (lambda: changes.randomise(POLES, {"geom_size": (1, 1)}), "'geom_size' cannot be"),
-        (lambda: changes.randomise(POLES, {"body_mas": (1, 1)}), "mean 'body_mass'"),
+        (lambda: changes.randomise(POLES, {"body_mas": (1, 1)}), "mean body_mass"),
         (lambda: changes.randomise(POLES, {"body_mass": (0, 1)}), "two positive factors"),
         (lambda: changes.randomise(POLES, {"body_mass": (2, 1)}), "the lower first"),
     ],

@@ -339,7 +339,7 @@ def test_configurations_survive_json(config: Any) -> None:
 
 
 def test_unknown_configurations_are_refused() -> None:
-    with pytest.raises(SeedbedError, match="no field 'stickyness'; did you mean stickiness"):
+    with pytest.raises(SeedbedError, match="no option 'stickyness'; did you mean stickiness"):
         registry.from_json({"kind": "AtariEnv", "game": "pong", "stickyness": 1})
     with pytest.raises(SeedbedError, match="unknown kind"):
         registry.from_json({"kind": "Other"})

@@ -370,7 +370,7 @@ DAMAGES = {
     ),
     "option": (
         lambda f: changed(f / "contract.json", lambda c: c["agent"]["options"].update(gama=1)),
-        "has no option 'gama'; did you mean 'gamma'",
+        "has no option 'gama'; did you mean gamma",
     ),
     "other network": (
         lambda f: changed(

@@ -28,7 +28,7 @@ class RandomPolicy:
 
 @pytest.fixture
 def trained(monkeypatch):
-    monkeypatch.setattr(film.api, "policy_of", RandomPolicy)
+    monkeypatch.setattr(film, "policy_of", RandomPolicy)
     return types.SimpleNamespace(seen=[], env=PONG)
 
 
@@ -70,7 +70,7 @@ def test_a_game_that_does_not_play_twice_alike_is_refused(tmp_path, trained, mon
 
 def test_games_are_filmed_and_not_drawn(tmp_path, trained, monkeypatch):
     pytest.importorskip("imageio_ffmpeg")
-    monkeypatch.setattr(record.api, "restore", lambda run, newest, trust: trained)
+    monkeypatch.setattr(record, "restore", lambda run, newest, trust: trained)
     short = functools.partial(film.film_game, most_steps=5)
     monkeypatch.setattr(record, "film_game", short)
     record.show(tmp_path, episodes=1, video=tmp_path / "film.mp4")

@@ -27,6 +27,12 @@ SOLVER = {"cusolver_geqrf_ffi", "cusolver_orgqr_ffi"}
 """What orthogonal matrices are drawn by, on a GPU."""
 
 
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Drops what JAX traced in other tests, which may have replaced what lowers a kernel."""
+    jax.clear_caches()
+
+
 def lowered(traced):
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 

@@ -108,7 +108,17 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
-@pytest.mark.parametrize(("name", "integrator"), RUNS)
+@pytest.mark.parametrize(
+    ("name", "integrator"),
+    [
+        pytest.param(*run.values, marks=pytest.mark.slow if long else ())
+        for run in RUNS
+        for long in [
+            run.values[0].startswith("humanoid")
+            or (run.values[1] == RK4 and run.values[0] != "ant")
+        ]
+    ],
+)
 def test_a_step_in_double_with_all_it_leaves(name, integrator):
     source = oracle.path(name)
     given = oracle.cases(source, count(name))

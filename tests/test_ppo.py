@@ -29,7 +29,7 @@ from probe_environments import (
 from seedbed import api
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.ppo import Ppo
-from seedbed.config import resolve
+from seedbed.config import flags, resolve
 from seedbed.config.configuration import TrainConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig
@@ -533,7 +533,7 @@ def test_values_that_cannot_work_are_refused_by_name(changes, words):
 
 
 def test_the_command_line_offers_the_hyperparameters_only(capsys):
-    flags = [
+    given = [
         "--agent.gamma",
         "0.5",
         "--agent.schedule",
@@ -543,7 +543,7 @@ def test_the_command_line_offers_the_hyperparameters_only(capsys):
         "4",
     ]
     config = resolve.train_config("CartPole-v1", "ppo")
-    agent = flags.override(config, flags, show_help=False).agent
+    agent = flags.override(config, given, show_help=False).agent
     assert isinstance(agent, Ppo)
     assert (agent.gamma, agent.schedule, agent.value_sizes, agent.spec) == (
         0.5, "adaptive", (8, 4), None

@@ -138,7 +138,7 @@ def test_a_policy_that_is_filmed_is_given_its_rewards(monkeypatch):
             given.append(reward)
             return np.zeros(1, np.float32)
 
-    monkeypatch.setattr(record.api, "policy_of", Still)
+    monkeypatch.setattr(record, "policy_of", Still)
     film = record._in_gymnasium(GymEnv("InvertedPendulum-v5"), None, 1, 0, "")
     rewards = film.episodes[0].reward
     assert len(rewards) > 3 and given == [0.0, *rewards[:-1]]

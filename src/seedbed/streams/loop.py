@@ -6,6 +6,9 @@ import contextlib
 import select
 from collections.abc import Callable
 
+# Systems without epoll import this, too.
+_READABLE = getattr(select, "EPOLLIN", 0)
+
 
 class EventLoop:
     """An epoll, and what is called for each of its descriptors. For one thread."""
@@ -15,7 +18,7 @@ class EventLoop:
         self._calls: dict[int, Callable[[int], None]] = {}
         self._events: dict[int, int] = {}
 
-    def watch(self, fd: int, call: Callable[[int], None], events: int = select.EPOLLIN) -> None:
+    def watch(self, fd: int, call: Callable[[int], None], events: int = _READABLE) -> None:
         """Calls a function with the events that a descriptor has, of these.
 
         A second call for a descriptor may change the events, and nothing else.
