@@ -7,12 +7,12 @@ WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: help setup train test lint format types docs bench web lock dist clean
+.PHONY: help setup train test test-all lint format types docs bench web lock dist clean
 
 help:
 	@echo "make setup   set up .venv"
 	@echo "make train   set up .venv and train Pong"
-	@echo "make test    set up .venv and run the tests"
+	@echo "make test    set up .venv and run the tests;  make test-all  and those that need minutes"
 	@echo "make lint    check style;  make format  mend it"
 	@echo "make types   check types"
 	@echo "make docs    build the documentation: build/docs/index.html"
@@ -38,6 +38,10 @@ train: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# Each of what needs minutes may take the whole machine.
+test-all: test
+	$(BIN)/python -m pytest -m "slow and not gpu and not cluster" --timeout 1800 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
