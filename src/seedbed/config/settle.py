@@ -22,7 +22,7 @@ from seedbed.types import Environment, SeedbedError, UsageError
 
 
 class Request(NamedTuple):
-    """What a person asks to train, but for the options of the configuration."""
+    """A request to train, but for the options of the configuration."""
 
     what: str | TrainConfig | HostEnvConfig | Environment | None  # None: that of the run to resume
     agent: str | None = None
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A configuration in which everything is chosen, and what the user should be told of the choice."""
+    """A configuration in which everything is chosen, and notes for the user about the choice."""
 
     config: TrainConfig
     notes: tuple[str, ...]
