@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from seedbed.run.operations import CALLS
-from seedbed.simd.frontend.jaxprs import scan_parts
+from seedbed.jaxprs import called, scan_parts
 
 
 def recast(function: Callable[..., Any], dtype: Any, *arguments: Any) -> Any:
@@ -53,8 +52,8 @@ class _Reader:
 
     def _equation(self, equation: Any, given: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
-        if name in CALLS:
-            return self.read(params[CALLS[name]], given)
+        if (inner := called(equation)) is not None:
+            return self.read(inner, given)
         if name in ("scan", "while", "cond"):
             return getattr(self, f"_{name}")(equation, given)
         if name == "platform_index":

@@ -35,7 +35,8 @@ from seedbed.paramserver import caller, shard
 from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role
+from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Tally
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.updater import ShardedUpdater
@@ -70,7 +71,9 @@ class Server:
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
         write_saves(self.job, run, state, 0, 0, 0.0)
         directory = Directory(run)
-        roles = [Role(shard.role_of(i), shard.__name__, ("--shard", str(i))) for i in range(shards)]
+        roles = [
+            RoleSpec(shard.role_of(i), shard.__name__, ("--shard", str(i))) for i in range(shards)
+        ]
         self.keepers = [
             Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)
         ]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import scan_parts
+from seedbed.jaxprs import scan_parts
 
 NAMED: list[tuple[str, Any]] = []
 """What `checkpoint_name` has named in the functions evaluated so far, in order: (name, value)."""

@@ -14,7 +14,18 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "seedbed"
 FLOORS = (
     {
-        *("types", "trees", "files", "cache", "llvm", "ffi", "machine", "compression", "nearest"),
+        *(
+            "types",
+            "trees",
+            "files",
+            "cache",
+            "llvm",
+            "ffi",
+            "machine",
+            "compression",
+            "nearest",
+            "jaxprs",
+        ),
         *("strict_json", "printable", "named", "exit_status", "arguments", "errors", "version"),
     },
     {"simd", "ops", "nets", "replay", "streams"},

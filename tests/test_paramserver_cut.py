@@ -14,7 +14,7 @@ import pytest
 from seedbed.agents.dqn import Dqn
 from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
-from seedbed.paramserver.keeper import Role as RoleStart
+from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Tally
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import Role
@@ -77,9 +77,9 @@ def run(tmp_path, monkeypatch):
     shards = Shards(tmp_path, job_of(Dqn(hidden_sizes=(8,)), 2))
     learners = [StubLearner(shards, seat) for seat in range(2)]
     roles = {
-        "parameters": [RoleStart(shard.role_of(i), "") for i in range(2)],
+        "parameters": [RoleSpec(shard.role_of(i), "") for i in range(2)],
         "replay": [],
-        "learners": [RoleStart(f"learner-{i}", "") for i in range(2)],
+        "learners": [RoleSpec(f"learner-{i}", "") for i in range(2)],
     }
     monkeypatch.setattr(cluster, "roles_of", lambda *_: roles)
     made = Cluster(shards.job, tmp_path, None)

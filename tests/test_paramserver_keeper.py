@@ -20,11 +20,11 @@ import pytest
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
-from seedbed.paramserver import role, train
+from seedbed.paramserver import launching, role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import Keeper, Role
-from seedbed.paramserver.processes import end_all, end_starting
+from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.launching import RoleSpec, end_all, end_starting
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
@@ -107,7 +107,7 @@ def keep(tmp_path):
     ensure_credentials(tmp_path / CREDENTIALS)
 
     def make(module: str = "") -> Keeper:
-        made.append(Keeper(tmp_path, Role("replay-0", module), 0))
+        made.append(Keeper(tmp_path, RoleSpec("replay-0", module), 0))
         return made[-1]
 
     yield make
@@ -213,7 +213,7 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
     opened, failures = Path.open, [OSError(errno.ENOSPC, "No space left on device")] * 2
 
     def without_room(path: Path, *arguments, **options):
-        if path.name == keeping.LOG and failures:
+        if path.name == launching.LOG and failures:
             raise failures.pop()
         return opened(path, *arguments, **options)
 
@@ -228,7 +228,7 @@ def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, mo
 def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, keep, monkeypatch):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    begun, go_on, start = threading.Event(), threading.Event(), keeping.start_role
+    begun, go_on, start = threading.Event(), threading.Event(), launching.start_role
     started: list[subprocess.Popen[bytes]] = []
 
     def start_slowly(*arguments):
@@ -237,7 +237,7 @@ def test_a_role_that_is_killed_while_it_starts_is_not_started_again(tmp_path, ke
         started.append(start(*arguments))
         return started[-1]
 
-    monkeypatch.setattr(keeping, "start_role", start_slowly)
+    monkeypatch.setattr(launching, "start_role", start_slowly)
     keeper = keep("slow")
     assert begun.wait(30)
     # There is no process yet, which must not live on when there is one.

@@ -191,7 +191,7 @@ def test_the_rest_goes_on_when_a_role_is_killed(tmp_path, victim):
     wait_for(lambda: steps_of(view) > before + 500)
     thread.join()
     assert not isinstance(results[0], BaseException), results[0]
-    assert any(f"{victim} was killed by signal 9; started again" in each for each in view.messages)
+    assert any(f"{victim} was killed by SIGKILL; started again" in each for each in view.messages)
     now = roles(folder)
     assert {name for name in pids if now[name] != pids[name]} == {victim}
     summary = results[0]

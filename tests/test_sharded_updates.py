@@ -22,7 +22,7 @@ from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
-from seedbed.paramserver.keeper import Role as KeptRole
+from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Lease, Leases, Tally
 from seedbed.paramserver.ledger import BookError, Books, ShardLedger
 from seedbed.paramserver.messages import Kind
@@ -458,7 +458,7 @@ def test_the_coordinator_is_let_in_with_room_for_the_state_of_a_shard(shards):
     run = shards(Dqn(hidden_sizes=(8,)), 2)
     for number, work in run.works.items():
         layout = run.job.plan.state_layout(number)
-        keeper = Keeper(run.run, KeptRole(role_of(number), ""), layout.size)
+        keeper = Keeper(run.run, RoleSpec(role_of(number), ""), layout.size)
         try:
             copy = keeper.request(lambda keeper: keeper.ask(Kind.STATE, Kind.STATE)).result(30)
             found = layout.views(keeper.caller.take_block(copy, layout.size))

@@ -19,11 +19,12 @@ import pytest
 
 from counting_environment import NUM_ACTIONS, Checker
 from seedbed import trees
-from seedbed.actors.local import MAX_DEATHS, TIMEOUT_S, local_pool
+from seedbed.actors.local import TIMEOUT_S, local_pool
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.streams.supervisor import MAX_DEATHS
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 PATIENCE_S = 60.0  # how long anything may take on a loaded machine

@@ -8,16 +8,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from seedbed import strict_json
 from seedbed.actors.actor import FDS, MESSAGE_BYTES
 from seedbed.actors.slots import Slot, SlotLayout
 from seedbed.exit_status import TemporaryError
+from seedbed.streams.supervisor import exit_text, start_module
 from seedbed.types import EnvSpec, SeedbedError
 
 TAIL_BYTES = 8192
@@ -64,23 +63,13 @@ class ChildProcess:
         }
         try:
             self.connection.send(strict_json.dumps(job).encode())
-            self.popen = subprocess.Popen(
-                # With -P and our path, it finds the same modules as the learner.
-                [
-                    sys.executable,
-                    "-P",
-                    "-X",
-                    "faulthandler",
-                    "-m",
-                    module,
-                    "--fd",
-                    str(theirs.fileno()),
-                ],
-                stdin=subprocess.DEVNULL,
+            self.popen = start_module(
+                module,
+                ("--fd", str(theirs.fileno())),
+                _ONE_THREAD,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD, **same_modules()},
             )
         except OSError as error:
             self.release()
@@ -181,7 +170,7 @@ class ChildProcess:
         for _ in range(2):
             if self.descriptors and self.fault is None:
                 self._receive()
-        return _exit_text(status) if self.fault is None else str(self.fault)
+        return exit_text(status) if self.fault is None else str(self.fault)
 
     def kill(self) -> None:
         """Kills the process without waiting; nothing of it is read any more but its last words.
@@ -248,15 +237,3 @@ class ChildProcess:
             if fd >= 0:
                 os.close(fd)
         self.output, self.descriptors, self.bells, self.slots = -1, {}, [], []
-
-
-def same_modules() -> dict[str, str]:
-    """Returns the variables with which a Python that is started with -P finds this one's modules."""
-    return {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
-
-
-def _exit_text(status: int) -> str:
-    """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"

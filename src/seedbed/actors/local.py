@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
-from seedbed.envs.host import registry
-from seedbed.envs.host.contract import HostEnvConfig
+from seedbed.streams.supervisor import Supervisor, quoted
 from seedbed.types import SeedbedError
 
-MAX_DEATHS = 5
-"""The number of early deaths of one actor in a row after which the run fails; see `SETTLED_STEPS`."""
 SETTLED_STEPS = 100
 """A death is early if no group of the actor has published this many timesteps."""
 TIMEOUT_S = 120.0
 """Seconds of silence after which an actor that owes a step is replaced."""
 # The share of the timeout after which a silent actor is reported in a notice.
 _NOTICE = 0.25
-_LINE_CHARACTERS = 300  # of an actor's last line that a message quotes
 
 
 def local_pool(
@@ -56,16 +52,16 @@ class LocalActor:
 
     def __init__(self, pool: ActorPool, launcher: Launcher, number: int) -> None:
         self._pool, self._launcher, self._number = pool, launcher, number
-        self._deaths = 0  # early ones, in a row
+        self._supervisor = Supervisor(f"actor {number}", f"before its step {SETTLED_STEPS}")
         self._suspected = False  # a notice has told of its silence
-        self._hung = False  # it was killed because it was silent
         self._start()
 
     def _start(self) -> None:
         """Starts a process that begins new lives of the actor's groups."""
         lives = self._pool.assign_lives(self._launcher.groups_of(self._number))
         self._process = self._launcher.start(self._number, lives)
-        self._suspected = self._hung = False
+        self._suspected = False
+        self._supervisor.begin()
         self._pool.attach(self._process, self)
 
     def silent(self, silent_s: float) -> None:
@@ -77,12 +73,13 @@ class LocalActor:
         if silent_s < _NOTICE * timeout_s:
             self._suspected = False
         elif silent_s >= timeout_s and self._pool.layout is None:
+            words = process.last_words()
             raise SeedbedError(
                 f"no actor answered within {timeout_s:g} s of its start (where making "
-                "environments takes longer, raise --actor-timeout-s)" + _quote(process.last_words())
+                f"environments takes longer, raise --actor-timeout-s){quoted(words)}"
             )
         elif silent_s >= timeout_s:
-            self._hung = True
+            self._supervisor.hung(timeout_s, "--actor-timeout-s")
             process.kill()
         elif not self._suspected:
             self._suspected = True
@@ -99,31 +96,9 @@ class LocalActor:
         process = self._process
         if process.fault is not None:
             raise process.fault
-        if self._hung:
-            how = f"was killed, as it gave no sign for {self._pool.timeout_s:g} s (--actor-timeout-s),"
         steps = max((slot.step for slot in process.slots), default=0)
         words = process.last_words()
         process.close()
-        self._deaths = 0 if steps >= SETTLED_STEPS else self._deaths + 1
-        if self._deaths >= MAX_DEATHS:
-            raise SeedbedError(
-                f"actor {self._number} ({_name(self._launcher.env)}) died {MAX_DEATHS} times in a row "
-                f"before its step {SETTLED_STEPS}; the last time it {how}{_quote(words)}"
-            )
-        said = f" ({_last_line(words)})" if words else ""
-        self._pool.note(f"actor {self._number} {how} after {steps} steps{said}; started again")
+        after, early = f" after {steps} steps", steps < SETTLED_STEPS
+        self._pool.note(self._supervisor.end(how, words, early, after))
         self._start()
-
-
-def _name(env: HostEnvConfig) -> str:
-    data = registry.to_json(env)
-    return " ".join(str(data[key]) for key in ("kind", "game", "id", "factory") if key in data)
-
-
-def _quote(words: str) -> str:
-    """Returns a quotation: an output's last line first, as users see one line only, and then all of it."""
-    return f"; its last words: {_last_line(words)}\n{words}" if words else "; it wrote nothing"
-
-
-def _last_line(words: str) -> str:
-    return words.splitlines()[-1].strip()[-_LINE_CHARACTERS:]

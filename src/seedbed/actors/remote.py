@@ -14,7 +14,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.slots import SlotLayout, spec_from_json, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
-from seedbed.types import SeedbedError
+from seedbed.streams.supervisor import Supervisor
 
 _MODULE = "seedbed.actors.ingest"
 # Figures that go on where a process takes the place of another.
@@ -32,8 +32,8 @@ _SUMMED = (
 _HUNG_S = 10.0
 # Seconds after which the port is announced again: this machine may have other addresses by then.
 _ANNOUNCE_S = 2.0
-# Early ends in a row, within so many seconds of the start or before it listens, after which the run fails.
-_MAX_ENDS, _EARLY_S = 5, 10.0
+# An end is early if the process has not listened, or began less than so many seconds ago.
+_EARLY_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class RemoteActors:
     ) -> None:
         """The pool's thread calls `announce` with the port when a process listens, and then every 2 s."""
         self._pool, self._listening, self._announce = pool, listening, announce
-        self._port, self._ends = listening.former_port, 0
+        self._port, self._supervisor = listening.former_port, Supervisor("the ingest process")
         self._announced_s = 0.0
         self._past: dict[str, float] = {}  # figures of processes that have ended
         self._start()
@@ -138,7 +138,8 @@ class RemoteActors:
     def _start(self) -> None:
         lives = self._pool.assign_lives(self._listening.groups)
         self._process = IngestProcess(self._listening, self._port, lives, self._listens)
-        self._started_s, self._killed, self._looks = time.monotonic(), False, 0
+        self._started_s, self._looks = time.monotonic(), 0
+        self._supervisor.begin()
         self._pool.attach(self._process, self)
 
     def _listens(self, port: int) -> None:
@@ -157,7 +158,7 @@ class RemoteActors:
         # Twice in a row: what it said while this process was stopped may not have been read yet.
         self._looks = self._looks + 1 if silent_s >= _HUNG_S else 0
         if self._looks > 1:
-            self._killed = True
+            self._supervisor.hung(_HUNG_S)
             process.kill()
 
     def ended(self, how: str) -> None:
@@ -166,21 +167,10 @@ class RemoteActors:
         if process.fault is not None:
             raise process.fault
         early = not process.port or time.monotonic() < self._started_s + _EARLY_S
-        self._ends = self._ends + 1 if early else 0
         words = process.last_words()
         self._past = self.report()
         process.close()
-        if self._killed:
-            how = f"was killed, as it gave no sign for {_HUNG_S:.0f} s,"
-        if self._ends >= _MAX_ENDS:
-            raise SeedbedError(
-                f"the ingest process {how} {_MAX_ENDS} times in a row soon after its start"
-                + (f"; its last words: {words.splitlines()[-1]}\n{words}" if words else "")
-            )
-        said = f" ({words.splitlines()[-1]})" if words else ""
-        self._pool.note(
-            f"the ingest process {how}{said} and is started again; actors will come back"
-        )
+        self._pool.note(f"{self._supervisor.end(how, words, early)}; actors will come back")
         self._start()
 
     def report(self) -> dict[str, float]:

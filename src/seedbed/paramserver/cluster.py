@@ -16,11 +16,11 @@ from seedbed.exit_status import TemporaryError
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.keeper import LOG, Keeper, Role
+from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.launching import LOG, RoleSpec, running
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.processes import running
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     books: list[dict[str, Any]]  # by shard
 
 
-def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
+def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[RoleSpec]]:
     """Returns the roles of a run by kind: parameters, replay and learners.
 
     Replay shards begin with the save of a name, if it is given; started again, they go on from their newest.
@@ -56,11 +56,11 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
     return {
         "parameters": [
-            Role(shard.role_of(i), shard.__name__, ("--shard", str(i), *trusted))
+            RoleSpec(shard.role_of(i), shard.__name__, ("--shard", str(i), *trusted))
             for i in range(config.parameter_shards)
         ],
         "replay": [
-            Role(
+            RoleSpec(
                 replay_folder.role_of(i),
                 replay_shard.__name__,
                 ("--shard", str(i), *trusted),
@@ -69,9 +69,9 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[Role]]:
             for i in range(replays)
         ],
         "learners": [
-            Role(learner.role_of(i), learner.__name__, ("--seat", str(i), *trusted))
+            RoleSpec(learner.role_of(i), learner.__name__, ("--seat", str(i), *trusted))
             if i < config.learners - config.remote_learners
-            else Role(learner.role_of(i), "")
+            else RoleSpec(learner.role_of(i), "")
             for i in range(config.learners)
         ],
     }

@@ -15,11 +15,12 @@ from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.files import load_json
 from seedbed.machine import require_linux
+from seedbed.paramserver.launching import start_role
 from seedbed.paramserver.seats import BEAT_S, Seat, take_seat
-from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
 from seedbed.run.trust import declare as declare_trust
+from seedbed.streams.supervisor import Supervisor, exit_text
 from seedbed.types import SeedbedError
 
 DESCRIPTION = """Learns on this machine, with actors of its own, for a run that was started elsewhere with
@@ -69,9 +70,11 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
     if seat is None:
         return None
     tell(f"learner {seat.number} of {printable(run)}")
-    deaths, trusted = EarlyDeaths(), ("--trust-run",) if given.trust_run else ()
+    # What the learner says is on the terminal, above.
+    supervisor = Supervisor("the learner")
+    trusted = ("--trust-run",) if given.trust_run else ()
     while not stopped:
-        deaths.begin()
+        supervisor.begin()
         arguments = ("--seat", str(seat.number), "--host", "", *trusted)
         child = start_role(run, "seedbed.paramserver.learner", arguments, None)
         status = _outlive(child, seat)
@@ -92,9 +95,9 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
             )
             time.sleep(_ROOM_S)
             continue
-        if deaths.add() or status in (ExitStatus.DIVERGED, ExitStatus.REFUSED):
+        if status in (ExitStatus.DIVERGED, ExitStatus.REFUSED):
             raise SeedbedError(f"the learner ended with status {status}: what it says is above")
-        tell(f"the learner ended with status {status}; started again")
+        tell(supervisor.end(exit_text(status)))
         time.sleep(_RETRY_S)
     if len(stopped) > 1:
         raise KeyboardInterrupt("interrupted twice")

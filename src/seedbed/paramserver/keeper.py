@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import queue
-import subprocess
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.launching import LOG, RoleSpec, launcher_of
 from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.processes import running
 from seedbed.paramserver.role import COORDINATOR
-from seedbed.paramserver.starting import EarlyDeaths, start_role
 from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.messages import Message
+from seedbed.streams.supervisor import Supervisor, exit_text, last_line
 from seedbed.types import SeedbedError
 
-LOG = "log.txt"
-"""The file, in a role's folder, with what its process writes."""
 _REPORT_S = 0.2
 # Seconds of silence after which a process is killed: a role answers within a tenth of a second.
 _HUNG_S = 20.0
@@ -36,16 +31,6 @@ _HUNG_S = 20.0
 _START_S = 120.0
 # Seconds between two starts for which the disk has no room.
 _ROOM_S = 5.0
-_TAIL_BYTES, _LINE_CHARACTERS = 4096, 300
-
-
-class Role(NamedTuple):
-    """A role, and how its process is started."""
-
-    name: str
-    module: str  # "" if somebody else starts it, on another machine
-    arguments: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()  # more arguments, until a process has reported
 
 
 class Keeper:
@@ -57,28 +42,25 @@ class Keeper:
     def __init__(
         self,
         run: Path,
-        role: Role,
+        role: RoleSpec,
         down_bytes: int,
         greeted: Callable[[Keeper, dict[str, Any]], None] = lambda keeper, said: None,
     ) -> None:
         """Starts the role, or adopts its process if it runs. `greeted` is called at each connection."""
         self.role, self.report = role, dict[str, Any]()
-        self.restarts = 0
         self.reported = False  # whether `report` is of the process that there is
         self.failure: SeedbedError | None = None
-        self._run, self._directory, self._greeted = run, Directory(run), greeted
+        self._launcher, self._greeted = launcher_of(run, role), greeted
+        self._directory = Directory(run)
         self._notices: collections.deque[str] = collections.deque(maxlen=50)
         self._closed, self._finishing = threading.Event(), threading.Event()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
-        self._process: psutil.Process | None = self._running()
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._deaths = EarlyDeaths()
+        self._process = self._launcher.adopt()
+        self._supervisor = Supervisor(role.name, log=str(self._directory.path / role.name / LOG))
         self._caller = Caller(self._directory, run / CREDENTIALS, role.name, self._gone)
         if down_bytes:
             self._caller.make_room(0, down_bytes)
         self.connected = False
-        # The CPU time that the process has used, and when that was seen to grow.
-        self._used_s, self._worked_s = 0.0, time.monotonic()
         self._full = False  # whether the disk had no room for the last start
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
@@ -87,6 +69,11 @@ class Keeper:
     def remote(self) -> bool:
         """Whether somebody else starts the role."""
         return not self.role.module
+
+    @property
+    def restarts(self) -> int:
+        """How often its process was started again."""
+        return self._supervisor.restarts
 
     @property
     def pid(self) -> int | None:
@@ -99,37 +86,15 @@ class Keeper:
         """The stream to the role. Only functions given to `request` may use it."""
         return self._caller
 
-    def _running(self) -> psutil.Process | None:
-        """Returns the role's process if one has told its address and still runs on this machine."""
-        return None if self.remote else running(self._run, self.role.name)
-
-    def _alive(self) -> bool:
-        if self.remote:
-            return True
-        if self._popen is not None:
-            return self._popen.poll() is None
-        try:
-            return self._process is not None and self._process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
     def _gone(self) -> bool:
         """Returns whether nobody can answer; kills a process that hangs before it has told where it is."""
-        if not (self.connected or self.remote):
-            self._kill_idle()
-        return self._closed.is_set() or not self._alive()
-
-    def _kill_idle(self) -> None:
-        """Kills a process that has used no CPU time for long: opening a large replay may take longer."""
-        process, now_s = self._process, time.monotonic()
-        used_s = 0.0 if process is None else _cpu_seconds(process)
-        if used_s != self._used_s:
-            self._used_s, self._worked_s = used_s, now_s
-        elif now_s > self._worked_s + _START_S:
+        process = self._process
+        if process is not None and not self.connected and process.idle_s() > _START_S:
             self._notices.append(
                 f"{self.role.name} has done nothing for {_START_S:.0f} s since its start: it is killed"
             )
-            self._kill()
+            process.kill()
+        return self._closed.is_set() or process is None or not process.alive()
 
     def _guard(self) -> None:
         try:
@@ -146,7 +111,7 @@ class Keeper:
 
     def _keep(self) -> None:
         """Starts the process if there is none, and listens to it while it lives."""
-        if not self._alive():
+        if self._process is None or not self._process.alive():
             if self._finishing.is_set():
                 self._closed.set()
                 return
@@ -171,23 +136,24 @@ class Keeper:
             self._caller.close()
 
     def _hello(self, until_s: float) -> dict[str, Any]:
-        if time.monotonic() > until_s and not self.remote:
-            self._kill()
+        if time.monotonic() > until_s and self._process is not None:
+            self._process.kill()
         return {"role": COORDINATOR, "number": 0}
 
     def _await(self, kind: Kind) -> Message:
         """Returns the next message of a kind; a process that is silent for too long is killed."""
         until_s = time.monotonic() + _HUNG_S
+        process = self._process
         while True:
             message = self._caller.receive(until_s)
-            if message is None:
-                how = "the run goes on without it" if self.remote else "it is killed"
+            if message is None and process is not None:
+                how = "it is killed" if process.ours else "the run goes on without it"
                 self._notices.append(
                     f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: {how}"
                 )
-                self._kill()
+                process.kill()
                 raise ConnectionError(f"{self.role.name} gave no sign")
-            if message.kind is kind:
+            if message is not None and message.kind is kind:
                 return message
 
     def _serve(self, until_s: float) -> None:
@@ -236,39 +202,26 @@ class Keeper:
         """Tells how a process has ended, if there was one; raises SeedbedError if another would not live."""
         if self._process is None:
             return
-        code = None if self._popen is None else self._popen.returncode
+        code = self._process.status()
         self._process, self.reported = None, False
         if code == ExitStatus.NO_ROOM:
             self._await_room()
             return
-        how = "has ended" if code is None else _exit_text(code)
-        words = self._last_words()
+        words = self._launcher.last_words()
         if code == ExitStatus.DIVERGED and words:
-            raise TrainingDiverged(words[-1])
-        useless = self._deaths.add()
-        said = f" ({words[-1][:_LINE_CHARACTERS]})" if words and code != -9 else ""
-        if useless or code == ExitStatus.REFUSED:
-            raise SeedbedError(
-                words[-1]
-                if code == ExitStatus.REFUSED and words
-                else f"{self.role.name} {how} {self._deaths.count} times in a row soon after its start{said}"
-                f"; see {self._directory.path / self.role.name / LOG}"
-            )
-        self._notices.append(f"{self.role.name} {how}{said}; started again")
-        self.restarts += 1
+            raise TrainingDiverged(last_line(words))
+        if code == ExitStatus.REFUSED and words:
+            raise SeedbedError(last_line(words))
+        # A process that was killed has left words that have nothing to do with its end.
+        words = "" if code == -signal.SIGKILL else words
+        how = "has ended" if code is None else exit_text(code)
+        self._notices.append(self._supervisor.end(how, words))
 
     def _start(self) -> None:
-        folder = self._directory.path / self.role.name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOG).open("ab") as log:
-            more = () if self.report else self.role.first
-            arguments = (*self.role.arguments, *more)
-            self._popen = start_role(self._run, self.role.module, arguments, log)
-        self._process = psutil.Process(self._popen.pid)
+        self._supervisor.begin()
+        self._process = self._launcher.start(anew=not self.report)
         if self._closed.is_set():
-            self._kill()  # `kill` came before there was a process
-        self._worked_s = time.monotonic()
-        self._deaths.begin()
+            self._process.kill()  # `kill` came before there was a process
 
     def _await_room(self) -> None:
         """Waits before a start for which the disk had no room is tried again; tells it at the first time."""
@@ -280,29 +233,11 @@ class Keeper:
         self._full = True
         self._closed.wait(_ROOM_S)
 
-    def _last_words(self) -> list[str]:
-        """Returns the last lines that the process has written."""
-        try:
-            data = (self._directory.path / self.role.name / LOG).read_bytes()
-        except OSError:
-            return []
-        return data[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-
     def kill(self) -> None:
         """Ends the role at once, for good; does not wait. Call `close` afterwards, if there is time."""
         self._closed.set()
         if (process := self._process) is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            try:
-                self._process.kill()
-            except psutil.NoSuchProcess:
-                return
-            if self._popen is not None:
-                self._popen.wait()
+            process.kill()
 
     def take_notices(self) -> list[str]:
         """Returns messages for the user, each once. One thread at a time may call this."""
@@ -316,12 +251,14 @@ class Keeper:
     def close(self, patience_s: float = 10.0) -> None:
         """Ends the role: it may take so long to end by itself after `finish`, and is killed then."""
         until_s = time.monotonic() + patience_s
-        there = (lambda: self.connected) if self.remote else self._alive
+        process = self._process
+        there = process.alive if process is not None and process.ours else lambda: self.connected
         while there() and self._finishing.is_set() and time.monotonic() < until_s:
             time.sleep(0.02)
         self._closed.set()
         self._thread.join()
-        self._kill()
+        if self._process is not None:
+            self._process.kill()
 
 
 class _Request(NamedTuple):
@@ -329,17 +266,3 @@ class _Request(NamedTuple):
 
     function: Callable[[Keeper], Any]
     answer: concurrent.futures.Future[Any]
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    try:
-        return sum(process.cpu_times()[:2])
-    except psutil.NoSuchProcess:
-        return 0.0
-
-
-def _exit_text(status: int) -> str:
-    """Returns a phrase that says how a process ended. `status` is its return code, negative for a signal."""
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by signal {-status}"

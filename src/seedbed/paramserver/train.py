@@ -14,7 +14,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
 from seedbed.paramserver.job import Job
-from seedbed.paramserver.processes import end_all, end_starting
+from seedbed.paramserver.launching import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
 from seedbed.printable import pasted

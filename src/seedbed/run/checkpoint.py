@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -37,6 +35,7 @@ from seedbed.run.checkpoint_helper import (
     read_best,
 )
 from seedbed.run.leaves import array_of, like, named_leaves, shape_and_dtype
+from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.types import SeedbedError, StorageError, Tree
 
 Warn = Callable[[str], None]
@@ -216,18 +215,14 @@ class _Helper:
     """A running helper process. For the thread `checkpoints`; only killing it is for any thread."""
 
     def __init__(self, folder: Path, lock: int | None) -> None:
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        environment.pop("XLA_FLAGS", None)
-        package_root = str(Path(__file__).resolve().parents[2])
-        paths = [package_root, environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "seedbed.run.checkpoint_helper", str(folder)],
+        self.process = start_module(
+            "seedbed.run.checkpoint_helper",
+            (str(folder),),
+            {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment,
             # Ctrl-C in the trainer's terminal must not reach the helper and break a write.
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),
@@ -246,14 +241,13 @@ class _Helper:
         stdin.flush()
         line = stdout.readline()
         if not line.endswith(b"\n"):
-            raise OSError(f"exit status {self.process.wait()}")
+            raise OSError(exit_text(self.process.wait()))
         return strict_json.loads(line)["error"]
 
     def tail(self) -> str:
-        """Returns the last line that the helper printed, at most 300 characters, or an empty text."""
+        """Returns the last line that the helper printed, or an empty text."""
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
+        return last_line(self._errors.read().decode(errors="replace"))
 
     def stop(self) -> None:
         """Ends the process and reaps it. A helper that still runs after 10 s is killed."""

@@ -9,22 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 from jax.extend.source_info_util import summarize
 
-from seedbed.simd.frontend.jaxprs import scan_parts
+from seedbed.jaxprs import called, interpret, scan_parts
 
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-}
-"""Primitives that only call a jaxpr, and the parameter that holds it."""
 _NAME = "name"
 """The primitive of `jax.ad_checkpoint.checkpoint_name`."""
 
@@ -101,27 +90,13 @@ class _Reader:
 
     def read(self, closed: Any, operands: Sequence[Operand]) -> list[Operand]:
         """Adds the operations of a jaxpr that is called with these operands; returns its results."""
-        jaxpr = closed.jaxpr
-        held: dict[Any, Operand] = dict(zip(jaxpr.invars, operands, strict=True))
-        held.update(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
-
-        def operand(atom: Any) -> Operand:
-            if not isinstance(atom, Literal):
-                return held[atom]
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype)
-
-        for equation in jaxpr.eqns:
-            given = [operand(atom) for atom in equation.invars]
-            results = self._equation(equation, given)
-            held.update(zip(equation.outvars, results, strict=True))
-        return [operand(atom) for atom in jaxpr.outvars]
+        return interpret(closed, operands, self._equation, _constant)
 
     def _equation(self, equation: Any, given: list[Operand]) -> Sequence[Operand]:
         name, params = equation.primitive.name, equation.params
-        if name in CALLS:
+        if (inner := called(equation)) is not None:
             outer, self._outer = self._outer, self._place(equation)
-            results = self.read(_closed(params[CALLS[name]]), given)
+            results = self.read(inner, given)
             self._outer = outer
             return results
         if name == "scan" and 0 < params["length"] <= self._most_rounds:
@@ -196,9 +171,6 @@ def _value(var: Any) -> Value:
     return Value(tuple(var.aval.shape), var.aval.dtype)
 
 
-def _constant(array: Any) -> Any:
-    return array if jnp.issubdtype(array.dtype, jax.dtypes.extended) else np.asarray(array)
-
-
-def _closed(jaxpr: Any) -> Any:
-    return jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+def _constant(value: Any, aval: Any) -> Any:
+    keys = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+    return value if keys else np.asarray(value, aval.dtype)

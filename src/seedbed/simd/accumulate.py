@@ -6,7 +6,7 @@ transpose adds such an array to a sum in each iteration; here only the row is ad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-CALLS = ("jit", "remat2", "closed_call", "eval_jaxpr")
-"""Names of primitives that call a function; JAX 0.11 has renamed the third to the fourth."""
-RULED = (*CALLS, "custom_jvp_call")
-"""Those, and the call of a function that has a derivative of its own."""
+from seedbed.jaxprs import CALLS, RULED, bind, called, interpret
 
 
 class _Zeros(NamedTuple):
@@ -36,54 +33,41 @@ class _Rows(NamedTuple):
 def accumulated(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Returns a function with the same results, in which sums touch only the parts that are not zero.
 
-    Calls in it are inlined.
+    Calls in it are inlined, but for those of functions with derivatives of their own.
     """
-
-    return _accumulated(closed, CALLS)
+    return _accumulated(closed, CALLS - RULED)
 
 
 def evaluated(
-    closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Sequence[str] = CALLS
+    closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Collection[str] = CALLS - RULED
 ) -> list[Any]:
     """Returns the results of a function, summed like those of `accumulated`; inlines `calls`."""
     return list(map(_whole, _evaluate(closed, operands, calls)))
 
 
-def _accumulated(closed: core.ClosedJaxpr, calls: Sequence[str]) -> core.ClosedJaxpr:
+def _accumulated(closed: core.ClosedJaxpr, calls: Collection[str]) -> core.ClosedJaxpr:
     return jax.make_jaxpr(lambda *operands: evaluated(closed, operands, calls))(*closed.in_avals)
 
 
-def _evaluate(closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Sequence[str]) -> list[Any]:
+def _evaluate(
+    closed: core.ClosedJaxpr, operands: Sequence[Any], calls: Collection[str]
+) -> list[Any]:
     """Evaluates a function; operands and results may be arrays that are not made yet."""
-    jaxpr = closed.jaxpr
-    values: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        given = [read(atom) for atom in eqn.invars]
+    def apply(eqn: Any, given: list[Any]) -> Sequence[Any]:
         name = eqn.primitive.name
-        if name in calls:
-            inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-            inner = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
-            results = _evaluate(inner, given, calls)
-        else:
-            found = _RULES[name](eqn, given) if name in _RULES else None
-            results = _bind(eqn, given, calls) if found is None else [found]
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+        if name in calls and (inner := called(eqn)) is not None:
+            return _evaluate(inner, given, calls)
+        found = _RULES[name](eqn, given) if name in _RULES else None
+        if found is not None:
+            return [found]
+        inside = {name: _inside(value, calls) for name, value in eqn.params.items()}
+        return bind(eqn, [_whole(value) for value in given], **inside)
+
+    return interpret(closed, operands, apply)
 
 
-def _bind(eqn: Any, given: Sequence[Any], calls: Sequence[str]) -> list[Any]:
-    """Evaluates an equation as it is, but for the functions inside it."""
-    params = {name: _inside(value, calls) for name, value in eqn.params.items()}
-    results = eqn.primitive.bind(*map(_whole, given), **eqn.primitive.get_bind_params(params))
-    return list(results) if eqn.primitive.multiple_results else [results]
-
-
-def _inside(value: Any, calls: Sequence[str]) -> Any:
+def _inside(value: Any, calls: Collection[str]) -> Any:
     if isinstance(value, core.ClosedJaxpr):
         return _accumulated(value, calls)
     if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):

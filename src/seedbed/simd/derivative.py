@@ -21,8 +21,8 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from seedbed.cache import directory
-from seedbed.simd.accumulate import RULED, accumulated, evaluated
-from seedbed.simd.frontend.jaxprs import without_collector
+from seedbed.jaxprs import CALLS, bind, interpret, without_collector
+from seedbed.simd.accumulate import accumulated, evaluated
 from seedbed.simd.store.function import Function, describe, recall, remember, types_of
 from seedbed.simd.store.sources import DERIVATION, fingerprint
 
@@ -111,7 +111,7 @@ def _part(linear: Linear, most: tuple[bool, ...], moving: tuple[bool, ...]) -> L
         def of_moving(*moved: Any) -> list[Any]:
             given = [*operands[:fixed], *_merge(left, moved, still)]
             # A rule would put zeros for what does not move.
-            return evaluated(tangent.closed, given, RULED)
+            return evaluated(tangent.closed, given, CALLS)
 
         # It is linear, so its slope is the same everywhere.
         return jax.jvp(of_moving, operands[fixed:], operands[fixed:])[1]
@@ -280,23 +280,13 @@ def _closed(closed: core.ClosedJaxpr, first: Sequence[Any]) -> core.ClosedJaxpr:
 
 def _inlined(closed: core.ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Returns the results of a function; what it computes again is no call."""
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.invars, operands, strict=True))
-    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        given = [read(atom) for atom in eqn.invars]
+    def apply(eqn: Any, given: list[Any]) -> Sequence[Any]:
         if eqn.primitive.name == "remat2":
-            inner = core.ClosedJaxpr(eqn.params["jaxpr"], ())
-            results = core.jaxpr_as_fun(inner)(*given)
-        else:
-            results = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
-            results = results if eqn.primitive.multiple_results else [results]
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+            return core.jaxpr_as_fun(core.ClosedJaxpr(eqn.params["jaxpr"], ()))(*given)
+        return bind(eqn, given)
+
+    return interpret(closed, operands, apply)
 
 
 def _merge(flags: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:

@@ -22,8 +22,8 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
+from seedbed.jaxprs import count_equations
 from seedbed.simd.derivative import is_differentiable, linearize, sum_rows, transpose
-from seedbed.simd.frontend.jaxprs import count_equations
 from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.store.function import Function
 from seedbed.types import SeedbedError

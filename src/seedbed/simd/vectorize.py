@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from seedbed.arguments import checked, shown
-from seedbed.simd.frontend.jaxprs import without_collector
+from seedbed.jaxprs import without_collector
 from seedbed.simd.ir.program import DTYPES
 from seedbed.simd.primitive import vectorized_p
 from seedbed.simd.store.function import Function

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from seedbed import strict_json
-from seedbed.actors.child import same_modules
 from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json
+from seedbed.streams.supervisor import start_module
 from seedbed.types import SeedbedError
 from seedbed.viewer.recording import (
     MjModel,
@@ -158,7 +158,7 @@ def _draw_in_child(job: Path, frames: int, text: str) -> None:
     for backend in (given,) if given else BACKENDS:
         with (job / "errors").open("wb") as errors, _drawing(job, backend, errors) as child:
             assert child.stdout is not None
-            if child.stdout.readline() == "ready\n":
+            if child.stdout.readline() == b"ready\n":
                 _show_progress(child, frames, text)
                 if child.wait() == 0:
                     return
@@ -171,15 +171,14 @@ def _draw_in_child(job: Path, frames: int, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[str]]:
+def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the drawing process and yields it; at the end, kills it and its encoder if they still run."""
-    child = subprocess.Popen(
-        # With -P and our path, it imports nothing from the current folder.
-        [sys.executable, "-P", "-m", "seedbed.viewer.video", str(job)],
-        env={**os.environ, **same_modules(), "MUJOCO_GL": backend},
+    child = start_module(
+        "seedbed.viewer.video",
+        (str(job),),
+        {"MUJOCO_GL": backend},
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
         start_new_session=True,
     )
     with child:
@@ -190,7 +189,7 @@ def _drawing(job: Path, backend: str, errors: Any) -> Iterator[subprocess.Popen[
                 os.killpg(child.pid, signal.SIGKILL)
 
 
-def _show_progress(child: subprocess.Popen[str], frames: int, text: str) -> None:
+def _show_progress(child: subprocess.Popen[bytes], frames: int, text: str) -> None:
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import count_equations, inner_jaxprs, scan_parts
+from seedbed.jaxprs import count_equations, inner_jaxprs, scan_parts
 from seedbed.simd.frontend.memory import (
     Memory,
     Special,
@@ -230,7 +230,7 @@ def _scan(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
         ]
         tracer.around.append(traced.loop)
         rows = [traced.element(a) for a in arrays]
-        results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
+        results = tracer.run(body, [*consts, *carries, *rows])
         tracer.around.pop()
         stays = traced.stays_uniform(results[:count])
         if all(s or not u for s, u in zip(stays, uniform, strict=False)):
@@ -252,7 +252,7 @@ def _unrolled(
     order = range(length)
     for t in reversed(order) if params["reverse"] else order:
         rows = [np.asarray(x[t], object) for x in xs]
-        results = tracer.run(body.jaxpr, body.consts, [*consts, *carries, *rows])
+        results = tracer.run(body, [*consts, *carries, *rows])
         carries = results[:count]
         written.append([tracer.elements(value) for value in results[count:]])
     if params["reverse"]:
@@ -284,12 +284,12 @@ def _while(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
             for init, u, i in zip(inits, uniform, in_memory, strict=True)
         ]
         tracer.around.append(traced.loop)
-        result = tracer.run(cond.jaxpr, cond.consts, [*args[: split[0]], *carries])[0]
+        result = tracer.run(cond, [*args[: split[0]], *carries])[0]
         goes_on = tracer.elements(result)
         traced.loop.condition = functools.reduce(
             lambda a, b: tracer.graph.apply("or", a, b), goes_on.reshape(-1)
         )
-        results = tracer.run(body.jaxpr, body.consts, [*args[split[0] : split[1]], *carries])
+        results = tracer.run(body, [*args[split[0] : split[1]], *carries])
         if goes_on.ndim:
             results = [
                 _while_going(tracer, goes_on, *pair) for pair in zip(results, carries, strict=True)
@@ -322,10 +322,8 @@ def _cond(tracer: Tracer, equation: Any, args: list[Value]) -> Sequence[Value]:
     index = g.convert(tracer.elements(which)[()], "int32")
     if is_constant(index):
         branch = branches[min(max(int(index.value), 0), len(branches) - 1)]
-        return tracer.run(branch.jaxpr, branch.consts, operands)
-    taken = [
-        [tracer.elements(v) for v in tracer.run(b.jaxpr, b.consts, operands)] for b in branches
-    ]
+        return tracer.run(branch, operands)
+    taken = [[tracer.elements(v) for v in tracer.run(b, operands)] for b in branches]
     results = taken[0]
     for k in range(1, len(branches)):
         # An index below 0 selects the first branch, an index beyond the end the last one.

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import inner_jaxprs, scan_parts
+from seedbed.jaxprs import called, inner_jaxprs, interpret, scan_parts
 from seedbed.simd.ir.program import Unsupported
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -48,11 +48,15 @@ def without_keys(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     if not _has_keys(closed.jaxpr):
         return closed
     shapes = [_physical(v.aval) for v in closed.jaxpr.invars]
-    return jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args))(*shapes)
+    return jax.make_jaxpr(lambda *args: _run(closed, args))(*shapes)
 
 
 def _is_key(atom: Any) -> bool:
-    return jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key)
+    return _holds_keys(atom.aval)
+
+
+def _holds_keys(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def _has_keys(jaxpr: Any) -> bool:
@@ -67,25 +71,18 @@ def _has_keys(jaxpr: Any) -> bool:
 
 
 def _physical(aval: Any) -> jax.ShapeDtypeStruct:
-    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if not _holds_keys(aval):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     return jax.ShapeDtypeStruct((*aval.shape, *aval.dtype._impl.key_shape), np.uint32)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr with key data in place of keys, and returns its results."""
-    values: dict[Any, Any] = {}
+def _run(closed: core.ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+    """Evaluates a closed jaxpr with key data in place of keys, and returns its results."""
+    return interpret(closed, args, _apply, _data)
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
 
-    for variable, constant in zip(jaxpr.constvars, consts, strict=True):
-        values[variable] = jax.random.key_data(constant) if _is_key(variable) else constant
-    values.update(zip(jaxpr.invars, args, strict=True))
-    for equation in jaxpr.eqns:
-        results = _apply(equation, [read(atom) for atom in equation.invars])
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _data(value: Any, aval: Any) -> Any:
+    return jax.random.key_data(value) if _holds_keys(aval) else value
 
 
 def _apply(equation: Any, args: list[Any]) -> Sequence[Any]:
@@ -120,11 +117,9 @@ def _move(equation: Any, args: list[Any]) -> Sequence[Any]:
 
 
 def _call(equation: Any, args: list[Any]) -> Sequence[Any]:
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if name in equation.params:
-            inner = equation.params[name]
-            return _run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
-    raise Unsupported(f"random keys in {equation.primitive.name!r} have no scalar form")
+    if (inner := called(equation)) is None:
+        raise Unsupported(f"random keys in {equation.primitive.name!r} have no scalar form")
+    return _run(inner, args)
 
 
 def _scan(equation: Any, args: list[Any]) -> Sequence[Any]:
@@ -132,7 +127,7 @@ def _scan(equation: Any, args: list[Any]) -> Sequence[Any]:
     inner, (consts, count) = params["jaxpr"], scan_parts(equation)
 
     def body(carry: Any, row: Any) -> tuple[Any, Any]:
-        results = _run(inner.jaxpr, inner.consts, [*args[:consts], *carry, *row])
+        results = _run(inner, [*args[:consts], *carry, *row])
         return results[:count], results[count:]
 
     carry, rows = lax.scan(
@@ -151,16 +146,14 @@ def _while(equation: Any, args: list[Any]) -> Sequence[Any]:
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
     return lax.while_loop(
-        lambda c: _run(cond.jaxpr, cond.consts, [*args[:first], *c])[0],
-        lambda c: _run(body.jaxpr, body.consts, [*args[first:second], *c]),
+        lambda c: _run(cond, [*args[:first], *c])[0],
+        lambda c: _run(body, [*args[first:second], *c]),
         args[second:],
     )
 
 
 def _cond(equation: Any, args: list[Any]) -> Sequence[Any]:
-    branches = [
-        lambda *a, b=branch: _run(b.jaxpr, b.consts, a) for branch in equation.params["branches"]
-    ]
+    branches = [lambda *a, b=branch: _run(b, a) for branch in equation.params["branches"]]
     return lax.switch(args[0], branches, *args[1:])
 
 
@@ -174,7 +167,7 @@ _CONTROL: dict[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
 def _traced(function: Callable[..., Any], *args: Any) -> Sequence[Any]:
     """Traces a function of key data and evaluates it, with threefry written out in plain arithmetic."""
     closed = jax.make_jaxpr(function)(*args)
-    return _run(closed.jaxpr, closed.consts, args)
+    return _run(closed, args)
 
 
 def _each(function: Callable[..., Any], ndim: int) -> Callable[..., Any]:

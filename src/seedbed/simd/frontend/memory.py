@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from jax.extend import core
 
-from seedbed.simd.frontend.jaxprs import inner_jaxprs
+from seedbed.jaxprs import inner_jaxprs
 from seedbed.simd.ir.graph import Graph, Loop, Node, is_constant
 from seedbed.simd.ir.program import Unsupported
 
@@ -62,8 +62,8 @@ class Tracer(Protocol):
         """Returns the nodes of a value."""
         ...
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-        """Interprets a jaxpr and returns its results."""
+    def run(self, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+        """Interprets a closed jaxpr and returns its results."""
         ...
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from seedbed.jaxprs import CALLS, called, interpret
 from seedbed.simd.frontend import control, memory
 from seedbed.simd.frontend.keys import without_keys
 from seedbed.simd.frontend.memory import Memory, Value
@@ -49,7 +50,7 @@ def _program(tracer: Tracer, closed: Any, shared: Sequence[bool]) -> Program:
         in_memory = isinstance(value, Memory)
         nodes = np.broadcast_to(np.array(value.node, object), shape) if in_memory else value
         inputs.append(Operand(shape, dtype, is_shared, nodes))
-    results = tracer.run(closed.jaxpr, closed.consts, values)
+    results = tracer.run(closed, values)
     outputs = []
     for variable, value in zip(closed.jaxpr.outvars, results, strict=True):
         nodes = tracer.elements(value)
@@ -86,26 +87,19 @@ class Tracer:
         # equations, and how many nodes each made
         self._made: list[tuple[Any, int]] = []
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
-        """Interprets a jaxpr and returns its results."""
-        values: dict[Any, Value] = {}
+    def run(self, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+        """Interprets a closed jaxpr and returns its results."""
+        return interpret(
+            closed, args, self._count, lambda value, aval: self.lift(value, aval.dtype)
+        )
 
-        def read(atom: Any) -> Value:
-            aval: Any = atom.aval
-            if isinstance(atom, core.Literal):
-                return self.lift(atom.val, aval.dtype)
-            return values[atom]
-
-        for variable, constant in zip(jaxpr.constvars, consts, strict=True):
-            values[variable] = self.lift(constant, variable.aval.dtype)
-        values.update(zip(jaxpr.invars, args, strict=True))
-        for equation in jaxpr.eqns:
-            before = len(self.graph.nodes)
-            results = self.apply(equation, [read(atom) for atom in equation.invars])
-            values.update(zip(equation.outvars, results, strict=True))
-            if not _inner(equation):
-                self._made.append((equation, len(self.graph.nodes) - before))
-        return [read(atom) for atom in jaxpr.outvars]
+    def _count(self, equation: Any, args: list[Value]) -> Sequence[Value]:
+        """Interprets an equation, and notes how many nodes it made."""
+        before = len(self.graph.nodes)
+        results = self.apply(equation, args)
+        if equation.primitive.name not in (*CALLS, *control.CONTROL):
+            self._made.append((equation, len(self.graph.nodes) - before))
+        return results
 
     def apply(self, equation: Any, args: list[Value]) -> Sequence[Value]:
         """Interprets one equation and returns its results. Raises Unsupported if it has no scalar form."""
@@ -113,9 +107,8 @@ class Tracer:
         special = _SPECIAL.get(name) or control.CONTROL.get(name) or memory.INDEXED.get(name)
         if special is not None:
             return special(self, equation, args)
-        inner = _inner(equation)
-        if inner is not None:
-            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
+        if (inner := called(equation)) is not None:
+            return self.run(inner, args)
         arrays = [self.elements(a) for a in args]
         if name in RULES:
             return [self.elementwise(name, equation.params, arrays)]
@@ -194,33 +187,6 @@ def _start(op: str, dtype: np.dtype) -> Any:
     if dtype.kind == "f":
         return -np.inf if op == "max" else np.inf
     return limits.min if op == "max" else limits.max
-
-
-_CALLS = (
-    "jit",
-    "call",
-    "closed_call",
-    "eval_jaxpr",
-    "composite",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-)
-"""Primitives that have a jaxpr as a parameter and run it on their operands."""
-
-
-def _inner(equation: Any) -> Any:
-    """Returns the jaxpr that a call runs, such as the one of jit or of a function with its own derivative.
-
-    Returns the equation itself if it is control flow, and None if it is neither.
-    """
-    if equation.primitive.name in control.CONTROL:
-        return equation
-    # other primitives can have a jaxpr too, such as the function that reduces two elements
-    if equation.primitive.name not in _CALLS:
-        return None
-    return equation.params.get("jaxpr") or equation.params["call_jaxpr"]
 
 
 def _where(equation: Any) -> str:

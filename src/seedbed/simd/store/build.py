@@ -15,9 +15,9 @@ import jax
 
 from seedbed import cache
 from seedbed.ffi import Refused, register_object
+from seedbed.jaxprs import without_collector
 from seedbed.llvm import toolchain
 from seedbed.simd.cpu.compiler import compile_program, lanes
-from seedbed.simd.frontend.jaxprs import without_collector
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu import compiler as gpu
 from seedbed.simd.ir.program import DTYPES, Unsupported

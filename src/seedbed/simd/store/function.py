@@ -15,7 +15,7 @@ import jax.core
 from jax.extend import core
 
 from seedbed import cache, strict_json
-from seedbed.simd.frontend.jaxprs import without_collector
+from seedbed.jaxprs import without_collector
 from seedbed.simd.store.digest import Indescribable, digest
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 
 COMPILER = (
+    "jaxprs.py",
     "llvm.py",
     "ffi.py",
     "simd/ir",
@@ -23,7 +24,7 @@ COMPILER = (
 DERIVATION = (
     "simd/accumulate.py",
     "simd/derivative.py",
-    "simd/frontend/jaxprs.py",
+    "jaxprs.py",
     "simd/store/digest.py",
     "simd/store/function.py",
 )
