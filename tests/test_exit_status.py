@@ -165,3 +165,22 @@ def test_the_page_has_every_status_and_no_other():
     assert {name: int(number) for number, name in told} == {
         status.name: status.value for status in ExitStatus
     }
+
+
+INTERRUPTED = """
+import importlib.abc, sys
+from seedbed.__main__ import program
+
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "numpy":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+program()
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_has_no_traceback():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (ExitStatus.GIVEN_UP, b"", b"")
