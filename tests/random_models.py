@@ -38,6 +38,8 @@ FEATURES = frozenset(
         *("damping", "stiffness", "armature", "ref", "springref"),
         *("limit", "narrow range", "limit margin", "solreflimit", "direct solreflimit"),
         *("solimplimit", "motor", "ctrlrange", "forcerange"),
+        *("integrator implicitfast", "frictionloss", "solreffriction", "solimpfriction"),
+        *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -63,6 +65,8 @@ class _Draw:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
+        # What came later is drawn apart, so that the older seeds keep their bodies.
+        self.later = np.random.default_rng([seed, 1])
         self.features: set[str] = set()
         self.names = 0
         self.joints: list[tuple[str, float]] = []
@@ -74,6 +78,16 @@ class _Draw:
         if found:
             self.features.add(feature)
         return found
+
+    def later_chance(self, feature: str, share: float) -> bool:
+        """Whether something has a feature of those that came later."""
+        found = bool(self.later.random() < share)
+        if found:
+            self.features.add(feature)
+        return found
+
+    def later_near(self, low: float, high: float) -> float:
+        return float(np.exp(self.later.uniform(np.log(low), np.log(high))))
 
     def pick(self, feature: str, *values: str) -> str:
         value = str(self.rng.choice(values))
@@ -178,6 +192,15 @@ class _Draw:
         for field in ("ref", "springref"):
             if self.chance(field, 0.2):
                 text += f' {field}="{_text(self.rng.uniform(-0.3, 0.3))}"'
+        if self.later_chance("frictionloss", 0.3):
+            text += f' frictionloss="{_text(self.later_near(1e-3, 1) * heft)}"'
+            if self.later_chance("solreffriction", 0.4):
+                text += f' solreffriction="{_text(self.later_near(5e-3, 0.1), 1)}"'
+            if self.later_chance("solimpfriction", 0.4):
+                text += f' solimpfriction="{_text(self.later.uniform(0.5, 0.98), 0.99, 0.01)}"'
+        if self.later_chance("actuatorfrcrange", 0.2):
+            most = self.later_near(0.01, 1) * heft
+            text += f' actuatorfrclimited="true" actuatorfrcrange="{_text(-most, most)}"'
         return text + "/>"
 
     def body(self, density: float, depth: int, place: str, joints: str, inner: str = "") -> str:
@@ -200,6 +223,8 @@ class _Draw:
         children = ""
         for _ in range(int(self.rng.integers(0, 3)) if depth else 0):
             children += self.link(density, depth - 1)
+        if self.later_chance("gravcomp", 0.1):
+            place += f' gravcomp="{_text(self.later.uniform(0.1, 1.2))}"'
         return f'<body name="{name}" {place}>{joints}{inner}{geoms}{children}</body>'
 
     def link(self, density: float, depth: int) -> str:
@@ -246,12 +271,29 @@ class _Draw:
         geom = f'<geom type="{kind}" size="{_text(*size)}"{masks}{self.contact()}/>'
         return f'<body pos="{pos}"{self.frame()}>{geom}</body>'
 
+    def actuator(self, joint: str, heft: float, gear: float) -> str:
+        """A motor with a gear, or another actuator, for a joint of bodies with a heft."""
+        stiff, damp = (self.later_near(0.1, 20) * heft, self.later_near(1e-2, 1) * heft)
+        place = self.later.uniform(-0.3, 0.3)
+        if self.later_chance("position servo", 0.25):
+            return f'<position joint="{joint}" kp="{_text(stiff)}" kv="{_text(damp)}"'
+        if self.later_chance("velocity servo", 0.15):
+            return f'<velocity joint="{joint}" kv="{_text(damp)}" gear="2"'
+        if self.later_chance("general actuator", 0.15):
+            return (
+                f'<general joint="{joint}" gaintype="affine" biastype="affine" gear="-1.5"'
+                f' gainprm="{_text(stiff, damp, -damp / 3)}"'
+                f' biasprm="{_text(place * heft, -stiff, -damp)}"'
+            )
+        return f'<motor joint="{joint}" gear="{_text(gear)}"'
+
     def actuators(self) -> str:
         rows = ""
         for joint, heft in self.joints:
             if not self.chance("motor", 0.5):
                 continue
-            rows += f'<motor joint="{joint}" gear="{_text(self.near(0.01, 10) * heft)}"'
+            gear = self.near(0.01, 10) * heft
+            rows += self.actuator(joint, heft, gear)
             if self.chance("ctrlrange", 0.5):
                 rows += ' ctrllimited="true" ctrlrange="-0.7 1"'
             if self.chance("forcerange", 0.3):
@@ -261,7 +303,7 @@ class _Draw:
 
     def option(self) -> str:
         text = f'timestep="{_text(self.rng.choice([0.001, 0.002, 0.005, 0.01]))}"'
-        text += f' integrator="{self.pick("integrator", "Euler", "RK4")}"'
+        integrator = self.pick("integrator", "Euler", "RK4")
         if self.chance("other gravity", 0.15):
             text += f' gravity="{_text(*self.rng.normal(size=2) * 2, -8)}"'
         if self.chance("fluid", 0.2):
@@ -269,6 +311,9 @@ class _Draw:
                 f' density="{_text(self.near(1, 1000))}" viscosity="{_text(self.near(1e-5, 0.1))}"'
             )
             text += f' wind="{self.vector(1)}"'
+        elif self.later_chance("integrator implicitfast", 0.4):
+            integrator = "implicitfast"
+        text += f' integrator="{integrator}"'
         flag = '<flag eulerdamp="disable"/>' if self.chance("no eulerdamp", 0.15) else ""
         return f"<option {text}>{flag}</option>"
 

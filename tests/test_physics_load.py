@@ -40,25 +40,25 @@ def xml(**parts: str) -> str:
 
 
 REFUSED = {
-    "integrator='implicitfast'": {"option": 'integrator="implicitfast"'},
+    "integrator='implicit'": {"option": 'integrator="implicit"'},
+    "implicitfast in a medium": {"option": 'integrator="implicitfast" density="1"'},
     "cone='elliptic'": {"option": 'cone="elliptic"'},
     "impratio=2": {"option": 'impratio="2"'},
     "noslip_iterations=3": {"option": 'noslip_iterations="3"'},
-    "flag contact='disable'": {"flag": '<flag contact="disable"/>'},
     "flag override='enable'": {"flag": '<flag override="enable"/>'},
-    "gravcomp of body (box)": {"body": 'gravcomp="1"'},
     "ball joint (hinge)": {"joint": 'type="ball"'},
-    "frictionloss of joint (hinge)": {"joint": 'frictionloss="1"'},
-    "actuatorfrcrange of joint (hinge)": {"joint": 'actuatorfrcrange="-1 1"'},
     "polynomial of joint (hinge)": {"joint": 'damping="1 2 3"'},
     "stiffness of free joint (hinge)": {"joint": 'type="free" stiffness="1"'},
     "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},
     "plane-box contact (floor with ball)": {"geom": 'type="box" size=".1 .1 .1"'},
     "condim=6 of geom (ball)": {"geom": 'size=".1" condim="6"'},
-    "position servo (arm)": {"rest": '<actuator><position name="arm" joint="hinge"/></actuator>'},
-    "velocity servo (arm)": {"rest": '<actuator><velocity name="arm" joint="hinge"/></actuator>'},
-    "actuator that is no motor (arm)": {
-        "rest": '<actuator><damper name="arm" joint="hinge" ctrlrange="0 1"/></actuator>'
+    "actuator with an activation (arm)": {
+        "rest": '<actuator><intvelocity name="arm" joint="hinge" actrange="0 1"/></actuator>'
+    },
+    "actuator that is not affine (arm)": {
+        "rest": '<actuator><general name="arm" joint="hinge" gaintype="muscle" lengthrange="0 1" '
+        'gainprm=".75 1.05 -1 200 .5 1.6 1.5 1.3 1.2"/>'
+        "</actuator>"
     },
     "actuator on no hinge or slide (arm)": {
         "rest": '<actuator><motor name="arm" site="tip"/></actuator>'
@@ -66,7 +66,6 @@ REFUSED = {
     "equality constraint": {
         "rest": '<equality><joint joint1="hinge"/></equality>',
     },
-    "sensor": {"rest": '<sensor><jointpos joint="hinge"/></sensor>'},
     "contact pair": {"rest": '<contact><pair geom1="floor" geom2="ball"/></contact>'},
     "mocap body": {
         "world": '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
@@ -157,15 +156,8 @@ def test_a_robot_is_refused_in_one_line_for_each_kind(capsys):
     contacts = {kind for kind in counts if kind.endswith(" contact")}
     assert {"plane-box contact", "box-capsule contact"} & contacts
     others = {kind: count for kind, count in counts.items() if kind not in contacts}
-    assert others == {
-        "frictionloss of joint": "12",
-        "position servo": "12",
-        "condim=6 of geom": "4",
-        "sensor": "14",
-    }
-    assert "FL_abduction" in str(error.value) and "use motors and compute control" in str(
-        error.value
-    )
+    assert others == {"condim=6 of geom": "4"}
+    assert "FL_foot" in str(error.value) and "use 1 or 3" in str(error.value)
     # The command line shows all of them, and no traceback.
     assert cli._fail(error.value, [], 1) == 1
     assert capsys.readouterr().err == f"seedbed: {error.value}\n"
@@ -174,7 +166,7 @@ def test_a_robot_is_refused_in_one_line_for_each_kind(capsys):
 def test_names_that_cannot_be_seen_are_written_out(tmp_path):
     name = "&#27;[31m&#8238;evil"
     with pytest.raises(SeedbedError, match=r"joint \(\\x1b\[31m\\u202eevil\): remove it"):
-        physics.load(xml(joint='frictionloss="1"').replace('"hinge"', f'"{name}"'))
+        physics.load(xml(joint='damping="1 2 3"').replace('"hinge"', f'"{name}"'))
     with pytest.raises(SeedbedError, match=r"compile .*a\\x0ab\\x1b\.xml"):
         physics.load(tmp_path / "a\nb\x1b.xml")
 

@@ -91,7 +91,7 @@ def smooth(model: physics.Model, qpos: Any, qvel: Any, ctrl: Any) -> dict[str, A
     matrix = dynamics.mass_matrix(model, kin)
     bias = dynamics.bias(model, kin, qvel, motion, before)
     passive = dynamics.passive(model, kin, qpos, qvel, motion)
-    actuator = dynamics.actuation(model, ctrl)
+    actuator = dynamics.actuation(model, ctrl, qpos, qvel).force
     factor = linear.factor(linear.pattern(model.nv, set(matrix)), matrix)
     zero = jnp.zeros((), qpos.dtype)
     size = range(model.nv)
@@ -177,7 +177,8 @@ def _subtree_mass(compiled: Any) -> np.ndarray:
 def test_a_bad_control_zeroes_all(bad):
     model = physics.load(ZOO).astype(np.float32)
     ctrl = np.array([0.5, bad, 0.5], np.float32)
-    assert not dynamics.actuation(model, jnp.asarray(ctrl)).any()
+    still = jnp.zeros(model.nq), jnp.zeros(model.nv)
+    assert not dynamics.actuation(model, jnp.asarray(ctrl), *still).force.any()
 
 
 def test_an_infinite_control_is_clamped_where_it_is_limited():
@@ -186,7 +187,8 @@ def test_an_infinite_control_is_clamped_where_it_is_limited():
     data = mujoco.MjData(compiled)
     data.ctrl = [np.inf, 0.3, -0.4]
     mujoco.mj_forward(compiled, data)
-    found = dynamics.actuation(model, jnp.asarray(data.ctrl, jnp.float32))
+    still = jnp.zeros(model.nq), jnp.zeros(model.nv)
+    found = dynamics.actuation(model, jnp.asarray(data.ctrl, jnp.float32), *still).force
     np.testing.assert_allclose(found, data.qfrc_actuator, rtol=1e-6)
 
 

@@ -259,7 +259,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "physics.load": (
         "path_or_xml",
         lambda v, m: physics.load(v),
-        [None, 3, XML.encode(), "", [XML], mujoco.MjSpec(), mujoco.MjModel.from_xml_string(XML)],
+        [None, 3, XML.encode(), "", [XML], mujoco.MjSpec()],
     ),
     "physics.init: model": ("model", lambda v, m: physics.init(v), [None, 3, XML]),
     "physics.init: qpos": ("qpos", lambda v, m: physics.init(m.model, v), QPOS[1:]),

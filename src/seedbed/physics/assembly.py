@@ -29,9 +29,9 @@ UPPER = tuple(i.astype(np.int32) for i in np.triu_indices(6))
 
 
 class Slack(NamedTuple):
-    """J x - aref for a point x, or J x for a step x: of limits, and of contacts along their frames' axes."""
+    """J x - aref for a point x, or J x for a step x: of dofs, and of contacts along their axes."""
 
-    limits: jax.Array  # [n]
+    dofs: jax.Array  # [n]
     sides: tuple[jax.Array, ...]  # [n, axes] each
 
 
@@ -93,7 +93,7 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
     J x overwrites `before`; rows of inactive contacts keep their values.
     """
     motion = body_motion(problem.model, problem.cdof, x)
-    limits = problem.limits.sign * at_limits(problem, x)
+    dofs = problem.dofs.sign * at_rows(problem, x)
 
     def slot(
         total: Rise, _: Array, point: Points, stiffness: Array, row: Row, slack: Array
@@ -101,18 +101,17 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
         step = velocity(point, row, motion_of(point, row, motion))
         return _added(point.active, total, rise(stiffness, row["mu"], slack, step, 1)), step
 
-    total = rise_of_rows(problem.limits.stiffness, slack.limits, limits, 1)
+    total = _rise_of_dofs(problem, slack, dofs, 1)
     steps = []
     for side, start, old in zip(problem.sides, slack.sides, before.sides, strict=True):
         total, step = rewrite_slots(side, slot, total, old, start)
         steps.append(step)
-    return Slack(limits, tuple(steps)), total
+    return Slack(dofs, tuple(steps)), total
 
 
 def along(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Rise:
     """Returns the Rise of `size` times `step` from `slack`."""
-
-    total = rise_of_rows(problem.limits.stiffness, slack.limits, step.limits, size)
+    total = _rise_of_dofs(problem, slack, step.dofs, size)
     for side, *ends in zip(problem.sides, slack.sides, step.sides, strict=True):
         same = {"mu": side.same["mu"]} if "mu" in side.same else {}
 
@@ -131,11 +130,17 @@ def _added(active: Array, rise: Rise, more: Rise) -> Rise:
     return Rise(*(jnp.where(active, x, y) for x, y in zip(total, rise, strict=True)))
 
 
-def at_limits(problem: Problem, x: jax.Array) -> jax.Array:
-    """Returns the elements of x [nv] at the dofs of the limits [n]."""
-    if not len(problem.limit_dof):
+def _rise_of_dofs(problem: Problem, slack: Slack, step: jax.Array, size: Array | int) -> Rise:
+    dofs = problem.dofs
+    bounds = None if dofs.low is None or dofs.high is None else (dofs.low, dofs.high)
+    return rise_of_rows(dofs.stiffness, slack.dofs, step, size, bounds)
+
+
+def at_rows(problem: Problem, x: jax.Array) -> jax.Array:
+    """Returns the elements of x [nv] at the dofs of the rows of single dofs [n]."""
+    if not len(problem.rows_dof):
         return jnp.zeros(0, x.dtype)
-    return jnp.stack([x[d] for d in problem.limit_dof])
+    return jnp.stack([x[d] for d in problem.rows_dof])
 
 
 def step_and_sum(
@@ -160,7 +165,7 @@ def step_and_sum(
     for side, *rows in zip(problem.sides, slack.sides, step.sides, strict=True):
         sums, there = rewrite_slots(side, slot, sums, *rows)
         moved.append(there)
-    return Slack(slack.limits + size * step.limits, tuple(moved)), sums
+    return Slack(slack.dofs + size * step.dofs, tuple(moved)), sums
 
 
 def due(
@@ -209,13 +214,13 @@ def raised(problem: Problem, compensation: Compensation) -> Problem:
 
 
 def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Sums]:
-    """Returns the slack of the limits at x [nv], and the sums over contacts there; contacts' slack is ().
+    """Returns the slack of single dofs at x [nv], and the sums over contacts there; contacts' slack is ().
 
     In derivatives, what a slot computes is computed again.
     """
     motion = body_motion(problem.model, problem.cdof, x)
-    limits = problem.limits
-    slack_limits = limits.sign * at_limits(problem, x) - limits.aref
+    dofs = problem.dofs
+    slack_dofs = dofs.sign * at_rows(problem, x) - dofs.aref
 
     def slot(
         sums: Sums, point: Points, stiffness: Array, row: Row, aref: Array
@@ -241,7 +246,7 @@ def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Su
     sums = _no_sums(problem, x.dtype, hessian=hessian)
     for side in problem.sides:
         sums, _ = over_slots(side, slot, sums, side.aref)
-    return Slack(jnp.where(limits.stiffness > 0, slack_limits, 0), ()), sums
+    return Slack(jnp.where(dofs.stiffness > 0, slack_dofs, 0), ()), sums
 
 
 def _is_float(value: Array) -> bool:
@@ -328,15 +333,15 @@ def _couple(
 
 
 def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.Array:
-    """Returns J' f [nv]: the limits' forces and the contacts' wrenches [nbody, 6] on the dofs."""
+    """Returns J' f [nv]: the forces of single dofs and the contacts' wrenches [nbody, 6] on the dofs."""
     model = problem.model
     total: list[Any] = [jnp.zeros(6, wrench.dtype)] * model.nbody
     for body, row in enumerate(math.unstack(wrench, 0)):
         if carrier := model.body_weldid[body]:
             total[carrier] = total[carrier] + row
     force = math.unstack(project(model, problem.cdof, jnp.stack(total)))
-    push = -problem.limits.sign * problem.limits.stiffness * jnp.minimum(slack.limits, 0)
-    for row, dof in enumerate(problem.limit_dof):
+    push = -problem.dofs.sign * problem.dofs.stiffness * problem.dofs.cut(slack.dofs)
+    for row, dof in enumerate(problem.rows_dof):
         force[dof] = force[dof] + push[row]
     return jnp.stack(force)
 
@@ -350,8 +355,8 @@ def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
         stiffness = sums.stiffness[:, np.maximum(square, square.T)]
         for entry, value in composite(problem.model, problem.cdof, stiffness).items():
             matrix[entry] = matrix[entry] + value
-    pushing = jnp.where(slack.limits < 0, problem.limits.stiffness, 0)
-    for row, dof in enumerate(problem.limit_dof):
+    pushing = jnp.where(problem.dofs.inside(slack.dofs), problem.dofs.stiffness, 0)
+    for row, dof in enumerate(problem.rows_dof):
         matrix[dof, dof] = matrix[dof, dof] + pushing[row]
     for place, entry in enumerate(problem.entries):
         value = sums.coupling[place]

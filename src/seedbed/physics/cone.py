@@ -175,14 +175,35 @@ def rise(stiffness: Array, mu: Array, slack: Array, step: Array, size: Array | i
     return Rise(slope, bend, changed)
 
 
-def rise_of_rows(stiffness: Array, slack: Array, step: Array, size: Array | int) -> Rise:
+def rise_of_rows(
+    stiffness: Array,
+    slack: Array,
+    step: Array,
+    size: Array | int,
+    bounds: tuple[Array, Array] | None = None,
+) -> Rise:
     """Returns the Rise of `size` times `step` in rows that share one stiffness or have one each.
 
+    The cost of a row is quadratic where its slack is negative, or between its `bounds`, and linear beyond.
     The slope is computed as a change, because the large forces that balance at the start would hide it.
     """
+    if bounds is not None:
+        return _rise_between(stiffness, slack, step, size, bounds)
     there = slack + size * step
     before, after = slack < 0, there < 0
     moved = jnp.where(before, jnp.where(after, size * step, -slack), jnp.where(after, there, 0))
     weight = stiffness * step
     changed = (before != after) & (stiffness > 0)
+    return Rise((weight * moved).sum(), jnp.where(after, weight * step, 0).sum(), changed.any())
+
+
+def _rise_between(
+    stiffness: Array, slack: Array, step: Array, size: Array | int, bounds: tuple[Array, Array]
+) -> Rise:
+    (low, high), there = bounds, slack + size * step
+    old, new = (jnp.minimum(jnp.maximum(x, low), high) for x in (slack, there))
+    before, after = ((x > low) & (x < high) for x in (slack, there))
+    moved = jnp.where(before & after, size * step, new - old)
+    weight = stiffness * step
+    changed = ((before != after) | (~before & (old != new))) & (stiffness > 0)
     return Rise((weight * moved).sum(), jnp.where(after, weight * step, 0).sum(), changed.any())

@@ -1,8 +1,8 @@
 """Rows of the soft constraints: the reference acceleration (aref) and the stiffness (D) of each row.
 
 A contact has one row, or four rows along the edges of the friction pyramid. A limited joint has one row, or
-two (see `limit_table`). The source is MuJoCo's engine_core_constraint.c, but the Jacobian is never formed: a
-row's velocity is computed from the motions of the bodies.
+two (see `limit_table`), a dof with friction loss has one. The source is MuJoCo's engine_core_constraint.c,
+but the Jacobian is never formed: a row's velocity is computed from the motions of the bodies.
 """
 
 from __future__ import annotations
@@ -32,12 +32,38 @@ Worst = tuple[jax.Array, jax.Array]
 """The hardness of the hardest contact so far, and whether a normal gives way."""
 
 
-class Limits(NamedTuple):
-    """The rows of the joint limits [n]; a row's velocity is sign * qvel[dof]."""
+class DofRows(NamedTuple):
+    """The rows of single dofs [n]: joint limits and then friction losses.
 
-    sign: jax.Array  # 1 for a lower bound, -1 for an upper one
+    A row's velocity is sign * qvel[dof]. Its force along the dof is -sign * D * slack, with the slack cut to
+    where the cost is quadratic: `low` to `high`, or if they are None to what is not positive.
+    """
+
+    sign: jax.Array  # 1 for a lower bound and for friction, -1 for an upper bound
     stiffness: jax.Array  # D; zero if the limit is far
     aref: jax.Array
+    low: jax.Array | None  # None if there is no friction loss
+    high: jax.Array | None
+
+    def inside(self, slack: jax.Array) -> jax.Array:
+        """Returns whether the slack [n] is where the cost is quadratic."""
+        if self.low is None or self.high is None:
+            return slack < 0
+        return (slack > self.low) & (slack < self.high)
+
+    def cut(self, slack: jax.Array) -> jax.Array:
+        """Returns the slack [n], cut to where the cost is quadratic."""
+        if self.low is None or self.high is None:
+            return jnp.minimum(slack, 0)
+        return jnp.minimum(jnp.maximum(slack, self.low), self.high)
+
+    def cost(self, slack: jax.Array) -> jax.Array:
+        """Returns the cost of all rows: quadratic, and beyond the bounds of the friction linear."""
+        cut = self.cut(slack)
+        within = (0.5 * self.stiffness * cut * cut).sum()
+        if self.low is None:
+            return within
+        return within + (self.stiffness * cut * (slack - cut)).sum()
 
 
 class Edges(NamedTuple):
@@ -50,9 +76,9 @@ class Edges(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All rows: joint limits, contacts with the static world, contacts between moving bodies."""
+    """All rows: those of single dofs, contacts with the static world, contacts between moving bodies."""
 
-    limits: Limits
+    dofs: DofRows
     fixed: Edges
     moving: Edges
     hardness: jax.Array  # D times the response to a force, of the hardest contact
@@ -110,6 +136,22 @@ def limit_table(model: Model) -> dict[str, np.ndarray]:
     }
 
 
+def friction_table(model: Model) -> dict[str, np.ndarray]:
+    """Makes the table of friction losses, by row: dof, most force in N or N m, and solver parameters."""
+    d = np.flatnonzero(model.dof_frictionloss > 0)
+    return {
+        "dof": d,
+        "friction": model.dof_frictionloss[d],
+        "invweight": model.dof_invweight0[d],
+        **softness(model, model.dof_solref[d], model.dof_solimp[d]),
+    }
+
+
+def rows_dof(model: Model) -> np.ndarray:
+    """Returns the dof of each row of a single dof [n]."""
+    return np.concatenate([limit_table(model)["dof"], friction_table(model)["dof"]]).astype(int)
+
+
 def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, np.ndarray]:
     """Computes the constants of the reference acceleration and of the impedance, for each row [n].
 
@@ -124,7 +166,8 @@ def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, 
     loose, stiff, middle = (np.clip(x, 1e-4, 0.9999) for x in (loose, stiff, middle))
     power, flat = np.maximum(power, 1), width <= 1e-15
     standard = time > 0
-    time = np.where(standard, np.maximum(time, 2 * model.opt.timestep), time)
+    least = 2 * model.opt.timestep if model.opt.refsafe else 0.0
+    time = np.where(standard, np.maximum(time, least), time)
     spring = 1 / np.maximum(stiff**2 * np.where(standard, time * ratio, 1) ** 2, 1e-15)
     damper = 1 / np.maximum(stiff * np.where(standard, time, 1), 1e-15)
     mean = 0.5 * (loose + stiff)
@@ -196,7 +239,7 @@ def make_rows(
     worst = jnp.zeros((), qpos.dtype), jnp.zeros((), bool)
     worst, first = _contacts(model, kin, fixed, contacts.fixed, motion, mass, worst)
     worst, second = _contacts(model, kin, moving, contacts.moving, motion, mass, worst)
-    return Rows(_limits(model, qpos, qvel), first, second, *worst)
+    return Rows(_dof_rows(model, qpos, qvel), first, second, *worst)
 
 
 def response(
@@ -227,11 +270,34 @@ def _turns(model: Model, table: Slots) -> np.ndarray:
     return turns
 
 
-def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
+def _dof_rows(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
+    limits, friction = _limits(model, qpos, qvel), friction_table(model)
+    if not len(friction["dof"]):
+        return limits
+    row = {name: math.constant(column, qpos.dtype) for name, column in friction.items()}
+    # A friction loss has no position, and so no spring; its impedance is the least.
+    stiffness = (1 - row["loose"]) / (row["loose"] * row["invweight"])
+    bound = row["friction"] / stiffness
+    free = np.full(len(limits.sign), np.inf, qpos.dtype)
+    return DofRows(
+        *(
+            jnp.concatenate([jnp.asarray(above), jnp.asarray(below)])
+            for above, below in (
+                (limits.sign, np.ones_like(bound)),
+                (limits.stiffness, stiffness),
+                (limits.aref, -row["damper"] * jnp.stack([qvel[d] for d in friction["dof"]])),
+                (-free, -bound),
+                (np.zeros_like(free), bound),
+            )
+        )
+    )
+
+
+def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
     table = limit_table(model)
     if not len(table["dof"]):
         none = jnp.zeros(0, qpos.dtype)
-        return Limits(none, none, none)
+        return DofRows(none, none, none, None, None)
     row = {name: math.constant(column, qpos.dtype) for name, column in table.items()}
     q, v = (jnp.stack([x[i] for i in row[at]]) for x, at in ((qpos, "address"), (qvel, "dof")))
     above, under = q - row["low"], row["high"] - q
@@ -242,7 +308,7 @@ def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> Limits:
     stiffness = (1 - slack) / (slack * row["invweight"])
     aref = -row["damper"] * sign * v - row["spring"] * (1 - slack) * excess
     near = excess < 0
-    return Limits(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0))
+    return DofRows(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0), None, None)
 
 
 def _contacts(

@@ -6,7 +6,7 @@ motions of the moving bodies [nbody, 6]; the rows of other bodies are zero.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -164,9 +164,22 @@ def passive(
         i, d = model.jnt_qposadr[j], model.jnt_dofadr[j]
         stretch[d] = -model.jnt_stiffness[j] * (q[i] - model.qpos_spring[i])
     force = force + jnp.stack(stretch)
+    if model.body_gravcomp.any():
+        force = force + project(model, kin.cdof, _gravity_compensation(model, kin))
     if model.opt.density > 0 or model.opt.viscosity > 0:
         force = force + project(model, kin.cdof, _fluid(model, kin, motion))
     return force
+
+
+def _gravity_compensation(model: Model, kin: Kinematics) -> jax.Array:
+    """Computes the wrenches [nbody, 6] on the moving bodies that carry shares of weights (mj_gravcomp)."""
+    bodies = np.array([b for b in np.flatnonzero(model.body_gravcomp) if model.body_weldid[b]])
+    if not len(bodies):
+        return jnp.zeros((model.nbody, 6), kin.xipos.dtype)
+    carried = (model.body_mass * model.body_gravcomp)[bodies][:, None] * -model.opt.gravity[None]
+    push = jnp.broadcast_to(jnp.asarray(carried), (len(bodies), 3))
+    torque = math.cross(_select(kin.xipos, bodies), push)
+    return _gather(model, model.body_weldid[bodies], jnp.concatenate([torque, push], axis=1))
 
 
 def _fluid(model: Model, kin: Kinematics, motion: jax.Array) -> jax.Array:
@@ -208,25 +221,51 @@ def _inertia_box(model: Model) -> Array:
     return xp.stack([xp.sqrt(xp.maximum(square, 1e-15) * scale) for square in squares], axis=-1)
 
 
-def actuation(model: Model, ctrl: jax.Array) -> jax.Array:
-    """Computes the joint forces [nv] of the motors at ctrl [nu] (mj_fwdActuation, qfrc_actuator).
+class Actuation(NamedTuple):
+    """The actuators' forces on the dofs, and how they change with the velocity."""
+
+    force: jax.Array  # [nv] N and N m, qfrc_actuator
+    slope: tuple[Array, ...]  # by dof, N s/m and N m s: derivative of its force by its own velocity
+
+
+def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -> Actuation:
+    """Computes the joint forces of the actuators at ctrl [nu] (mj_fwdActuation).
 
     If any control, after clamping, is not finite or is larger than 1e10 in size, all controls count as zero.
+    At a bound of its own force or the joint's, an actuator has no slope (mjd_actuator_vel).
     """
     force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
+    slope = list(force)
     if not model.nu:
-        return jnp.stack(force)
+        return Actuation(jnp.stack(force), tuple(slope))
+    joints = model.actuator_trnid[:, 0]
+    address, dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+    gear = model.actuator_gear[:, 0]
     low, high = model.actuator_ctrlrange.T
     clamped = jnp.where(model.actuator_ctrllimited, jnp.clip(ctrl, low, high), ctrl)
     clamped = jnp.where(jnp.all(is_sane(clamped)), clamped, 0)
     output = model.actuator_gainprm[:, 0] * clamped
+    if model.actuator_gainprm[:, 1:].any() or model.actuator_biasprm.any():
+        length = gear * jnp.stack([qpos[i] for i in address])
+        speed = gear * jnp.stack([qvel[i] for i in dof])
+        gain, bias = (
+            prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
+            for prm in (model.actuator_gainprm, model.actuator_biasprm)
+        )
+        output = gain * clamped + bias
     low, high = model.actuator_forcerange.T
-    output = jnp.where(model.actuator_forcelimited, jnp.clip(output, low, high), output)
-    torque = math.unstack(output * model.actuator_gear[:, 0])
-    for joint, term in zip(model.actuator_trnid[:, 0], torque, strict=True):
-        d = model.jnt_dofadr[joint]
-        force[d] = force[d] + term
-    return jnp.stack(force)
+    limited = model.actuator_forcelimited
+    inside = ~limited | ((output > low) & (output < high))
+    output = jnp.where(limited, jnp.clip(output, low, high), output)
+    bend = model.actuator_gainprm[:, 2] * clamped + model.actuator_biasprm[:, 2]
+    bend = jnp.where(inside, bend, 0) * gear * gear
+    for d, term, more in zip(dof, math.unstack(output * gear), math.unstack(bend), strict=True):
+        force[d], slope[d] = force[d] + term, slope[d] + more
+    for j in np.flatnonzero(model.jnt_actfrclimited):
+        d, (least, most) = model.jnt_dofadr[j], model.jnt_actfrcrange[j]
+        inside = (force[d] > least) & (force[d] < most)
+        force[d], slope[d] = jnp.clip(force[d], least, most), jnp.where(inside, slope[d], 0)
+    return Actuation(jnp.stack(force), tuple(slope))
 
 
 def is_sane(x: jax.Array) -> jax.Array:

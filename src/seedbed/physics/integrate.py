@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +14,9 @@ from jax import lax
 from seedbed.physics import linear, math
 from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.implicit import divide
-from seedbed.physics.model import FREE, Data, Model, State
+from seedbed.physics.model import FREE, IMPLICITFAST, Data, Model, State
 from seedbed.simd.derivative import recomputed
+from seedbed.types import Array
 
 TABLEAU = {
     # Share of the time step from the start to the next stage; the last stage has no next one.
@@ -26,20 +27,28 @@ TABLEAU = {
 """Constants of the four Runge-Kutta stages, by column."""
 
 
-def euler(model: Model, data: Data, mass: Matrix, force: jax.Array) -> Data:
-    """Advances by one time step (mj_Euler). Joint damping is implicit if `opt.eulerdamp` is set.
+def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Sequence[Array]) -> Data:
+    """Advances by one time step (mj_Euler, mj_implicit).
 
-    `data` must be the result of a forward pass; its `qacc` does not change. `force` [nv] is M qacc, which
-    is qfrc_smooth + qfrc_constraint.
+    Euler treats joint damping implicitly if `opt.eulerdamp` is set; `implicitfast` does so always, and also
+    the forces of actuators that depend on velocity. `data` must be the result of a forward pass; its `qacc`
+    does not change. `force` [nv] is M qacc, which is qfrc_smooth + qfrc_constraint, and `slope` the
+    derivative of each dof's actuator force by its velocity.
     """
     h = model.opt.timestep
     qacc = data.qacc
     damping = model.dof_damping
-    if model.opt.eulerdamp and not (isinstance(damping, np.ndarray) and (damping <= 0).all()):
+    fast = model.opt.integrator == IMPLICITFAST
+    damped = not (isinstance(damping, np.ndarray) and (damping <= 0).all())
+    driven = fast and any(isinstance(x, jax.Array) or x for x in slope)
+    if driven or (damped and (fast or model.opt.eulerdamp)):
         matrix = dict(mass)
         for i, d in enumerate(math.unstack(damping)):
-            matrix[i, i] = matrix[i, i] + h * d
+            implicit = d - slope[i] if fast else d
+            matrix[i, i] = matrix[i, i] + h * implicit
         qacc = divide(linear.pattern(model.nv, set(matrix)), matrix, force)
+    if fast:
+        qacc = _lone_bodies(model, data, mass, force, qacc)
     qvel = data.qvel + h * qacc
     qpos, qpos_low = integrate_pos(model, data.qpos, data.qpos_low, qvel, h)
     return data._replace(
@@ -50,6 +59,43 @@ def euler(model: Model, data: Data, mass: Matrix, force: jax.Array) -> Data:
         qacc_warmstart=data.qacc,
         diverged=data.diverged | ~is_sane(data.qacc).all(),
     )
+
+
+def _lone_bodies(
+    model: Model, data: Data, mass: Matrix, force: jax.Array, qacc: jax.Array
+) -> jax.Array:
+    """Replaces the accelerations of free bodies that carry nothing: gyroscopic forces are implicit, too.
+
+    Source: mjd_freeMhat. Their part of the matrix is not symmetric, and apart from the others.
+    """
+    h, found = model.opt.timestep, math.unstack(qacc)
+    for b in model.roots:
+        joint = int(model.body_jntadr[b])
+        carries = any(model.body_weldid[c] == b for c in range(b + 1, model.nbody)) or any(
+            parent == b for parent in model.tree_parent
+        )
+        if model.jnt_type[joint] != FREE or model.body_jntnum[b] != 1 or carries:
+            continue
+        d = int(model.jnt_dofadr[joint])
+        spin, turn = data.qvel[d + 3 : d + 6], math.quat_to_mat(data.xquat[b])
+        arm = jnp.asarray(model.body_ipos[b])
+        axes = math.np_quat_to_mat(model.body_iquat[b])
+        square = math.dot(arm, arm) * np.eye(3) - arm[:, None] * arm[None]
+        inertia = (axes * model.body_inertia[b][None]) @ axes.T + model.body_mass[b] * square
+        momentum = math.apply(inertia, spin)
+        columns = []
+        for e in np.eye(3, dtype=qacc.dtype):
+            lean = math.cross(e, math.cross(spin, arm)) + math.cross(spin, math.cross(e, arm))
+            push = model.body_mass[b] * math.apply(turn, lean)
+            twist = math.cross(e, momentum) + math.cross(spin, math.apply(inertia, e))
+            columns.append([*math.unstack(push), *math.unstack(twist)])
+        rows = []
+        for i in range(6):
+            row = [mass.get((d + max(i, k), d + min(i, k)), 0) for k in range(6)]
+            row[i] = row[i] + h * model.dof_damping[d + i]
+            rows.append([*row[:3], *(row[3 + k] + h * columns[k][i] for k in range(3))])
+        found[d : d + 6] = linear.eliminate(rows, [force[d + i] for i in range(6)])
+    return jnp.stack(found)
 
 
 def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> Data:

@@ -93,3 +93,23 @@ def solve(factor: Factor, vector: jax.Array | Sequence[Any]) -> jax.Array:
         for i in reversed(rows[k]):
             x[k] = x[k] - factor.lower[k, i] * x[i]
     return jnp.stack(x)
+
+
+def eliminate(matrix: Sequence[Sequence[Any]], vector: Sequence[Any]) -> list[Any]:
+    """Solves A x = vector for a small matrix A of scalars that need not be symmetric.
+
+    It does not pivot: A must be near a positive definite matrix.
+    """
+    rows = [[*row, right] for row, right in zip(matrix, vector, strict=True)]
+    for k, pivot in enumerate(rows):
+        for i in range(k + 1, len(rows)):
+            ratio = rows[i][k] / pivot[k]
+            rows[i] = [x - ratio * y for x, y in zip(rows[i], pivot, strict=True)]
+    x: list[Any] = []
+    for row in reversed(rows):
+        known = row[len(row) - 1 - len(x) : -1]
+        left = row[-1]
+        for factor, value in zip(known, x, strict=True):
+            left = left - factor * value
+        x.insert(0, left / row[len(row) - 2 - len(x)])
+    return x

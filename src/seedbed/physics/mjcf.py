@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import os
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from seedbed.arguments import refusal, require
-from seedbed.physics.model import Model, Option
-from seedbed.physics.refusals import grouped, unsupported
+from seedbed.physics.model import Keyframe, Model, Option
+from seedbed.physics.refusals import FOLDED, grouped, unsupported
 from seedbed.physics.rigid import parts_of, welds_of
 from seedbed.printable import printable
 from seedbed.types import SeedbedError
@@ -21,19 +22,15 @@ mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 ITERATIONS = 100
 """Most iterations of the solver: MuJoCo's default. The solver converges in fewer than 15."""
-_REMEDIES = {
-    mujoco.MjSpec: "give its text, spec.to_xml()",
-    mujoco.MjModel: "give the MJCF file, or the text, that it was compiled from",
-    bytes: "give text, such as data.decode()",
-}
-"""What to give instead of what holds a model, too."""
 
 
-def load(path_or_xml: str | Path) -> Model:
-    """Compiles an MJCF file, or XML text, into a Model, which is for one environment.
+def load(path_or_xml: Any) -> Model:
+    """Compiles an MJCF or URDF file, XML text, or an MjSpec into a Model, which is for one environment.
 
-    A string `path_or_xml` that starts with "<" is XML text, anything else a path. Units are those of the
-    file, MuJoCo's SI: m, kg, s, and rad after compilation.
+    A string `path_or_xml` that starts with "<" is XML text, another one and a Path are paths. An MjModel is
+    taken as it is, with all that was changed in it after it was compiled. Units are MuJoCo's SI: m, kg, s,
+    and rad after compilation. Flags that disable contacts, limits, friction loss, gravity, actuators, springs
+    or dampers are part of the model. Sensors are accepted, and not computed.
 
     The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To limit
     its iterations, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.
@@ -42,9 +39,29 @@ def load(path_or_xml: str | Path) -> Model:
         SeedbedError: MuJoCo cannot compile the model, or the model uses features that are not simulated. The
             text has a line for each kind of them, with their number, a few of their names and the remedy.
     """
-    for kind, remedy in _REMEDIES.items():
-        if isinstance(path_or_xml, kind):
-            raise refusal("load: path_or_xml", path_or_xml, remedy)
+    compiled, name = _compiled(path_or_xml)
+    effective = with_flags(compiled)
+    refused = grouped(unsupported(effective))
+    if len(refused) == 1:
+        raise SeedbedError(f"{name} uses something that cannot be simulated: {refused[0]}")
+    if refused:
+        first = f"{name} uses {len(refused)} kinds of things that cannot be simulated:"
+        raise SeedbedError("\n  ".join([first, *refused]))
+    return from_mujoco(effective)
+
+
+def _compiled(path_or_xml: Any) -> tuple[Any, str]:
+    """Returns MuJoCo's model, and what it is called in messages."""
+    if isinstance(path_or_xml, mujoco.MjModel):
+        return path_or_xml, "the MjModel"
+    if isinstance(path_or_xml, mujoco.MjSpec):
+        try:
+            return path_or_xml.compile(), "the MjSpec"
+        except (ValueError, mujoco.FatalError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise SeedbedError(f"MuJoCo cannot compile the MjSpec: {reason}; correct it") from error
+    if isinstance(path_or_xml, bytes):
+        raise refusal("load: path_or_xml", path_or_xml, "give text, such as data.decode()")
     require("load: path_or_xml", path_or_xml, str | Path)
     # Editors put a mark before the text of a file.
     given = path_or_xml.removeprefix("\ufeff") if isinstance(path_or_xml, str) else path_or_xml
@@ -56,20 +73,50 @@ def load(path_or_xml: str | Path) -> Model:
         raise SeedbedError(f"{what}: give the path of an MJCF file, or its text")
     try:
         if is_text:
-            compiled = mujoco.MjModel.from_xml_string(given)
-        else:
-            compiled = mujoco.MjModel.from_xml_path(str(path_or_xml))
+            return mujoco.MjModel.from_xml_string(given), name
+        return mujoco.MjModel.from_xml_path(str(path_or_xml)), name
     except (ValueError, mujoco.FatalError) as error:
         reason = " ".join(str(error).split())[:300]  # MuJoCo's message has several lines
         remedy = "correct it" if is_text else "correct it, or the path"
         raise SeedbedError(f"MuJoCo cannot compile {name}: {reason}; {remedy}") from error
-    refused = grouped(unsupported(compiled))
-    if len(refused) == 1:
-        raise SeedbedError(f"{name} uses something that cannot be simulated: {refused[0]}")
-    if refused:
-        first = f"{name} uses {len(refused)} kinds of things that cannot be simulated:"
-        raise SeedbedError("\n  ".join([first, *refused]))
-    return from_mujoco(compiled)
+
+
+def with_flags(compiled: Any) -> Any:
+    """Returns a copy of MuJoCo's model in which what a flag disables is gone, and so is the flag."""
+    m, bits = copy.copy(compiled), mujoco.mjtDisableBit
+    flags = m.opt.disableflags
+
+    def off(*names: Any) -> bool:
+        return any(flags & bit for bit in names)
+
+    if off(bits.mjDSBL_CONTACT, bits.mjDSBL_CONSTRAINT):
+        m.geom_contype[:] = m.geom_conaffinity[:] = 0
+    if off(bits.mjDSBL_LIMIT, bits.mjDSBL_CONSTRAINT):
+        m.jnt_limited[:] = 0
+        m.tendon_limited[:] = 0
+    if off(bits.mjDSBL_FRICTIONLOSS, bits.mjDSBL_CONSTRAINT):
+        m.dof_frictionloss[:] = 0
+        m.tendon_frictionloss[:] = 0
+    if off(bits.mjDSBL_EQUALITY, bits.mjDSBL_CONSTRAINT):
+        m.eq_active0[:] = 0
+    if off(bits.mjDSBL_GRAVITY):
+        m.opt.gravity[:] = 0
+    if off(bits.mjDSBL_ACTUATION):
+        m.actuator_gainprm[:] = m.actuator_biasprm[:] = 0
+    if off(bits.mjDSBL_CLAMPCTRL):
+        m.actuator_ctrllimited[:] = 0
+    if off(bits.mjDSBL_SPRING):
+        m.jnt_stiffness[:] = 0
+        m.tendon_stiffness[:] = 0
+    if off(bits.mjDSBL_DAMPER):
+        m.dof_damping[:] = 0
+        m.tendon_damping[:] = 0
+    if off(bits.mjDSBL_SPRING) and off(bits.mjDSBL_DAMPER):
+        # mj_passive then leaves out all of its forces.
+        m.opt.density = m.opt.viscosity = 0
+        m.body_gravcomp[:] = 0
+    m.opt.disableflags = flags & ~int(FOLDED)
+    return m
 
 
 def from_mujoco(compiled: Any) -> Model:
@@ -77,7 +124,7 @@ def from_mujoco(compiled: Any) -> Model:
     option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
-        if field.name not in ("opt", "geom_lever", "geom_extent", "welds", "parts"):
+        if field.name not in ("opt", "geom_lever", "geom_extent", "welds", "parts", "keyframes"):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["opt"] = Option(
@@ -89,6 +136,21 @@ def from_mujoco(compiled: Any) -> Model:
         integrator=int(option.integrator),
         iterations=ITERATIONS,
         eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
+        refsafe=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE,
+        filterparent=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT,
+    )
+    affine_gain = compiled.actuator_gaintype == mujoco.mjtGain.mjGAIN_AFFINE
+    affine_bias = compiled.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
+    fields["actuator_gainprm"] = fields["actuator_gainprm"][:, :3]
+    fields["actuator_gainprm"][~affine_gain, 1:] = 0
+    fields["actuator_biasprm"] = fields["actuator_biasprm"][:, :3] * affine_bias[:, None]
+    fields["keyframes"] = tuple(
+        Keyframe(
+            mujoco.mj_id2name(compiled, mujoco.mjtObj.mjOBJ_KEY, i) or "",
+            float(compiled.key_time[i]),
+            *(np.array(x[i]) for x in (compiled.key_qpos, compiled.key_qvel, compiled.key_ctrl)),
+        )
+        for i in range(compiled.nkey)
     )
     offsets = fields["geom_pos"] - fields["body_ipos"][fields["geom_bodyid"]]
     fields["geom_lever"] = np.linalg.norm(offsets, axis=1) + fields["geom_rbound"]

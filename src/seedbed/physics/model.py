@@ -20,7 +20,7 @@ from seedbed.types import Array, SeedbedError
 
 FREE, SLIDE, HINGE = 0, 2, 3
 """MuJoCo's numbers for the joint types (mjtJoint)."""
-EULER, RK4 = 0, 1
+EULER, RK4, IMPLICITFAST = 0, 1, 3
 """MuJoCo's numbers for the integrators (mjtIntegrator)."""
 
 REPLACEABLE = (
@@ -45,9 +45,21 @@ class Option(NamedTuple):
     density: float  # kg/m^3, of the medium
     viscosity: float  # kg/(m s)
     wind: np.ndarray  # [3] m/s
-    integrator: int  # EULER or RK4
+    integrator: int  # EULER, RK4 or IMPLICITFAST
     iterations: int  # most iterations of the solver; ours, not the file's
     eulerdamp: bool  # Euler treats joint damping implicitly
+    refsafe: bool  # springs of constraints are not stiffer than the time step allows
+    filterparent: bool  # a body does not touch its parent
+
+
+class Keyframe(NamedTuple):
+    """A state of the file (mjModel's key_qpos, key_qvel and key_ctrl)."""
+
+    name: str
+    time: float  # s
+    qpos: np.ndarray  # [nq]
+    qvel: np.ndarray  # [nv]
+    ctrl: np.ndarray  # [nu]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,6 +92,7 @@ class Model:
     body_ipos: Array  # [nbody, 3] m, centre of mass in the body's frame
     body_iquat: np.ndarray  # [nbody, 4] axes of the inertia in the body's frame
     body_mass: Array  # [nbody] kg
+    body_gravcomp: np.ndarray  # [nbody] share of its weight that is carried
     body_inertia: Array  # [nbody, 3] kg m^2, about those axes
     body_invweight0: np.ndarray  # [nbody, 2] 1/kg and 1/(kg m^2)
     jnt_type: np.ndarray  # [njnt] FREE, SLIDE or HINGE
@@ -94,12 +107,17 @@ class Model:
     jnt_stiffness: Array  # [njnt] N/m, or N m/rad
     jnt_range: np.ndarray  # [njnt, 2] m or rad
     jnt_margin: np.ndarray  # [njnt] m or rad
+    jnt_actfrclimited: np.ndarray  # [njnt] bool
+    jnt_actfrcrange: np.ndarray  # [njnt, 2] N, or N m, of all actuators of the joint
     dof_bodyid: np.ndarray  # [nv]
     dof_jntid: np.ndarray  # [nv]
     dof_parentid: np.ndarray  # [nv] the one before it in its tree; -1: none
     dof_armature: Array  # [nv] kg, or kg m^2
     dof_damping: Array  # [nv] N s/m, or N m s/rad
     dof_invweight0: np.ndarray  # [nv] 1/kg, or 1/(kg m^2)
+    dof_frictionloss: np.ndarray  # [nv] N, or N m
+    dof_solref: np.ndarray  # [nv, 2] s and 1, of friction losses
+    dof_solimp: np.ndarray  # [nv, 5] of friction losses
     geom_type: np.ndarray  # [ngeom] mjtGeom
     geom_contype: np.ndarray  # [ngeom] bits
     geom_conaffinity: np.ndarray  # [ngeom] bits
@@ -127,11 +145,13 @@ class Model:
     exclude_signature: np.ndarray  # [k] pairs of bodies that do not touch
     actuator_trnid: np.ndarray  # [nu, 2] joint, unused
     actuator_gear: Array  # [nu, 6]; a joint uses the first
-    actuator_gainprm: np.ndarray  # [nu, k]; the first is the force per control
+    actuator_gainprm: np.ndarray  # [nu, 3] force per control: fixed, per length, per velocity
+    actuator_biasprm: np.ndarray  # [nu, 3] force without control: fixed, per length, per velocity
     actuator_ctrllimited: np.ndarray  # [nu] bool
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
     actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
+    keyframes: tuple[Keyframe, ...]  # states with a name; ours
     welds: Welds  # which bodies are fixed to which; ours
     parts: Parts  # inertias of bodies with all that is fixed to them; ours
 
@@ -176,8 +196,9 @@ class Model:
         )
         leaves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         leaves["welds"] = welds
+        keyframes = leaves.pop("keyframes")
         cast = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
-        return Model(**cast)
+        return Model(**cast, keyframes=keyframes)
 
     @functools.cached_property
     def moving(self) -> tuple[int, ...]:

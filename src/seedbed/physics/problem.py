@@ -9,7 +9,7 @@ import numpy as np
 
 from seedbed.physics import linear, math
 from seedbed.physics.collision import Contacts, Points, Row, split
-from seedbed.physics.constraint import Edges, Group, Limits, Rows, groups, limit_table
+from seedbed.physics.constraint import DofRows, Edges, Group, Rows, groups, rows_dof
 from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.model import Kinematics, Model
 
@@ -35,10 +35,10 @@ class Problem(NamedTuple):
     model: Model
     cdof: jax.Array  # [nv, 6]
     mass: Matrix
-    limits: Limits
+    dofs: DofRows
     hardness: jax.Array  # of the hardest contact, see Rows
     compliant: jax.Array  # bool: some contact's normal gives way
-    limit_dof: np.ndarray  # [n]
+    rows_dof: np.ndarray  # [n] of the rows of single dofs
     sides: tuple[Side, ...]  # only the groups that have slots
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
     pattern: linear.Pattern  # of the Hessian
@@ -57,10 +57,10 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         model=model,
         cdof=kin.cdof,
         mass=mass,
-        limits=rows.limits,
+        dofs=rows.dofs,
         hardness=rows.hardness,
         compliant=rows.compliant,
-        limit_dof=limit_table(model)["dof"],
+        rows_dof=rows_dof(model),
         sides=tuple(side for side in sides if len(side.stiffness)),
         entries=entries,
         pattern=linear.pattern(model.nv, pairs | set(entries)),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed.physics import slots
-from seedbed.physics.model import EULER, FREE, RK4
+from seedbed.physics.model import EULER, FREE, IMPLICITFAST, RK4
 from seedbed.physics.narrow import COLLIDERS
 from seedbed.printable import printable
 
@@ -21,10 +21,29 @@ INERT_DISABLED = (
     | mujoco.mjtDisableBit.mjDSBL_MIDPHASE
     | mujoco.mjtDisableBit.mjDSBL_EULERDAMP
     | mujoco.mjtDisableBit.mjDSBL_ISLAND
+    | mujoco.mjtDisableBit.mjDSBL_NATIVECCD
+    | mujoco.mjtDisableBit.mjDSBL_REFSAFE
+    | mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
 )
-"""Accepted disable flags: they do not change the result of a step, except eulerdamp, which is simulated."""
+"""Accepted disable flags: they do not change the result of a step, or are simulated (options of a Model)."""
+FOLDED = (
+    mujoco.mjtDisableBit.mjDSBL_CONSTRAINT
+    | mujoco.mjtDisableBit.mjDSBL_CONTACT
+    | mujoco.mjtDisableBit.mjDSBL_LIMIT
+    | mujoco.mjtDisableBit.mjDSBL_FRICTIONLOSS
+    | mujoco.mjtDisableBit.mjDSBL_EQUALITY
+    | mujoco.mjtDisableBit.mjDSBL_GRAVITY
+    | mujoco.mjtDisableBit.mjDSBL_ACTUATION
+    | mujoco.mjtDisableBit.mjDSBL_CLAMPCTRL
+    | mujoco.mjtDisableBit.mjDSBL_SPRING
+    | mujoco.mjtDisableBit.mjDSBL_DAMPER
+)
+"""Disable flags that are the same as a model without what they disable."""
 INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_FWDINV
 """Accepted enable flags: they do not change the result of a step."""
+_JOINT = [int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)]
+_GAINS = [int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)]
+_BIASES = [int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)]
 WIDTH = 78
 """The most characters of a line about a kind; it is indented by two in a terminal of 80."""
 _MOST_NAMES, _LONGEST_NAME = 3, 24
@@ -79,13 +98,14 @@ def unsupported(m: Any) -> Iterator[Refusal]:
     objects = mujoco.mjtObj
     counts = {
         "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "weld the bodies, or make one tree"),
-        "sensor": (m.nsensor, objects.mjOBJ_SENSOR, "remove it and read the state instead"),
         "contact pair": (m.npair, objects.mjOBJ_PAIR, "choose pairs by contype"),
         "flex": (m.nflex, objects.mjOBJ_FLEX, "use rigid bodies"),
         "plugin": (m.nplugin, objects.mjOBJ_PLUGIN, "remove it"),
     }
     for what, (count, kind, remedy) in counts.items():
         for i in range(count):
+            if what == "equality constraint" and not m.eq_active0[i]:
+                continue
             yield Refusal(what, remedy, _named(m, kind, i))
     for b in np.flatnonzero(m.body_mocapid >= 0):
         yield Refusal("mocap body", "make it a static body", _named(m, objects.mjOBJ_BODY, b))
@@ -104,9 +124,12 @@ def _named(m: Any, kind: Any, i: int | np.integer) -> str:
 
 def _options(m: Any) -> Iterator[Refusal]:
     option = m.opt
-    if option.integrator not in (EULER, RK4):
+    fluid = option.density or option.viscosity
+    if option.integrator == IMPLICITFAST and fluid:
+        yield Refusal("implicitfast in a medium", "use Euler, or density and viscosity 0")
+    if option.integrator not in (EULER, RK4, IMPLICITFAST):
         integrator = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_").lower()
-        yield Refusal(f"option integrator='{integrator}'", "use Euler or RK4")
+        yield Refusal(f"option integrator='{integrator}'", "use Euler, RK4 or implicitfast")
     if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
         yield Refusal("option cone='elliptic'", "use pyramidal")
     if option.impratio != 1:
@@ -127,8 +150,6 @@ def _options(m: Any) -> Iterator[Refusal]:
 
 
 def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
-    for b in np.flatnonzero(m.body_gravcomp):
-        yield Refusal("gravcomp of body", "remove it", _named(m, mujoco.mjtObj.mjOBJ_BODY, b))
     for j in range(m.njnt):
         joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j)
         free = m.jnt_type[j] == FREE
@@ -140,8 +161,8 @@ def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
             "stiffness of free joint": free and m.jnt_stiffness[j],
             "stiffness or damping polynomial of joint": polynomial,
             "springyield of joint": m.jnt_plasticadr[j] >= 0,
-            "frictionloss of joint": m.dof_frictionloss[dofs].any(),
-            "actuatorfrcrange of joint": m.jnt_actfrclimited[j],
+            "actuatorgravcomp of joint": m.jnt_actgravcomp[j],
+            "actuatorfrcrange of free joint": free and m.jnt_actfrclimited[j],
         }
         for what, found in refused.items():
             if found:
@@ -178,32 +199,29 @@ def _collisions(m: Any) -> Iterator[Refusal]:
 def _actuators(m: Any) -> Iterator[Refusal]:
     for i in range(m.nactuator):
         actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
-        joint = m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
+        # On a hinge or a slide the two are the same.
+        joint = int(m.actuator_trntype[i]) in _JOINT
         if not joint or m.jnt_type[m.actuator_trnid[i, 0]] == FREE:
             yield Refusal("actuator on no hinge or slide", "drive joints", actuator)
-        if kind := _servo(m, i):
-            yield Refusal(kind, "use motors and compute control", actuator)
+        if kind := _not_affine(m, i):
+            yield Refusal(kind, "use a motor or a servo", actuator)
         refused = {
             "delay": m.actuator_delay[i],
             "damping": m.actuator_damping[i] or m.actuator_dampingpoly[i].any(),
             "armature": m.actuator_armature[i],
+            "several controls": m.actuator_ctrlnum[i] != 1 or m.actuator_outnum[i] != 1,
         }
         for what, found in refused.items():
             if found:
                 yield Refusal(f"{what} of actuator", "give it to the joint, or remove it", actuator)
 
 
-def _servo(m: Any, i: int) -> str:
-    """Returns what kind of actuator is no motor; "" for a motor."""
-    simple = (
-        m.actuator_dyntype[i] == mujoco.mjtDyn.mjDYN_NONE
-        and m.actuator_gaintype[i] == mujoco.mjtGain.mjGAIN_FIXED
-    )
-    if simple and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_NONE:
-        return ""
-    if simple and m.actuator_biastype[i] == mujoco.mjtBias.mjBIAS_AFFINE:
-        return "position servo" if m.actuator_biasprm[i, 1] else "velocity servo"
-    return "actuator that is no motor"
+def _not_affine(m: Any, i: int) -> str:
+    """Returns what keeps an actuator from being simulated; "" for one whose force is affine."""
+    if m.actuator_dyntype[i] != mujoco.mjtDyn.mjDYN_NONE:
+        return "actuator with an activation"
+    affine = int(m.actuator_gaintype[i]) in _GAINS and int(m.actuator_biastype[i]) in _BIASES
+    return "" if affine else "actuator that is not affine"
 
 
 def _tendons(m: Any) -> Iterator[Refusal]:

@@ -6,6 +6,7 @@ function is traced.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ import numpy as np
 from seedbed.physics.model import Model
 from seedbed.physics.narrow import COLLIDERS, PLANE
 from seedbed.types import Array
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 HARDEST = 0.01
 """Most stiffness of a contact along an axis, times the dtype's eps, times what a unit of force accelerates.
@@ -90,6 +93,7 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
 
     `model` is a Model or MuJoCo's MjModel.
     """
+    filters = _filters_parents(model)
     excluded = {int(signature) for signature in model.exclude_signature}
     weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
     for i in range(model.ngeom):
@@ -99,9 +103,15 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
             masks = (model.geom_contype[i] & model.geom_conaffinity[j]) | (
                 model.geom_contype[j] & model.geom_conaffinity[i]
             )
-            related = w1 and w2 and (w1 == above[w2] or w2 == above[w1])
+            related = filters and w1 and w2 and (w1 == above[w2] or w2 == above[w1])
             if masks and w1 != w2 and not related and (b1 << 16) + b2 not in excluded:
                 yield (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
+
+
+def _filters_parents(model: Any) -> bool:
+    if isinstance(model, Model):
+        return model.opt.filterparent
+    return not model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
 
 
 def candidates(model: Model) -> Candidates:

@@ -1,8 +1,9 @@
 """The constrained acceleration: MuJoCo's convex problem, solved to convergence by Newton's method.
 
 qacc is the a that minimises 1/2 (a - a0)' M (a - a0) + sum 1/2 D min(0, J a - aref)^2, where a0 is the smooth
-acceleration (Todorov 2014; engine_solver.c, primal form). A row pushes if J a - aref is negative. The cost is
-piecewise quadratic: a full step that does not change the set of pushing rows ends at the exact minimum.
+acceleration (Todorov 2014; engine_solver.c, primal form). A row pushes if J a - aref is negative. A row of
+friction loss pulls, too, and its cost is linear beyond the force that it has at most. The cost is piecewise
+quadratic: a full step that does not change the pieces of the rows ends at the exact minimum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from seedbed.physics.assembly import (
     Slack,
     Sums,
     along,
-    at_limits,
+    at_rows,
     compensated,
     constraint_force,
     due,
@@ -122,16 +123,12 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
 
     The size of the step is 1 if the warm start has the lower cost, otherwise 0.
     """
-    model, limits = problem.model, problem.limits
+    model, dofs = problem.model, problem.dofs
     direction = warmstart - qacc_smooth
     direction_force = multiply(problem.mass, direction)
     motions = [body_motion(model, problem.cdof, x) for x in (qacc_smooth, direction)]
-    along = [limits.sign * at_limits(problem, x) for x in (qacc_smooth, direction)]
-    slack_limits = jnp.where(limits.stiffness > 0, along[0] - limits.aref, 0)
-
-    def limit_cost(slack: jax.Array) -> jax.Array:
-        pushed = jnp.minimum(slack, 0)
-        return (0.5 * limits.stiffness * pushed * pushed).sum()
+    along = [dofs.sign * at_rows(problem, x) for x in (qacc_smooth, direction)]
+    slack_dofs = jnp.where(dofs.stiffness > 0, along[0] - dofs.aref, 0)
 
     def slot(
         costs: tuple[Array, ...], point: Points, stiffness: Array, row: Row, aref: Array
@@ -145,8 +142,8 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
         return costs, tuple(jnp.where(point.active, x, 0) for x in (slack, step))
 
     costs = (
-        limit_cost(slack_limits),
-        0.5 * math.dot(direction, direction_force) + limit_cost(slack_limits + along[1]),
+        dofs.cost(slack_dofs),
+        0.5 * math.dot(direction, direction_force) + dofs.cost(slack_dofs + along[1]),
     )
     slacks, steps = [], []
     for side in problem.sides:
@@ -157,7 +154,7 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
     return SolverState(
         offset=none,
         force=none,
-        slack=Slack(slack_limits, tuple(slacks)),
+        slack=Slack(slack_dofs, tuple(slacks)),
         direction=direction,
         direction_force=direction_force,
         direction_slack=Slack(along[1], tuple(steps)),

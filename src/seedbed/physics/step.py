@@ -25,7 +25,7 @@ from seedbed.physics.dynamics import (
 from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
 from seedbed.physics.kinematics import kinematics
-from seedbed.physics.model import EULER, Data, Model, State
+from seedbed.physics.model import RK4, Data, Keyframe, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
 from seedbed.physics.solver import relative_error
@@ -35,22 +35,43 @@ _ONE = "step is for one environment; batch it with simd.vectorize or jax.vmap"
 
 
 @checked
-def init(model: Model, qpos: Array | None = None, qvel: Array | None = None) -> State:
+def init(
+    model: Model,
+    qpos: Array | None = None,
+    qvel: Array | None = None,
+    *,
+    keyframe: str | int | None = None,
+) -> State:
     """Makes the state of a `model` at `qpos` [nq] (m, rad) and `qvel` [nv] (m/s, rad/s).
 
-    The default is qpos0 at rest, at time 0. The precision is that of `qpos`, or JAX's default. Raises
-    SeedbedError if an array is not of floats or has another shape.
+    The default is that of the `keyframe` with a name or a number, or qpos0 at rest, at time 0. The precision
+    is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has another
+    shape, or if there is no such keyframe.
     """
+    begin = Keyframe("", 0.0, np.asarray(model.qpos0), np.zeros(model.nv), np.zeros(model.nu))
+    begin = begin if keyframe is None else _keyframe(model, keyframe)
     dtype = jnp.result_type(float) if qpos is None else _array("qpos", qpos).dtype
-    start = np.asarray(model.qpos0, dtype) if qpos is None else qpos
-    speed = np.zeros(model.nv, dtype) if qvel is None else qvel
+    start = np.asarray(begin.qpos, dtype) if qpos is None else qpos
+    speed = np.asarray(begin.qvel, dtype) if qvel is None else qvel
     return State(
-        time=jnp.zeros((), dtype),
+        time=jnp.asarray(begin.time, dtype),
         qpos=_floats("qpos", start, model.nq, dtype),
         qpos_low=jnp.zeros(len(model.root_dofs), dtype),
         qvel=_floats("qvel", speed, model.nv, dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),
+    )
+
+
+def _keyframe(model: Model, wanted: str | int) -> Keyframe:
+    names = [each.name for each in model.keyframes]
+    if isinstance(wanted, str) and wanted in names:
+        return model.keyframes[names.index(wanted)]
+    if isinstance(wanted, int) and 0 <= wanted < len(names):
+        return model.keyframes[wanted]
+    known = ", ".join(name or str(i) for i, name in enumerate(names)) or "none"
+    raise SeedbedError(
+        f"init: the model has no keyframe {shown(wanted)}: give one of those that it has: {known}"
     )
 
 
@@ -132,10 +153,10 @@ def step_data(model: Model, state: State, ctrl: Array) -> Data:
         qacc_warmstart=jnp.where(bad, 0, state.qacc_warmstart),
         diverged=bad,
     )
-    if model.opt.integrator == EULER:
-        done, mass, force = _forward(model, begun, ctrl)
+    if model.opt.integrator != RK4:
+        done, mass, force, slope = _forward(model, begun, ctrl)
         with named_scope("integration"):
-            done = euler(model, done, mass, force)
+            done = euler(model, done, mass, force, slope)
     else:
         begun_data = make_data(model, begun)
         done = runge_kutta(model, begun_data, lambda at: _forward(model, at, ctrl)[0])
@@ -158,8 +179,10 @@ def energy(model: Model, state: State) -> jax.Array:
     return energy_of(model, kin, state.qpos, motion, state.qvel)
 
 
-def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix, jax.Array]:
-    """Runs one forward pass; returns the data, the mass matrix M and M qacc [nv]."""
+def _forward(
+    model: Model, state: State, ctrl: jax.Array
+) -> tuple[Data, Matrix, jax.Array, tuple[Array, ...]]:
+    """Runs one forward pass; returns the data, the mass matrix M, M qacc [nv], and the actuators' slopes."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
         kin = kinematics(model, qpos, state.qpos_low)
@@ -168,8 +191,8 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix,
     with named_scope("velocity"):
         motion, before = velocity(model, kin.cdof, qvel)
     with named_scope("smooth_forces"):
-        qfrc_actuator = actuation(model, ctrl)
-        smooth = qfrc_actuator + passive(model, kin, qpos, qvel, motion)
+        actuated = actuation(model, ctrl, qpos, qvel)
+        smooth = actuated.force + passive(model, kin, qpos, qvel, motion)
         smooth = smooth - bias(model, kin, qvel, motion, before)
         qacc_smooth = divide(linear.pattern(model.nv, set(mass)), mass, smooth)
     with named_scope("collision"):
@@ -188,11 +211,11 @@ def _forward(model: Model, state: State, ctrl: jax.Array) -> tuple[Data, Matrix,
         solver_niter=solution.niter,
         solver_error=error,
         qacc=solution.qacc,
-        qfrc_actuator=qfrc_actuator,
+        qfrc_actuator=actuated.force,
         qfrc_constraint=solution.qfrc_constraint,
         **derived,
     )
-    return done, mass, smooth + solution.force
+    return done, mass, smooth + solution.force, actuated.slope
 
 
 def _check(model: Model, state: State) -> Any:

@@ -1,0 +1,141 @@
+"""What robots have: servos, friction loss, flags, keyframes, and the forms in which a model can be given."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import mujoco_states as oracle
+import random_models
+from seedbed import physics, simd
+from seedbed.physics import slots
+from seedbed.types import SeedbedError
+
+ARM = """
+<mujoco>
+  <option timestep="0.004" {option}><flag {flags}/></option>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <body pos="0 0 .4">
+      <joint name="a" axis="0 1 0" range="-60 60" frictionloss=".3" stiffness="2" damping=".05"/>
+      <geom type="capsule" size=".03" fromto="0 0 0 .2 0 0"/>
+      <body pos=".2 0 0" gravcomp=".5">
+        <joint name="b" axis="0 1 0" frictionloss=".1" solreflimit=".004 1" range="-90 10"/>
+        <geom type="capsule" size=".03" fromto="0 0 0 .3 0 0"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position joint="a" kp="20" kv=".5" ctrlrange="-.5 .5"/><velocity joint="b" kv=".2"/>
+  </actuator>
+  <sensor><jointpos joint="a"/></sensor>
+  <keyframe><key name="up" qpos=".3 -.5" qvel="1 0" time="2"/></keyframe>
+</mujoco>
+"""
+FLAGS = (
+    ("contact", "gravity", "clampctrl"),
+    ("limit", "frictionloss", "spring"),
+    ("constraint", "damper"),
+    ("actuation", "refsafe"),
+    ("spring", "damper"),
+)
+
+
+def arm(*flags: str, option: str = "") -> str:
+    return ARM.format(option=option, flags=" ".join(f'{flag}="disable"' for flag in flags))
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids="-".join)
+def test_flags_do_what_mujocos_do(flags):
+    found = random_models.judge(arm(*flags), 0, 24)
+    assert len(found.error) >= 16 and not found.flagged.any(), found.error.max()
+    # One of its trajectories may come to rest.
+    assert found.excused.sum() <= 4
+
+
+def test_a_flag_lets_parents_and_children_touch():
+    pairs = [list(slots.pairs(physics.load(arm(*flags)))) for flags in ((), ("filterparent",))]
+    assert pairs == [[(0, 1), (0, 2)], [(0, 1), (0, 2), (1, 2)]]
+
+
+def test_joints_stick_until_a_force_is_larger_than_their_friction_loss():
+    text = arm("gravity", "contact", option='integrator="implicitfast"')
+    model = physics.load(text)
+    states = jax.tree.map(
+        lambda x: jnp.broadcast_to(x, (16, *jnp.shape(x))),
+        physics.init(model, jnp.zeros(2, jnp.float32)),
+    )
+    step = jax.jit(simd.vectorize(lambda state, ctrl: physics.step_data(model, state, ctrl)))
+    # The servo's 0.2 N m are below the loss of 0.3, its 8 N m above.
+    for ctrl, force in ((0.01, -0.2), (0.4, -0.3)):
+        data = step(states, jnp.full((16, 2), ctrl))
+        for _ in range(20):
+            data = step(data.state, jnp.full((16, 2), ctrl))
+        np.testing.assert_allclose(data.qfrc_constraint[:, 0], force, rtol=0.1)
+
+
+def test_derivatives_go_through_servos_and_friction_loss():
+    model = physics.load(arm("contact"))
+    compiled = mujoco.MjModel.from_xml_string(arm("contact"))
+    compiled.opt.tolerance, compiled.opt.iterations = 1e-15, 300
+    qpos, qvel, ctrl = np.array([0.1, -0.4]), np.array([0.8, 1e-3]), np.array([0.2, 0.1])
+    with jax.enable_x64(True):
+
+        def after(qvel: jax.Array, ctrl: jax.Array) -> jax.Array:
+            return physics.step(model, physics.init(model, jnp.asarray(qpos), qvel), ctrl).qvel
+
+        ours = jax.jit(jax.jacfwd(after, (0, 1)))(jnp.asarray(qvel), jnp.asarray(ctrl))
+    data, h = mujoco.MjData(compiled), 1e-6
+    for ours_by, given in zip(ours, (qvel, ctrl), strict=True):
+        for k in range(2):
+            ends = []
+            for sign in (1, -1):
+                mujoco.mj_resetData(compiled, data)
+                data.qpos, data.qvel, data.ctrl = qpos, qvel, ctrl
+                (data.qvel if given is qvel else data.ctrl)[k] += sign * h
+                mujoco.mj_step(compiled, data)
+                ends.append(np.array(data.qvel))
+            np.testing.assert_allclose(ours_by[:, k], (ends[0] - ends[1]) / (2 * h), atol=1e-6)
+
+
+def test_keyframes_begin_where_the_file_says():
+    model = physics.load(arm())
+    for key in ("up", 0):
+        state = physics.init(model, keyframe=key)
+        np.testing.assert_allclose(state.qpos, [0.3, -0.5], rtol=1e-6)
+        np.testing.assert_allclose(state.qvel, [1, 0])
+        assert state.time == 2
+    for key in ("down", 1, -1):
+        with pytest.raises(SeedbedError, match=f"no keyframe {key!r}.*: up"):
+            physics.init(model, keyframe=key)
+
+
+def test_a_model_that_was_edited_is_taken_as_it_is():
+    spec = mujoco.MjSpec.from_string(arm())
+    compiled = spec.compile()
+    compiled.actuator_gainprm[0, 0] = 7
+    assert physics.load(spec).actuator_gainprm[0, 0] == 20
+    assert physics.load(compiled).actuator_gainprm[0, 0] == 7
+    assert physics.load(compiled).actuator_biasprm[0].tolist() == [0, -20, -0.5]
+    # Loading leaves it alone.
+    disabled = mujoco.MjModel.from_xml_string(arm("contact"))
+    physics.load(disabled)
+    assert disabled.geom_contype.any() and disabled.opt.disableflags
+
+
+def test_a_free_body_that_carries_nothing_turns_as_mujocos_implicitfast():
+    text = (
+        '<mujoco><option integrator="implicitfast" timestep=".01"/><worldbody><body pos="0 0 1">'
+        '<freejoint/><geom type="capsule" size=".05 .2" pos=".1 0 .05" euler="30 0 0"/></body>'
+        "</worldbody></mujoco>"
+    )
+    compiled = oracle.oracle(text)
+    rng, n = np.random.default_rng(0), 16
+    qpos = np.tile(compiled.qpos0, (n, 1))
+    qvel = np.float64(np.float32(rng.normal(size=(n, 6)) * 5))
+    cases = oracle.Cases(np.float64(np.float32(qpos)), qvel, np.zeros((n, 0)), np.zeros((n, 6)))
+    own = random_models.own_step(text, cases)
+    assert oracle.step_error(compiled, cases, np.asarray(own[1], np.float64)).max() < 1e-5
