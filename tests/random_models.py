@@ -40,6 +40,7 @@ FEATURES = frozenset(
         *("solimplimit", "motor", "ctrlrange", "forcerange"),
         *("integrator implicitfast", "frictionloss", "solreffriction", "solimpfriction"),
         *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
+        "geom box",
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -49,6 +50,8 @@ WORLD = ' contype="1" conaffinity="15"'
 """Masks of what does not move: it meets all geoms."""
 ROUND, CYLINDER = ' contype="1" conaffinity="3"', ' contype="2" conaffinity="1"'
 """Masks of moving geoms: two cylinders do not meet."""
+BOXES, FLOOR = ' contype="16" conaffinity="0"', ' contype="1" conaffinity="31"'
+"""Masks of moving boxes, which meet planes only, and of planes, which meet all geoms."""
 ALONE = ' contype="4" conaffinity="0"'
 """Masks of moving geoms that meet the world only."""
 
@@ -156,6 +159,9 @@ class _Draw:
             masks = ALONE.replace("4", "8") if kind == "cylinder" else ALONE
         elif self.chance("geom without contacts", 0.2):
             masks = ' contype="0" conaffinity="0"'
+        if not upright and self.later_chance("geom box", 0.1):
+            kind, masks = "box", BOXES
+            size = list(self.later.uniform(0.03, 0.15, 3))
         place = "" if upright else f' pos="{self.vector(0.05)}"{self.frame()}'
         return (
             f'<geom type="{kind}" size="{_text(*size)}" density="{_text(density)}"'
@@ -329,9 +335,9 @@ def draw(seed: int) -> Drawn:
     if d.chance("tilted floor", 0.15):
         tilt = f' euler="{_text(*d.rng.uniform(-8, 8, 3))}"'
         apart = min(apart, 0.8)
-    world = f'<geom type="plane" size="1 1 1"{tilt}{WORLD}{d.contact()}/>'
+    world = f'<geom type="plane" size="1 1 1"{tilt}{FLOOR}{d.contact()}/>'
     if d.chance("second plane", 0.15):
-        world += f'<geom type="plane" size="1 1 1" pos="0 -1 0" euler="-80 0 0"{WORLD}/>'
+        world += f'<geom type="plane" size="1 1 1" pos="0 -1 0" euler="-80 0 0"{FLOOR}/>'
     for k in range(trees):
         place = d.rng.uniform(-0.5, 0.5, 2) * (k > 0) * apart
         if k and apart > 1:

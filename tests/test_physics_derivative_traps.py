@@ -15,8 +15,8 @@ from numpy_jaxpr import evaluate
 from seedbed import physics, simd
 from seedbed.envs.device import wrappers
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
+from seedbed.physics import colliders
 from seedbed.physics import math as pmath
-from seedbed.physics import narrow
 from seedbed.physics.narrow import CAPSULE, CYLINDER, SPHERE, Geom
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # no kernel falls back
@@ -214,7 +214,7 @@ def touches(kinds: tuple[int, int], sizes: Any, pose: Any) -> Any:
         mat = pmath.quat_to_mat(pmath.normalize_quat(pose[at + 3 : at + 7]))
         size = jnp.asarray(radius, pose.dtype), jnp.asarray(half, pose.dtype)
         geoms.append(Geom(pose[at : at + 3], mat[:, 2], mat[:, 0], *size))
-    touch = narrow.COLLIDERS[kinds][0](*geoms, jnp.asarray(0.02, pose.dtype))[0]
+    touch = colliders.COLLIDERS[kinds][0](*geoms, jnp.asarray(0.02, pose.dtype))[0]
     return jnp.concatenate([touch.dist[None], touch.pos, touch.normal])
 
 

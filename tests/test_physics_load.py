@@ -50,7 +50,7 @@ REFUSED = {
     "polynomial of joint (hinge)": {"joint": 'damping="1 2 3"'},
     "stiffness of free joint (hinge)": {"joint": 'type="free" stiffness="1"'},
     "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},
-    "plane-box contact (floor with ball)": {"geom": 'type="box" size=".1 .1 .1"'},
+    "plane-ellipsoid contact (floor with ball)": {"geom": 'type="ellipsoid" size=".1 .1 .1"'},
     "condim=6 of geom (ball)": {"geom": 'size=".1" condim="6"'},
     "actuator with an activation (arm)": {
         "rest": '<actuator><intvelocity name="arm" joint="hinge" actrange="0 1"/></actuator>'
@@ -67,8 +67,8 @@ REFUSED = {
         "rest": '<equality><joint joint1="hinge"/></equality>',
     },
     "contact pair": {"rest": '<contact><pair geom1="floor" geom2="ball"/></contact>'},
-    "mocap body": {
-        "world": '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
+    "mocap body that touches or carries": {
+        "world": '<body mocap="true"><body><geom size=".1"/></body></body>'
     },
     "limits of tendon (string)": {
         "rest": '<tendon><fixed name="string" limited="true" range="0 1">'
@@ -154,7 +154,7 @@ def test_a_robot_is_refused_in_one_line_for_each_kind(capsys):
     counts = {kind[1]: kind[2] for kind in kinds if kind}
     assert counts.pop("option cone='elliptic'") is counts.pop("option impratio=10.0") is None
     contacts = {kind for kind in counts if kind.endswith(" contact")}
-    assert {"plane-box contact", "box-capsule contact"} & contacts
+    assert "capsule-box contact" in contacts
     others = {kind: count for kind, count in counts.items() if kind not in contacts}
     assert others == {"condim=6 of geom": "4"}
     assert "FL_foot" in str(error.value) and "use 1 or 3" in str(error.value)
@@ -189,6 +189,8 @@ def test_malformed_files_are_reported(source, complaint):
 
 
 def test_inert_elements_are_accepted():
+    mark = '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
+    assert physics.load(xml(world=mark)).nbody == 3
     tendon = '<tendon><fixed><joint joint="hinge" coef="1"/></fixed></tendon>'
     flag = '<flag energy="enable" warmstart="disable" eulerdamp="disable"/>'
     model = physics.load(xml(rest=tendon, flag=flag))

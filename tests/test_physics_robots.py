@@ -139,3 +139,37 @@ def test_a_free_body_that_carries_nothing_turns_as_mujocos_implicitfast():
     cases = oracle.Cases(np.float64(np.float32(qpos)), qvel, np.zeros((n, 0)), np.zeros((n, 6)))
     own = random_models.own_step(text, cases)
     assert oracle.step_error(compiled, cases, np.asarray(own[1], np.float64)).max() < 1e-5
+
+
+BOXES = """
+<mujoco>
+  <option timestep="0.004"/>
+  <worldbody>
+    <geom type="plane" size="5 5 .1" euler="3 -2 0" contype="2"/>
+    <geom type="box" pos=".6 0 .1" size=".3 .2 .1" euler="0 10 20" conaffinity="4"/>
+    <body pos="0 0 .2"><freejoint/><geom type="box" size=".1 .05 .2" contype="0" conaffinity="2"/></body>
+    <body pos=".5 0 .4"><freejoint/><geom size=".07" pos=".1 0 0" contype="4" conaffinity="2"/>
+      <geom size=".03" contype="4" conaffinity="2"/></body>
+  </worldbody>
+</mujoco>
+"""
+
+
+def test_boxes_touch_planes_and_spheres_as_mujocos_do():
+    found = random_models.judge(BOXES, 3, 60)
+    assert len(found.error) > 40 and not found.flagged.any(), found.error.max()
+    assert found.excused.mean() < 0.2
+
+
+def test_a_sphere_inside_a_box_leaves_by_the_nearest_face():
+    text = BOXES.replace('pos=".5 0 .4"', 'pos=".55 .05 .1"')
+    compiled, rng, n = oracle.oracle(text), np.random.default_rng(0), 32
+    qpos = np.tile(compiled.qpos0, (n, 1))
+    qpos[:, 7:10] += rng.uniform(-0.05, 0.05, (n, 3))
+    qpos[:, :2] += 5
+    cases = oracle.Cases(
+        np.float64(np.float32(qpos)), np.zeros((n, 12)), np.zeros((n, 0)), np.zeros((n, 12))
+    )
+    own = random_models.own_step(text, cases)
+    error = oracle.step_error(compiled, cases, np.asarray(own[1], np.float64))
+    assert np.median(error) < 1e-5 and np.quantile(error, 0.9) < 1e-3

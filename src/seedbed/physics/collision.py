@@ -14,9 +14,10 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import math
+from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Kinematics, Model, Origin
-from seedbed.physics.narrow import COLLIDERS, PLANE, SPHERE, Geom, Touch, frame
+from seedbed.physics.narrow import BOX, PLANE, SPHERE, Geom, Touch, frame
 from seedbed.physics.slots import HARDEST, TOUCH, PairKind, Slots, candidates, slots
 from seedbed.types import Array
 
@@ -195,7 +196,8 @@ def _detect_kind(
     def geom(row: Row, name: str) -> Geom:
         mat = row_of(kin.geom_xmat, row["g" + name])
         pos = row_of(placing.positions, row[("p" if moved else "g") + name])
-        return Geom(pos, mat[:, 2], mat[:, 0], row["radius" + name], row["half" + name])
+        depth = row.get("depth" + name, np.zeros((), pos.dtype))
+        return Geom(pos, mat[:, 2], mat[:, 0], row["radius" + name], row["half" + name], depth)
 
     def pair(carry: Any, row: Row) -> tuple[Any, None]:
         row = row | same
@@ -236,6 +238,8 @@ def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, Array]:
     for name, g in zip("12", kind.pairs.T, strict=True):
         columns["radius" + name] = model.geom_size[g, 0]
         columns["half" + name] = model.geom_size[g, 1] * (model.geom_type[g] != SPHERE)
+        if BOX in kind.types:
+            columns["depth" + name] = model.geom_size[g, 2]
     columns = {name: column.astype(dtype) for name, column in columns.items()}
     for name, g in zip("12", kind.pairs.T, strict=True):
         columns["g" + name] = g.astype(np.int32)

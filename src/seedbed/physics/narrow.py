@@ -20,7 +20,7 @@ from seedbed.physics import math
 from seedbed.physics.roots import root_of
 from seedbed.types import Array
 
-PLANE, SPHERE, CAPSULE, CYLINDER = 0, 2, 3, 5
+PLANE, SPHERE, CAPSULE, CYLINDER, BOX = 0, 2, 3, 5, 6
 """MuJoCo's numbers for the geom types (mjtGeom)."""
 LEVEL = 0.0888
 """Sine of the largest angle between a capsule and a disc at which MuJoCo (4.0) lets the capsule lie on it."""
@@ -34,8 +34,9 @@ class Geom(NamedTuple):
     pos: Array  # [3]
     axis: Array  # [3] its z axis: a plane's normal, a capsule's or cylinder's axis
     side: Array  # [3] its x axis
-    radius: Array
-    half: Array  # half of the length; 0 for a sphere
+    radius: Array  # of a box, half of its length along x
+    half: Array  # half of the length; 0 for a sphere; of a box, along y
+    depth: Array = np.zeros(())  # of a box, half of its length along z
 
 
 class Touch(NamedTuple):
@@ -381,16 +382,3 @@ def _least_depth(tilt: _Tilt) -> jax.Array:
     first = unit2(jnp.stack([jnp.where(level, 1, slant), jnp.sqrt(bend)]))
     top = jnp.stack([jnp.zeros_like(c), jnp.ones_like(c)])
     return lax.fori_loop(0, jnp.finfo(c.dtype).nmant + 1, halve, (first, top))[0]
-
-
-COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {
-    (PLANE, SPHERE): (plane_sphere, 1),
-    (PLANE, CAPSULE): (plane_capsule, 2),
-    (PLANE, CYLINDER): (plane_cylinder, 4),
-    (SPHERE, SPHERE): (sphere_sphere, 1),
-    (SPHERE, CAPSULE): (sphere_capsule, 1),
-    (SPHERE, CYLINDER): (sphere_cylinder, 1),
-    (CAPSULE, CAPSULE): (capsule_capsule, 2),
-    (CAPSULE, CYLINDER): (capsule_cylinder, 2),
-}
-"""The collider of each pair of geom types, and the number of touches that it returns."""

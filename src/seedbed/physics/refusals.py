@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seedbed.physics import slots
+from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.model import EULER, FREE, IMPLICITFAST, RK4
-from seedbed.physics.narrow import COLLIDERS
 from seedbed.printable import printable
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -107,8 +107,23 @@ def unsupported(m: Any) -> Iterator[Refusal]:
             if what == "equality constraint" and not m.eq_active0[i]:
                 continue
             yield Refusal(what, remedy, _named(m, kind, i))
-    for b in np.flatnonzero(m.body_mocapid >= 0):
-        yield Refusal("mocap body", "make it a static body", _named(m, objects.mjOBJ_BODY, b))
+    for b in _moved_by_hand(m):
+        remedy = "make it a static body"
+        yield Refusal(
+            "mocap body that touches or carries", remedy, _named(m, objects.mjOBJ_BODY, b)
+        )
+
+
+def _moved_by_hand(m: Any) -> Iterator[int]:
+    """Yields the mocap bodies that something else feels. Others are marks, and may stand still."""
+    touching = {int(m.geom_bodyid[g]) for pair in slots.pairs(m) for g in pair}
+    for mocap in np.flatnonzero(m.body_mocapid >= 0):
+        carried = {int(mocap)}
+        for b in range(mocap + 1, m.nbody):
+            if int(m.body_parentid[b]) in carried:
+                carried.add(b)
+        if carried & touching or any(m.body_jntnum[b] for b in carried):
+            yield int(mocap)
 
 
 def _named(m: Any, kind: Any, i: int | np.integer) -> str:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.model import Model
-from seedbed.physics.narrow import COLLIDERS, PLANE
+from seedbed.physics.narrow import PLANE
 from seedbed.types import Array
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
