@@ -1,6 +1,6 @@
-"""Robots of others, scene by scene: which load, how exact one step is, and how fast against MuJoCo's C code.
+"""Robots of others, scene by scene: which of them load, and how exact one step is.
 
-The scenes are those of MuJoCo Playground's and dm_control's wheels, which are fetched once and unpacked into a
+They are MuJoCo Playground's and dm_control's, from their wheels, which are fetched once and unpacked into a
 folder of their own. Meshes that the wheels lack are replaced by a cube; all of them are only drawn. A step is
 compared from states along MuJoCo's rollouts under random controls about the first keyframe, small and large,
 so that robots stand, stumble and lie. MuJoCo's solver runs as far as it goes, with a dense Jacobian.

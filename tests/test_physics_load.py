@@ -190,7 +190,10 @@ def test_malformed_files_are_reported(source, complaint):
 
 def test_inert_elements_are_accepted():
     mark = '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
-    assert physics.load(xml(world=mark)).nbody == 3
+    marked = physics.load(xml(world=mark))
+    assert marked.body_weldid.tolist() == [0, 0, 2]
+    data = physics.forward(marked, physics.init(marked))
+    np.testing.assert_array_equal(data.xpos[1], 0)
     tendon = '<tendon><fixed><joint joint="hinge" coef="1"/></fixed></tendon>'
     flag = '<flag energy="enable" warmstart="disable" eulerdamp="disable"/>'
     model = physics.load(xml(rest=tendon, flag=flag))

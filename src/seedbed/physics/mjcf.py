@@ -127,6 +127,9 @@ def from_mujoco(compiled: Any) -> Model:
         if field.name not in ("opt", "geom_lever", "geom_extent", "welds", "parts", "keyframes"):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
+    # A mocap body that is accepted stands still.
+    weld = fields["body_weldid"]
+    weld[np.isin(weld, np.flatnonzero(compiled.body_mocapid >= 0))] = 0
     fields["opt"] = Option(
         timestep=float(option.timestep),
         gravity=np.array(option.gravity),

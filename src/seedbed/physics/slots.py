@@ -86,7 +86,10 @@ class Slots(NamedTuple):
     def hardness(self) -> Array:
         """Returns the most that a contact's D may be, times about what a unit of force accelerates, [n]."""
         most = np.clip(self.solimp[:, :2], 1e-4, 0.9999).max(1)
-        return self.rows * most / ((1 - most) * self.weight) * self.response
+        weight = (1 - most) * self.weight
+        xp: Any = np if isinstance(weight, np.ndarray) else jnp
+        # A body that only spins about its centre of mass has no weight; MuJoCo's mjMINVAL.
+        return self.rows * most / xp.maximum(weight, 1e-15) * self.response
 
 
 def pairs(model: Any) -> Iterator[tuple[int, int]]:
