@@ -173,3 +173,67 @@ def test_a_sphere_inside_a_box_leaves_by_the_nearest_face():
     own = random_models.own_step(text, cases)
     error = oracle.step_error(compiled, cases, np.asarray(own[1], np.float64))
     assert np.median(error) < 1e-5 and np.quantile(error, 0.9) < 1e-3
+
+
+SENSORS = """
+<mujoco>
+  <option timestep="0.004" integrator="{integrator}"/>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <site name="post" pos=".3 .2 .1" euler="10 20 30"/>
+    <body name="trunk" pos="0 0 .3"><freejoint/>
+      <geom name="trunk" type="box" size=".15 .1 .05" pos=".02 0 0" euler="0 5 0"/>
+      <site name="imu" pos=".05 .02 .03" euler="30 40 50"/>
+      <body name="leg" pos=".15 0 0"><joint name="hip" axis="0 1 0"/>
+        <geom type="capsule" size=".03" fromto="0 0 0 0 0 -.2" contype="0" conaffinity="0"/>
+        <body pos="0 0 -.2"><joint name="knee" axis="0 1 0"/>
+          <geom name="shin" type="capsule" size=".03" fromto="0 0 0 0 0 -.2" contype="0" conaffinity="0"/>
+          <site name="toe" pos="0 0 -.2" euler="0 30 0"/></body></body></body>
+  </worldbody>
+  <actuator><position name="servo" joint="hip" kp="20" gear="2"/>
+    <motor name="drive" joint="knee" forcerange="-1 1"/></actuator>
+  <sensor>
+    <gyro name="gyro" site="imu"/><velocimeter site="imu"/><accelerometer name="up" site="imu"/>
+    <accelerometer site="toe"/><accelerometer site="post"/><gyro site="post" cutoff="1"/>
+    <framepos objtype="site" objname="toe"/>
+    <framepos objtype="geom" objname="shin" reftype="site" refname="imu"/>
+    <framexaxis objtype="site" objname="imu"/><frameyaxis objtype="body" objname="trunk"/>
+    <framezaxis objtype="xbody" objname="leg" reftype="body" refname="trunk"/>
+    <framelinvel objtype="body" objname="leg"/><frameangvel objtype="geom" objname="shin"/>
+    <framelinvel objtype="site" objname="toe" reftype="site" refname="imu"/>
+    <frameangvel objtype="site" objname="toe" reftype="xbody" refname="trunk"/>
+    <framelinvel objtype="site" objname="post" reftype="site" refname="imu"/>
+    <framelinacc objtype="site" objname="toe"/><frameangacc objtype="body" objname="leg"/>
+    <jointpos joint="hip"/><jointvel joint="knee" cutoff=".2"/><jointactuatorfrc joint="hip"/>
+    <actuatorpos actuator="servo"/><actuatorvel actuator="servo"/><actuatorfrc actuator="drive"/>
+    <subtreecom body="leg"/><subtreelinvel body="trunk"/><clock/><touch name="touch" site="toe"/>
+  </sensor>
+</mujoco>
+"""
+
+
+@pytest.mark.parametrize("integrator", ["Euler", "RK4"])
+def test_sensors_read_what_mujocos_read(integrator):
+    text = SENSORS.format(integrator=integrator)
+    compiled, model = oracle.oracle(text), physics.load(text)
+    cases = random_models.states(compiled, 36, 0)
+    step = jax.jit(simd.vectorize(lambda q, v, c, w: physics.step_data(
+        model, physics.init(model, q, v)._replace(qacc_warmstart=w), c
+    )))  # fmt: skip
+    data = step(*(jnp.asarray(x, jnp.float32) for x in cases))
+    wanted = oracle.after_step(compiled, cases, ["sensordata", "actuator_force"])
+    np.testing.assert_allclose(data.actuator_force, wanted["actuator_force"], rtol=1e-4, atol=1e-5)
+    for sensor in model.sensors[:-1]:
+        ours, theirs = (
+            np.asarray(x)[:, sensor.adr : sensor.adr + sensor.dim]
+            for x in (data.sensordata, wanted["sensordata"])
+        )
+        scale = max(np.abs(theirs).max(), 1e-2)
+        np.testing.assert_allclose(ours / scale, theirs / scale, atol=1e-4, err_msg=str(sensor))
+    assert np.isnan(data.sensordata[:, model.sensors[-1].adr]).all()
+    one = jax.tree.map(lambda x: x[0], data)
+    np.testing.assert_array_equal(physics.sensor(model, one, "up"), one.sensordata[6:9])
+    with pytest.raises(SeedbedError, match="no sensor 'gyr'; did you mean gyro"):
+        physics.sensor(model, one, "gyr")
+    with pytest.raises(SeedbedError, match="touch is of a kind that is not simulated"):
+        physics.sensor(model, one, "touch")

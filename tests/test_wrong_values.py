@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -259,7 +258,7 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "physics.load": (
         "path_or_xml",
         lambda v, m: physics.load(v),
-        [None, 3, XML.encode(), "", [XML], mujoco.MjSpec()],
+        [None, 3, XML.encode(), "", [XML]],
     ),
     "physics.init: model": ("model", lambda v, m: physics.init(v), [None, 3, XML]),
     "physics.init: qpos": ("qpos", lambda v, m: physics.init(m.model, v), QPOS[1:]),
@@ -289,6 +288,17 @@ TABLE: dict[str, tuple[str, Call, list[Any]]] = {
     "physics.forward: state": ("state", lambda v, m: physics.forward(m.model, v), STATES),
     "physics.energy: state": ("state", lambda v, m: physics.energy(m.model, v), STATES),
     "physics.make_data: state": ("state", lambda v, m: physics.make_data(m.model, v), STATES),
+    "physics.sensor: data": ("data", lambda v, m: physics.sensor(m.model, v, "a"), STATES),
+    "physics.sensor: name": (
+        "sensor",
+        lambda v, m: physics.sensor(m.model, physics.make_data(m.model, m.state), v),
+        [None, 3, "a"],
+    ),
+    "physics.init: keyframe": (
+        "init",
+        lambda v, m: physics.init(m.model, keyframe=v),
+        ["home", 3, 1.5, b"home"],
+    ),
     "Model.replace": (
         "body_mass",
         lambda v, m: m.model.replace(body_mass=v),

@@ -2,6 +2,7 @@
 
 from seedbed.physics.mjcf import load
 from seedbed.physics.model import Data, Model, State
+from seedbed.physics.sensors import sensor
 from seedbed.physics.step import energy, forward, init, make_data, step, step_data
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "init",
     "load",
     "make_data",
+    "sensor",
     "step",
     "step_data",
 ]

@@ -112,20 +112,11 @@ def bias(
     as an opposite acceleration of the world. `motion` and `before` are the results of `velocity`.
     """
     spin, point = motion[:, :3], math.unstack(kin.point, 0)
-    relative = kin.axis * qvel[:, None]
-    turn, slide = relative[:, :3], relative[:, 3:]
-    turning = jnp.stack(_accumulate(model, math.cross(before, turn))[0])
-    sliding = _by_body(model, math.cross(2 * before + turn, slide))
-    spins, turnings = math.unstack(spin, 0), math.unstack(turning, 0)
-    linear: list[Array] = [-model.opt.gravity] * model.nbody
+    turning, linear = accelerations(model, kin, qvel, motion, before)
     offset: list[Array] = [np.zeros(3, qvel.dtype)] * model.nbody
     for b in model.moving:
-        p = model.tree_parent[b]
-        linear[b] = linear[p] + sliding[b]
-        if p:
-            offset[b] = r = point[b] - point[p]
-            whirl = math.cross(spins[p], math.cross(spins[p], r))
-            linear[b] = linear[b] + (math.cross(turnings[p], r) + whirl)
+        if p := model.tree_parent[b]:
+            offset[b] = point[b] - point[p]
     force, torque = _forces(kin.inertia, spin, turning, jnp.stack(linear))
     forces, torques = math.unstack(force, 0), math.unstack(torque, 0)
     for b in reversed(model.moving):
@@ -135,6 +126,30 @@ def bias(
             torques[p] = torques[p] + (torques[b] + math.cross(offset[b], forces[b]))
     wrench = jnp.concatenate([jnp.stack(torques), jnp.stack(forces)], axis=1)
     return math.dot(kin.axis, _by_dof(model, wrench))
+
+
+def accelerations(
+    model: Model, kin: Kinematics, qvel: jax.Array, motion: jax.Array, before: jax.Array
+) -> tuple[jax.Array, list[Array]]:
+    """Returns the moving bodies' accelerations if qacc is zero: angular [nbody, 3], and of their points [3].
+
+    Gravity enters as an opposite acceleration of the world.
+    """
+    spin, point = motion[:, :3], math.unstack(kin.point, 0)
+    relative = kin.axis * qvel[:, None]
+    turn, slide = relative[:, :3], relative[:, 3:]
+    turning = jnp.stack(_accumulate(model, math.cross(before, turn))[0])
+    sliding = _by_body(model, math.cross(2 * before + turn, slide))
+    spins, turnings = math.unstack(spin, 0), math.unstack(turning, 0)
+    linear: list[Array] = [-model.opt.gravity] * model.nbody
+    for b in model.moving:
+        p = model.tree_parent[b]
+        linear[b] = linear[p] + sliding[b]
+        if p:
+            r = point[b] - point[p]
+            whirl = math.cross(spins[p], math.cross(spins[p], r))
+            linear[b] = linear[b] + (math.cross(turnings[p], r) + whirl)
+    return turning, linear
 
 
 def _forces(
@@ -225,6 +240,9 @@ class Actuation(NamedTuple):
     """The actuators' forces on the dofs, and how they change with the velocity."""
 
     force: jax.Array  # [nv] N and N m, qfrc_actuator
+    output: jax.Array  # [nu] N and N m, of each actuator
+    length: jax.Array  # [nu] m and rad
+    speed: jax.Array  # [nu] m/s and rad/s
     slope: tuple[Array, ...]  # by dof, N s/m and N m s: derivative of its force by its own velocity
 
 
@@ -237,7 +255,8 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
     force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
     slope = list(force)
     if not model.nu:
-        return Actuation(jnp.stack(force), tuple(slope))
+        none = jnp.zeros(0, ctrl.dtype)
+        return Actuation(jnp.stack(force), none, none, none, tuple(slope))
     joints = model.actuator_trnid[:, 0]
     address, dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
     gear = model.actuator_gear[:, 0]
@@ -245,9 +264,9 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
     clamped = jnp.where(model.actuator_ctrllimited, jnp.clip(ctrl, low, high), ctrl)
     clamped = jnp.where(jnp.all(is_sane(clamped)), clamped, 0)
     output = model.actuator_gainprm[:, 0] * clamped
+    length = gear * jnp.stack([qpos[i] for i in address])
+    speed = gear * jnp.stack([qvel[i] for i in dof])
     if model.actuator_gainprm[:, 1:].any() or model.actuator_biasprm.any():
-        length = gear * jnp.stack([qpos[i] for i in address])
-        speed = gear * jnp.stack([qvel[i] for i in dof])
         gain, bias = (
             prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
             for prm in (model.actuator_gainprm, model.actuator_biasprm)
@@ -265,7 +284,7 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
         d, (least, most) = model.jnt_dofadr[j], model.jnt_actfrcrange[j]
         inside = (force[d] > least) & (force[d] < most)
         force[d], slope[d] = jnp.clip(force[d], least, most), jnp.where(inside, slope[d], 0)
-    return Actuation(jnp.stack(force), tuple(slope))
+    return Actuation(jnp.stack(force), output, length, speed, tuple(slope))
 
 
 def is_sane(x: jax.Array) -> jax.Array:

@@ -102,8 +102,8 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
     """Advances by one time step through four forward passes, in a `lax.scan` (mj_RungeKutta).
 
     The derived fields of `data` must be zero. Those of the result are of the last stage, except that `qacc`
-    is the weighted mean of the stages, as in MuJoCo, and that `solver_niter` and `solver_error` are those of
-    the worst stage. Only the first stage's acceleration can set `diverged`.
+    is the weighted mean of the stages and `sensordata` is of the first, as in MuJoCo, and that `solver_niter`
+    and `solver_error` are those of the worst stage. Only the first stage's acceleration can set `diverged`.
     """
     h, dtype = model.opt.timestep, data.qpos.dtype
 
@@ -124,6 +124,7 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
             qpos_low=target.qpos_low,
             qvel=target.qvel,
             qacc_warmstart=done.qacc,
+            sensordata=jnp.where(row["first"], done.sensordata, begun.sensordata),
             solver_niter=jnp.maximum(begun.solver_niter, done.solver_niter),
             solver_error=jnp.maximum(begun.solver_error, done.solver_error),
             diverged=begun.diverged | (row["first"] & ~is_sane(done.qacc).all()),

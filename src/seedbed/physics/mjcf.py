@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.arguments import refusal, require
-from seedbed.physics.model import Keyframe, Model, Option
+from seedbed.physics.model import Keyframe, Model, Option, Sensor
 from seedbed.physics.refusals import FOLDED, grouped, unsupported
 from seedbed.physics.rigid import parts_of, welds_of
 from seedbed.printable import printable
@@ -124,9 +124,18 @@ def from_mujoco(compiled: Any) -> Model:
     option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
-        if field.name not in ("opt", "geom_lever", "geom_extent", "welds", "parts", "keyframes"):
+        if field.name not in (
+            "opt",
+            "geom_lever",
+            "geom_extent",
+            "welds",
+            "parts",
+            "keyframes",
+            "sensors",
+        ):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
+    fields["sensors"] = tuple(_sensor(compiled, i) for i in range(compiled.nsensor))
     # A mocap body that is accepted stands still.
     weld = fields["body_weldid"]
     weld[np.isin(weld, np.flatnonzero(compiled.body_mocapid >= 0))] = 0
@@ -161,6 +170,26 @@ def from_mujoco(compiled: Any) -> Model:
     fields["welds"] = welds_of(fields)
     fields["parts"] = parts_of(fields)
     return Model(**fields)
+
+
+def _sensor(m: Any, i: int) -> Sensor:
+    objects = mujoco.mjtObj
+    known = [objects.mjOBJ_BODY, objects.mjOBJ_XBODY, objects.mjOBJ_GEOM, objects.mjOBJ_SITE]
+    referred = m.sensor_refid[i] < 0 or int(m.sensor_reftype[i]) in [int(kind) for kind in known]
+    own = int(m.sensor_objtype[i]) != int(objects.mjOBJ_CAMERA)
+    return Sensor(
+        name=mujoco.mj_id2name(m, objects.mjOBJ_SENSOR, i) or "",
+        kind=int(m.sensor_type[i]),
+        objtype=int(m.sensor_objtype[i]),
+        objid=int(m.sensor_objid[i]),
+        reftype=int(m.sensor_reftype[i]),
+        refid=int(m.sensor_refid[i]),
+        adr=int(m.sensor_adr[i]),
+        dim=int(m.sensor_dim[i]),
+        cutoff=float(m.sensor_cutoff[i]),
+        clipped=int(m.sensor_datatype[i]) == int(mujoco.mjtDataType.mjDATATYPE_REAL),
+        simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),
+    )
 
 
 def _extents(fields: dict[str, Any]) -> np.ndarray:

@@ -62,6 +62,22 @@ class Keyframe(NamedTuple):
     ctrl: np.ndarray  # [nu]
 
 
+class Sensor(NamedTuple):
+    """A sensor of the file, with mjModel's numbers of kinds and objects."""
+
+    name: str
+    kind: int  # mjtSensor
+    objtype: int
+    objid: int
+    reftype: int
+    refid: int  # -1: none
+    adr: int  # its first number in sensordata
+    dim: int
+    cutoff: float  # 0: none
+    clipped: bool  # whether the cutoff is of both signs
+    simulated: bool  # False for what its objects or delays keep from being computed
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A compiled MJCF model. Its fields are those of mjModel, except for those marked "ours".
@@ -142,6 +158,7 @@ class Model:
     geom_gap: np.ndarray  # [ngeom] m
     site_bodyid: np.ndarray  # [nsite]
     site_pos: np.ndarray  # [nsite, 3] m, in the body's frame
+    site_quat: np.ndarray  # [nsite, 4] in the body's frame
     exclude_signature: np.ndarray  # [k] pairs of bodies that do not touch
     actuator_trnid: np.ndarray  # [nu, 2] joint, unused
     actuator_gear: Array  # [nu, 6]; a joint uses the first
@@ -152,6 +169,7 @@ class Model:
     actuator_forcelimited: np.ndarray  # [nu] bool
     actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
     keyframes: tuple[Keyframe, ...]  # states with a name; ours
+    sensors: tuple[Sensor, ...]  # in the order of sensordata; ours
     welds: Welds  # which bodies are fixed to which; ours
     parts: Parts  # inertias of bodies with all that is fixed to them; ours
 
@@ -196,9 +214,9 @@ class Model:
         )
         leaves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         leaves["welds"] = welds
-        keyframes = leaves.pop("keyframes")
+        texts = {name: leaves.pop(name) for name in ("keyframes", "sensors")}
         cast = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
-        return Model(**cast, keyframes=keyframes)
+        return Model(**cast, **texts)
 
     @functools.cached_property
     def moving(self) -> tuple[int, ...]:
@@ -268,6 +286,7 @@ class Data(NamedTuple):
     solver_error: Array  # float, estimated error of qacc over its size; ours
     qacc: Array  # [nv] m/s^2 and rad/s^2
     qfrc_actuator: Array  # [nv] N and N m
+    actuator_force: Array  # [nu] N and N m
     qfrc_constraint: Array  # [nv] N and N m, of limits and contacts
     xpos: Array  # [nbody, 3] m, in world axes
     xquat: Array  # [nbody, 4] w, x, y, z
@@ -277,6 +296,7 @@ class Data(NamedTuple):
     cvel: Array  # [nbody, 6] rad/s and m/s, about subtree_com of the body's tree
     cinert: Array  # [nbody, 10] kg m^2, kg m and kg, about the same point
     cfrc_ext: Array  # [nbody, 6] N m and N, of contacts, about it, as after mj_rnePostConstraint
+    sensordata: Array  # [nsensordata] in MuJoCo's order; NaN for what is not simulated
 
     @property
     def state(self) -> State:

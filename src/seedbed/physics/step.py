@@ -28,6 +28,7 @@ from seedbed.physics.kinematics import kinematics
 from seedbed.physics.model import RK4, Data, Keyframe, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
+from seedbed.physics.sensors import Moment, sensordata
 from seedbed.physics.solver import relative_error
 from seedbed.types import Array, SeedbedError
 
@@ -96,6 +97,7 @@ def make_data(model: Model, state: State) -> Data:
         solver_error=zeros(),
         qacc=zeros(nv),
         qfrc_actuator=zeros(nv),
+        actuator_force=zeros(model.nu),
         qfrc_constraint=zeros(nv),
         xpos=zeros(nbody, 3),
         xquat=zeros(nbody, 4),
@@ -105,6 +107,7 @@ def make_data(model: Model, state: State) -> Data:
         cvel=zeros(nbody, 6),
         cinert=zeros(nbody, 10),
         cfrc_ext=zeros(nbody, 6),
+        sensordata=zeros(sum(sensor.dim for sensor in model.sensors)),
     )
 
 
@@ -205,6 +208,9 @@ def _forward(
         error = relative_error(model, solution, qacc_smooth, qvel)
     with named_scope("readout"):
         derived = readout(model, kin, motion, solution.wrench)
+        com = derived["subtree_com"]
+        read = Moment(kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated, com)
+        derived["sensordata"] = sensordata(model, read)
     done = Data(
         *state,
         ncon=contacts.ncon,
@@ -212,6 +218,7 @@ def _forward(
         solver_error=error,
         qacc=solution.qacc,
         qfrc_actuator=actuated.force,
+        actuator_force=actuated.output,
         qfrc_constraint=solution.qfrc_constraint,
         **derived,
     )

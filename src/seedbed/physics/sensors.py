@@ -1,0 +1,239 @@
+"""Sensors of a model, laid out as MuJoCo's sensordata. What is not simulated reads NaN.
+
+Values are those of the forward pass, as all derived fields of Data, without noise.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from seedbed.arguments import checked
+from seedbed.nearest import did_you_mean
+from seedbed.physics import math
+from seedbed.physics.dynamics import Actuation, accelerations, body_motion
+from seedbed.physics.kinematics import between, origin_of
+from seedbed.physics.model import Data, Kinematics, Model, Sensor
+from seedbed.physics.readout import absolute
+from seedbed.types import Array, SeedbedError
+
+mujoco: Any = importlib.import_module("mujoco")  # a package without types
+
+_OBJECT, _KIND = mujoco.mjtObj, mujoco.mjtSensor
+
+
+class Moment(NamedTuple):
+    """What sensors read of a forward pass."""
+
+    kin: Kinematics
+    time: jax.Array
+    qpos: jax.Array  # [nq]
+    qvel: jax.Array  # [nv]
+    qacc: jax.Array  # [nv]
+    motion: jax.Array  # [nbody, 6] of the moving bodies
+    before: jax.Array  # [nv, 3] as of `dynamics.velocity`
+    actuated: Actuation
+    subtree_com: jax.Array  # [nbody, 3] in the world
+
+
+class _Frame(NamedTuple):
+    """A body, site or geom: where it is and how it moves, in world axes."""
+
+    body: int
+    pos: Array  # [3] about the reference point of the body's tree
+    mat: Array  # [3, 3]
+    spin: Array  # [3] rad/s
+    velocity: Array  # [3] m/s
+
+
+def sensordata(model: Model, moment: Moment) -> jax.Array:
+    """Computes all sensors [nsensordata] of one environment."""
+    dtype = moment.qpos.dtype
+    rows: list[Array] = []
+    for sensor in model.sensors:
+        compute = _SENSORS.get(sensor.kind)
+        if compute is None or not sensor.simulated:
+            rows.append(np.full(sensor.dim, np.nan, dtype))
+            continue
+        value = jnp.atleast_1d(compute(model, moment, sensor))
+        if sensor.cutoff > 0 and sensor.clipped:
+            value = jnp.clip(value, -sensor.cutoff, sensor.cutoff)
+        rows.append(value)
+    return jnp.concatenate([jnp.zeros(0, dtype), *map(jnp.asarray, rows)])
+
+
+def is_simulated(sensor: Sensor) -> bool:
+    """Returns whether a sensor has a value."""
+    return sensor.simulated and sensor.kind in _SENSORS
+
+
+@checked
+def sensor(model: Model, data: Data, name: str) -> jax.Array:
+    """Returns the value [dim] of a sensor of the `model` by its name, from the `data` of a step.
+
+    Raises SeedbedError if there is no such sensor, or if it is not simulated.
+    """
+    for each in model.sensors:
+        if each.name == name:
+            if not is_simulated(each):
+                raise SeedbedError(
+                    f"sensor: {name} is of a kind that is not simulated: compute it from the other fields"
+                )
+            return data.sensordata[each.adr : each.adr + each.dim]
+    names = [each.name for each in model.sensors if each.name]
+    hint = did_you_mean(name, names) or f": it has {', '.join(names) or 'none with a name'}"
+    raise SeedbedError(f"sensor: the model has no sensor {name!r}{hint}")
+
+
+def _frame(model: Model, moment: Moment, kind: int, number: int) -> _Frame:
+    kin = moment.kin
+    if kind == _OBJECT.mjOBJ_SITE:
+        body, pos = int(model.site_bodyid[number]), kin.site_xpos[number]
+        local = math.np_quat_to_mat(model.site_quat[number])
+        mat = math.matmul(kin.xmat[body][None], local[None])[0]
+    elif kind == _OBJECT.mjOBJ_GEOM:
+        body, pos = int(model.geom_bodyid[number]), kin.geom_xpos[number]
+        mat = kin.geom_xmat[number]
+    elif kind == _OBJECT.mjOBJ_BODY:
+        body, pos, mat = number, kin.xipos[number], kin.ximat[number]
+    else:
+        body, pos, mat = number, kin.xpos[number], kin.xmat[number]
+    carried = moment.motion[int(model.body_weldid[body])]
+    still = not model.body_weldid[body]
+    spin = np.zeros(3, pos.dtype) if still else carried[:3]
+    velocity = spin if still else carried[3:] + math.cross(spin, pos)
+    return _Frame(body, pos, mat, spin, velocity)
+
+
+def _own(model: Model, moment: Moment, sensor: Sensor) -> _Frame:
+    return _frame(model, moment, sensor.objtype, sensor.objid)
+
+
+def _reference(model: Model, moment: Moment, sensor: Sensor) -> _Frame | None:
+    if sensor.refid < 0:
+        return None
+    return _frame(model, moment, sensor.reftype, sensor.refid)
+
+
+def _to(mat: Array, vector: Array) -> jax.Array:
+    """Returns a vector of world axes in those of a frame."""
+    return math.apply(jnp.asarray(mat).T, vector)
+
+
+def _apart(model: Model, kin: Kinematics, frame: _Frame, reference: _Frame) -> jax.Array:
+    way = between(origin_of(model, kin, frame.body), origin_of(model, kin, reference.body))
+    return frame.pos - reference.pos + way
+
+
+def _gyro(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    frame = _own(model, moment, sensor)
+    return _to(frame.mat, frame.spin)
+
+
+def _velocimeter(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    frame = _own(model, moment, sensor)
+    return _to(frame.mat, frame.velocity)
+
+
+def _acceleration(model: Model, moment: Moment, frame: _Frame) -> tuple[Array, Array]:
+    """Returns the angular and the linear acceleration of a frame; gravity is part of the second."""
+    carrier = int(model.body_weldid[frame.body])
+    if not carrier:
+        return np.zeros(3, frame.pos.dtype), jnp.asarray(-model.opt.gravity)
+    kin = moment.kin
+    turning, linear = accelerations(model, kin, moment.qvel, moment.motion, moment.before)
+    pushed = body_motion(model, kin.cdof, moment.qacc)[carrier]
+    arm = frame.pos - kin.point[carrier]
+    whirl = math.cross(frame.spin, math.cross(frame.spin, arm))
+    moved = linear[carrier] + math.cross(turning[carrier], arm) + whirl
+    return turning[carrier] + pushed[:3], moved + pushed[3:] + math.cross(pushed[:3], frame.pos)
+
+
+def _accelerometer(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    frame = _own(model, moment, sensor)
+    return _to(frame.mat, _acceleration(model, moment, frame)[1])
+
+
+def _frame_acceleration(part: int) -> _Compute:
+    def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
+        return _acceleration(model, moment, _own(model, moment, sensor))[part]
+
+    return compute
+
+
+def _frame_pos(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    frame, reference = _own(model, moment, sensor), _reference(model, moment, sensor)
+    if reference is None:
+        return absolute(model, moment.kin, frame.pos[None], np.array([frame.body]))[0]
+    return _to(reference.mat, _apart(model, moment.kin, frame, reference))
+
+
+def _axis(number: int) -> _Compute:
+    def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
+        axis = _own(model, moment, sensor).mat[:, number]
+        reference = _reference(model, moment, sensor)
+        return axis if reference is None else _to(reference.mat, axis)
+
+    return compute
+
+
+def _frame_velocity(linear: bool) -> _Compute:
+    def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
+        frame, reference = _own(model, moment, sensor), _reference(model, moment, sensor)
+        if reference is None:
+            return frame.velocity if linear else frame.spin
+        if not linear:
+            return _to(reference.mat, frame.spin - reference.spin)
+        way = _apart(model, moment.kin, frame, reference)
+        turned = math.cross(way, reference.spin)
+        return _to(reference.mat, frame.velocity - reference.velocity + turned)
+
+    return compute
+
+
+def _subtree_velocity(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    """Returns the velocity of the centre of mass of a body with its descendants."""
+    inside = {sensor.objid}
+    for b in range(sensor.objid + 1, model.nbody):
+        if int(model.body_parentid[b]) in inside:
+            inside.add(b)
+    moving = [b for b in sorted(inside) if model.body_weldid[b]]
+    total, mass = jnp.zeros(3, moment.qpos.dtype), sum(model.body_mass[b] for b in sorted(inside))
+    for b in moving:
+        carried = moment.motion[int(model.body_weldid[b])]
+        velocity = carried[3:] + math.cross(carried[:3], moment.kin.xipos[b])
+        total = total + model.body_mass[b] * velocity
+    return total / jnp.maximum(mass, 1e-15)
+
+
+_Compute = Callable[[Model, Moment, Sensor], Array]
+_SENSORS: dict[int, _Compute] = {
+    int(kind): compute
+    for kind, compute in {
+        _KIND.mjSENS_GYRO: _gyro,
+        _KIND.mjSENS_VELOCIMETER: _velocimeter,
+        _KIND.mjSENS_ACCELEROMETER: _accelerometer,
+        _KIND.mjSENS_FRAMEPOS: _frame_pos,
+        _KIND.mjSENS_FRAMEXAXIS: _axis(0),
+        _KIND.mjSENS_FRAMEYAXIS: _axis(1),
+        _KIND.mjSENS_FRAMEZAXIS: _axis(2),
+        _KIND.mjSENS_FRAMELINVEL: _frame_velocity(True),
+        _KIND.mjSENS_FRAMEANGVEL: _frame_velocity(False),
+        _KIND.mjSENS_FRAMEANGACC: _frame_acceleration(0),
+        _KIND.mjSENS_FRAMELINACC: _frame_acceleration(1),
+        _KIND.mjSENS_JOINTPOS: lambda m, at, s: at.qpos[int(m.jnt_qposadr[s.objid])],
+        _KIND.mjSENS_JOINTVEL: lambda m, at, s: at.qvel[int(m.jnt_dofadr[s.objid])],
+        _KIND.mjSENS_JOINTACTFRC: lambda m, at, s: at.actuated.force[int(m.jnt_dofadr[s.objid])],
+        _KIND.mjSENS_ACTUATORPOS: lambda m, at, s: at.actuated.length[s.objid],
+        _KIND.mjSENS_ACTUATORVEL: lambda m, at, s: at.actuated.speed[s.objid],
+        _KIND.mjSENS_ACTUATORFRC: lambda m, at, s: at.actuated.output[s.objid],
+        _KIND.mjSENS_SUBTREECOM: lambda m, at, s: at.subtree_com[s.objid],
+        _KIND.mjSENS_SUBTREELINVEL: _subtree_velocity,
+        _KIND.mjSENS_CLOCK: lambda m, at, s: at.time,
+    }.items()
+}
