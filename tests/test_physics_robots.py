@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
 import pytest
 
+import dog
 import mujoco_states as oracle
 import random_models
-from seedbed import physics, simd
+from seedbed import cli, physics, simd
 from seedbed.physics import slots
 from seedbed.types import SeedbedError
 
@@ -124,6 +127,24 @@ def test_a_model_that_was_edited_is_taken_as_it_is():
     disabled = mujoco.MjModel.from_xml_string(arm("contact"))
     physics.load(disabled)
     assert disabled.geom_contype.any() and disabled.opt.disableflags
+
+
+def test_a_robot_of_ones_own_is_told_of_and_can_be_trained(capsys):
+    examples = Path(__file__).parents[1] / "examples"
+    assert cli.main(["check", str(examples / "dog.xml")]) == 0
+    page = (examples.parent / "docs" / "train-your-robot.md").read_text()
+    assert f"```\n{capsys.readouterr().out}```" in page
+    assert cli.main(["check", str(examples / "nowhere.xml")]) == 1
+    assert "cannot compile" in capsys.readouterr().err
+    task = dog.Dog()
+    state = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 16))
+    step = jax.jit(simd.vectorize(task.step))
+    for _ in range(20):
+        state = step(state, jnp.zeros((16, 12)))
+    now = state.timestep
+    assert now.observation.shape == (16, 32) and np.isfinite(now.observation).all()
+    # It stands by its servos.
+    assert not now.terminated.any() and (now.reward > 0).all()
 
 
 def test_a_free_body_that_carries_nothing_turns_as_mujocos_implicitfast():

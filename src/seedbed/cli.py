@@ -43,6 +43,7 @@ commands:
                   write one page with curves, settings and episodes of runs
   export RUN -o DIR [--newest] [--json]
                   write the best policy of a run as ONNX, without anything executable
+  check MODEL.xml  tell what a robot's model has, or why it cannot be simulated
   list [--json]   list presets, agents and environments
   list --runs [DIR] [--json]
                   list runs with their state, steps, score and age
@@ -52,6 +53,8 @@ commands:
 exit status: 0 finished, 1 failed, 2 wrong usage, 75 try again later, 143 stopped by a signal with
 everything saved, 130 ended by a signal before it saved (docs/troubleshooting.md)
 """
+
+_TASK_GUIDE = "docs/train-your-robot.md"
 
 
 def program() -> int:
@@ -85,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "evaluate": _evaluate,
         "report": _report,
         "export": _export,
+        "check": _check,
         "list": _list,
         "bench": _bench,
     }
@@ -277,6 +281,18 @@ def _export(arguments: list[str]) -> int:
 
     contract = command.export(given.run, given.output, given.newest, _warn, given.trust_run)
     _print(strict_json.dumps(contract) if given.json else command.told(contract, given.output))
+    return ExitStatus.FINISHED
+
+
+def _check(arguments: list[str]) -> int:
+    parser = _Parser(prog="seedbed check", description="Tells what a robot's model has.")
+    parser.add_argument("model", metavar="MODEL.xml", help="an MJCF or URDF file")
+    given = parser.parse_args(arguments)
+    from seedbed.physics.summary import summary
+
+    for line in summary(given.model):
+        _print(line)
+    _print(f"it can be simulated; next: {_TASK_GUIDE}")
     return ExitStatus.FINISHED
 
 
