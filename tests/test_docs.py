@@ -187,6 +187,8 @@ def parsed(words: tuple[str, ...]) -> None:
         parser.parse_args(arguments)
     elif name == "bench":
         assert not arguments or (ROOT / "benchmarks" / f"{arguments[0]}.py").exists(), words
+    elif name == "check":
+        assert len(arguments) == 1, words
     else:
         assert name == "list", words
 
