@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fnmatch
 import gc
 import os
 import shutil
@@ -128,3 +129,14 @@ def bounded_memory() -> Iterator[None]:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         bound[0] = max(bound[0], psutil.Process().memory_info().rss + ROOM)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the parameters slow whose id matches no pattern of the test's `quick` mark."""
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark and not any(
+            fnmatch.fnmatchcase(item.callspec.id, pattern) for pattern in mark.args
+        ):
+            item.add_marker("slow")

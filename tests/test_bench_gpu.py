@@ -168,6 +168,7 @@ def test_parity_of_two_devices(other):
     }
 
 
+@pytest.mark.slow
 def test_parity_names_the_step(other, monkeypatch):
     """A device that computes something else."""
     real = _gpu.on

@@ -211,6 +211,9 @@ needs = {
 real = pytest.mark.parametrize("unit", [pytest.param(n, marks=needs[n]) for n in UNITS])
 
 
+@pytest.mark.quick(
+    "nature 1-*", "resnet 16-*", "odd channels-*", "overlapping chunks-*", "one position-*"
+)
 @real
 @pytest.mark.parametrize("name", LAYERS)
 def test_real_instructions_are_exact(monkeypatch, unit, name):

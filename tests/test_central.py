@@ -200,6 +200,7 @@ def test_every_transition_arrives_once_in_order_and_at_its_place():
         assert plane.loop.episodes.summary()["episodes"] > 50
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("unrolls", [1, 2])
 def test_a_synchronous_agent_acts_and_stops_also_where_actors_die(unrolls):
     with Plane(actors=2, synchronous=unrolls, sleep_s=0.0003) as plane:
@@ -241,6 +242,7 @@ class Soon:
         return np.asarray(self.array)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_accelerator_pads_and_has_two_calls_under_way(monkeypatch, accelerators, count):
     """Its loop, on CPUs that pass for some: every transition arrives once and in order here too."""
@@ -403,6 +405,7 @@ def test_training_counts_reports_evaluates_and_leaves_nothing(run_folder):
     assert (run_folder / "checkpoints" / "best.json").exists()
 
 
+@pytest.mark.slow
 def test_resuming_goes_on_with_the_counters(run_folder):
     first = train(run_folder)
     before = first["env_steps"]
@@ -430,6 +433,7 @@ def move_checkpoint(folder, before, after):
     (folder / "checkpoints" / "best.json").unlink()
 
 
+@pytest.mark.slow
 def test_several_inference_and_learner_devices(run_folder):
     summary = train(
         run_folder, inference_devices=(0, 1), learner_devices=(2, 3), agent=CountingAgent(
@@ -440,6 +444,7 @@ def test_several_inference_and_learner_devices(run_folder):
     assert summary["learner_steps"] > 0
 
 
+@pytest.mark.quick("apart")
 @pytest.mark.parametrize(
     ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
 )
@@ -472,6 +477,7 @@ def test_an_unknown_device_is_refused(run_folder, option):
     assert not psutil.Process().children(recursive=True)
 
 
+@pytest.mark.quick("nan")
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault):
     env = counting_env(fault=fault, fault_at=150)
@@ -580,6 +586,7 @@ class Slow:
         return self._learner.update(batch, progress)
 
 
+@pytest.mark.slow
 def test_a_signal_saves_whatever_is_slow(run_folder, monkeypatch):
     """An evaluation that does not end, environments that hang, and a long update."""
     learner, start = central.Learner, Evaluation.__init__
@@ -663,6 +670,7 @@ def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     assert steps == sorted(steps)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_signal_stops_and_saves(run_folder, full_pipe, blocked):
     """Also where the terminal takes no more: then training, saving and stopping go on without it."""

@@ -91,12 +91,14 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
     assert summary["replay/items"] == 150
 
 
+@pytest.mark.slow
 def test_several_inference_and_learner_devices(run_folder, taken):
     summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(2, 3))
     assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
     assert not undescribed(lines(run_folder)[-1])
 
 
+@pytest.mark.slow
 def test_accelerators_learn_from_every_batch_that_was_drawn(run_folder, taken, accelerators):
     """One device acts and learns, one only acts and one only learns."""
     summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(1, 2))
@@ -134,6 +136,7 @@ def test_a_killed_run_goes_on_with_its_replay(run_folder):
     assert summary["learner_steps"] > lines(run_folder)[0]["learner_steps"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch):
     """Wherever a run is killed: the replay of the newest checkpoint that is whole is there."""
     write, save, seen = CheckpointWriter._write, ReplayFeed.save, []
@@ -154,6 +157,7 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
     assert len(seen) >= 3 and all(seen)
 
 
+@pytest.mark.slow
 def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
     run_folder, monkeypatch
 ):
@@ -173,6 +177,7 @@ def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
     assert whole and saves[2] not in whole and has_replay(run_folder, max(whole))
 
 
+@pytest.mark.slow
 def test_it_saves_before_it_learns(run_folder):
     """While replay fills there is a checkpoint too, and what was filled is not lost."""
     agent = CountingReplayAgent(min_size=140)
@@ -184,6 +189,7 @@ def test_it_saves_before_it_learns(run_folder):
     assert 0 < int(message.split()[-2]) < 140 and summary["learner_steps"] > 0
 
 
+@pytest.mark.slow
 def test_replay_that_is_not_saved_is_filled_again(run_folder):
     replay_train(run_folder, save_replay=False)
     assert not (run_folder / "replay").exists()
@@ -192,6 +198,7 @@ def test_replay_that_is_not_saved_is_filled_again(run_folder):
     assert any("filling it again" in text for text in view.messages)
 
 
+@pytest.mark.slow
 @on_small_disk
 def test_a_full_disk_stops_saving_and_not_training(disk):
     told = ["metrics cannot be written", "the checkpoint of step", "the replay could not be saved"]

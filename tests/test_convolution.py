@@ -129,6 +129,7 @@ def test_bytes_match_xla(padding):
     _check_equal(arrays, stride=2, padding=padding, activation="relu")
 
 
+@pytest.mark.quick("8")
 def test_every_width(width):
     arrays = _arrays((5, 9, 10, 5), 3, 21)
     _check_equal(arrays, stride=2, padding=1, activation="relu")
@@ -137,6 +138,7 @@ def test_every_width(width):
     _check_scaled_equal(_arrays((2, 7, 7, 3), 2, width, np.uint8), stride=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     # One image of one channel stops jaxlib 0.10.2's compiler in a failed check, and the process with it.

@@ -94,6 +94,9 @@ def trace(agent, spec):
     return action
 
 
+@pytest.mark.quick(
+    "host-vectors-Discrete-*", "*-sac", "host-images-Discrete-impala", "host-vectors-unbounded*"
+)
 @pytest.mark.parametrize(
     ("task", "agent"),
     [

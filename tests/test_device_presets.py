@@ -222,6 +222,7 @@ def cartpole_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_fused_run_is_evaluated_in_its_own_and_in_gymnasiums_task(cartpole_run, capsys):
     own = api.evaluate(cartpole_run, episodes=16, seed=1)
     assert own == api.evaluate(cartpole_run, episodes=16, seed=1)

@@ -347,17 +347,20 @@ def values_at(trainer, observation):
     return np.asarray(trainer.agent._values(trainer.state.params.weights, (), x))[0]
 
 
+@pytest.mark.quick("Match")
 @pytest.mark.parametrize("probe", [Choice, Match])
 def test_probe_action_dependent_reward(probe):
     assert ReplayTrainer(PROBE, probe, steps=400).train().mean_reward(20) > 0.95
 
 
+@pytest.mark.slow
 def test_probe_reward_shown_by_the_observation():
     trainer = ReplayTrainer(PROBE, SecretReward, steps=400).train()
     for secret in (-1, 1):
         np.testing.assert_allclose(values_at(trainer, [secret, 1]), secret, atol=0.1)
 
 
+@pytest.mark.quick("{}")
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=str)
 def test_probe_delayed_reward_is_discounted(options):
     trainer = ReplayTrainer(dataclasses.replace(PROBE, **options), Delay, steps=500).train()
@@ -365,6 +368,7 @@ def test_probe_delayed_reward_is_discounted(options):
     np.testing.assert_allclose(values_at(trainer, [1, 1]), 1.0, atol=0.07)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_probe_truncation_bootstraps(n_step):
     agent = dataclasses.replace(PROBE, n_step=n_step)
@@ -372,6 +376,7 @@ def test_probe_truncation_bootstraps(n_step):
     np.testing.assert_allclose(values_at(trainer, [1, 1]), 2.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_probe_with_all_of_ape_x():
     agent = dataclasses.replace(
         PROBE, n_step=3, dueling=True, priority_exponent=0.6, importance_exponent=0.4

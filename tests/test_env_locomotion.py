@@ -143,6 +143,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.quick("Hopper-*", "InvertedDouble*", "Reacher-*")
 @pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)
@@ -183,6 +184,7 @@ def changed(task: Any, name: str) -> Any:
     return not value if isinstance(value, bool) else 1.7 * value + 0.1
 
 
+@pytest.mark.quick("Inverted*", "Reacher")
 @named_but_long
 def test_every_option_is_gymnasiums(kind):
     plain = kind()
@@ -250,6 +252,7 @@ def test_observation_options_reach_gymnasium(kind):
         assert hash(task) == hash(dataclasses.replace(task))
 
 
+@pytest.mark.quick("InvertedPendulum", "Reacher")
 @named_but_long
 def test_resets_are_drawn_as_gymnasiums(kind):
     options = {"reset_noise_scale": 0.03} if hasattr(kind, "reset_noise_scale") else {}
@@ -297,6 +300,7 @@ def test_places_are_drawn_where_gymnasium_draws_them():
     assert abs((place[:, 0] < -0.17).mean() - 0.052 / area) < 0.03
 
 
+@pytest.mark.slow
 def test_a_diverged_simulation_ends_the_episode():
     task = Hopper(integrator="euler")
     steps = roll(task, twin(task), 150)

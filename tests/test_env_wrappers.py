@@ -143,6 +143,7 @@ ALIKE = (
 )
 
 
+@pytest.mark.quick("task4", "task6")
 @pytest.mark.parametrize(
     "task",
     [Walk(), CartPole(), Pendulum(), Acrobot(), MountainCar(), DelayProbe(), TruncationProbe()],
@@ -183,6 +184,7 @@ def test_rewards_are_scaled_and_actions_clipped():
     )
 
 
+@pytest.mark.quick("*-1")
 @pytest.mark.parametrize(
     ("wrap", "factor"),
     [
@@ -280,6 +282,7 @@ def test_the_model_is_drawn_anew_in_every_episode():
         np.testing.assert_array_equal(factors[name][1:][kept], factors[name][:-1][kept])
 
 
+@pytest.mark.slow
 def test_the_drawn_model_is_what_is_simulated():
     """Compares with the task around a model that was changed by hand."""
     env = changes.randomise(POLES, RANGES)

@@ -75,6 +75,7 @@ def observation_of(what: str | Task, forms: api.Forms) -> Any:
     return trees.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), forms.spec.observation)
 
 
+@pytest.mark.quick("cartpole/ppo")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",

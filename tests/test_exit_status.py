@@ -44,6 +44,7 @@ def test_commands_that_end_by_themselves(arguments, status, text):
     assert done.returncode == status and text in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_another_process_has_may_be_free_later(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -104,6 +105,7 @@ role.run_role(lambda: {make})
 """
 
 
+@pytest.mark.quick("serve()-True*", "*Diverged*", "*SeedbedError*")
 @pytest.mark.parametrize(
     ("make", "more", "status"),
     [

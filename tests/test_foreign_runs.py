@@ -341,6 +341,7 @@ def test_mutated_runs_end_in_a_page_or_in_one_line(place, real, capsys, monkeypa
     assert not ran
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("seed", range(2))
 def test_policies_of_mutated_runs_end_in_a_result_or_in_one_line(
     place, real, capsys, monkeypatch, seed

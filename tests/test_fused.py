@@ -183,6 +183,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(run_folder, tmp_path):
     folder = run_folder / "checkpoints"
     process = spawn(*COMMAND, "--run", str(run_folder))
@@ -247,6 +248,7 @@ def test_a_full_disk_stops_saving_and_not_training(disk):
     assert events == sorted(events) and events[-1] > view.empty_from
 
 
+@pytest.mark.slow
 def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, full_pipe):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
@@ -264,6 +266,7 @@ def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, ful
     assert max(list_steps(run_folder / "checkpoints")) == lines(run_folder)[-1]["env_steps"] > 0
 
 
+@pytest.mark.slow
 def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
     evaluate = Program.evaluate
 
@@ -440,6 +443,7 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
+@pytest.mark.slow
 def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
     run_folder, capsys
 ):
@@ -465,6 +469,7 @@ def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_
     same(saved(run_folder)[1], whole)
 
 
+@pytest.mark.quick("*devices*")
 @pytest.mark.parametrize("options", [{"seeds": 2}, {"devices": (0, 1)}], ids=str)
 def test_populations_and_devices_change_the_integrator_too(options):
     program, carry, _ = run_program(Falling(), TINY, 1, steps=640, euler_share=0.5, **options)
@@ -499,6 +504,7 @@ class Several(CartPole):
         return state._replace(timestep=parted)
 
 
+@pytest.mark.slow
 def test_a_population_begins_where_there_are_two_cores(run_folder):
     """Batches of factorisations, which draw the first parameters, waited for one another there."""
     cores = sorted(os.sched_getaffinity(0))[:2]
@@ -515,6 +521,7 @@ def test_a_population_begins_where_there_are_two_cores(run_folder):
     assert len(lines(run_folder)[-1]["evaluation/seeds"]) == 4
 
 
+@pytest.mark.slow
 def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
     """Its result is the median; the best is beside it, and is what an evaluation plays."""
     steps, agent = 128 * 10, dataclasses.replace(TINY, learning_rate=1e-2)
@@ -616,6 +623,7 @@ def test_evaluation_does_not_disturb_training(delayed, run_folder):
     same(saved(run_folder)[1], saved(folder)[1])
 
 
+@pytest.mark.slow
 def test_ppo_bootstraps_at_a_truncation():
     program, carry, _ = run_program(TruncationProbe(), PROBE, 60)
     (found,) = program.evaluate(carry, 0)
@@ -673,6 +681,7 @@ class Broken(Counting):
         return after._replace(timestep=steps)
 
 
+@pytest.mark.slow
 def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
     arguments = shlex.split(
         f"test_fused:Broken --run {run_folder} --steps 100_000 --checkpoint-every-s 0.1 "
@@ -690,6 +699,7 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
     assert not read_best(run_folder / "checkpoints")
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
     monkeypatch.setattr("seedbed.fused.program.MOST_STEPS", 20)
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):

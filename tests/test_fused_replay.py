@@ -112,16 +112,13 @@ def test_replay_holds_what_happened():
     assert goes_on.sum() > 300 and not goes_on.all()
 
 
+@pytest.mark.quick("dqn")
 @pytest.mark.parametrize(
     ("env", "agent"),
     [
-        pytest.param(CartPole(), TINY, marks=pytest.mark.slow),
+        (CartPole(), TINY),
         (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
-        pytest.param(
-            RepeatProbe(),
-            dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8),
-            marks=pytest.mark.slow,
-        ),
+        (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
     ],
     ids=["dqn", "sac", "r2d2"],
 )
@@ -134,6 +131,7 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, env, agent):
     same(parts[1], whole[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     train(tmp_path, CartPole(), steps=64)
     _, before, _ = saved(tmp_path)
@@ -190,6 +188,7 @@ def test_sizes_that_do_not_fit_are_answered_with_some_that_do(tmp_path):
         train(tmp_path / "run", Pendulum(), R2d2(lstm_size=8))
 
 
+@pytest.mark.slow
 def test_a_loaded_memory_takes_the_reward_in():
     agent, spec = bind(REMEMBERS, RepeatProbe().spec), RepeatProbe().spec
     params = agent.init(jax.random.key(0)).params

@@ -243,6 +243,7 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
 
 
+@pytest.mark.quick("rmsprop")
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_step_size_falls_with_progress_to_zero(optimizer):
     agent = bound(dataclasses.replace(SMALL, optimizer=optimizer))
@@ -368,6 +369,7 @@ def value_at(trainer, observation):
     )
 
 
+@pytest.mark.slow
 def test_probe_constant_reward():
     trainer = Trainer(PROBE, Probe, updates=300).train()
     assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
@@ -379,6 +381,7 @@ def test_probe_reward_shown_by_the_observation():
         assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
 
 
+@pytest.mark.slow
 def test_probe_delayed_reward_is_discounted():
     trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Delay, updates=400).train()
     assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05
@@ -398,11 +401,13 @@ def test_probe_action_dependent_reward(probe, updates, threshold):
     assert trainer.mean_reward(20) > threshold
 
 
+@pytest.mark.slow
 def test_probe_published_optimizer_learns_too():
     agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=2e-3)
     assert Trainer(agent, Match, updates=400).train().mean_reward(20) > 0.9
 
 
+@pytest.mark.slow
 def test_probe_memory_needs_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, unroll=10, recurrent=True, learning_rate=1e-2)
     assert Trainer(agent, Memory, updates=200).train().mean_reward(25) > 0.8

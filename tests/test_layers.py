@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -83,6 +84,7 @@ def imports_of(tree: ast.AST, module: str, modules: set[str]) -> set[str]:
     return {name.removeprefix("seedbed").removeprefix(".") or "__init__" for name in names}
 
 
+@functools.lru_cache(maxsize=1)
 def read_modules(source: Path) -> dict[str, tuple[Path, ast.Module]]:
     modules = {}
     for path in sorted(source.rglob("*.py")):

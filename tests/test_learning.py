@@ -154,6 +154,7 @@ def test_lag_counts_updates_since_acting():
     assert metrics["lag_max"] == 2
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_all_devices():
     from seedbed.agents.actor_critic import Behaviour
 
@@ -207,6 +208,7 @@ def record(agent, state, envs):
     return timesteps, action, extras, before
 
 
+@pytest.mark.quick("impala")
 @pytest.mark.parametrize(
     "agent",
     [

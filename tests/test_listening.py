@@ -90,6 +90,7 @@ def started():
             process.wait()
 
 
+@pytest.mark.slow
 def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     run_folder, tmp_path, started
 ):
@@ -151,6 +152,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.slow
 def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, started):
     root = Path(__file__).parent.parent
     needed = {
@@ -405,6 +407,7 @@ def test_what_a_run_listens_with():
     assert every[-1] == "127.0.0.1:7" and len(every) >= 2
 
 
+@pytest.mark.slow
 def test_a_learner_that_another_has_taken_over_ends_and_writes_nothing(
     run_folder, tmp_path, started
 ):

@@ -46,6 +46,7 @@ def test_nature_has_the_published_shape():
     np.testing.assert_allclose(low_precision, y, atol=0.05 * float(jnp.abs(y).max()))
 
 
+@pytest.mark.slow
 def test_deep_resnet_has_the_published_shape():
     x = images((2, 20, 24, 3))
     y, params = build(DeepResNet(), x)
@@ -71,6 +72,7 @@ def test_residual_blocks_add_to_what_they_are_given():
     np.testing.assert_allclose(apply(DeepResNet((4,)), {"params": zero}, x), dense, atol=1e-5)
 
 
+@pytest.mark.quick("Nature*", "Mlp*")
 @pytest.mark.parametrize("module", [Nature(), DeepResNet((4, 4)), Mlp((8,))], ids=str)
 def test_bytes_are_fractions_of_255(module):
     x = images((2, 36, 36, 1))
@@ -89,6 +91,7 @@ def scaling_of(x, seed=1):
     return Scaling(jnp.asarray(offset), jnp.asarray(scale)), scaled
 
 
+@pytest.mark.quick("mlp-*", "nature-bytes-float32", "nature-floats-bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "image"),
@@ -299,6 +302,7 @@ def test_heads():
     np.testing.assert_allclose(q.mean(-1), value[..., 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_actor_critic_scales_observations():
     x = {"image": images((2, 3, 12, 12, 1)), "b": images((2, 3, 4)) / np.float32(255)}
     pairs = {name: scaling_of(leaf[0]) for name, leaf in x.items()}

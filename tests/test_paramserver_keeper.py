@@ -206,6 +206,7 @@ run_role(make)
 """
 
 
+@pytest.mark.slow
 def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, monkeypatch):
     (tmp_path / "full_disk.py").write_text(FULL_DISK)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -145,6 +145,7 @@ def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
     assert all(gone(pid) for pid in roles(tmp_path / "run").values())
 
 
+@pytest.mark.slow
 def test_one_learner_without_replay(tmp_path):
     agent = CountingAgent(actions=counting.NUM_ACTIONS)
     summary = train(
@@ -344,6 +345,7 @@ class StoppingAll(Stopping):
         super().update(metrics)
 
 
+@pytest.mark.slow
 def test_a_run_of_which_every_process_is_stopped_at_once_saves_all(tmp_path):
     folder, view = tmp_path / "run", StoppingAll(500)
     numbers = {"learners": 1, "parameter_shards": 1, "replay_shards": 1}
@@ -369,6 +371,7 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
         ParamServerConfig(learners=0)
 
 
+@pytest.mark.slow
 def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_path):
     # It breaks some seconds after both learners have begun, however unevenly they start.
     env = counting_env(fault="raise", fault_at=300, sleep_s=0.01)
@@ -398,6 +401,7 @@ def test_a_run_that_has_diverged_goes_on_from_its_last_checkpoint(tmp_path):
     assert summary["learner_steps"] > 10 and np.isfinite(summary["loss/total"])
 
 
+@pytest.mark.slow
 def test_metrics_name_the_load_and_staleness(tmp_path):
     folder = tmp_path / "run"
     env = GymEnv("CartPole-v1")

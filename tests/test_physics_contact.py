@@ -116,6 +116,7 @@ SCENES = {
 }
 
 
+@pytest.mark.quick("plane-*", "sphere-*", "static capsule")
 @pytest.mark.parametrize("name", SCENES)
 def test_contacts_are_mujocos(name):
     model = scene(*SCENES[name])
@@ -187,6 +188,7 @@ def in_order(contacts: list[Any]) -> list[Any]:
     return sorted(contacts, key=lambda contact: contact[1])
 
 
+@pytest.mark.quick("0.002")
 @pytest.mark.parametrize("margin", [0.002, 0.0])
 def test_a_capsule_lies_on_a_disc_on_both_ends(margin):
     model = scene(moving("capsule", "a"), moving("cylinder", "b"))

@@ -59,6 +59,7 @@ def check_parity(name: str, integrator: int, count: int) -> None:
         assert np.abs(change).max() <= 1e-5 * max(1.0, np.abs(theirs).max())
 
 
+@pytest.mark.quick("hopper")
 @pytest.mark.parametrize("name", ["ant", "hopper", "pusher_v5"])
 def test_a_step_is_mujocos(name):
     check_parity(name, oracle.EULER, 320)
@@ -135,6 +136,7 @@ def test_no_environments_and_wrong_shapes():
         run(some, jnp.zeros((3, model.nu + 1)))
 
 
+@pytest.mark.slow
 def test_randomised_domains_share_a_kernel():
     model = load("ant", oracle.EULER)
     rng = np.random.default_rng(2)

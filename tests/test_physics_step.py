@@ -88,6 +88,7 @@ def count(name: str) -> int:
 
 
 # In single precision the kernels' tests and the tasks' go over the same ground.
+@pytest.mark.quick("hopper-0", "swimmer-0", "reacher-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -108,6 +109,7 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
+@pytest.mark.quick("hopper-0", "inverted_pendulum-0", "swimmer-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -136,6 +138,7 @@ def test_a_step_in_double_with_all_it_leaves(name, integrator):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7 * scale, err_msg=field)
 
 
+@pytest.mark.slow
 def test_rollouts_stay_together():
     """Steps on their own, each warm-started by the one before."""
     source = oracle.path("hopper")
@@ -184,6 +187,7 @@ def test_energy():
     np.testing.assert_allclose(evaluate(run, *given[:2]), wanted, rtol=1e-10)
 
 
+@pytest.mark.quick("half_cheetah")
 @pytest.mark.parametrize("name", ["ant", "half_cheetah"])
 def test_far_away_a_step_is_as_good(name):
     """At x = 500 m, where a float32's digits are 3e-5 m apart."""
@@ -218,6 +222,7 @@ def test_a_bad_control_counts_as_none():
     assert not found.diverged.any()
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log here
@@ -248,6 +253,7 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
     assert again.diverged and again.time == 0
 
 
+@pytest.mark.slow
 def test_reaching_the_cap_shows():
     source = oracle.path("half_cheetah")
     model, given = load(source, EULER), oracle.cases(source, 40)

@@ -55,6 +55,7 @@ def test_resnet_layers_match_xla(size, channels, padding):
     _check_equal(_images(3, size, size, channels), padding=padding)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     shape=st.tuples(*(st.integers(1, n) for n in (5, 9, 9, 40))),

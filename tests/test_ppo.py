@@ -176,6 +176,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("discrete", "tanh", "unbounded")
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -595,6 +596,7 @@ BFLOAT = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("choice", "match", "aim-tanh")
 @pytest.mark.parametrize(
     ("changes", "probe", "threshold"),
     [
@@ -617,6 +619,7 @@ def test_probe_memory_is_learned_by_the_recurrent_agent():
     assert Trainer(agent, Memory, updates=120).train().mean_reward(25) > 0.8
 
 
+@pytest.mark.slow
 def test_ppo_in_the_central_runtime(run_folder):
     agent = Ppo(unroll=8, batch=16, epochs=3, minibatches=2, hidden_sizes=(16,))
     central = CentralConfig(steps=3000, actors=1, evaluate_every=0, evaluate_episodes=2)

@@ -91,6 +91,7 @@ def gradient(agent, state, trajectory):
     return grads if isinstance(agent, Sac) else grads.weights
 
 
+@pytest.mark.quick("sac")
 @pytest.mark.parametrize(
     "name",
     [
@@ -126,6 +127,7 @@ def test_learning_has_the_probabilities_of_acting():
     assert np.abs(other - log_prob).max() > 1e-6, "another precision has others"
 
 
+@pytest.mark.slow
 def test_products_with_their_own_gradients_on_several_devices():
     rng = np.random.default_rng(0)
     x, first = rng.normal(size=(5, 4, 3)).astype(np.float32), rng.random((5, 4)) < 0.3

@@ -149,6 +149,7 @@ def slow_targets(agent, steps, values):
     return targets
 
 
+@pytest.mark.quick("*burn_in*")
 @pytest.mark.parametrize(
     "options", [{}, {"burn_in": 0, "n_step": 1, "largest_share": 0.5}], ids=str
 )
@@ -351,6 +352,7 @@ def opening_values(trainer, observation):
     return np.asarray(agent._network().apply(weights, x, action, row, row == 0, lstm)[0][0, 0])
 
 
+@pytest.mark.slow
 def test_probe_delayed_reward_is_discounted():
     trainer = ReplayTrainer(PROBE, Delay, steps=400).train()
     values = returns.unrescale_value(opening_values(trainer, [0, 1]))
@@ -363,6 +365,7 @@ def test_probe_truncation_bootstraps():
     np.testing.assert_allclose(values, 2.0, atol=0.2)
 
 
+@pytest.mark.slow
 def test_probe_memory_needs_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, gamma=0.9)
     assert ReplayTrainer(agent, Memory, steps=900).train().mean_reward(25) > 0.9

@@ -133,6 +133,7 @@ def functions(experience: Replay, priorities: Any = initial_priorities) -> tuple
     )
 
 
+@pytest.mark.quick("*-0.7")
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> None:
@@ -283,6 +284,7 @@ PRIORITISED = dataclasses.replace(
 )
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("members", [0, 2])
 def test_the_ring_is_written_in_place(members: int) -> None:
     """What the program needs besides its arguments is less than a hundredth of the ring."""

@@ -319,6 +319,7 @@ def test_a_save_that_fails_while_writing_leaves_the_one_before(tmp_path, monkeyp
     assert make(tmp_path).restore(["1", "2"]) == "1"
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, renamed):
     replay, recorder = filled(tmp_path)

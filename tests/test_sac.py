@@ -419,6 +419,7 @@ def transitions(observation_tm1, action, reward, observation_t, terminated):
     return Trajectory(timesteps, action[None], (), ActorState((), ()), version, ones)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_it_learns_the_action_that_an_observation_asks_for(dtype):
     agent = dataclasses.replace(PROBE, compute_dtype=dtype)

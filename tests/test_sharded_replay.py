@@ -366,6 +366,7 @@ def named_items(run: Shards) -> list[tuple[tuple[int, int], float]]:
     return sorted(found)
 
 
+@pytest.mark.quick("changes1")
 @pytest.mark.parametrize("changes", [{"replay_shards": 1}, {"replay_shards": 3}, {"learners": 3}])
 def test_whole_streams_move_to_other_numbers_of_shards_and_learners(tmp_path, changes):
     options = {"learners": 2, "replay_shards": 2}

@@ -278,6 +278,7 @@ def test_another_process_finds_derivatives_and_traces_none(folder):
     assert run_script("hit", DERIVED, "2") == first
 
 
+@pytest.mark.slow
 def test_another_rule_is_another_derivative(folder):
     """Although the function itself is the same."""
     first = run_script("miss", DERIVED, "2")

@@ -322,6 +322,7 @@ def emitted(count):
         ).hexdigest()
 
 
+@pytest.mark.slow
 def test_the_same_program_is_the_same_code_in_every_process():
     command = "import test_simd_fuzz as t; print(*t.emitted(6))"
     texts = []

@@ -119,6 +119,7 @@ def test_the_assembler_refuses_what_is_not_ptx(assembler):
         )
 
 
+@pytest.mark.slow
 def test_spilled_registers_are_part_of_the_frame(assembler):
     disassembler = ptxas.find("nvdisasm")
     if disassembler is None:

@@ -95,6 +95,7 @@ def run_task(task, arrays, rows, chunk_rows):
         task(data, dims.ctypes.data, chunk, chunks)
 
 
+@pytest.mark.quick("8-*", "16-True")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_reach_their_lanes_and_no_byte_beyond(width, at_end):

@@ -69,6 +69,7 @@ def train_fused(env, agent, **options):
     return done, jax.device_get(carry.learner)
 
 
+@pytest.mark.quick("none")
 @pytest.mark.parametrize(("length", "synchronous"), [(1, True), (5, False)])
 def test_both_runtimes_make_the_same_updates(run_folder, length, synchronous):
     """In `unroll` rows an environment opens an episode once or three times, wherever they begin."""
@@ -93,6 +94,7 @@ def test_both_runtimes_make_the_same_updates(run_folder, length, synchronous):
     assert all(line["env_steps"] % a_batch == 0 for line in lines(run_folder))
 
 
+@pytest.mark.slow
 def test_both_runtimes_make_the_updates_that_the_ratio_asks_for(run_folder):
     """Also those that are owed when acting has ended; on the device in fours, which an iteration makes."""
     agent = CountingReplayAgent(sequence=1, period=1, burn_in=0, capacity=2000, min_size=20)

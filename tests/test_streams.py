@@ -309,6 +309,7 @@ def test_an_ingest_process_that_never_listens_ends_the_run(net, pool_clock) -> N
     assert len([note for note in one.pool.take_notices() if "started again" in note]) == 4
 
 
+@pytest.mark.slow
 def test_a_learner_that_reads_nothing_keeps_no_stream_waiting(net, monkeypatch) -> None:
     """As one that is stopped; with a small buffer, a few messages are too many."""
     pair = socket.socketpair
@@ -349,6 +350,7 @@ def test_hosts_hear_of_the_end_from_a_learner_that_has_read_nothing_for_long(net
     assert "ended: the run has ended" in one.said()
 
 
+@pytest.mark.slow
 def test_local_actors_and_hosts_serve_one_pool(net) -> None:
     one = net(actors=1, groups=2)
     one.start_host()

@@ -77,6 +77,7 @@ def assert_close(got, want, tolerance=2e-6):
     jax.tree.map(check, got, want)
 
 
+@pytest.mark.quick("8")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_matches_vmap_at_every_width_and_size(width, monkeypatch):
     monkeypatch.setattr(build, "lanes", lambda: width)
