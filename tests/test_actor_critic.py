@@ -78,6 +78,7 @@ def assert_close(actual, expected, tolerance=1e-6):
     )
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agent):
     agent = bound(agent, recurrent=True, batch=32)

@@ -437,6 +437,7 @@ def test_no_memory_beyond_the_buffers_is_touched(name, unit):
 PRODUCTS = ((1, 1, 1), (3, 5, 7), (33, 40, 17), (31, 33, 100), (64, 64, 64), (16, 3136, 32))
 
 
+@pytest.mark.quick("3-5-7-*", "31-33-100-*")
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("source", ["float", "bfloat"])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
@@ -486,6 +487,7 @@ def test_products_are_exact(unit, shape):
         _check_products(unit, *shape, jnp.float32)
 
 
+@pytest.mark.quick("shape0-*", "shape2-*", "shape5-*")
 @real
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", [*PRODUCTS, (640, 3136, 512), (8192, 27, 128), (700, 3, 3)])

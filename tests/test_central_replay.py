@@ -114,6 +114,7 @@ def has_items(folder, count):
     return told and any(line["replay/items"] >= count for line in lines(folder)[:-1])
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
     process = test_central.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
@@ -222,6 +223,7 @@ def has_replay(folder, step):
     return any(f".{name_of(step)}." in path.name for path in folder.glob("replay/*.index"))
 
 
+@pytest.mark.slow
 def test_a_priority_that_cannot_be_ends_the_run_by_name_and_loses_nothing(run_folder):
     agent = CountingReplayAgent(poison_from=20)
     with pytest.raises(SeedbedError, match="an item was given priority 0.0"):
@@ -365,6 +367,7 @@ def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fa
     assert len(list(run_folder.glob("replay/*.index"))) == 2
 
 
+@pytest.mark.slow
 def test_another_replay_is_refused_by_name(run_folder):
     replay_train(run_folder)
     with pytest.raises(Exception, match="capacity"):

@@ -116,6 +116,7 @@ def width(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.quick("nature 1", "nature 3", "resnet 16")
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_match_xla(name):
     shape, size, features, stride, padding, activation = LAYERS[name]
@@ -157,6 +158,7 @@ def test_odd_shapes(shape, size, features, stride, padding, activation):
     _check_equal(arrays, stride=stride, padding=padding, activation=activation)
 
 
+@pytest.mark.quick("relu-2-*", "None-0-uint8")
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("activation", ["relu", None])

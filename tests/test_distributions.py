@@ -49,6 +49,7 @@ def parameters(spec, seed=0, batch=()):
     return jnp.asarray(np.random.default_rng(seed).normal(size=size), jnp.float32)
 
 
+@pytest.mark.quick("Disc*", "Multi*", "*low=(2.0, -inf*")
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_shapes_dtypes_and_bounds_for_every_action(spec):
     array = action_array(spec)

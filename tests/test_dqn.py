@@ -104,6 +104,7 @@ def slow_target(agent, steps, values, b):
             return total + weight * values[t, b]
 
 
+@pytest.mark.quick("{}", "*dueling*")
 @pytest.mark.parametrize(
     "options",
     [{}, {"double": False}, {"dueling": True, "error_clip": 0.0}, {"n_step": 1}],
@@ -181,6 +182,7 @@ def test_nothing_after_an_end_counts():
     assert (gradient(at_the_truncation) != reference).any()
 
 
+@pytest.mark.slow
 def test_items_weigh_the_same_however_devices_share_them():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -302,6 +304,7 @@ def test_normalised_observations_are_those_of_the_items():
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_images_go_through_the_torso_that_is_named():
     spec = ArraySpec((84, 84, 2), "uint8")
     agent = bound(dataclasses.replace(SMALL, torso="small", dueling=True), observation=spec)

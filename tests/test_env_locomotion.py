@@ -143,7 +143,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.quick("Hopper-*", "InvertedDouble*", "Reacher-*")
+@pytest.mark.quick("Hopper-*", "InvertedDouble*")
 @pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)
@@ -184,7 +184,7 @@ def changed(task: Any, name: str) -> Any:
     return not value if isinstance(value, bool) else 1.7 * value + 0.1
 
 
-@pytest.mark.quick("Inverted*", "Reacher")
+@pytest.mark.quick("InvertedPendulum")
 @named_but_long
 def test_every_option_is_gymnasiums(kind):
     plain = kind()
@@ -252,7 +252,7 @@ def test_observation_options_reach_gymnasium(kind):
         assert hash(task) == hash(dataclasses.replace(task))
 
 
-@pytest.mark.quick("InvertedPendulum", "Reacher")
+@pytest.mark.quick("InvertedPendulum")
 @named_but_long
 def test_resets_are_drawn_as_gymnasiums(kind):
     options = {"reset_noise_scale": 0.03} if hasattr(kind, "reset_noise_scale") else {}

@@ -162,6 +162,7 @@ def test_old_keys_do_as_well():
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.slow
 def test_auto_reset_within_or_around_makes_no_difference():
     """Statistics of observations outlive a reset, those of an episode do not; in either order."""
     within, around = (roll(wrap(Walk())) for wrap, _ in ALIKE)

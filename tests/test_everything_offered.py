@@ -25,8 +25,6 @@ from seedbed.config.defaults import ROWS, Task, configure
 from seedbed.config.presets import PRESETS
 from seedbed.config.resolve import train_config
 
-QUICK = ("cartpole/ppo", "cartpole/dqn")
-"""One preset whose options JSON lacks, and one of each agent that exports otherwise; the others are slow."""
 CASES = {name: (name, None) for name in PRESETS} | {
     "-".join((*task, agent)): (task, agent)
     for task in KINDS
@@ -75,12 +73,9 @@ def observation_of(what: str | Task, forms: api.Forms) -> Any:
     return trees.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), forms.spec.observation)
 
 
-@pytest.mark.quick("cartpole/ppo")
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "case",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
     config, run = offered(*CASES[case]), tmp_path / "run"
     assert read_back(config) == config

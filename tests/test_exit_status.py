@@ -105,7 +105,7 @@ role.run_role(lambda: {make})
 """
 
 
-@pytest.mark.quick("serve()-True*", "*Diverged*", "*SeedbedError*")
+@pytest.mark.quick("*Diverged*", "*SeedbedError*")
 @pytest.mark.parametrize(
     ("make", "more", "status"),
     [

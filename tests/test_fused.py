@@ -133,21 +133,20 @@ def train(folder, env, agent=TINY, resume=False, **options):
 # -- several devices ----------------------------------------------------------------------------
 
 
-def test_one_two_and_eight_devices_agree():
+@pytest.mark.quick("8")
+@pytest.mark.parametrize("devices", [2, 8])
+def test_one_and_several_devices_agree(devices):
     _, one, report = run_program(CartPole(), TINY, 6)
-    for devices in (2, 8):
-        _, several, report_of_several = run_program(
-            CartPole(), TINY, 6, devices=tuple(range(devices))
+    _, several, report_of_several = run_program(CartPole(), TINY, 6, devices=tuple(range(devices)))
+    assert len(several.env.timestep.reward.sharding.device_set) == devices
+    assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
+    same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
+    assert report_of_several.episodes == report.episodes
+    assert report_of_several.transitions == report.transitions
+    for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
+        np.testing.assert_allclose(
+            report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
         )
-        assert len(several.env.timestep.reward.sharding.device_set) == devices
-        assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
-        same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
-        assert report_of_several.episodes == report.episodes
-        assert report_of_several.transitions == report.transitions
-        for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
-            np.testing.assert_allclose(
-                report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
-            )
 
 
 def test_no_time_of_a_stage_is_below_zero():
@@ -634,6 +633,7 @@ def test_ppo_bootstraps_at_a_truncation():
     np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
 
 
+@pytest.mark.slow
 def test_impala_learns_in_the_fused_runtime():
     agent = Impala(
         unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,

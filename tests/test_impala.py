@@ -179,6 +179,7 @@ def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, t
     assert (variant(0, 1.0) != reference).any() == truncated
 
 
+@pytest.mark.slow
 def test_rows_weigh_the_same_however_devices_share_them():
     agent = bound(dataclasses.replace(SMALL, batch=4))
     state, trajectory = initial(agent), trajectory_of(agent)
@@ -201,6 +202,7 @@ def test_rows_weigh_the_same_however_devices_share_them():
         np.testing.assert_allclose(mean, output.metrics[name], rtol=1e-5)
 
 
+@pytest.mark.quick("Box*")
 @pytest.mark.parametrize(
     ("action", "recurrent"),
     [
@@ -266,6 +268,7 @@ def test_the_step_size_falls_with_progress_to_zero(optimizer):
     np.testing.assert_allclose(max(jax.tree.leaves(moved)), sizes[0], rtol=1e-3)
 
 
+@pytest.mark.quick("10.0")
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
 def test_rmsprop_is_that_of_the_paper(scale):
     """TensorFlow 1's: the average of squares begins at 1, and epsilon is added below the root."""
@@ -388,11 +391,13 @@ def test_probe_delayed_reward_is_discounted():
     assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_probe_truncation_bootstraps():
     trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Endless, updates=400).train()
     assert abs(value_at(trainer, [1, 1]) - 2) < 0.1
 
 
+@pytest.mark.quick("Match-*")
 @pytest.mark.parametrize(
     ("probe", "updates", "threshold"), [(Choice, 300, 0.9), (Match, 300, 0.9), (Aim, 400, 0.75)]
 )

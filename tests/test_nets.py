@@ -193,6 +193,7 @@ def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
     np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
+@pytest.mark.slow
 def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
     observation = {"camera": images((3, 12, 12, 3)), "arm": np.ones((3, 7), np.float32)}
     observation["gripper"] = np.ones(3, np.float32)

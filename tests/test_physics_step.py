@@ -163,6 +163,7 @@ def test_rollouts_stay_together():
     np.testing.assert_allclose(found.time, time, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_forward_fills_in_what_a_reset_left_open():
     source = oracle.path("ant")
     model, compiled = load(source, EULER), oracle.oracle(source, EULER)

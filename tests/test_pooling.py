@@ -49,6 +49,7 @@ def _images(*shape):
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
+@pytest.mark.quick("21-*", "11-*")
 @pytest.mark.parametrize("padding", [1, "SAME"])
 @pytest.mark.parametrize(("size", "channels"), [(84, 16), (42, 32), (21, 32), (11, 3)])
 def test_resnet_layers_match_xla(size, channels, padding):

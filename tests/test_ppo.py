@@ -176,7 +176,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick("discrete", "tanh", "unbounded")
+@pytest.mark.quick("discrete", "unbounded")
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -310,6 +310,7 @@ def test_whatever_an_invalid_row_holds_weighs_nothing():
     assert all(np.isfinite(x) for x in output.metrics.values())
 
 
+@pytest.mark.quick("Box*")
 @pytest.mark.parametrize(
     ("action", "recurrent", "squash"),
     [
@@ -568,6 +569,7 @@ def value_at(trainer, observation):
 HALVED = dataclasses.replace(PROBE, gamma=0.5, value_sizes=(32,))
 
 
+@pytest.mark.slow
 def test_probe_constant_reward():
     trainer = Trainer(PROBE, Probe, updates=120).train()
     assert abs(value_at(trainer, [1, 1]) - 1) < 0.05

@@ -320,6 +320,7 @@ def test_an_item_without_transitions_teaches_nothing():
     np.testing.assert_allclose(output.priorities, 1e-6)
 
 
+@pytest.mark.slow
 def test_normalised_observations_are_those_of_the_first_learned_rows():
     agent = bound(dataclasses.replace(SMALL, normalise_observations=True))
     state, trajectory = jax.jit(agent.init)(KEY), items_of(agent)
@@ -359,6 +360,7 @@ def test_probe_delayed_reward_is_discounted():
     np.testing.assert_allclose(values, 0.5, atol=0.1)
 
 
+@pytest.mark.slow
 def test_probe_truncation_bootstraps():
     trainer = ReplayTrainer(PROBE, Endless, steps=400).train()
     values = returns.unrescale_value(opening_values(trainer, [1, 1]))

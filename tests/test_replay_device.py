@@ -187,6 +187,7 @@ def filled(experience: Replay, num_envs: int, rows: int) -> device.ReplayState:
     return state
 
 
+@pytest.mark.quick("0.7")
 @pytest.mark.parametrize("exponent", [0.0, 0.6])
 def test_draws_are_in_proportion_to_priorities(exponent: float) -> None:
     """A million draws of items that the ring has wrapped around."""

@@ -444,6 +444,7 @@ def drive(replay: HostReplay, recorder: Recorder, items: int) -> int:
     return replay.sampled - before
 
 
+@pytest.mark.quick("0.5-0", "6.0-100")
 @pytest.mark.parametrize(
     ("ratio", "missing"), [(2.0, 0), (0.5, 0), (6.0, 0), (2.0, 100), (0.5, 100), (6.0, 100)]
 )

@@ -52,6 +52,7 @@ def chosen(table, x):
     return lax.cond(x[0] > 0, lambda: table[1] @ x + read_rows(table, x), lambda: x.sum())
 
 
+@pytest.mark.quick("read_rows", "carried_rows")
 @pytest.mark.parametrize("function", [read_rows, carried_rows, read_outside, chosen])
 def test_gradients_are_those_of_vmap(function):
     rng = np.random.default_rng(0)

@@ -261,6 +261,7 @@ def test_another_process_finds_it_without_tracing(folder):
     assert run_script("hit") == first
 
 
+@pytest.mark.slow
 def test_another_process_finds_derivatives_and_traces_none(folder):
     """Whether one process has derived them, or two at the same time."""
     command = [sys.executable, "-W", "error", "-c", DERIVED, "together", "2"]

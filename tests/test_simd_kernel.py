@@ -137,6 +137,7 @@ INPUTS = [Port(1, "float32", shared=True), Port(1, "float32")]
 OUTPUTS = [Port(1, "float32"), Port(1, "float32")]
 
 
+@pytest.mark.quick("0-8", "1-16", "17-4", "17-16")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, 17, 4096])
 def test_inside_jit(width, rows):

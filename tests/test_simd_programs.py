@@ -373,6 +373,18 @@ def assert_same(function, *args, tolerance=2e-5):
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.quick(
+    "lengths",
+    "begun_anew",
+    "rows_by_table",
+    "rewritten_by*",
+    "bools_and_ints",
+    "branches",
+    "gathers",
+    "scatters",
+    "guarded_loops",
+    "sparse_rows",
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs(program):
     assert_same(lambda run, *args: run(program)(*args), *batch())

@@ -217,6 +217,7 @@ def assert_same(got, want, columns, name):
         raise AssertionError(f"{name}({given}) is {got[i]!r}, should be {want[i]!r}")
 
 
+@pytest.mark.quick("*-kernel")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kinds", SIGNATURES, ids="-".join)
 def test_rules(kinds, engine):

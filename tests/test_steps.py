@@ -69,7 +69,7 @@ def train_fused(env, agent, **options):
     return done, jax.device_get(carry.learner)
 
 
-@pytest.mark.quick("none")
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "synchronous"), [(1, True), (5, False)])
 def test_both_runtimes_make_the_same_updates(run_folder, length, synchronous):
     """In `unroll` rows an environment opens an episode once or three times, wherever they begin."""

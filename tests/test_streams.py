@@ -172,6 +172,7 @@ def test_steps_of_hosts_arrive_once_in_order_and_in_their_groups(net) -> None:
     assert "ended: the run has ended" in one.said()
 
 
+@pytest.mark.quick("*0.4")
 @pytest.mark.parametrize(
     ("env_s", "learner_s", "least", "most"), [(0.02, 0, 0.8, 1), (0, 0.02, 0, 0.4)]
 )
