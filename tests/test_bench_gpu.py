@@ -73,34 +73,6 @@ def test_a_failed_section_is_recorded_and_the_others_go_on(report, capsys):
     assert "failed" in capsys.readouterr().out
 
 
-def test_sections_for_which_no_time_is_left_have_failed(report):
-    gpu.run_sections((gpu.Section("a", 9, lambda job: job.add(x=1)),), report, 0.5)
-    assert report.failed == ["a"] and "x" not in report.figures["a"]
-    assert "no time was left" in report.figures["a"]["failed"]
-
-
-def test_a_command_is_read_as_it_speaks_and_its_failure_is_told():
-    talk = "import sys; print(1); print('because', file=sys.stderr); sys.exit(3)"
-    heard = []
-    with pytest.raises(CommandError, match=r"(?s)ended with 3: because"):
-        heard.extend(gpu.lines_of([sys.executable, "-c", talk], 30))
-    assert heard == ["1\n"]
-    begun = time.monotonic()
-    sleep = "import time; print(2, flush=True); time.sleep(60)"
-    with pytest.raises(CommandError, match=r"took more than 1 s"):
-        heard.extend(gpu.lines_of([sys.executable, "-c", sleep], 1))
-    assert heard == ["1\n", "2\n"] and time.monotonic() - begun < 30
-
-
-def test_all_that_fails_beside_one_another_is_told():
-    def fail(text):
-        raise ValueError(text)
-
-    calls = [lambda: None, lambda: fail("this"), lambda: fail("that")]
-    with pytest.raises(CommandError, match="this\nthat"):
-        gpu.beside(calls, 2)
-
-
 def test_a_sanitizer_that_is_not_there_or_finds_something(report, monkeypatch):
     job = gpu.Job("sanitizer", report, time.monotonic() + 60)
     monkeypatch.setattr(gpu.shutil, "which", lambda name: None)

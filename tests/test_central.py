@@ -22,7 +22,6 @@ from counting_agent import CountingAgent
 from described import undescribed
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
-from seedbed.agents.impala import Impala
 from seedbed.central import train as central
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.evaluation import Evaluation
@@ -433,17 +432,6 @@ def move_checkpoint(folder, before, after):
     (folder / "checkpoints" / "best.json").unlink()
 
 
-@pytest.mark.slow
-def test_several_inference_and_learner_devices(run_folder):
-    summary = train(
-        run_folder, inference_devices=(0, 1), learner_devices=(2, 3), agent=CountingAgent(
-            actions=counting.NUM_ACTIONS, minibatches=2
-        ),
-    )  # fmt: skip
-    assert summary["env_steps"] >= 3000
-    assert summary["learner_steps"] > 0
-
-
 @pytest.mark.quick("apart")
 @pytest.mark.parametrize(
     ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
@@ -455,19 +443,6 @@ def test_accelerators_act_and_learn(run_folder, accelerators, inference, learner
     assert summary["env_steps"] >= 2000 and summary["learner_steps"] > 0
     shared = {"inference_behind_share", "learner_program_ms"}
     assert shared & summary.keys() == (shared if inference == (0, 1) else set())
-
-
-@pytest.mark.slow
-def test_accelerators_learn(run_folder, accelerators):
-    """Two devices act; one of them learns, too, with one that does not act."""
-    small = {"unroll": 8, "batch": 8, "hidden_sizes": (16,), "optimizer": "adam", "gamma": 0.0}
-    agent = Impala(learning_rate=0.01, learning_rate_decay=False, **small)
-    options = {"inference_devices": (0, 1), "learner_devices": (1, 2), "evaluate_episodes": 16}
-    env = FactoryEnv("counting_environment:Matching")
-    summary = train(
-        run_folder, env=env, agent=agent, steps=20_000, checkpoint_every_s=600, **options
-    )
-    assert summary["evaluation/episode_return_mean"] > 7
 
 
 @pytest.mark.parametrize("option", ["inference", "learner"])

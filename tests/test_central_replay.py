@@ -16,7 +16,6 @@ import pytest
 import counting_environment as counting
 import test_central
 from counting_agent import CountingReplayAgent, check_item
-from described import undescribed
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -89,13 +88,6 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
     assert drawn == len(taken) == 4 * batches
     assert batches == 0.5 * (inserted - 20) // 4
     assert summary["replay/items"] == 150
-
-
-@pytest.mark.slow
-def test_several_inference_and_learner_devices(run_folder, taken):
-    summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(2, 3))
-    assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
-    assert not undescribed(lines(run_folder)[-1])
 
 
 @pytest.mark.slow
@@ -365,13 +357,3 @@ def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fa
         save_at(saves, step)
     assert has_replay(run_folder, 2) and has_replay(run_folder, 6)
     assert len(list(run_folder.glob("replay/*.index"))) == 2
-
-
-@pytest.mark.slow
-def test_another_replay_is_refused_by_name(run_folder):
-    replay_train(run_folder)
-    with pytest.raises(Exception, match="capacity"):
-        replay_train(run_folder, resume=True, agent=CountingReplayAgent(capacity=99), steps=4000)
-    with pytest.raises(SeedbedError, match="groups 4 of 2 .*--actors"):
-        replay_train(run_folder, resume=True, actors=1, steps=4000)
-    assert list((run_folder / "replay").iterdir())

@@ -488,10 +488,6 @@ def test_a_box_has_bounds_for_each_element(bounds):
         Box((2,), bounds, (1.0, 1.0))
 
 
-def test_a_box_takes_lists_of_bounds():
-    assert Box((2,), [-1.0, -2.0], [1.0, 2.0]) == Box((2,), (-1.0, -2.0), (1.0, 2.0))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("bounds", [((1.0,), (-1.0,)), ((float("nan"),), (1.0,)), (("a",), (1.0,))])
 def test_a_box_is_a_range(bounds):
     with pytest.raises(SeedbedError, match="is no range of numbers"):

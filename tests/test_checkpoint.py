@@ -223,16 +223,6 @@ def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     assert read_best(tmp_path) == {"step": 2, "score": 4.0}
 
 
-def test_metadata_that_comes_later_is_kept(tmp_path):
-    write(tmp_path, 1, 1.0)
-    before = (tmp_path / "000000000001").stat().st_ino
-    write(tmp_path, 1, 1.0, score=2.0, metadata={"best_seed": 3})
-    assert (tmp_path / "000000000001").stat().st_ino == before
-    write(tmp_path, 1, 1.0, metadata={"at": 2})
-    assert restore_best(tmp_path, TEMPLATE)[2] == {"at": 2, "best_seed": 3}
-    assert restore(tmp_path, TEMPLATE)[0] == 1
-
-
 def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
     write(tmp_path, 1, 1.0)
     removals = []

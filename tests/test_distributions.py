@@ -185,16 +185,6 @@ def test_an_impossible_choice_is_never_taken_and_spoils_no_gradient():
     assert jnp.isfinite(jax.grad(entropy)(logits)).all()
 
 
-def test_samples_follow_the_probabilities():
-    logits = jnp.log(jnp.array([0.1, 0.2, 0.7]))
-    draws = policy_of(Discrete(3), jnp.tile(logits, (20_000, 1))).sample(jax.random.key(3))
-    np.testing.assert_allclose(np.bincount(draws) / 20_000, [0.1, 0.2, 0.7], atol=0.015)
-    policy = policy_of(LINE, jnp.tile(parameters(LINE), (20_000, 1)))
-    draws = policy.sample(jax.random.key(4))
-    np.testing.assert_allclose(draws.mean(0), policy.mean[0], atol=0.05)
-    np.testing.assert_allclose(draws.std(0), policy.scale[0], rtol=0.03)
-
-
 def test_squashing_reaches_each_bound_and_nothing_beyond():
     x = jnp.array([[-60.0] * 4, [-1.0] * 4, [0.0] * 4, [1.0] * 4, [60.0] * 4])
     clipped = squash(ONE_SIDED, x, "clip")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probe_environments import Choice, Delay, Endless, Match, SecretReward
+from probe_environments import Choice, Delay, Endless, Match
 from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
@@ -23,7 +23,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -304,30 +303,6 @@ def test_normalised_observations_are_those_of_the_items():
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_images_go_through_the_torso_that_is_named():
-    spec = ArraySpec((84, 84, 2), "uint8")
-    agent = bound(dataclasses.replace(SMALL, torso="small", dueling=True), observation=spec)
-    state = jax.jit(agent.init)(KEY)
-    kernels = [leaf.shape for leaf in jax.tree.leaves(state.params.weights) if leaf.ndim == 4]
-    assert sorted(kernels) == [(4, 4, 16, 32), (8, 8, 2, 16)]
-    trajectory = items_of(agent)
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (4, agent.batch, 84, 84, 2), np.uint8)
-    steps = trajectory.timesteps._replace(observation=pixels)
-    state, output = learn(agent, state, trajectory._replace(timesteps=steps))
-    assert np.isfinite(output.metrics["loss/total"]) and learns_from_replay(agent)
-
-
-def test_an_agent_of_replay_without_initial_priorities_is_refused_by_name():
-    @dataclasses.dataclass(frozen=True)
-    class Half:
-        experience = Dqn().experience
-
-    with pytest.raises(SeedbedError, match="Half.experience is Replay but .* initial_priorities"):
-        learns_from_replay(Half())
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("epsilon", 1.5), ("n_step", 0), ("min_size", 2_000_000), ("error_clip", -1.0), ("ratio", 0)],
@@ -354,13 +329,6 @@ def values_at(trainer, observation):
 @pytest.mark.parametrize("probe", [Choice, Match])
 def test_probe_action_dependent_reward(probe):
     assert ReplayTrainer(PROBE, probe, steps=400).train().mean_reward(20) > 0.95
-
-
-@pytest.mark.slow
-def test_probe_reward_shown_by_the_observation():
-    trainer = ReplayTrainer(PROBE, SecretReward, steps=400).train()
-    for secret in (-1, 1):
-        np.testing.assert_allclose(values_at(trainer, [secret, 1]), secret, atol=0.1)
 
 
 @pytest.mark.quick("{}")

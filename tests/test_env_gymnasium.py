@@ -36,12 +36,6 @@ def test_gymnasiums_checker_has_nothing_to_say(task):
         check_env(make_gymnasium(task))
 
 
-def test_it_warns_of_the_pendulums_actions_as_of_gymnasiums_own():
-    with pytest.warns(UserWarning) as found:
-        check_env(make_gymnasium(Pendulum()))
-    assert ["symmetric and normalized" in str(one.message) for one in found] == [True]
-
-
 def test_spaces_are_the_specs():
     env = make_gymnasium(HOPPER)
     assert isinstance(env, gymnasium.Env) and env.render_mode is None

@@ -24,17 +24,15 @@ import pytest
 from described import undescribed
 from saved import config_of
 from seedbed import api, cli
-from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import resumed
 from seedbed.envs.device import changes, wrappers
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
-from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.device.probes import DelayProbe
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exit_status import ExitStatus
-from seedbed.fused import rollout
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
 from seedbed.ops.keys import halves
@@ -42,10 +40,7 @@ from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
-from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
-from seedbed.simd import primitive
-from seedbed.simd.cpu import compiler
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -147,12 +142,6 @@ def test_one_and_several_devices_agree(devices):
         np.testing.assert_allclose(
             report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
         )
-
-
-def test_no_time_of_a_stage_is_below_zero():
-    """XLA may compute what does not depend on a clock's reading before it; and clocks wrap."""
-    begun, ended = np.uint32([3, 7, 2**32 - 2]), np.uint32([7, 3, 3])
-    assert rollout._passed(begun, ended).tolist() == [4, 0, 5]
 
 
 # -- killed, interrupted, resumed -----------------------------------------------------------------
@@ -504,23 +493,6 @@ class Several(CartPole):
 
 
 @pytest.mark.slow
-def test_a_population_begins_where_there_are_two_cores(run_folder):
-    """Batches of factorisations, which draw the first parameters, waited for one another there."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    program = [sys.executable, "-m", "seedbed", "train", "test_fused:Several"]
-    options = "--seeds 4 --steps 2000 --agent.unroll 8 --agent.batch 64 --agent.minibatches 1"
-    # With eight devices there are more threads.
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
-    process = subprocess.run(
-        ["taskset", "-c", ",".join(map(str, cores)), *program, *options.split(), "--run", run_folder],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": flags},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
-    assert len(lines(run_folder)[-1]["evaluation/seeds"]) == 4
-
-
-@pytest.mark.slow
 def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
     """Its result is the median; the best is beside it, and is what an evaluation plays."""
     steps, agent = 128 * 10, dataclasses.replace(TINY, learning_rate=1e-2)
@@ -622,38 +594,6 @@ def test_evaluation_does_not_disturb_training(delayed, run_folder):
     same(saved(run_folder)[1], saved(folder)[1])
 
 
-@pytest.mark.slow
-def test_ppo_bootstraps_at_a_truncation():
-    program, carry, _ = run_program(TruncationProbe(), PROBE, 60)
-    (found,) = program.evaluate(carry, 0)
-    assert abs(found["episode_return_mean"] + 0.8) < 0.03
-    zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
-    steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
-    _, value, _ = program.agent._evaluate(carry.learner.params, steps, (), ())
-    np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
-
-
-@pytest.mark.slow
-def test_impala_learns_in_the_fused_runtime():
-    agent = Impala(
-        unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
-    )  # fmt: skip
-    program, carry, report = run_program(DelayProbe(), agent, 150)
-    assert carry.learner.updates == 150
-    assert np.isfinite(list(report.metrics.values())).all()
-    assert program.evaluate(carry, 0)[0]["episode_return_mean"] > 6
-
-
-@pytest.mark.slow
-def test_it_trains_without_kernels(run_folder, monkeypatch):
-    primitive._say.cache_clear()
-    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
-    with pytest.warns(RuntimeWarning, match="vax CPUs.* Ant then takes"):
-        summary = train(run_folder, CartPole())
-    assert summary["env_steps"] >= 640
-    assert all(0 <= summary[f"time/{stage}"] < 1.5 for stage in STAGES)
-
-
 # -- what goes wrong --------------------------------------------------------------------------------
 
 
@@ -707,21 +647,6 @@ def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder
     assert max(list_steps(run_folder / "checkpoints")) == 640
 
 
-def test_a_branch_on_a_traced_value_is_named(run_folder):
-    with pytest.raises(
-        SeedbedError, match=r"Broken.step failed at test_fused.py:\d+: Tracer.*use jnp.where"
-    ):
-        train(run_folder, Broken(fault="branch"))
-
-
-def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):
-    with pytest.raises(
-        SeedbedError, match=r"Broken.step: the reward is float32\[1\], not float32\[\]"
-    ):
-        train(run_folder, Broken(fault="reward"))
-    assert not run_folder.exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -742,12 +667,6 @@ def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):
 def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, words):
     with pytest.raises(SeedbedError, match=words):
         train(run_folder, **{"env": CartPole()} | changes)
-    assert not run_folder.exists()
-
-
-def test_an_unknown_task_is_suggested(run_folder, capsys):
-    assert cli.main(["train", "half_chetah", "--run", str(run_folder)]) == 1
-    assert re.search("did you mean .*half_cheetah", capsys.readouterr().err)
     assert not run_folder.exists()
 
 

@@ -73,13 +73,6 @@ def test_each_device_steps_its_share():
     assert kernels(text) == [{16}]
 
 
-@pytest.mark.slow
-def test_a_population_steps_all_at_once():
-    text = iteration(Program(CartPole(), TINY, FusedConfig(seeds=3)))
-    assert calls(text) == {KERNEL}
-    assert kernels(text) == [{192}]
-
-
 def test_the_first_carry_and_evaluations_are_for_cuda_too():
     program = Program(CartPole(), TINY, FusedConfig())
     first = lowered(jax.jit(program.first).trace())

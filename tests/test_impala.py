@@ -14,17 +14,13 @@ from hypothesis import strategies as st
 from probe_environments import (
     Aim,
     Choice,
-    Delay,
     Endless,
     Match,
     Memory,
-    Probe,
-    SecretReward,
     Trainer,
 )
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
-from seedbed.config import flags, resolve
 from seedbed.types import (
     ArraySpec,
     Box,
@@ -340,27 +336,6 @@ def test_values_that_cannot_work_are_refused_by_name(field, value):
         Impala(**{field: value})
 
 
-def test_an_image_torso_without_images_is_refused_and_auto_chooses():
-    with pytest.raises(SeedbedError, match="choose auto or mlp"):
-        bound(Impala(torso="nature"))
-    with pytest.raises(SeedbedError, match="bind the agent"):
-        Impala().init(KEY)
-    channels_first = EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3))
-    with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
-        Impala(spec=channels_first)
-    Impala(spec=channels_first, torso="mlp")
-
-
-def test_the_command_line_offers_the_hyperparameters_only(capsys):
-    given = ["--agent.gamma", "0.5", "--agent.torso", "resnet", "--agent.recurrent"]
-    agent = flags.override(resolve.train_config("pong"), given, show_help=False).agent
-    assert (agent.gamma, agent.torso, agent.recurrent, agent.spec) == (0.5, "resnet", True, None)
-    with pytest.raises(SystemExit):
-        flags.override(resolve.train_config("pong"), [], show_help=True)
-    text = capsys.readouterr().out
-    assert "trace-decay" in text and "agent.spec" not in text
-
-
 def value_at(trainer, observation):
     """Value of one opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
@@ -370,25 +345,6 @@ def value_at(trainer, observation):
             trainer.state.params.weights, x, (), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()
         )[1][0, 0]
     )
-
-
-@pytest.mark.slow
-def test_probe_constant_reward():
-    trainer = Trainer(PROBE, Probe, updates=300).train()
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
-
-
-def test_probe_reward_shown_by_the_observation():
-    trainer = Trainer(PROBE, SecretReward, updates=300).train()
-    for secret in (-1, 1):
-        assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
-
-
-@pytest.mark.slow
-def test_probe_delayed_reward_is_discounted():
-    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Delay, updates=400).train()
-    assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
 
 
 @pytest.mark.slow

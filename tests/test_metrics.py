@@ -185,15 +185,6 @@ def shares(cores=2.0, actors=2, start=None, away_share=0.0, **counters):
     return machine.update(Counters(**counters), away_share)
 
 
-def test_machine_shares_of_a_saturated_machine():
-    found = shares(wall=10, actors_cpu=5, learner_cpu=14, inference_busy=2, learning_busy=8)
-    assert found["time/environment"] == pytest.approx(0.25)
-    assert found["time/inference"] == pytest.approx(0.14)
-    assert found["time/learning"] == pytest.approx(0.56)
-    assert found["time/waiting"] == pytest.approx(0.05)
-    assert found["bottleneck"] == "learning"
-
-
 @pytest.mark.parametrize(
     ("actors_cpu", "inference_busy", "learning_busy", "bottleneck"),
     [

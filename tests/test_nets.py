@@ -193,33 +193,6 @@ def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
     np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
-@pytest.mark.slow
-def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
-    observation = {"camera": images((3, 12, 12, 3)), "arm": np.ones((3, 7), np.float32)}
-    observation["gripper"] = np.ones(3, np.float32)
-    torso = Torso("resnet", (16, 8))
-    y, params = build(torso, observation)
-    assert y.shape == (3, 8 + 256 + 8)
-    assert set(params["params"]) == {"Mlp_0", "DeepResNet_0", "Mlp_1"}
-    changed = apply(torso, params, observation | {"gripper": 2 * observation["gripper"]})
-    np.testing.assert_allclose(changed[:, :264], y[:, :264], atol=1e-4)
-    assert (np.abs(changed[:, 264:] - y[:, 264:]) > 1e-2).any()
-
-
-def test_lstm_steps_equal_the_unrolled_form():
-    x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
-    first = np.random.default_rng(1).random((6, 3)) < 0.3
-    module = LSTM(4)
-    start = jax.tree.map(lambda s: s + 0.5, initial_lstm_state(3, 4))
-    (outputs, end), params = build(module, x, first, start)
-    step, state = jax.jit(module.apply), start
-    for t in range(6):
-        y, state = step(params, x[t : t + 1], first[t : t + 1], state)
-        np.testing.assert_allclose(y[0], outputs[t], atol=1e-6)
-    for mine, theirs in zip(state, end, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
-
-
 def test_lstm_forgets_before_it_consumes_the_opening_row():
     x = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
     first = np.zeros((5, 2), bool)
@@ -233,24 +206,6 @@ def test_lstm_forgets_before_it_consumes_the_opening_row():
         lambda y: apply(module, params, y, first, initial_lstm_state(2, 4))[0][2:].sum()
     )(x)
     assert (grads[:2, 0] == 0).all() and (grads[:2, 1] != 0).any()
-
-
-def test_lstm_equals_the_equations():
-    rng = np.random.default_rng(0)
-    x, first = rng.normal(size=(1, 2, 3)).astype(np.float32), np.zeros((1, 2), bool)
-    state = LSTMState(*rng.normal(size=(2, 2, 4)).astype(np.float32))
-    (y, end), params = build(LSTM(4), x, first, state)
-    weights = jax.tree.map(np.asarray, params["params"])
-    np.testing.assert_array_equal(weights["bias"], np.repeat([0, 1, 0, 0], 4))
-    gates = x[0] @ weights["input"] + state.hidden @ weights["recurrent"] + weights["bias"]
-    i, f, g, o = np.split(gates, 4, axis=-1)
-
-    def sigmoid(z):
-        return 1 / (1 + np.exp(-z))
-
-    cell = sigmoid(f) * state.cell + sigmoid(i) * np.tanh(g)
-    np.testing.assert_allclose(end.cell, cell, atol=1e-5)
-    np.testing.assert_allclose(y[0], sigmoid(o) * np.tanh(cell), atol=1e-5)
 
 
 def test_lstm_gradients_are_those_of_the_equations_row_by_row():

@@ -145,16 +145,6 @@ def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
     assert all(gone(pid) for pid in roles(tmp_path / "run").values())
 
 
-@pytest.mark.slow
-def test_one_learner_without_replay(tmp_path):
-    agent = CountingAgent(actions=counting.NUM_ACTIONS)
-    summary = train(
-        tmp_path / "run", agent=agent, learners=1, parameter_shards=1, replay_shards=1, steps=2000
-    )
-    assert 2000 <= summary["env_steps"] <= 2000 + agent.batch * agent.unroll
-    assert summary["learner_steps"] >= 2000 // (agent.batch * agent.unroll)
-
-
 def in_thread(folder: Path, view: View, **options) -> tuple[threading.Thread, list]:
     results: list = []
 
@@ -382,12 +372,6 @@ def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_pa
     first, last = list_steps(folder / "checkpoints")
     assert first < last and last > 600
     assert len(saved_items(folder)) > 100
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    with pytest.raises(SeedbedError, match="is nan at learner step"):
-        train(tmp_path / "run", agent=CountingReplayAgent(poison_after=20))
 
 
 @pytest.mark.slow

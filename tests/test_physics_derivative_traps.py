@@ -150,38 +150,6 @@ def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, r
     np.testing.assert_allclose(back.qpos_low, back.qpos[:, :root], atol=1e-9 * scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
-def test_the_length_of_a_quaternion_has_no_effect(integrator):
-    model = directional.load("ant", integrator)
-    given = directional.inputs_of(model, oracle.cases(oracle.path("ant"), 8))
-    lengths = np.array([1, 1.7, 0.3, 2, 1, 0.5, 5, 1])[:, None]
-    qpos = given.qpos.copy()
-    qpos[:, 3:7] *= lengths
-    given = given._replace(qpos=qpos)
-    way = np.random.default_rng(0).normal(size=(8, 4))
-
-    def along_way(way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The derivative, and what differences make of it."""
-        move = directional.Inputs(*(np.zeros_like(x) for x in given))
-        move.qpos[:, 3:7] = way
-        ends = [
-            directional.stepped(model, given._replace(qpos=qpos + t * move.qpos))[0]
-            for t in (1e-6, -1e-6)
-        ]
-        found = directional.pushed_along(model, given, [move])[0]
-        return found, (ends[0] - ends[1]) / 2e-6
-
-    found, wanted = along_way(way)
-    size = np.linalg.norm(wanted, axis=1)
-    assert (np.linalg.norm(found - wanted, axis=1) <= 1e-5 * size).all()
-    found, _ = along_way(qpos[:, 3:7])
-    assert (np.linalg.norm(found, axis=1) <= 1e-12 * size).all()
-    back, _ = gradients(model, states(model, qpos, given.qvel), given.ctrl)
-    terms = back.qpos[:, 3:7] * qpos[:, 3:7]
-    assert (np.abs(terms.sum(1)) <= 1e-12 * (1 + np.abs(terms).sum(1))).all()
-
-
 def test_a_quaternion_of_zeros_has_a_finite_gradient():
     model = physics.load(ALONE.format(integrator="Euler"))
     back = gradients(model, states(model, np.zeros((1, 7))), np.zeros((1, 0)))

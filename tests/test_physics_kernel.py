@@ -65,12 +65,6 @@ def test_a_step_is_mujocos(name):
     check_parity(name, oracle.EULER, 320)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "integrator"), own_integrators(oracle.MODELS))
-def test_five_thousand_steps_are_mujocos(name, integrator):
-    check_parity(name, integrator, 5000)
-
-
 @functools.cache
 def roller(name: str, integrator: int) -> tuple[physics.Model, object]:
     """The batched function of (state, controls [B, nu]) that takes five steps."""

@@ -22,8 +22,6 @@ from probe_environments import (
     Endless,
     Match,
     Memory,
-    Probe,
-    SecretReward,
     Trainer,
 )
 from seedbed import api
@@ -567,18 +565,6 @@ def value_at(trainer, observation):
 
 # Agents that are equal share their compiled programs; so `updates` is the same wherever it can be.
 HALVED = dataclasses.replace(PROBE, gamma=0.5, value_sizes=(32,))
-
-
-@pytest.mark.slow
-def test_probe_constant_reward():
-    trainer = Trainer(PROBE, Probe, updates=120).train()
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
-
-
-def test_probe_reward_shown_by_the_observation():
-    trainer = Trainer(PROBE, SecretReward, updates=120).train()
-    for secret in (-1, 1):
-        assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
 
 
 def test_probe_delayed_reward_is_discounted():

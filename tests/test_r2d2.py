@@ -28,7 +28,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -320,29 +319,12 @@ def test_an_item_without_transitions_teaches_nothing():
     np.testing.assert_allclose(output.priorities, 1e-6)
 
 
-@pytest.mark.slow
-def test_normalised_observations_are_those_of_the_first_learned_rows():
-    agent = bound(dataclasses.replace(SMALL, normalise_observations=True))
-    state, trajectory = jax.jit(agent.init)(KEY), items_of(agent)
-    state, _ = learn(agent, state, trajectory)
-    seen = trajectory.timesteps.observation[agent.burn_in]
-    np.testing.assert_allclose(state.params.seen.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(state.params.seen.variance, seen.var(0), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("burn_in", -1), ("sequence", 0), ("lstm_size", 0), ("largest_share", 2.0)]
 )
 def test_values_that_cannot_work_are_refused_by_name(field, value):
     with pytest.raises(SeedbedError, match=f"R2d2.{field} is .*; give"):
         R2d2(**{field: value})
-
-
-def test_experience_is_sequences_with_what_came_before():
-    experience = R2d2().experience
-    assert (experience.burn_in, experience.sequence, experience.period) == (40, 80, 80)
-    assert experience.steps == 121 and not experience.cross_episodes
-    assert learns_from_replay(bound(SMALL))
 
 
 def opening_values(trainer, observation):

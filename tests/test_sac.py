@@ -23,7 +23,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -376,19 +375,6 @@ def test_images_are_refused_when_it_is_bound():
 def test_options_that_cannot_work_are_refused_by_name(options):
     with pytest.raises(SeedbedError, match=f"Sac.{list(options)[-1]} is"):
         Sac(**options)
-
-
-def test_an_unbound_agent_says_so():
-    with pytest.raises(SeedbedError, match="bind"):
-        Sac().init(KEY)
-
-
-def test_it_is_an_agent_of_replay_with_single_transitions():
-    agent = bound()
-    assert learns_from_replay(agent)
-    assert agent.experience.steps == 2
-    priorities = agent.initial_priorities(items_of(agent).timesteps._replace(observation=()), ())
-    np.testing.assert_array_equal(priorities, np.ones(agent.batch, np.float32))
 
 
 def learn(agent, make_items, updates):

@@ -116,23 +116,6 @@ def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkey
     assert "sizes" not in capsys.readouterr().err
 
 
-def test_python_tells_them_too(gpu, trained, capsys):
-    seedbed.train("cartpole/dqn", run="r", unroll=2)
-    _, config = trained[0]
-    assert (config.envs, config.unroll) == (128, 2)
-    told = capsys.readouterr().err
-    assert "envs 128 (on a CPU 16)" in told and "unroll" not in told
-    config = resolve.train_config("cartpole/dqn")
-    seedbed.train(config, run="s")
-    assert trained[1] == (config.agent, config.runtime)
-    assert capsys.readouterr().err == ""
-
-
-def test_help_shows_the_sizes_of_this_device(gpu, capsys):
-    assert cli.main(["train", "ant", "--help"]) == 0
-    assert "34000000" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("platform", "capability", "fast"),
     [
