@@ -61,6 +61,13 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets child processes import the modules of this folder."""
+    paths = [*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
 def pool_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A function that puts the clock of actor pools forward by seconds."""
     from seedbed.actors import pool

@@ -23,3 +23,12 @@ def read_back(config: TrainConfig) -> TrainConfig:
 def config_of(run: Path) -> TrainConfig:
     """Returns the configuration that a run's folder holds."""
     return saved_config(RunFolder.read(run))
+
+
+def curve(folder, tag="env_steps"):
+    """Steps of a curve as TensorBoard shows it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder)).Reload()
+    tags = accumulator.Tags()["scalars"]
+    return [event.step for event in accumulator.Scalars(tag)] if tag in tags else []

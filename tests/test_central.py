@@ -1,6 +1,5 @@
 """The central runtime through the whole data plane: real actor processes, real threads."""
 
-import contextlib
 import json
 import os
 import random
@@ -18,6 +17,19 @@ import psutil
 import pytest
 
 import counting_environment as counting
+from central_runs import (
+    View,
+    Waker,
+    checkpoints,
+    counting_env,
+    gone,
+    helper_of,
+    lines,
+    spawn,
+    train,
+    wait_for,
+)
+from checkpoint_files import stopped
 from counting_agent import CountingAgent
 from described import undescribed
 from seedbed.actors.local import local_pool
@@ -31,40 +43,14 @@ from seedbed.envs.host.gym import FactoryEnv
 from seedbed.exit_status import ExitStatus, StoppedEarly
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
-from seedbed.run.folder import RunFolder
 from seedbed.run.measures import EpisodeStatistics
-from seedbed.run.options import CentralConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError, bind
-from test_checkpoint import stopped
 
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """Lets actor processes import the environments of this folder."""
-    paths = [*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-
-
-def counting_env(**options):
-    return FactoryEnv("counting_environment:make", kwargs=options)
-
-
-class View:
-    """Remembers what was shown."""
-
-    report_every_s = 0.5
-
-    def __init__(self):
-        self.lines, self.messages = [], []
-
-    def update(self, metrics):
-        self.lines.append(metrics)
-
-    def message(self, text):
-        self.messages.append(text)
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 class Recorder:
@@ -341,30 +327,6 @@ def test_a_stopped_actor_stalls_no_one_and_one_that_hangs_is_replaced(pool_clock
         plane.consume(30)
 
 
-def train(folder, view=None, env=None, agent=None, resume=False, **options):
-    view = view or View()
-    run = RunFolder.resume(folder, view.message) if resume else RunFolder.create(folder)
-    run.write_config({})
-    config = {
-        "steps": 3000, "actors": 2, "envs_per_actor": 4, "log_every_s": 0.2, "evaluate_episodes": 2,
-        "evaluate_every": 0, "checkpoint_every_s": 0.5,
-    } | options  # fmt: skip
-    try:
-        return central.train(
-            env=env or counting_env(sleep_s=0.0002),
-            agent=agent or CountingAgent(actions=counting.NUM_ACTIONS),
-            config=CentralConfig(**config),
-            run=run,
-            view=view,
-        )
-    finally:
-        run.close()
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 REQUIRED = [
     "wall_s",
     "env_steps",
@@ -471,67 +433,6 @@ def test_a_nan_loss_stops_before_it_is_used(run_folder):
     assert summary["learner_steps"] <= 40
 
 
-SCRIPT = """
-import sys
-sys.path[:0] = {path!r}
-from pathlib import Path
-import test_central
-{imports}
-test_central.train(
-    Path({folder!r}), test_central.Printer(), resume={resume}, steps=10**9, agent={agent},
-    env=test_central.FactoryEnv("counting_environment:make_slow"),
-)
-"""
-
-
-class Printer(View):
-    """Prints, for a test that watches another process."""
-
-    def update(self, metrics):
-        print("steps", metrics["env_steps"], flush=True)
-
-    def message(self, text):
-        print(text, flush=True)
-
-
-def spawn(folder, resume=False, agent="None"):
-    module = agent.partition(".")[0]
-    imports = f"import {module}" if module != agent else ""
-    script = SCRIPT.format(
-        path=sys.path, folder=str(folder), resume=resume, agent=agent, imports=imports
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def wait_for(condition, process, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
-
-
-def checkpoints(folder):
-    path = folder / "checkpoints"
-    return [p for p in path.iterdir() if p.is_dir() and p.name[0] != "."] if path.exists() else []
-
-
-def gone(pids):
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        left = []
-        for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    left.append(pid)
-        if not left:
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_what_ended_the_run_is_raised_although_the_last_checkpoint_fails(run_folder, monkeypatch):
     write = CheckpointWriter._write
 
@@ -602,26 +503,6 @@ def test_a_signal_before_the_first_hello_and_the_deaths_until_then_are_told(run_
     assert "actor 0 exited with status 3 after 0 steps (no such device); started again" in [
         text.replace("actor 1", "actor 0") for text in view.messages
     ]
-
-
-class Waker(View):
-    """Lets a stopped process go on when it is told that it is waited for."""
-
-    def __init__(self, process):
-        super().__init__()
-        self.process = process
-
-    def message(self, text):
-        super().message(text)
-        if text.startswith("waiting until"):
-            self.process.resume()
-
-
-def helper_of(process):
-    """The process that writes the checkpoints of a trainer."""
-    children = psutil.Process(process.pid).children()
-    (helper,) = [child for child in children if "checkpoint_helper" in " ".join(child.cmdline())]
-    return helper
 
 
 def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):

@@ -13,9 +13,12 @@ import jax
 import numpy as np
 import pytest
 
+import central_runs
 import counting_environment as counting
-import test_central
+from central_runs import View, counting_env, lines, train
+from checkpoint_files import stopped
 from counting_agent import CountingReplayAgent, check_item
+from saved import curve
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -34,15 +37,8 @@ from seedbed.types import (
     bind,
 )
 from small_disk import Outage, on_small_disk
-from test_central import (  # noqa: F401  a fixture
-    View,
-    counting_env,
-    importable,
-    lines,
-    train,
-)
-from test_checkpoint import stopped
-from test_metrics import curve
+
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 @pytest.fixture
@@ -109,17 +105,17 @@ def has_items(folder, count):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
-    process = test_central.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
-    test_central.wait_for(lambda: has_items(run_folder, 20), process)
+    process = central_runs.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
+    central_runs.wait_for(lambda: has_items(run_folder, 20), process)
     before = max(list_steps(run_folder / "checkpoints"), default=0)
-    test_central.wait_for(
+    central_runs.wait_for(
         lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process
     )
-    with stopped(helper := test_central.helper_of(process)):
+    with stopped(helper := central_runs.helper_of(process)):
         process.kill()
         process.wait()
-        newest = max(int(path.name) for path in test_central.checkpoints(run_folder))
-        view = test_central.Waker(helper)
+        newest = max(int(path.name) for path in central_runs.checkpoints(run_folder))
+        view = central_runs.Waker(helper)
         summary = replay_train(run_folder, view, resume=True, steps=newest + 500)
     assert view.messages[0].startswith("waiting until")
     (begun,) = (text for text in view.messages if text.startswith("going on from step"))
@@ -175,7 +171,7 @@ def test_it_saves_before_it_learns(run_folder):
     """While replay fills there is a checkpoint too, and what was filled is not lost."""
     agent = CountingReplayAgent(min_size=140)
     replay_train(run_folder, agent=agent, steps=500, checkpoint_every_s=0.1)
-    assert len(test_central.checkpoints(run_folder)) >= 2
+    assert len(central_runs.checkpoints(run_folder)) >= 2
     view = View()
     summary = replay_train(run_folder, view, agent=agent, resume=True, steps=2500)
     (message,) = (text for text in view.messages if "replay goes on" in text)

@@ -18,9 +18,10 @@ import numpy as np
 import psutil
 import pytest
 
+from checkpoint_files import TEMPLATE, stopped, write
 from seedbed.run import checkpoint
 from seedbed.run.checkpoint import CheckpointWriter, restore, restore_best
-from seedbed.run.checkpoint_helper import list_steps, read_best, write_checkpoint
+from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -51,29 +52,6 @@ def assert_same(left, right):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.asarray(a).dtype == np.asarray(b).dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
-def write(folder, step, value=0.0, **options):
-    """Writes a checkpoint in this process: same files, no helper to start."""
-    array = np.full((4,), value, np.float32)
-    leaf = {"name": "w", "dtype": "float32", "shape": [4], "bytes": 16}
-    header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": [leaf]}
-    header["claim"] = (1000, "")
-    write_checkpoint(folder, {**header, **options}, {"w": array})
-
-
-TEMPLATE = {"w": np.zeros((4,), np.float32)}
-
-
-@contextlib.contextmanager
-def stopped(process):
-    """Stops a process, which must not be left so where a test fails."""
-    process.suspend()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.resume()
 
 
 def test_round_trip_is_exact(tmp_path):

@@ -21,8 +21,9 @@ import numpy as np
 import psutil
 import pytest
 
+from checkpoint_files import stopped
 from described import undescribed
-from saved import config_of
+from saved import config_of, curve
 from seedbed import api, cli
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
@@ -55,8 +56,6 @@ from seedbed.types import (
     Timestep,
 )
 from small_disk import Outage, on_small_disk
-from test_checkpoint import stopped
-from test_metrics import curve
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True

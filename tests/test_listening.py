@@ -21,6 +21,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from central_runs import checkpoints, gone, lines, wait_for
 from described import undescribed
 from seedbed.actors import command, host
 from seedbed.actors.host import _require_allowed
@@ -37,7 +38,6 @@ from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.streams import credentials
 from seedbed.types import SeedbedError
-from test_central import checkpoints, gone, lines, wait_for
 
 
 class Interface(NamedTuple):

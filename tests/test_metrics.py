@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from saved import curve
 from seedbed.machine import usable_cores
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.metrics import (
@@ -90,15 +91,6 @@ def test_an_unwritable_log_is_reported(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(SeedbedError, match="metrics cannot be written"):
         MetricsLog(tmp_path)
-
-
-def curve(folder, tag="env_steps"):
-    """Steps of a curve as TensorBoard shows it."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(folder)).Reload()
-    tags = accumulator.Tags()["scalars"]
-    return [event.step for event in accumulator.Scalars(tag)] if tag in tags else []
 
 
 def test_resuming_drops_events_that_are_trained_again(tmp_path):

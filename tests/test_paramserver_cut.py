@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from parameter_shards import Shards, job_of, wait_for
 from seedbed.agents.dqn import Dqn
 from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
@@ -21,7 +22,6 @@ from seedbed.paramserver.role import Role
 from seedbed.streams.messages import Message
 from seedbed.streams.server import Client
 from seedbed.types import SeedbedError
-from test_sharded_updates import Shards, job_of, wait_for
 
 
 class StubLearner:

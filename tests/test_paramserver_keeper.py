@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gorila_runs import gone, wait_for
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
@@ -32,7 +33,6 @@ from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Message
 from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
-from test_paramserver_run import gone, wait_for
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 

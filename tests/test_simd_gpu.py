@@ -12,7 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-import test_simd_fuzz as fuzz
+import composer as fuzz
+from control_flow import PROGRAMS, batch
 from gpu_host import assert_same_bits, host_kernel, host_vectorize, run
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
@@ -21,7 +22,6 @@ from seedbed.simd.gpu.kernel import kernel_ir
 from seedbed.simd.store import build
 from seedbed.simd.store.function import Function
 from seedbed.simd.vectorize import trace_example
-from test_simd_reference import PROGRAMS, batch
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,9 @@ import pytest
 from jax import lax
 
 import _ptxas as ptxas
+import composer as fuzz
 import mujoco_states as oracle
-import test_simd_fuzz as fuzz
+from control_flow import PROGRAMS
 from gpu_host import assert_same_bits, host_vectorize
 from seedbed import physics
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
@@ -24,7 +25,6 @@ from seedbed.simd.gpu.compiler import compile_program
 from seedbed.simd.vectorize import trace_example
 from test_env_locomotion import TASKS
 from test_physics_kernel import states
-from test_simd_reference import PROGRAMS
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 ROWS = 21  # more than a tile of the CPU's, and no whole number of them

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+import composer as fuzz
 import elsewhere
 import mujoco_states as oracle
 import test_simd_elementary as elementary
-import test_simd_fuzz as fuzz
 import test_simd_rules as rules
 from seedbed import physics
 from seedbed.ffi import register_object

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counting_environment as counting
-from counting_agent import CountingAgent
+from central_runs import counting_env, lines, train
+from counting_agent import CountingAgent, CountingReplayAgent
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central.unrolls import UnrollQueue
@@ -26,8 +27,8 @@ from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.update import progress_of
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
-from test_central import counting_env, importable, lines, train  # noqa: F401  a fixture
-from test_central_replay import CountingReplayAgent
+
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,11 @@ import numpy as np
 import psutil
 import pytest
 
+from actor_pools import counting
+from hosts import Net, progress
+from parameter_shards import Shards as ParameterShards
+from parameter_shards import job_of
+from replay_shards import Shards as ReplayShards
 from seedbed import trees
 from seedbed.actors import wire
 from seedbed.actors.slots import slot_layout, spec_to_json
@@ -35,11 +40,6 @@ from seedbed.streams.credentials import FOLDER, ActorKey
 from seedbed.streams.handshake import SEEDBED, Challenge, Place, knock
 from seedbed.streams.messages import HELLO_BYTES, VERSION, Handshake, frame, pack, unpack
 from test_paramserver_cut import StubLearner
-from test_sharded_replay import Shards as ReplayShards
-from test_sharded_updates import Shards as ParameterShards
-from test_sharded_updates import job_of
-from test_streams import Net, progress
-from test_transport import counting
 
 ROLES = ("parameters-0", "replay-0", "learner-0")
 

@@ -15,9 +15,9 @@ from gorila_faults import FAULTS, PARAMETERS, REPLAY, Drill, Fault
 from machines import World, missing, wait_until
 from test_drill import head
 
+from gorila_runs import require_no_gaps, saved_items
 from seedbed.exit_status import ExitStatus
 from seedbed.paramserver.saves import NAME, ShardSave
-from test_paramserver_run import require_no_gaps, saved_items
 
 SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))
 _PATIENCE_S = 60.0
