@@ -91,6 +91,14 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a machine with a GPU, where names are resolved."""
+    from seedbed.config import scaling
+
+    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
+
+
+@pytest.fixture
 def full_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
     """A pipe that takes no more, as that of a paused pager, and a function that lets it go on."""
     ours, theirs = os.pipe()

@@ -11,12 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
-from actor_pools import Learner, counting
+from actor_pools import Learner
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.actors.remote import Listening, RemoteActors
@@ -118,20 +115,6 @@ class Net:
                 host.wait(10)
             host.kill()
             host.wait()
-
-
-@pytest.fixture
-def net(tmp_path: Path) -> Iterator[Callable[..., Net]]:
-    """Starts a learner that listens; it and its hosts are ended after the test."""
-    started: list[Net] = []
-
-    def start(env: FactoryEnv | None = None, **options: object) -> Net:
-        started.append(Net(tmp_path, env or counting(), **options))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
 
 
 def progress(net: Net, groups: range, steps: int = 20) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Caller
@@ -26,6 +26,8 @@ from seedbed.run.checking import check_agent
 from seedbed.run.options import ParamServerConfig
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
+from seedbed.streams.messages import Message
+from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 
 
@@ -106,21 +108,52 @@ class Shards:
             self.end(shard)
 
 
-@pytest.fixture
-def shards(tmp_path, monkeypatch):
-    made = []
-
-    def make(agent, count, host=None, most_lag=100) -> Shards:
-        made.append(Shards(tmp_path, job_of(agent, count, most_lag, host)))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def wait_for(ready, timeout_s=30.0):
     until_s = time.monotonic() + timeout_s
     while not ready():
         assert time.monotonic() < until_s, "it did not come"
         time.sleep(0.005)
+
+
+class StubLearner:
+    """A learner for the coordinator only: a `role.Work` that pauses when it is asked to, and may hang."""
+
+    def __init__(self, run: Shards, seat: int) -> None:
+        self.number, self.pausing = seat + 1, True
+        self.pauses, self.hang = 0, threading.Event()
+        self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
+        self.role = Role(run.run, f"learner-{seat}")
+        self.thread = threading.Thread(target=self.role.serve, args=(self, run.job.host))
+        self.thread.start()
+
+    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
+        return {"learner": self.number}
+
+    def leave(self, client: Client) -> None:
+        self.pausing = False
+
+    def take(self, client: Client, message: Message) -> None:
+        if self.hang.is_set():
+            while self.hang.is_set():
+                time.sleep(0.01)
+            raise ConnectionError
+        self.pausing = message.kind is Kind.PAUSE
+        self.pauses += self.pausing
+        client.send(message.kind)
+        if self.pausing and self.breaks:
+            self.breaks = False
+            raise ConnectionError
+
+    def tick(self, now_s: float) -> bool:
+        return True
+
+    def report(self) -> dict[str, Any]:
+        return {"learner": self.number, "paused": self.pausing}
+
+    def close(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.hang.clear()
+        self.role.finish()
+        self.thread.join()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import mujoco
+import numpy as np
+
 from seedbed import strict_json
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import from_json, saved_config, to_json
 from seedbed.run.folder import RunFolder
 from seedbed.run.trust import Trust
+from seedbed.viewer.recording import Episode, Recording
 
 TRUSTED = Trust(Path("run"), Path("run/config.json"), given=True)
 """What tests write themselves."""
@@ -32,3 +37,22 @@ def curve(folder, tag="env_steps"):
     accumulator = EventAccumulator(str(folder)).Reload()
     tags = accumulator.Tags()["scalars"]
     return [event.step for event in accumulator.Scalars(tag)] if tag in tags else []
+
+
+ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
+
+
+def roll(name: str, steps: int, episodes: int = 1, title: str = "") -> Recording:
+    """Rolls a model of Gymnasium's with random controls."""
+    model = mujoco.MjModel.from_xml_path(str(ASSETS / f"{name}.xml"))
+    rng, recorded = np.random.default_rng(0), []
+    for _ in range(episodes):
+        data = mujoco.MjData(model)
+        qpos = [data.qpos.copy()]
+        for _ in range(steps):
+            data.ctrl[:] = rng.uniform(-0.4, 0.4, model.nu)
+            mujoco.mj_step(model, data, 3)
+            qpos.append(data.qpos.copy())
+        reward = rng.normal(1.0, 0.5, steps)
+        recorded.append(Episode(np.array(qpos), reward, 3 * model.opt.timestep))
+    return Recording(model, tuple(recorded), title or name)

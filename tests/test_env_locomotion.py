@@ -14,34 +14,17 @@ import mujoco
 import numpy as np
 import pytest
 
+from kinds_of_task import TASKS
 from seedbed import physics, simd
 from seedbed.envs.device.locomotion.ant import Ant
-from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.device.locomotion.hopper import Hopper
 from seedbed.envs.device.locomotion.humanoid import Humanoid, HumanoidBody
 from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
-from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.locomotion.pusher import Pusher
 from seedbed.envs.device.locomotion.reacher import Reacher
-from seedbed.envs.device.locomotion.swimmer import Swimmer
-from seedbed.envs.device.locomotion.walker2d import Walker2d
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
-TASKS: tuple[Any, ...] = (
-    Ant,
-    HalfCheetah,
-    Hopper,
-    Walker2d,
-    Humanoid,
-    HumanoidStandup,
-    Swimmer,
-    Reacher,
-    Pusher,
-    InvertedPendulum,
-    InvertedDoublePendulum,
-)
 CHANGED: dict[str, Any] = {
     "main_body": "aux_1",
     "contact_force_range": (-0.1, 0.3),

@@ -23,6 +23,7 @@ import pytest
 
 from checkpoint_files import stopped
 from described import undescribed
+from fused_runs import same, saved
 from saved import config_of, curve
 from seedbed import api, cli
 from seedbed.agents.ppo import Ppo
@@ -66,21 +67,6 @@ PROBE = Ppo(
 )  # fmt: skip
 
 
-def same(a, b, **tolerance):
-    """Compares trees of arrays, keys too, bit for bit or to a tolerance."""
-
-    def compare(x, y):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        if tolerance:
-            np.testing.assert_allclose(x, y, **tolerance)
-        else:
-            np.testing.assert_array_equal(x, y)
-
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(compare, a, b)
-
-
 def differ(a, b):
     leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return any(not np.array_equal(x, y) for x, y in leaves)
@@ -103,13 +89,6 @@ def advance(program, carry, iterations):
         made = np.ravel(report.transitions).tolist()
         done = [sum(each) for each in zip(done, made, strict=True)]
     return carry, report
-
-
-def saved(folder):
-    """The newest checkpoint of a run, whole."""
-    config = config_of(folder)
-    program = Program(config.env, config.agent, config.runtime)
-    return restore(folder / "checkpoints", jax.eval_shape(program.first))
 
 
 def lines(folder):

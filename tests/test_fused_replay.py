@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from fused_runs import same, saved
 from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
@@ -20,7 +21,6 @@ from seedbed.fused.program import Program
 from seedbed.run.evaluation import SpecPolicy
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind
-from test_fused import same, saved
 
 TINY = Dqn(
     batch=32, ratio=2.0, capacity=1000, min_size=200, hidden_sizes=(8,), target_period=7, n_step=2,

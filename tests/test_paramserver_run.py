@@ -123,7 +123,7 @@ def test_a_role_that_hangs_is_killed_and_started_again(tmp_path, victim, monkeyp
 SCRIPT = """
 import sys
 from pathlib import Path
-from test_paramserver_run import View, train
+from gorila_runs import View, train
 view = View()
 view.message = lambda text: print(text, flush=True)
 view.update = lambda metrics: print(metrics["env_steps"], flush=True)

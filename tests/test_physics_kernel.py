@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mujoco_states as oracle
+from mujoco_states import states
 from seedbed import physics, simd
 from seedbed.types import SeedbedError
 
@@ -22,12 +23,6 @@ SUBSTEPS = 5
 def load(name: str, integrator: int) -> physics.Model:
     model = physics.load(oracle.path(name))
     return dataclasses.replace(model, opt=model.opt._replace(integrator=integrator))
-
-
-def states(model: physics.Model, qpos: np.ndarray, qvel: np.ndarray) -> physics.State:
-    blank = physics.init(model)
-    batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(qpos), *x.shape)), blank)
-    return batch._replace(qpos=jnp.asarray(qpos, jnp.float32), qvel=jnp.asarray(qvel, jnp.float32))
 
 
 def own_integrators(names: tuple[str, ...]) -> list[tuple[str, int]]:

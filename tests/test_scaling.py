@@ -17,16 +17,9 @@ from seedbed.fused.program import _plan
 from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
-from test_presets import custom_module  # noqa: F401
 
 FUSED = [name for name in PRESETS if isinstance(PRESETS[name]().runtime, FusedConfig)]
 DEFAULTS = ["pendulum/ppo", "pendulum/sac", "mountain_car/dqn", "mountain_car/r2d2"]
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """Stands for a machine with a GPU, where names are resolved."""
-    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from parameter_shards import NoSource, Shards, job_of, wait_for
+from recorded import SPEC as RECORDED
+from recorded import record
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
@@ -36,8 +38,19 @@ from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Blocks, Message, ProtocolError
 from seedbed.types import Output, SeedbedError
-from test_learning import SPEC as RECORDED
-from test_learning import record
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    made = []
+
+    def make(agent, count, host=None, most_lag=100) -> Shards:
+        made.append(Shards(tmp_path, job_of(agent, count, most_lag, host)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
 
 
 def noise(tree, seed):

@@ -21,7 +21,7 @@ from seedbed.llvm import host_vector_unit
 from seedbed.simd import derivative, vectorize
 from seedbed.simd.store import build, sources
 from seedbed.simd.store.digest import Indescribable, digest
-from test_layers import SOURCE, import_graph, read_modules
+from source_graph import SOURCE, import_graph, read_modules
 
 
 @pytest.fixture(autouse=True)

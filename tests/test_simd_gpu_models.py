@@ -16,6 +16,8 @@ import composer as fuzz
 import mujoco_states as oracle
 from control_flow import PROGRAMS
 from gpu_host import assert_same_bits, host_vectorize
+from kinds_of_task import TASKS
+from mujoco_states import states
 from seedbed import physics
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.wrappers import auto_reset, episode_statistics, time_limit
@@ -23,8 +25,6 @@ from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program
 from seedbed.simd.vectorize import trace_example
-from test_env_locomotion import TASKS
-from test_physics_kernel import states
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 ROWS = 21  # more than a tile of the CPU's, and no whole number of them

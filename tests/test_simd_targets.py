@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 
 import composer as fuzz
+import elementary_claims as elementary
 import elsewhere
 import mujoco_states as oracle
-import test_simd_elementary as elementary
-import test_simd_rules as rules
+import scalar_rules as rules
 from seedbed import physics
 from seedbed.ffi import register_object
 from seedbed.llvm import Target, compile_object, host_target

@@ -9,24 +9,41 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from actor_pools import counting
-from hosts import Proxy, progress
+from hosts import Net, Proxy, progress
 from seedbed.actors import child
 from seedbed.actors.link import CONNECT_S, Identity, Link
 from seedbed.actors.seats import Seat
 from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
+from seedbed.envs.host.gym import FactoryEnv
 from seedbed.streams import credentials
 from seedbed.streams.connection import Connection
 from seedbed.streams.dns import Names
 from seedbed.streams.handshake import PATIENCE_S, Challenge
 from seedbed.streams.messages import HEADER_BYTES, Handshake
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Callable[..., Net]]:
+    """Starts a learner that listens; it and its hosts are ended after the test."""
+    started: list[Net] = []
+
+    def start(env: FactoryEnv | None = None, **options: object) -> Net:
+        started.append(Net(tmp_path, env or counting(), **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
 
 TESTS = Path(__file__).parent
 

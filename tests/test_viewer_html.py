@@ -10,35 +10,18 @@ import json
 import re
 from pathlib import Path
 
-import gymnasium
 import mujoco
 import numpy as np
 import pytest
 from PIL import Image
 
 from browser import Browser, needs_browser, wait_until
+from saved import ASSETS, roll
 from seedbed.types import SeedbedError
 from seedbed.viewer.html import QUATERNION_SCALE, WEB, write_html
 from seedbed.viewer.recording import Episode, Recording, compute_poses, find_view
 
-ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 MODELS = ("ant", "humanoid", "reacher", "pusher_v5", "inverted_double_pendulum", "half_cheetah")
-
-
-def roll(name: str, steps: int, episodes: int = 1, title: str = "") -> Recording:
-    """Rolls a model of Gymnasium's with random controls."""
-    model = mujoco.MjModel.from_xml_path(str(ASSETS / f"{name}.xml"))
-    rng, recorded = np.random.default_rng(0), []
-    for _ in range(episodes):
-        data = mujoco.MjData(model)
-        qpos = [data.qpos.copy()]
-        for _ in range(steps):
-            data.ctrl[:] = rng.uniform(-0.4, 0.4, model.nu)
-            mujoco.mj_step(model, data, 3)
-            qpos.append(data.qpos.copy())
-        reward = rng.normal(1.0, 0.5, steps)
-        recorded.append(Episode(np.array(qpos), reward, 3 * model.opt.timestep))
-    return Recording(model, tuple(recorded), title or name)
 
 
 def read_replay(path: Path) -> dict:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import wait_until
+from gorila_faults import require_books
+from machines import head, wait_until
 from stopping import (
     CENTRAL,
     GORILA,
@@ -25,7 +26,6 @@ from stopping import (
     resume,
     shared_memory,
 )
-from test_gorila_drill import head, require_books
 
 import counting_environment as counting
 from gorila_runs import AGENT, items_of, require_no_gaps, saved_items
