@@ -157,7 +157,7 @@ def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agen
     np.testing.assert_allclose(after.params.seen.mean, both, rtol=1e-4)
 
 
-@pytest.mark.quick("*-ppo")
+@pytest.mark.quick("False-ppo")
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_an_error_of_the_value_does_not_shrink_the_policy_s_step(agent, recurrent):
@@ -231,7 +231,7 @@ LEARNERS = {
 }  # fmt: skip
 
 
-@pytest.mark.quick("impala*")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "probe"), [("impala", Match), ("ppo", Aim)])
 def test_learning_is_the_same_whatever_the_size_of_rewards(name, probe):
     """Bit for bit where it is a power of two, since every size enters as a ratio."""

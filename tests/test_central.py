@@ -394,7 +394,7 @@ def move_checkpoint(folder, before, after):
     (folder / "checkpoints" / "best.json").unlink()
 
 
-@pytest.mark.quick("apart")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
 )
@@ -425,6 +425,7 @@ def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault)
     assert not psutil.Process().children(recursive=True)
 
 
+@pytest.mark.slow
 def test_a_nan_loss_stops_before_it_is_used(run_folder):
     agent = CountingAgent(actions=counting.NUM_ACTIONS, poison_after=40)
     with pytest.raises(TrainingDiverged, match="learner step 41"):
@@ -433,6 +434,7 @@ def test_a_nan_loss_stops_before_it_is_used(run_folder):
     assert summary["learner_steps"] <= 40
 
 
+@pytest.mark.slow
 def test_what_ended_the_run_is_raised_although_the_last_checkpoint_fails(run_folder, monkeypatch):
     write = CheckpointWriter._write
 

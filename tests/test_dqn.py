@@ -325,13 +325,13 @@ def values_at(trainer, observation):
     return np.asarray(trainer.agent._values(trainer.state.params.weights, (), x))[0]
 
 
-@pytest.mark.quick("Match")
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [Choice, Match])
 def test_probe_action_dependent_reward(probe):
     assert ReplayTrainer(PROBE, probe, steps=400).train().mean_reward(20) > 0.95
 
 
-@pytest.mark.quick("{}")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=str)
 def test_probe_delayed_reward_is_discounted(options):
     trainer = ReplayTrainer(dataclasses.replace(PROBE, **options), Delay, steps=500).train()

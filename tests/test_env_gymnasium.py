@@ -25,6 +25,7 @@ HOPPER = Hopper(integrator="euler")
 LIMITED = CartPole(episode_steps=12)
 
 
+@pytest.mark.quick("CartPole", "Acrobot", "MountainCar", "DelayProbe")
 @pytest.mark.parametrize(
     "task",
     [CartPole(), Acrobot(), MountainCar(), DelayProbe(), HOPPER],

@@ -29,6 +29,7 @@ def seedbed(arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.quick("--version*", "trian*", "actor*", "learner*")
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [

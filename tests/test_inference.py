@@ -115,6 +115,7 @@ TREE = {
 }
 
 
+@pytest.mark.quick("1", "4")
 @pytest.mark.parametrize("stack", [1, 2, 3, 4, 5])
 def test_every_array_is_stacked_along_its_last_axis(stack):
     rows, size, rng = 6, 2, np.random.default_rng(stack)

@@ -80,6 +80,7 @@ def run(agent, devices, batches=4, gate=None):
     return jax.device_get((learner.updater.state, metrics))
 
 
+@pytest.mark.quick("agent1")
 @pytest.mark.parametrize("agent", [CountingAgent(batch=8), Momentum(batch=8)])
 def test_one_and_several_devices_agree(agent):
     """Valid rows differ from device to device, so a plain mean of means would fail here."""

@@ -122,6 +122,7 @@ def test_scaled_images(kind, dtype, image):
         np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-4 * float(jnp.abs(e).max()))
 
 
+@pytest.mark.slow
 def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
     rng = np.random.default_rng(0)
     observation = {

@@ -88,7 +88,7 @@ def count(name: str) -> int:
 
 
 # In single precision the kernels' tests and the tasks' go over the same ground.
-@pytest.mark.quick("hopper-0", "swimmer-0", "reacher-0")
+@pytest.mark.quick("hopper-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [

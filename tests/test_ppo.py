@@ -584,7 +584,7 @@ BFLOAT = {
 }  # fmt: skip
 
 
-@pytest.mark.quick("choice", "match", "aim-tanh")
+@pytest.mark.quick("choice")
 @pytest.mark.parametrize(
     ("changes", "probe", "threshold"),
     [
@@ -602,6 +602,7 @@ def test_probe_action_dependent_reward(changes, probe, threshold):
     assert trainer.mean_reward(20) > threshold
 
 
+@pytest.mark.slow
 def test_probe_memory_is_learned_by_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, unroll=10, recurrent=True)
     assert Trainer(agent, Memory, updates=120).train().mean_reward(25) > 0.8

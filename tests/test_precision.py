@@ -87,7 +87,7 @@ def gradient(agent, state, trajectory):
     return grads if isinstance(agent, Sac) else grads.weights
 
 
-@pytest.mark.quick("sac")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -292,6 +292,7 @@ def test_the_first_step_of_an_episode_forgets_everything():
     assert (values(full, False, 1.0) != values(full, False, 2.0)).all()
 
 
+@pytest.mark.slow
 def test_items_weigh_the_same_however_devices_share_them():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)

@@ -133,7 +133,7 @@ def functions(experience: Replay, priorities: Any = initial_priorities) -> tuple
     )
 
 
-@pytest.mark.quick("*-0.7")
+@pytest.mark.quick("transitions-0.7", "sequences-0.7", "gaps-0.7", "across*-0.7")
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> None:

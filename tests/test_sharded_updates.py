@@ -94,7 +94,7 @@ def recorded(agent, state, batches):
         yield FrameTrajectory(changed, action, extras, memory, importance=importance)
 
 
-@pytest.mark.quick("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_learner_learns_as_plain_dqn_from_the_same_data_and_keys(tmp_path, count):
     agent = Dqn(batch=8, n_step=6, hidden_sizes=(16, 8), target_period=3, dueling=True)

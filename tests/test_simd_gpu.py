@@ -44,6 +44,7 @@ def test_control_flow_is_that_of_the_cpu(function):
     assert_same_bits(host_vectorize(function)(x, n), vectorize(function)(x, n))
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("seed", range(max(4, fuzz.EXAMPLES // 3)))
 def test_programs_composed_at_random(seed):
     tape, rng = rng_tape(seed), np.random.default_rng(seed)

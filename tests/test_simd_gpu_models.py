@@ -61,6 +61,7 @@ def short_episodes(kind: Any) -> Any:
     return auto_reset(time_limit(episode_statistics(kind()), 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some_fast(TASKS, [InvertedPendulum]), ids=task_name)
 def test_whole_environment_steps_are_those_of_the_cpu(kind):
     env = short_episodes(kind)

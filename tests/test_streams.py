@@ -165,6 +165,7 @@ def test_a_killed_ingest_process_comes_back_at_its_port(net) -> None:
     assert any("started again" in note for note in one.pool.take_notices())
 
 
+@pytest.mark.slow
 def test_a_stopped_ingest_process_is_replaced(net, pool_clock) -> None:
     one = net(groups=2)
     one.start_host()
