@@ -496,6 +496,7 @@ def test_products_have_derivatives_of_any_order(emulated):
     _assert_near(narrow(kernel), exact(kernel), 0.02)
 
 
+@pytest.mark.slow
 def test_products_under_vmap(emulated):
     rng = np.random.default_rng(0)
     xs = jnp.asarray(rng.normal(size=(6, 3, 9)), jnp.float32)

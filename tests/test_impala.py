@@ -141,6 +141,7 @@ def masked(request):
     return agent, initial(agent), gradient_function(agent)
 
 
+@pytest.mark.quick("recurrent")
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
 def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, truncated):

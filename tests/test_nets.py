@@ -91,7 +91,7 @@ def scaling_of(x, seed=1):
     return Scaling(jnp.asarray(offset), jnp.asarray(scale)), scaled
 
 
-@pytest.mark.quick("mlp-*", "nature-bytes-float32", "nature-floats-bfloat16")
+@pytest.mark.quick("mlp-*", "nature-floats-bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "image"),

@@ -116,7 +116,7 @@ SCENES = {
 }
 
 
-@pytest.mark.quick("plane-*", "sphere-*", "static capsule")
+@pytest.mark.quick("plane-capsule", "plane-cylinder", "sphere-capsule", "static capsule")
 @pytest.mark.parametrize("name", SCENES)
 def test_contacts_are_mujocos(name):
     model = scene(*SCENES[name])

@@ -211,6 +211,7 @@ def test_the_cap_of_iterations_is_kept_and_shows():
     ).all()
 
 
+@pytest.mark.slow
 def test_a_good_warm_start_is_used():
     model = oracle(FRICTION)
     qpos, qvel, ctrl, warm = heaps(model, 60)

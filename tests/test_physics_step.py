@@ -109,7 +109,7 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
-@pytest.mark.quick("hopper-0", "inverted_pendulum-0", "swimmer-0")
+@pytest.mark.quick("hopper-0", "inverted_pendulum-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -188,7 +188,7 @@ def test_energy():
     np.testing.assert_allclose(evaluate(run, *given[:2]), wanted, rtol=1e-10)
 
 
-@pytest.mark.quick("half_cheetah")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ant", "half_cheetah"])
 def test_far_away_a_step_is_as_good(name):
     """At x = 500 m, where a float32's digits are 3e-5 m apart."""

@@ -389,6 +389,7 @@ def test_a_save_may_take_long_and_one_that_has_failed_is_made_again(shards, monk
         keeper.close()
 
 
+@pytest.mark.slow
 def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save(tmp_path):
     run = saved_run(tmp_path, "5")
     keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)

@@ -287,6 +287,7 @@ DERIVATIVES = {
 }
 
 
+@pytest.mark.quick("jit-*")
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
 def test_every_kind_of_derivative_is_that_of_vmap(name, wrap):
