@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from probe_environments import (
     Aim,
     Choice,
-    Endless,
     Match,
     Memory,
     Trainer,
@@ -345,12 +344,6 @@ def value_at(trainer, observation):
             trainer.state.params.weights, x, (), jnp.zeros((1, 1)), jnp.ones((1, 1), bool), ()
         )[1][0, 0]
     )
-
-
-@pytest.mark.slow
-def test_probe_truncation_bootstraps():
-    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Endless, updates=400).train()
-    assert abs(value_at(trainer, [1, 1]) - 2) < 0.1
 
 
 @pytest.mark.quick("Match-*")

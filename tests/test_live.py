@@ -123,19 +123,6 @@ def test_live_view_fits_a_small_terminal():
         assert text.count(f"message {n}") in (0, 20)
 
 
-@pytest.mark.parametrize(("height", "words"), [(24, 400), (8, 5)])
-def test_an_event_that_the_panel_has_no_room_for_is_printed_above(height, words):
-    out = console()
-    out.height = height
-    event = " ".join(f"word{n}" for n in range(words))
-    with LiveView(10_000_000, "pong/impala", "runs/x", out) as view:
-        view.update(METRICS)
-        view.message(event, 0.0)
-    assert "word" not in rendered(view)
-    shown = out.file.getvalue()
-    assert all(f"word{n}" in shown for n in range(words))
-
-
 def test_the_time_left_follows_the_recent_speed():
     """A run that begins at a tenth of its speed: nothing is said for a minute, and the truth soon after."""
     progress = Progress(100_000)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_environments import Delay, Endless, Memory
+from probe_environments import Delay, Memory
 from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents import base
 from seedbed.agents.dqn import Dqn
@@ -292,25 +292,6 @@ def test_the_first_step_of_an_episode_forgets_everything():
     assert (values(full, False, 1.0) != values(full, False, 2.0)).all()
 
 
-@pytest.mark.slow
-def test_items_weigh_the_same_however_devices_share_them():
-    agent = bound(SMALL)
-    state, trajectory = disturbed(agent), items_of(agent)
-    batch = agent.prepare(state, trajectory, KEY)
-    whole, output = gradients(agent, state, trajectory)
-    part_gradients = jax.jit(agent.gradients)
-    parts = [
-        part_gradients(state, jax.tree.map(lambda x, i=i: x[:, i : i + 1], batch), KEY)
-        for i in range(agent.batch)
-    ]
-    weight = sum(part.weight for _, part in parts)
-    assert weight == output.weight
-    pooled = sum(flat(g.weights) * part.weight for g, part in parts) / weight
-    np.testing.assert_allclose(pooled, flat(whole.weights), rtol=1e-3, atol=1e-5)
-    priorities = np.concatenate([part.priorities for _, part in parts])
-    np.testing.assert_allclose(priorities, output.priorities, rtol=1e-4)
-
-
 def test_an_item_without_transitions_teaches_nothing():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -341,13 +322,6 @@ def test_probe_delayed_reward_is_discounted():
     trainer = ReplayTrainer(PROBE, Delay, steps=400).train()
     values = returns.unrescale_value(opening_values(trainer, [0, 1]))
     np.testing.assert_allclose(values, 0.5, atol=0.1)
-
-
-@pytest.mark.slow
-def test_probe_truncation_bootstraps():
-    trainer = ReplayTrainer(PROBE, Endless, steps=400).train()
-    values = returns.unrescale_value(opening_values(trainer, [1, 1]))
-    np.testing.assert_allclose(values, 2.0, atol=0.2)
 
 
 @pytest.mark.slow

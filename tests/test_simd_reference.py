@@ -13,7 +13,6 @@ from jax import lax
 from control_flow import PROGRAMS, batch, in_memory, nested, newton, over_a_table
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
-from seedbed.simd.ir.program import Unsupported
 from simd_reference import evaluate
 
 
@@ -84,18 +83,3 @@ def test_shared_operands_have_no_batch():
     want = jax.vmap(lambda x: function(x, table))(x)
     for got, expected in zip(evaluate(program, [x, table]), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_batches_that_differ_are_refused():
-    closed = jax.make_jaxpr(lambda a, b: a + b)(1.0, 1.0)
-    program = trace(closed, [False, False], limit=100)
-    with pytest.raises(ValueError, match=r"\[2, 3\]"):
-        evaluate(program, [np.ones(2, np.float32), np.ones(3, np.float32)])
-
-
-def test_more_arguments_than_a_graph_holds_are_refused():
-    closed = jax.make_jaxpr(lambda x: x + 1.0)(np.zeros(200, np.float32))
-    with pytest.raises(
-        Unsupported, match="more than 100 scalar values; most come from its arguments"
-    ):
-        trace(closed, [False], limit=100)

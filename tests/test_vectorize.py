@@ -216,16 +216,6 @@ def test_keys_cross_as_their_data():
     assert got[0].dtype == want[0].dtype
 
 
-def test_closed_over_keys():
-    key = jax.random.key(5)
-
-    def f(x):
-        return x + jax.random.uniform(jax.random.fold_in(key, 3))
-
-    x = np.zeros(9, np.float32)
-    np.testing.assert_array_equal(vectorize(f)(x), jax.vmap(f)(x))
-
-
 # Derivatives
 
 
