@@ -1,7 +1,6 @@
 """Runs of the central runtime for tests: in this process, and in one that may be killed."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -55,10 +54,6 @@ def train(folder, view=None, env=None, agent=None, resume=False, **options):
         run.close()
 
 
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 SCRIPT = """
 import sys
 sys.path[:0] = {path!r}
@@ -91,14 +86,6 @@ def spawn(folder, resume=False, agent="None"):
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def wait_for(condition, process, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
 
 
 def checkpoints(folder):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import types
+import warnings
 from importlib.metadata import version
 
 # Before anything imports JAX. The user's own flags stay. What tests compile runs for moments, so LLVM's
@@ -88,6 +89,17 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     from seedbed.run import devices
 
     monkeypatch.setattr(devices, "policy_of", lambda device: devices.ACCELERATOR)
+
+
+@pytest.fixture
+def no_fallback(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
 
 
 @pytest.fixture

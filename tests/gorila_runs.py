@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,10 +94,3 @@ def gone(pid: int) -> bool:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
-
-
-def wait_for(ready, timeout_s=120.0):
-    until = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.05)

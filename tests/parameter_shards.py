@@ -108,13 +108,6 @@ class Shards:
             self.end(shard)
 
 
-def wait_for(ready, timeout_s=30.0):
-    until_s = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until_s, "it did not come"
-        time.sleep(0.005)
-
-
 class StubLearner:
     """A learner for the coordinator only: a `role.Work` that pauses when it is asked to, and may hang."""
 

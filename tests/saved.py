@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import mujoco
@@ -56,3 +58,19 @@ def roll(name: str, steps: int, episodes: int = 1, title: str = "") -> Recording
         reward = rng.normal(1.0, 0.5, steps)
         recorded.append(Episode(np.array(qpos), reward, 3 * model.opt.timestep))
     return Recording(model, tuple(recorded), title or name)
+
+
+def strictly(text: str | bytes) -> Any:
+    """Reads JSON without the numbers that JSON lacks."""
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Reads the metrics of a run, but for a line that is being written."""
+    path = folder / "metrics.jsonl"
+    found = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in found if line.endswith("\n")]

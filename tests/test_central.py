@@ -17,21 +17,11 @@ import psutil
 import pytest
 
 import counting_environment as counting
-from central_runs import (
-    View,
-    Waker,
-    checkpoints,
-    counting_env,
-    gone,
-    helper_of,
-    lines,
-    spawn,
-    train,
-    wait_for,
-)
+from central_runs import View, Waker, checkpoints, counting_env, gone, helper_of, spawn, train
 from checkpoint_files import stopped
 from counting_agent import CountingAgent
 from described import undescribed
+from saved import lines
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
 from seedbed.central import train as central
@@ -46,6 +36,7 @@ from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError, bind
+from waiting import wait_for
 
 HERE = Path(__file__).parent
 

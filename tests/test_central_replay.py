@@ -15,10 +15,10 @@ import pytest
 
 import central_runs
 import counting_environment as counting
-from central_runs import View, counting_env, lines, train
+from central_runs import View, counting_env, train
 from checkpoint_files import stopped
 from counting_agent import CountingReplayAgent, check_item
-from saved import curve
+from saved import curve, lines
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -37,6 +37,7 @@ from seedbed.types import (
     bind,
 )
 from small_disk import Outage, on_small_disk
+from waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("importable")
 
@@ -106,11 +107,9 @@ def has_items(folder, count):
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
     process = central_runs.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
-    central_runs.wait_for(lambda: has_items(run_folder, 20), process)
+    wait_for(lambda: has_items(run_folder, 20), process)
     before = max(list_steps(run_folder / "checkpoints"), default=0)
-    central_runs.wait_for(
-        lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process
-    )
+    wait_for(lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process)
     with stopped(helper := central_runs.helper_of(process)):
         process.kill()
         process.wait()

@@ -7,7 +7,6 @@ more, evaluated, reported, exported and loaded. Only replay begins with fewer tr
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import signal
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 import seedbed
 from kinds_of_task import KINDS, OBSERVATIONS, example
-from saved import read_back
+from saved import read_back, strictly
 from seedbed import api, cli, trees
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.defaults import ROWS, Task, configure
@@ -57,13 +56,6 @@ def train_until(updates: int, config: TrainConfig, run: Path, **options: Any) ->
     return seedbed.train(config, run=run, on_metrics=stop, **options)
 
 
-def require_strict(text: str) -> Any:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def observation_of(what: str | Task, forms: api.Forms) -> Any:
     """An observation in the environment's own form."""
     if isinstance(what, Task) and what.environment == "host":
@@ -87,11 +79,11 @@ def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
     # Replay has enough for two more.
     assert second["env_steps"] > first["env_steps"] or hasattr(config.agent, "min_size")
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        require_strict(line)
+        strictly(line)
 
     capsys.readouterr()
     assert cli.main(["evaluate", str(run), "--episodes", "1", "--json", "--trust-run"]) == 0
-    played = require_strict(capsys.readouterr().out)
+    played = strictly(capsys.readouterr().out)
     assert played["episodes"] == 1 and math.isfinite(played["episode_return_mean"])
     assert played["env_steps"] == second["env_steps"]
 
@@ -100,7 +92,7 @@ def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
 
     policy = tmp_path / "policy"
     assert cli.main(["export", str(run), "-o", str(policy), "--trust-run"]) == 0
-    contract = require_strict((policy / "contract.json").read_text())
+    contract = strictly((policy / "contract.json").read_text())
     assert contract["training"]["name"] == config.name
 
     forms = api.restore(run, trust=True).forms

@@ -24,7 +24,7 @@ import pytest
 from checkpoint_files import stopped
 from described import undescribed
 from fused_runs import same, saved
-from saved import config_of, curve
+from saved import config_of, curve, lines
 from seedbed import api, cli
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
@@ -57,6 +57,7 @@ from seedbed.types import (
     Timestep,
 )
 from small_disk import Outage, on_small_disk
+from waiting import wait_for
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
@@ -89,12 +90,6 @@ def advance(program, carry, iterations):
         made = np.ravel(report.transitions).tolist()
         done = [sum(each) for each in zip(done, made, strict=True)]
     return carry, report
-
-
-def lines(folder):
-    path = folder / "metrics.jsonl"
-    found = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in found if line.endswith("\n")]
 
 
 def train(folder, env, agent=TINY, resume=False, **options):
@@ -139,14 +134,6 @@ def spawn(*arguments):
         [sys.executable, "-m", "seedbed", "train", *arguments],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-
-
-def wait_for(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.01)
 
 
 @pytest.mark.slow

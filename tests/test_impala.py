@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from probe_environments import (
     Aim,
@@ -18,53 +16,22 @@ from probe_environments import (
     Memory,
     Trainer,
 )
-from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.types import (
-    ArraySpec,
     Box,
     Discrete,
-    EnvSpec,
     MultiDiscrete,
     SeedbedError,
     Timestep,
     Trajectory,
-    bind,
 )
+from trajectories import bound, trajectory_of
 
 KEY = jax.random.key(0)
 SMALL = Impala(unroll=6, batch=3, hidden_sizes=(16,), lstm_size=8)
 PROBE = Impala(
     unroll=8, batch=32, hidden_sizes=(32,), lstm_size=32, optimizer="adam", learning_rate=3e-3
 )
-
-
-def trajectory_of(agent, seed=0):
-    """A random trajectory with ends of both kinds, and the observations of each episode's start."""
-    rng = np.random.default_rng(seed)
-    rows, batch = agent.unroll, agent.batch
-    first, terminated, truncated = (np.zeros((rows + 1, batch), bool) for _ in range(3))
-    first[0] = rng.random(batch) < 0.5
-    for t in range(1, rows + 1):
-        first[t] = terminated[t - 1] | truncated[t - 1]
-        kind = np.where(first[t], 1.0, rng.random(batch))
-        terminated[t], truncated[t] = kind < 0.2, (kind >= 0.2) & (kind < 0.4)
-    observation = rng.normal(size=(rows + 1, batch, 4)).astype(np.float32)
-    reward = np.where(first, 0, rng.normal(size=(rows + 1, batch))).astype(np.float32)
-    timesteps = Timestep(observation, reward, terminated, truncated, first)
-    action = rng.integers(0, 3, (rows, batch)).astype(np.int32)
-    log_prob = np.log(rng.uniform(0.1, 0.9, (rows, batch))).astype(np.float32)
-    extras = Behaviour(log_prob, action)
-    actor_state = agent.actor_state(jnp.arange(batch), batch)
-    version = np.zeros((rows, batch), np.int32)
-    return Trajectory(timesteps, action, extras, actor_state, version)
-
-
-THREE = Discrete(3)
-
-
-def bound(agent, action=THREE):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 def initial(agent):
@@ -131,48 +98,6 @@ def test_the_gradient_is_that_of_a_slow_loss():
         jax.tree.leaves(grads.weights), jax.tree.leaves(expected.weights), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["feedforward", "recurrent"])
-def masked(request):
-    """An agent whose observations have separate entries before (0, 1) and after (2, 3) a reset."""
-    agent = bound(dataclasses.replace(SMALL, recurrent=request.param, batch=1))
-    return agent, initial(agent), gradient_function(agent)
-
-
-@pytest.mark.quick("recurrent")
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
-def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, truncated):
-    agent, state, gradients = masked
-    trajectory = trajectory_of(agent, seed)
-    flags = np.zeros((4, agent.unroll + 1, 1), bool)
-    flags[0 if truncated else 1, end], flags[2, end + 1] = True, True
-
-    def variant(draw, bootstrap):
-        """Rows after the end vary with `draw`; `bootstrap` is seen in the last observation."""
-        rng = np.random.default_rng((seed, draw))
-        observation = np.array(trajectory.timesteps.observation)
-        observation[: end + 1, :, 2:], observation[end + 1 :, :, :2] = 0, 0
-        observation[end + 1 :, :, 2:] = rng.normal(size=(agent.unroll - end, 1, 2))
-        observation[end, 0, 0] += bootstrap
-        reward = np.array(trajectory.timesteps.reward)
-        reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
-        timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
-        action, log_prob = np.array(trajectory.action), np.array(trajectory.extras.log_prob)
-        action[end:] = rng.integers(0, 3, action[end:].shape)
-        log_prob[end:] = rng.normal(size=log_prob[end:].shape)
-        extras = Behaviour(log_prob, action)
-        changed = trajectory._replace(timesteps=timesteps, action=action, extras=extras)
-        grads, output = gradients(state, changed)
-        assert output.weight == agent.unroll - 1
-        return np.asarray(grads.weights["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
-
-    reference = variant(0, 0.0)
-    assert np.abs(reference).max() > 0
-    np.testing.assert_allclose(variant(1, 0.0), reference, rtol=1e-5, atol=1e-6)
-    # The last observation itself counts if, and only if, the episode was cut short.
-    assert (variant(0, 1.0) != reference).any() == truncated
 
 
 @pytest.mark.slow

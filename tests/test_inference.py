@@ -23,6 +23,7 @@ from seedbed.run import devices
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.stacking import stack_timesteps, stacked_spec, zero_timesteps
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
+from waiting import wait_for
 
 
 class ShowingAgent(CountingAgent):
@@ -261,13 +262,6 @@ class LateInference(Inference):
         late = Late(output.action)
         self.started.append((groups, time.perf_counter(), late))
         return output._replace(action=late)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from central_runs import checkpoints, gone, lines, wait_for
+from central_runs import checkpoints, gone
 from described import undescribed
+from saved import lines
 from seedbed.actors import command, host
 from seedbed.actors.host import _require_allowed
 from seedbed.actors.link import RunFinished
@@ -38,6 +39,7 @@ from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.streams import credentials
 from seedbed.types import SeedbedError
+from waiting import wait_for
 
 
 class Interface(NamedTuple):

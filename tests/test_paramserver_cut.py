@@ -8,13 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from parameter_shards import Shards, StubLearner, job_of, wait_for
+from parameter_shards import Shards, StubLearner, job_of
 from seedbed.agents.dqn import Dqn
 from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.keeper import Role as RoleStart
 from seedbed.paramserver.leases import Tally
 from seedbed.types import SeedbedError
+from waiting import wait_for
 
 
 @pytest.fixture

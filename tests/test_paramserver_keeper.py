@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gorila_runs import gone, wait_for
+from gorila_runs import gone
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
@@ -33,6 +33,7 @@ from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Message
 from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
+from waiting import wait_for
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 

@@ -21,7 +21,7 @@ import pytest
 from central_runs import View, counting_env
 from counting_agent import CountingAgent
 from described import undescribed
-from gorila_runs import AGENT, gone, require_no_gaps, saved_items, train, wait_for
+from gorila_runs import AGENT, gone, require_no_gaps, saved_items, train
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper
@@ -31,6 +31,7 @@ from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
+from waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("importable")
 

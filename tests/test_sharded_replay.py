@@ -41,6 +41,7 @@ from seedbed.types import (
     StorageError,
     Timestep,
 )
+from waiting import wait_for
 
 
 @pytest.fixture
@@ -83,13 +84,6 @@ class Environments:
         )
         self.replay.add([group], [0], timestep, output)
         self.count[group] += 1
-
-
-def wait_for(ready, timeout_s=30.0):
-    until = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.01)
 
 
 def observations(batch) -> list[tuple[int, int]]:

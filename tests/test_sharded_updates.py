@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parameter_shards import NoSource, Shards, job_of, wait_for
+from parameter_shards import NoSource, Shards, job_of
 from recorded import SPEC as RECORDED
 from recorded import record
 from seedbed.agents.dqn import Dqn
@@ -38,6 +38,7 @@ from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Blocks, Message, ProtocolError
 from seedbed.types import Output, SeedbedError
+from waiting import wait_for
 
 
 @pytest.fixture

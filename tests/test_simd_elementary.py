@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +16,8 @@ from seedbed.simd.frontend.trigonometry import LARGEST_ANGLE
 from seedbed.simd.store import build
 from simd_reference import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 SAMPLES = 20_000
 
@@ -27,15 +27,6 @@ PAIRS = [
     Claim(lax.pow, np.power, (0.1, 10), (1e-4, 1e4), 1.2),
     Claim(lambda x, y: lax.pow(x, 32 * y), lambda x, y: x ** (32 * y), (0.5, 2), None, 1.2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def traced(function, *dtypes):

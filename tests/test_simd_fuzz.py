@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -20,14 +19,7 @@ from seedbed.simd import vectorize
 from seedbed.simd.cpu.codegen import emit
 from seedbed.simd.frontend.trace import trace
 
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path_factory, monkeypatch):
-    """A kernel that cannot be made fails the test."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("no_fallback")
 
 
 def compare(tape, seed):

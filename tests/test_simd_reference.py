@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +13,7 @@ from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from simd_reference import evaluate
 
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("no_fallback")
 
 
 def by_reference(function, x, n):

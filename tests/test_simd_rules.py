@@ -6,7 +6,6 @@ Primitives of the same types of operands are tested by one function, to save com
 from __future__ import annotations
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,8 @@ from seedbed.simd.frontend.rules import RULES
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
 from simd_reference import evaluate
+
+pytestmark = pytest.mark.usefixtures("no_fallback")
 
 ROWS = 1024
 VALUES = {
@@ -121,15 +122,6 @@ if hasattr(lax, "log2"):
     add([lax.log2], (FLOAT,), rtol=1e-6)
 
 SIGNATURES = sorted({case.dtypes for case in CASES.values()})
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def by_reference(function, dtypes):

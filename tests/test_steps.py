@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counting_environment as counting
-from central_runs import counting_env, lines, train
+from central_runs import counting_env, train
 from counting_agent import CountingAgent, CountingReplayAgent
+from saved import lines
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central.unrolls import UnrollQueue

@@ -23,17 +23,10 @@ from seedbed.simd.frontend import trace
 from seedbed.simd.store import build
 from seedbed.types import SeedbedError
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 SIZES = (1, 2, 15, 17, 4096)
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def step(state, action, *, gain):
