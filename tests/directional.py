@@ -25,13 +25,7 @@ from seedbed import physics
 from seedbed.physics.assembly import at_limits, over_slots, raised
 from seedbed.physics.collision import Contacts
 from seedbed.physics.cone import push
-from seedbed.physics.constraint import (
-    groups,
-    limit_table,
-    motion_of,
-    softness,
-    velocity,
-)
+from seedbed.physics.constraint import groups, limit_table, motion_of, softness, velocity
 from seedbed.physics.dynamics import body_motion
 from seedbed.physics.model import FREE
 from seedbed.physics.problem import Problem, pose

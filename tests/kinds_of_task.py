@@ -27,15 +27,7 @@ from seedbed.envs.device.locomotion.swimmer import Swimmer
 from seedbed.envs.device.locomotion.walker2d import Walker2d
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv
-from seedbed.types import (
-    ActionSpec,
-    Box,
-    Discrete,
-    EnvSpec,
-    EnvState,
-    MultiDiscrete,
-    Timestep,
-)
+from seedbed.types import ActionSpec, Box, Discrete, EnvSpec, EnvState, MultiDiscrete, Timestep
 
 INF = float("inf")
 OBSERVATIONS: dict[str, gymnasium.Space] = {

@@ -4,12 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.types import (
-    ArraySpec,
-    Discrete,
-    EnvSpec,
-    Timestep,
-)
+from seedbed.types import ArraySpec, Discrete, EnvSpec, Timestep
 
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 

@@ -17,12 +17,7 @@ from seedbed.paramserver.role import Role
 from seedbed.run.options import ParamServerConfig
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
-from seedbed.types import (
-    ArraySpec,
-    Discrete,
-    EnvSpec,
-    bind,
-)
+from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 

@@ -17,12 +17,7 @@ from jax.sharding import PartitionSpec as P
 from bfloat16_emulation import emulation, real_kernels
 from guarded_memory import run_guarded
 from seedbed import llvm
-from seedbed.llvm import (
-    Target,
-    VectorUnit,
-    host_has_pairs,
-    host_has_tiles,
-)
+from seedbed.llvm import Target, VectorUnit, host_has_pairs, host_has_tiles
 from seedbed.nets import convolution, dense, pooling, products
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.native.bfloat16 import correlation, instructions, weights

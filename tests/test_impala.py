@@ -9,22 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probe_environments import (
-    Aim,
-    Choice,
-    Match,
-    Memory,
-    Trainer,
-)
+from probe_environments import Aim, Choice, Match, Memory, Trainer
 from seedbed.agents.impala import Impala
-from seedbed.types import (
-    Box,
-    Discrete,
-    MultiDiscrete,
-    SeedbedError,
-    Timestep,
-    Trajectory,
-)
+from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, Timestep, Trajectory
 from trajectories import bound, trajectory_of
 
 KEY = jax.random.key(0)

@@ -12,12 +12,7 @@ import pytest
 from saved import curve
 from seedbed.machine import usable_cores
 from seedbed.run.measures import EpisodeStatistics
-from seedbed.run.metrics import (
-    Counters,
-    MachineShares,
-    MetricsLog,
-    processes_rss,
-)
+from seedbed.run.metrics import Counters, MachineShares, MetricsLog, processes_rss
 from seedbed.types import SeedbedError, Timestep
 from small_disk import on_small_disk
 

@@ -13,15 +13,7 @@ import numpy as np
 import pytest
 import rlax
 
-from probe_environments import (
-    Aim,
-    Choice,
-    Delay,
-    Endless,
-    Match,
-    Memory,
-    Trainer,
-)
+from probe_environments import Aim, Choice, Delay, Endless, Match, Memory, Trainer
 from seedbed import api
 from seedbed.agents.ppo import Ppo
 from seedbed.config import flags, resolve

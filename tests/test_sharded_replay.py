@@ -35,12 +35,7 @@ from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.runtime import Start
 from seedbed.streams.messages import Message, ProtocolError
-from seedbed.types import (
-    ActorState,
-    SeedbedError,
-    StorageError,
-    Timestep,
-)
+from seedbed.types import ActorState, SeedbedError, StorageError, Timestep
 from waiting import wait_for
 
 

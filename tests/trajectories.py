@@ -8,15 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.agents.actor_critic import Behaviour
-from seedbed.types import (
-    ArraySpec,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
-    Timestep,
-    Trajectory,
-    bind,
-)
+from seedbed.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete, Timestep, Trajectory, bind
 
 THREE = Discrete(3)
 
