@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -199,21 +198,6 @@ def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     write(tmp_path, 2, 2.0, score=4.0)
     assert restore_best(tmp_path, TEMPLATE)[0] == 2
     assert read_best(tmp_path) == {"step": 2, "score": 4.0}
-
-
-def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
-    write(tmp_path, 1, 1.0)
-    removals = []
-    rmtree = shutil.rmtree
-
-    def record(path, **options):
-        removals.append((path.name, restore(tmp_path, TEMPLATE)[1]["w"][0]))
-        rmtree(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", record)
-    write(tmp_path, 1, 2.0)
-    assert removals[-1] == (".removing-000000000001", 2.0)
-    assert {value for name, value in removals[:-1]} == {1.0}
 
 
 def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

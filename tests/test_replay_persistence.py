@@ -73,18 +73,6 @@ def test_a_restored_replay_goes_on_as_the_other(tmp_path):
     assert (restored.inserted, restored.sampled) == (replay.inserted, replay.sampled)
 
 
-def test_what_comes_after_a_save_changes_nothing_of_it(tmp_path):
-    replay, recorder = filled(tmp_path)
-    replay.save("1")
-    contents = read_all(replay)
-    for i in range(3000):  # the segments of the save are closed and their files kept
-        recorder.append(i % 2)
-    replay.seal_pending()
-    restored = make(tmp_path)
-    assert restored.restore(["1"]) == "1"
-    np.testing.assert_equal(read_all(restored), contents)
-
-
 def test_the_newest_two_saves_are_kept_and_only_their_files(tmp_path):
     replay, recorder = filled(tmp_path)
     for name in range(6):
@@ -304,21 +292,6 @@ def fail() -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_save_that_fails_while_writing_leaves_the_one_before(tmp_path, monkeypatch):
-    replay, recorder = filled(tmp_path)
-    replay.save("1")
-    recorder.append(0)
-
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(SeedbedError, match="could not be saved as 2"):
-        replay.save("2")
-    monkeypatch.undo()
-    assert make(tmp_path).restore(["1", "2"]) == "1"
-
-
 @pytest.mark.quick("False")
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, renamed):
@@ -474,14 +447,6 @@ def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):
     restored = make(tmp_path)
     restored.restore(["1"])
     np.testing.assert_equal(read_all(restored), contents)
-
-
-def test_a_closed_segment_gives_its_memory_back(tmp_path):
-    arena = Arena("x", 2, [4096, 8192], Files(tmp_path))
-    arena.open(0)
-    arena.views[1][:8192] = 7
-    arena.close(0, frozenset())
-    assert not arena.views[1].any() and not list(tmp_path.iterdir())
 
 
 def test_a_segment_that_cannot_be_mapped_whole_stays_in_memory(tmp_path, monkeypatch):

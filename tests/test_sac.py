@@ -311,14 +311,6 @@ def test_actions_spread_over_their_bounds_and_are_the_middle_ones_to_evaluate():
     np.testing.assert_allclose(mode, squash(box, head[:, :3], "tanh"), rtol=1e-4, atol=1e-5)
 
 
-def test_learning_sees_actions_where_the_bounds_are_one():
-    agent = bound()
-    state, items = init(agent), items_of(agent)
-    ends = np.stack([BOX.low, BOX.high] * 6)[None].astype(np.float32)
-    batch = agent.prepare(state, items._replace(action=ends), KEY)
-    np.testing.assert_allclose(batch.action_tm1[0], np.array([[-1.0] * 3, [1.0] * 3] * 6))
-
-
 @pytest.mark.parametrize("mean", [0.3, 8.0, 200.0, -1e6])
 def test_log_densities_are_right_where_the_tanh_is_flat(mean):
     agent = bound()

@@ -181,24 +181,6 @@ def test_a_start_that_takes_too_long_is_an_error(pool_clock: Callable[[float], N
         pool.wait_spec(forward)
 
 
-def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:
-    pool = start_pool(counting(), actors=2, envs_per_group=1, seed=4)
-    try:
-        assert pool.spec
-        learner = Learner(pool)
-        learner.run(lambda: min(learner.steps) >= 3)
-        pids = pool.pids()
-        os.kill(pids[0], signal.SIGSTOP)
-        start = list(learner.steps)
-        learner.run(lambda: min(learner.steps[2:]) >= start[2] + 200)
-        assert max(learner.steps[:2]) <= max(start[:2]) + 2
-    finally:
-        begin = time.monotonic()
-        pool.close()
-    assert time.monotonic() - begin < 10
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
