@@ -169,11 +169,19 @@ def bounded_memory() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the parameters slow whose id matches no pattern of the test's `quick` mark."""
+    matched: dict[tuple[str, str], bool] = {}
     for item in items:
         mark = item.get_closest_marker("quick")
-        if mark and not any(
-            fnmatch.fnmatchcase(item.callspec.id, pattern) for pattern in mark.args
-        ):
+        if not mark:
+            continue
+        name, _, rest = item.nodeid.partition("[")
+        found = {each: fnmatch.fnmatchcase(rest[:-1], each) for each in mark.args}
+        for each, yes in found.items():
+            matched[name, each] = matched.get((name, each), False) or yes
+        if not any(found.values()):
             item.add_marker("slow")
+    dead = [key for key, yes in matched.items() if not yes]
+    if dead and not any("[" in argument for argument in config.args):
+        raise pytest.UsageError(f"patterns of pytest.mark.quick that match no id: {dead}")

@@ -118,7 +118,7 @@ def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agen
     np.testing.assert_allclose(ratio, 1, atol=1e-5)
 
 
-@pytest.mark.quick("impala-True", "ppo-False")
+@pytest.mark.quick("True-impala", "False-ppo")
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 @settings(max_examples=40, deadline=None)
