@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fnmatch
 import gc
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import types
+import warnings
 from importlib.metadata import version
 
 # Before anything imports JAX. The user's own flags stay. What tests compile runs for moments, so LLVM's
@@ -60,6 +62,13 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets child processes import the modules of this folder."""
+    paths = [*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
 def pool_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A function that puts the clock of actor pools forward by seconds."""
     from seedbed.actors import pool
@@ -83,6 +92,25 @@ def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_fallback(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a machine with a GPU, where names are resolved."""
+    from seedbed.config import scaling
+
+    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
+
+
+@pytest.fixture
 def full_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
     """A pipe that takes no more, as that of a paused pager, and a function that lets it go on."""
     ours, theirs = os.pipe()
@@ -98,12 +126,22 @@ def full_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
     os.close(theirs)
 
 
+def children() -> list[psutil.Process]:
+    """Returns the processes below this one; it looks through all processes only where there are any."""
+    if sys.platform == "linux":
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return []
+    return psutil.Process().children(recursive=True)
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers() -> Iterator[None]:
     """Fails a test that leaves a process behind, and kills it, so that the next one has the machine."""
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     yield
-    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    left = [child for child in children() if child not in before]
     _, left = psutil.wait_procs(left, timeout=5)
     named = []
     for child in left:
@@ -128,3 +166,22 @@ def bounded_memory() -> Iterator[None]:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         bound[0] = max(bound[0], psutil.Process().memory_info().rss + ROOM)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the parameters slow whose id matches no pattern of the test's `quick` mark."""
+    matched: dict[tuple[str, str], bool] = {}
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if not mark:
+            continue
+        name, _, rest = item.nodeid.partition("[")
+        found = {each: fnmatch.fnmatchcase(rest[:-1], each) for each in mark.args}
+        for each, yes in found.items():
+            matched[name, each] = matched.get((name, each), False) or yes
+        if not any(found.values()):
+            item.add_marker("slow")
+    dead = [key for key, yes in matched.items() if not yes]
+    if dead and not any("[" in argument for argument in config.args):
+        raise pytest.UsageError(f"patterns of pytest.mark.quick that match no id: {dead}")

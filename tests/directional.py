@@ -22,16 +22,10 @@ from jax.ad_checkpoint import checkpoint_name
 import mujoco_states as oracle
 import numpy_jaxpr
 from seedbed import physics
-from seedbed.physics.assembly import at_limits, over_slots, raised
+from seedbed.physics.assembly import at_rows, over_slots, raised
 from seedbed.physics.collision import Contacts
 from seedbed.physics.cone import push
-from seedbed.physics.constraint import (
-    groups,
-    limit_table,
-    motion_of,
-    softness,
-    velocity,
-)
+from seedbed.physics.constraint import groups, limit_table, motion_of, softness, velocity
 from seedbed.physics.dynamics import body_motion
 from seedbed.physics.model import FREE
 from seedbed.physics.problem import Problem, pose
@@ -114,10 +108,10 @@ def stepper(model: physics.Model) -> Callable[[Inputs], jax.Array]:
 
 def pieces_of(problem: Problem, qacc: jax.Array) -> jax.Array:
     """Flags: limits that exist, their sides and whether they push; and the same of contacts, with frames."""
-    limits = problem.limits
-    exists = limits.stiffness > 0
-    slack = limits.sign * at_limits(problem, qacc) - limits.aref
-    flags = [exists, exists & (limits.sign > 0), exists & (slack < 0)]
+    dofs = problem.dofs
+    exists = dofs.stiffness > 0
+    slack = dofs.sign * at_rows(problem, qacc) - dofs.aref
+    flags = [exists, exists & (dofs.sign > 0), exists & dofs.inside(slack)]
     motion = body_motion(problem.model, problem.cdof, qacc)
 
     def slot(_: None, point: Any, stiffness: Any, row: Any, aref: Any) -> tuple[None, jax.Array]:
@@ -167,7 +161,7 @@ def watched() -> Iterator[list[tuple[str, np.ndarray]]]:
         found = solve(model, kin, mass, smooth, start, contacts, rows)
         problem = raised(pose(model, kin, mass, contacts, rows), found.compensation)
         active = jnp.concatenate([contacts.fixed.active, contacts.moving.active])
-        some = jnp.stack([active.any(), (rows.limits.stiffness > 0).any()])
+        some = jnp.stack([active.any(), (rows.dofs.stiffness > 0).any()])
         flags = jnp.concatenate([some, pieces_of(problem, found.qacc)])
         return jax.lax.optimization_barrier((found, checkpoint_name(flags, PIECE)))[0]
 

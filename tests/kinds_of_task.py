@@ -14,6 +14,17 @@ from gymnasium import spaces
 
 from seedbed import trees
 from seedbed.config.defaults import Task
+from seedbed.envs.device.locomotion.ant import Ant
+from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.device.locomotion.hopper import Hopper
+from seedbed.envs.device.locomotion.humanoid import Humanoid
+from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
+from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
+from seedbed.envs.device.locomotion.pusher import Pusher
+from seedbed.envs.device.locomotion.reacher import Reacher
+from seedbed.envs.device.locomotion.swimmer import Swimmer
+from seedbed.envs.device.locomotion.walker2d import Walker2d
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.types import ActionSpec, Box, Discrete, EnvSpec, EnvState, MultiDiscrete, Timestep
@@ -107,3 +118,18 @@ KINDS = [
     *itertools.starmap(Task, itertools.product(("host", "device"), OBSERVATIONS, ACTIONS)),
     Task("Atari", "images", "Discrete"),
 ]
+
+
+TASKS: tuple[Any, ...] = (
+    Ant,
+    HalfCheetah,
+    Hopper,
+    Walker2d,
+    Humanoid,
+    HumanoidStandup,
+    Swimmer,
+    Reacher,
+    Pusher,
+    InvertedPendulum,
+    InvertedDoublePendulum,
+)

@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import mujoco
 import numpy as np
+
+from seedbed import physics
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 MODELS = (
@@ -114,3 +118,9 @@ def step_error(model: Any, cases: Cases, qvel: np.ndarray) -> np.ndarray:
 def _set(model: Any, data: Any, *fields: np.ndarray) -> None:
     mujoco.mj_resetData(model, data)
     data.qpos, data.qvel, data.ctrl, data.qacc_warmstart = fields
+
+
+def states(model: physics.Model, qpos: np.ndarray, qvel: np.ndarray) -> physics.State:
+    blank = physics.init(model)
+    batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(qpos), *x.shape)), blank)
+    return batch._replace(qpos=jnp.asarray(qpos, jnp.float32), qvel=jnp.asarray(qvel, jnp.float32))

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import trajectories
 from probe_environments import Aim, Match, Trainer
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
@@ -78,6 +81,7 @@ def assert_close(actual, expected, tolerance=1e-6):
     )
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agent):
     agent = bound(agent, recurrent=True, batch=32)
@@ -114,12 +118,54 @@ def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agen
     np.testing.assert_allclose(ratio, 1, atol=1e-5)
 
 
+@pytest.mark.quick("True-impala", "False-ppo")
+@agents
+@pytest.mark.parametrize("recurrent", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
+def test_nothing_after_a_reset_changes_a_gradient_before_it(agent, recurrent, seed, end, truncated):
+    """Observations have separate entries before (0, 1) and after (2, 3) the reset."""
+    agent = bound(agent, recurrent=recurrent, batch=1)
+    state, trajectory = init(agent), trajectories.trajectory_of(agent, seed)
+    flags = np.zeros((4, agent.unroll + 1, 1), bool)
+    flags[0 if truncated else 1, end], flags[2, end + 1] = True, True
+
+    def variant(draw, bootstrap):
+        """Rows after the end vary with `draw`; `bootstrap` is seen in the last observation."""
+        rng = np.random.default_rng((seed, draw))
+        observation = np.array(trajectory.timesteps.observation)
+        observation[: end + 1, :, 2:], observation[end + 1 :, :, :2] = 0, 0
+        observation[end + 1 :, :, 2:] = rng.normal(size=(agent.unroll - end, 1, 2))
+        observation[end, 0, 0] += bootstrap
+        reward = np.array(trajectory.timesteps.reward)
+        reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
+        timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
+        # Near enough that no ratio is clipped, which would hide what the advantage depends on.
+        log_prob, chosen = (np.array(x) for x in trajectory.extras)
+        log_prob[:end] = -1.1 + 0.02 * log_prob[:end]
+        chosen[end:] = rng.integers(0, 3, chosen[end:].shape)
+        log_prob[end:] = rng.normal(size=log_prob[end:].shape)
+        changed = trajectory._replace(
+            timesteps=timesteps, action=chosen, extras=Behaviour(log_prob, chosen)
+        )
+        grads, output = gradient(agent, state, changed)
+        assert output.weight == agent.unroll - 1
+        return np.asarray(grads.weights["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
+
+    reference = variant(0, 0.0)
+    assert np.abs(reference).max() > 0
+    np.testing.assert_allclose(variant(1, 0.0), reference, rtol=1e-5, atol=1e-6)
+    # The last observation itself counts if, and only if, the episode was cut short.
+    assert (variant(0, 1.0) != reference).any() == truncated
+
+
 def normalising(agent):
     """One that normalises everything, and whose steps are of no size."""
     options = {"normalise_observations": True, "normalise_returns": True, "entropy_cost": 0.0}
     return bound(agent, **options, learning_rate=1e-20)
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     """Eight gradients of the same version, of data N(100, 1), applied one after the other."""
@@ -155,6 +201,7 @@ def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agen
     np.testing.assert_allclose(after.params.seen.mean, both, rtol=1e-4)
 
 
+@pytest.mark.quick("False-ppo")
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_an_error_of_the_value_does_not_shrink_the_policy_s_step(agent, recurrent):
@@ -228,6 +275,7 @@ LEARNERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "probe"), [("impala", Match), ("ppo", Aim)])
 def test_learning_is_the_same_whatever_the_size_of_rewards(name, probe):
     """Bit for bit where it is a power of two, since every size enters as a ratio."""

@@ -140,6 +140,7 @@ while True:
 """
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("local", [True, False])
 def test_a_flood_of_silent_strangers_shuts_nobody_out(tmp_path: Path, local: bool) -> None:
     directory = Directory(tmp_path)

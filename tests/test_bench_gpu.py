@@ -8,7 +8,6 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,60 +72,6 @@ def test_a_failed_section_is_recorded_and_the_others_go_on(report, capsys):
     assert "failed" in capsys.readouterr().out
 
 
-def test_sections_for_which_no_time_is_left_have_failed(report):
-    gpu.run_sections((gpu.Section("a", 9, lambda job: job.add(x=1)),), report, 0.5)
-    assert report.failed == ["a"] and "x" not in report.figures["a"]
-    assert "no time was left" in report.figures["a"]["failed"]
-
-
-def test_a_command_is_read_as_it_speaks_and_its_failure_is_told():
-    talk = "import sys; print(1); print('because', file=sys.stderr); sys.exit(3)"
-    heard = []
-    with pytest.raises(CommandError, match=r"(?s)ended with 3: because"):
-        heard.extend(gpu.lines_of([sys.executable, "-c", talk], 30))
-    assert heard == ["1\n"]
-    begun = time.monotonic()
-    sleep = "import time; print(2, flush=True); time.sleep(60)"
-    with pytest.raises(CommandError, match=r"took more than 1 s"):
-        heard.extend(gpu.lines_of([sys.executable, "-c", sleep], 1))
-    assert heard == ["1\n", "2\n"] and time.monotonic() - begun < 30
-
-
-def test_all_that_fails_beside_one_another_is_told():
-    def fail(text):
-        raise ValueError(text)
-
-    calls = [lambda: None, lambda: fail("this"), lambda: fail("that")]
-    with pytest.raises(CommandError, match="this\nthat"):
-        gpu.beside(calls, 2)
-
-
-def test_a_sanitizer_that_is_not_there_or_finds_something(report, monkeypatch):
-    job = gpu.Job("sanitizer", report, time.monotonic() + 60)
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
-    gpu.sanitizer(job)
-    assert "not on the PATH" in report.figures["sanitizer"]["absent"]
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: name)
-    lines = ['{"ant": "the same bits"}\n', "========= ERROR SUMMARY: 0 errors\n"]
-    monkeypatch.setattr(gpu, "lines_of", lambda *_: iter(lines))
-    gpu.sanitizer(job)
-    assert report.figures["sanitizer"]["verdict"] == "ERROR SUMMARY: 0 errors"
-    lines = ["========= Invalid __local__ read\n", "========= ERROR SUMMARY: 2 errors\n"]
-    with pytest.raises(CommandError, match="Invalid"):
-        gpu.sanitizer(job)
-
-
-def test_rates_are_told_beside_their_bound(report, monkeypatch):
-    report.add("memory", ant=dict(zip(gpu.MOVED, (200, 100, 100), strict=True)))
-    found = {"bandwidth": [{"bytes_per_s": 4e6}], "rates": [{"1024": 5e3}, {"2048": 8e3}]}
-    monkeypatch.setattr(gpu, "part", lambda job, name, *_: iter(found.get(name, [{"1024": 7.0}])))
-    gpu.rates(gpu.Job("rates", report, time.monotonic() + 60))
-    ant = report.figures["rates"]["ant"]
-    assert ant["bound"] == 1e4 and ant["of the bound"] == {"1024": 0.5, "2048": 0.8}
-    assert "bound" not in report.figures["rates"]["hopper"]
-    assert report.figures["rates"]["ant, the task"] == {"1024": 7.0}
-
-
 def test_a_difference_fails_parity(report, monkeypatch):
     tasks = []
 
@@ -145,20 +90,6 @@ def test_a_difference_fails_parity(report, monkeypatch):
 # The parts
 
 
-def test_the_first_difference_is_named():
-    want = {"a": np.float32([1, np.nan, 0.0]), "key": jax.random.split(jax.random.key(0), 2)}
-    assert _gpu.first_difference(want | {"a": want["a"].copy()}, want) is None
-    other = want | {"a": np.float32([1, np.nan, -0.0])}
-    assert _gpu.first_difference(other, want) == (
-        "['a'][2] is np.float32(-0.0) and not np.float32(0.0); 1 of 3 numbers differ"
-    )
-    other = want | {"key": jax.random.split(jax.random.key(1), 2)}
-    assert "['key'][0, 0] is" in _gpu.first_difference(other, want)
-    assert "is np.True_ and not np.False_" in _gpu.first_difference(
-        jnp.array([True]), jnp.array([False])
-    )
-
-
 @pytest.mark.slow
 def test_parity_of_two_devices(other):
     found = merged(_gpu.parity(other, "inverted_pendulum"))
@@ -168,6 +99,7 @@ def test_parity_of_two_devices(other):
     }
 
 
+@pytest.mark.slow
 def test_parity_names_the_step(other, monkeypatch):
     """A device that computes something else."""
     real = _gpu.on

@@ -12,28 +12,18 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from bfloat16_emulation import emulate, emulation, real_kernels
+from bfloat16_emulation import emulation, real_kernels
 from guarded_memory import run_guarded
-from seedbed import ffi, llvm
-from seedbed.llvm import (
-    Target,
-    VectorUnit,
-    compile_assembly,
-    host_has_pairs,
-    host_has_tiles,
-)
+from seedbed import llvm
+from seedbed.llvm import Target, VectorUnit, host_has_pairs, host_has_tiles
 from seedbed.nets import convolution, dense, pooling, products
 from seedbed.nets.convolution import Scaling, conv2d, rescale
 from seedbed.nets.native.bfloat16 import correlation, instructions, weights
 from seedbed.nets.native.bfloat16 import dense as dense_kernels
 from seedbed.nets.native.bfloat16.instructions import UNITS
 from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.torsos import Nature
 
 # image [N, H, W, C], kernel size, features, stride, padding, activation, dtype of the image
 LAYERS = {
@@ -185,25 +175,6 @@ def test_scaled_images(emulated, dtype):
     _check(arrays, _scaling(arrays[0]), stride=2, padding=1, activation="relu")
 
 
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None)
-@given(
-    shape=st.tuples(*(st.integers(1, n) for n in (9, 12, 12, 40))),
-    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    features=st.integers(1, 70),
-    stride=st.integers(1, 3),
-    padding=st.integers(0, 3),
-    activation=st.sampled_from(["relu", None]),
-    dtype=st.sampled_from(["uint8", "float32", "bfloat16"]),
-    unit=st.sampled_from(list(UNITS)),
-)
-def test_odd_shapes(unit, shape, size, features, stride, padding, activation, dtype):
-    size = tuple(min(k, n + 2 * padding) for k, n in zip(size, shape[1:3], strict=True))
-    arrays = _arrays(shape, size, features, dtype)
-    with emulation(unit):
-        _check(arrays, stride=stride, padding=padding, activation=activation)
-
-
 needs = {
     "tiles": pytest.mark.skipif(not host_has_tiles(), reason="no AMX tiles on this CPU"),
     "pairs": pytest.mark.skipif(not host_has_pairs(), reason="no AVX512-BF16 on this CPU"),
@@ -211,6 +182,9 @@ needs = {
 real = pytest.mark.parametrize("unit", [pytest.param(n, marks=needs[n]) for n in UNITS])
 
 
+@pytest.mark.quick(
+    "nature 1-*", "resnet 16-*", "odd channels-*", "overlapping chunks-*", "one position-*"
+)
 @real
 @pytest.mark.parametrize("name", LAYERS)
 def test_real_instructions_are_exact(monkeypatch, unit, name):
@@ -313,21 +287,6 @@ def test_who_runs_what(emulated, monkeypatch):
         assert "stablehlo.convolution" in text
 
 
-@pytest.mark.slow
-def test_fallbacks_match(emulated, monkeypatch):
-    (x, kernel, bias), options = _layer("odd channels")
-    # no result is so near to zero that rounding decides whether it passes the relu
-    arrays = (x, kernel, 8 * jnp.sign(bias))
-    tables = jnp.full(x.shape[1:], 0.1), jnp.ones(x.shape[1:])
-    expected = _value_and_gradients(arrays, tables, **options)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
-    jax.clear_caches()
-    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.01)
-    monkeypatch.setattr(convolution, "host_instructions", lambda: None)
-    # XLA sums the bias's gradient in bfloat16
-    _assert_near(_value_and_gradients(arrays, tables, **options), expected, 0.05)
-
-
 def _module_texts(name, unit):
     shape, size, features, stride, padding, activation, dtype = LAYERS[name]
     layer = Convolution(
@@ -361,50 +320,6 @@ def _blocks(text):
     ]
 
 
-def _assembled(name, unit, instruction):
-    """Kinds of kernels, their assembly, and names and operands of each inner loop with its block's size."""
-    for _, kind, text in _module_texts(name, unit):
-        assembly = compile_assembly(
-            ffi.kernel_module(text, arguments=2, results=2, chunks=ffi.Chunks(3)), AMX
-        )
-        loops, blocks = list(_loops(assembly, instruction)), _blocks(text)
-        assert len(loops) == len(blocks) >= 1, kind
-        yield (
-            kind,
-            assembly,
-            [
-                ([name for name, _ in loop], [operands for _, operands in loop], block)
-                for loop, block in zip(loops, blocks, strict=True)
-            ],
-        )
-
-
-@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
-def test_inner_loops_are_tiles_and_addresses(name):
-    for kind, assembly, loops in _assembled(name, "tiles", "tdpbf16ps"):
-        for names, operands, (high, wide) in loops:
-            assert names.count("tdpbf16ps") == high * wide, kind
-            assert names.count("tileloadd") == high + wide, kind
-            assert not any(re.search(r"[xyz]mm|%rsp|%rbp", each) for each in operands), kind
-        assert assembly.count("ldtilecfg") == assembly.count("tilerelease") >= 1, kind
-        assert "vcvtneps2bf16" in assembly or kind == "weight_gradient"
-
-
-@pytest.mark.parametrize("name", ["nature 2", pytest.param("resnet 16", marks=pytest.mark.slow)])
-def test_inner_loops_keep_sums_in_registers(name):
-    for kind, _, loops in _assembled(name, "pairs", "vdpbf16ps"):
-        for names, operands, (high, wide) in loops:
-            # The loop has each pair once for all positions that see it in turn.
-            turns, rest = divmod(names.count("vdpbf16ps"), high * wide)
-            assert rest == 0 and (turns == 1 or kind != "weight_gradient"), kind
-            assert turns == TURNS[name] or kind != "forward"
-            # Loads of rows of B and of pairs of A, and a few instructions for addresses and the loop.
-            pairs = sum("broadcast" in name for name in names)
-            assert pairs <= (high if turns == 1 else 2 * high), kind
-            assert len(names) <= turns * (high + 1) * wide + pairs + 6, kind
-            assert not any(re.search(r"%rsp|%rbp", each) for each in operands), kind
-
-
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
     "name",
@@ -434,6 +349,7 @@ def test_no_memory_beyond_the_buffers_is_touched(name, unit):
 PRODUCTS = ((1, 1, 1), (3, 5, 7), (33, 40, 17), (31, 33, 100), (64, 64, 64), (16, 3136, 32))
 
 
+@pytest.mark.quick("3-5-7-*", "31-33-100-*")
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("source", ["float", "bfloat"])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), PRODUCTS)
@@ -473,32 +389,12 @@ def _check_products(unit, rows, inputs, outputs, dtype):
         _assert_close(y, left @ right, left.shape[1])
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [s if math.prod(s) < 10**5 else pytest.param(s, marks=pytest.mark.slow) for s in PRODUCTS],
-)
-@pytest.mark.parametrize("unit", UNITS)
-def test_products_are_exact(unit, shape):
-    with emulation(unit):
-        _check_products(unit, *shape, jnp.float32)
-
-
+@pytest.mark.quick("shape0-*", "shape2-*", "shape5-*")
 @real
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shape", [*PRODUCTS, (640, 3136, 512), (8192, 27, 128), (700, 3, 3)])
 def test_real_products_are_exact(unit, shape, dtype):
     _check_products(unit, *shape, dtype)
-
-
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None)
-@given(
-    shape=st.tuples(st.integers(1, 80), st.integers(1, 80), st.integers(1, 80)),
-    unit=st.sampled_from(list(UNITS)),
-)
-def test_products_of_odd_shapes(shape, unit):
-    with emulation(unit):
-        _check_products(unit, *shape, jnp.float32)
 
 
 def test_layers_use_the_kernels_and_match_xla(emulated, monkeypatch):
@@ -524,27 +420,6 @@ def test_layers_use_the_kernels_and_match_xla(emulated, monkeypatch):
     _assert_near((narrow, y), (expected, expected_y))
     assert y.shape == (2, 2, 5, 21)
     assert products.multiply(x[:0], kernels[0], jnp.bfloat16).shape == (0, 5, 21)
-
-
-@pytest.mark.slow
-def test_nature_in_bfloat16(emulated):
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.integers(0, 256, (2, 36, 36, 4), np.uint8))
-    params = Nature().init(jax.random.key(0), x)
-
-    def loss(params, dtype):
-        features = Nature(dtype=dtype).apply(params, x)
-        return (features**2).mean(), features
-
-    results = [
-        jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)(params, dtype)
-        for dtype in (jnp.bfloat16, jnp.float32)
-    ]
-    (narrow, features), (wide, _) = results
-    assert features.dtype == jnp.float32
-    flat = [jnp.concatenate([g.ravel() for g in jax.tree.leaves(t)]) for t in (narrow, wide)]
-    cosine = flat[0] @ flat[1] / jnp.linalg.norm(flat[0]) / jnp.linalg.norm(flat[1])
-    assert cosine > 0.999
 
 
 @pytest.mark.parametrize(
@@ -600,11 +475,6 @@ def test_pairs_are_timed_once_and_used_where_they_pay(monkeypatch, tmp_path):
     assert instructions.host_instructions.__wrapped__() is None
 
 
-@pytest.mark.skipif(not host_has_pairs(), reason="no AVX512-BF16 on this CPU")
-def test_the_gain_of_pairs_can_be_timed():
-    assert 0.1 < instructions.measure_gain() < 10
-
-
 def test_products_have_derivatives_of_any_order(emulated):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(6, 9)), jnp.float32)
@@ -621,6 +491,7 @@ def test_products_have_derivatives_of_any_order(emulated):
     _assert_near(narrow(kernel), exact(kernel), 0.02)
 
 
+@pytest.mark.slow
 def test_products_under_vmap(emulated):
     rng = np.random.default_rng(0)
     xs = jnp.asarray(rng.normal(size=(6, 3, 9)), jnp.float32)
@@ -665,12 +536,3 @@ def test_a_row_has_the_same_bits_in_any_batch(emulated):
     for count in (1, 5, 15, 33):
         some = products.multiply(x[7 : 7 + count], kernel, jnp.bfloat16)
         np.testing.assert_array_equal(some, together[7 : 7 + count])
-
-
-def test_machine_code_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    text = next(_module_texts("one pixel", "pairs"))[2]
-    module = ffi.kernel_module(emulate(text), arguments=3, results=2, chunks=ffi.Chunks(4))
-    code = ffi._compiled(module)
-    monkeypatch.setattr(ffi, "compile_object", lambda *_: pytest.fail("compiled again"))
-    assert ffi._compiled(module) == code

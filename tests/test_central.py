@@ -1,6 +1,5 @@
 """The central runtime through the whole data plane: real actor processes, real threads."""
 
-import contextlib
 import json
 import os
 import random
@@ -18,11 +17,13 @@ import psutil
 import pytest
 
 import counting_environment as counting
+from central_runs import View, Waker, checkpoints, counting_env, gone, helper_of, spawn, train
+from checkpoint_files import stopped
 from counting_agent import CountingAgent
 from described import undescribed
+from saved import lines
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import ActorProcess, Launcher
-from seedbed.agents.impala import Impala
 from seedbed.central import train as central
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.evaluation import Evaluation
@@ -32,40 +33,15 @@ from seedbed.envs.host.gym import FactoryEnv
 from seedbed.exit_status import ExitStatus, StoppedEarly
 from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
-from seedbed.run.folder import RunFolder
 from seedbed.run.measures import EpisodeStatistics
-from seedbed.run.options import CentralConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError, bind
-from test_checkpoint import stopped
+from waiting import wait_for
 
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    """Lets actor processes import the environments of this folder."""
-    paths = [*(entry for entry in sys.path if entry), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-
-
-def counting_env(**options):
-    return FactoryEnv("counting_environment:make", kwargs=options)
-
-
-class View:
-    """Remembers what was shown."""
-
-    report_every_s = 0.5
-
-    def __init__(self):
-        self.lines, self.messages = [], []
-
-    def update(self, metrics):
-        self.lines.append(metrics)
-
-    def message(self, text):
-        self.messages.append(text)
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 class Recorder:
@@ -200,6 +176,7 @@ def test_every_transition_arrives_once_in_order_and_at_its_place():
         assert plane.loop.episodes.summary()["episodes"] > 50
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("unrolls", [1, 2])
 def test_a_synchronous_agent_acts_and_stops_also_where_actors_die(unrolls):
     with Plane(actors=2, synchronous=unrolls, sleep_s=0.0003) as plane:
@@ -241,6 +218,7 @@ class Soon:
         return np.asarray(self.array)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_accelerator_pads_and_has_two_calls_under_way(monkeypatch, accelerators, count):
     """Its loop, on CPUs that pass for some: every transition arrives once and in order here too."""
@@ -340,30 +318,6 @@ def test_a_stopped_actor_stalls_no_one_and_one_that_hangs_is_replaced(pool_clock
         plane.consume(30)
 
 
-def train(folder, view=None, env=None, agent=None, resume=False, **options):
-    view = view or View()
-    run = RunFolder.resume(folder, view.message) if resume else RunFolder.create(folder)
-    run.write_config({})
-    config = {
-        "steps": 3000, "actors": 2, "envs_per_actor": 4, "log_every_s": 0.2, "evaluate_episodes": 2,
-        "evaluate_every": 0, "checkpoint_every_s": 0.5,
-    } | options  # fmt: skip
-    try:
-        return central.train(
-            env=env or counting_env(sleep_s=0.0002),
-            agent=agent or CountingAgent(actions=counting.NUM_ACTIONS),
-            config=CentralConfig(**config),
-            run=run,
-            view=view,
-        )
-    finally:
-        run.close()
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 REQUIRED = [
     "wall_s",
     "env_steps",
@@ -403,6 +357,7 @@ def test_training_counts_reports_evaluates_and_leaves_nothing(run_folder):
     assert (run_folder / "checkpoints" / "best.json").exists()
 
 
+@pytest.mark.slow
 def test_resuming_goes_on_with_the_counters(run_folder):
     first = train(run_folder)
     before = first["env_steps"]
@@ -430,16 +385,7 @@ def move_checkpoint(folder, before, after):
     (folder / "checkpoints" / "best.json").unlink()
 
 
-def test_several_inference_and_learner_devices(run_folder):
-    summary = train(
-        run_folder, inference_devices=(0, 1), learner_devices=(2, 3), agent=CountingAgent(
-            actions=counting.NUM_ACTIONS, minibatches=2
-        ),
-    )  # fmt: skip
-    assert summary["env_steps"] >= 3000
-    assert summary["learner_steps"] > 0
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inference", "learner"), [((0, 1), (1, 2)), ((0,), (1,))], ids=["shared", "apart"]
 )
@@ -452,19 +398,6 @@ def test_accelerators_act_and_learn(run_folder, accelerators, inference, learner
     assert shared & summary.keys() == (shared if inference == (0, 1) else set())
 
 
-@pytest.mark.slow
-def test_accelerators_learn(run_folder, accelerators):
-    """Two devices act; one of them learns, too, with one that does not act."""
-    small = {"unroll": 8, "batch": 8, "hidden_sizes": (16,), "optimizer": "adam", "gamma": 0.0}
-    agent = Impala(learning_rate=0.01, learning_rate_decay=False, **small)
-    options = {"inference_devices": (0, 1), "learner_devices": (1, 2), "evaluate_episodes": 16}
-    env = FactoryEnv("counting_environment:Matching")
-    summary = train(
-        run_folder, env=env, agent=agent, steps=20_000, checkpoint_every_s=600, **options
-    )
-    assert summary["evaluation/episode_return_mean"] > 7
-
-
 @pytest.mark.parametrize("option", ["inference", "learner"])
 def test_an_unknown_device_is_refused(run_folder, option):
     with pytest.raises(SeedbedError, match=f"--{option}-devices names device 99: this host has 8"):
@@ -472,6 +405,7 @@ def test_an_unknown_device_is_refused(run_folder, option):
     assert not psutil.Process().children(recursive=True)
 
 
+@pytest.mark.quick("nan")
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault):
     env = counting_env(fault=fault, fault_at=150)
@@ -482,6 +416,7 @@ def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault)
     assert not psutil.Process().children(recursive=True)
 
 
+@pytest.mark.slow
 def test_a_nan_loss_stops_before_it_is_used(run_folder):
     agent = CountingAgent(actions=counting.NUM_ACTIONS, poison_after=40)
     with pytest.raises(TrainingDiverged, match="learner step 41"):
@@ -490,67 +425,7 @@ def test_a_nan_loss_stops_before_it_is_used(run_folder):
     assert summary["learner_steps"] <= 40
 
 
-SCRIPT = """
-import sys
-sys.path[:0] = {path!r}
-from pathlib import Path
-import test_central
-{imports}
-test_central.train(
-    Path({folder!r}), test_central.Printer(), resume={resume}, steps=10**9, agent={agent},
-    env=test_central.FactoryEnv("counting_environment:make_slow"),
-)
-"""
-
-
-class Printer(View):
-    """Prints, for a test that watches another process."""
-
-    def update(self, metrics):
-        print("steps", metrics["env_steps"], flush=True)
-
-    def message(self, text):
-        print(text, flush=True)
-
-
-def spawn(folder, resume=False, agent="None"):
-    module = agent.partition(".")[0]
-    imports = f"import {module}" if module != agent else ""
-    script = SCRIPT.format(
-        path=sys.path, folder=str(folder), resume=resume, agent=agent, imports=imports
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def wait_for(condition, process, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
-
-
-def checkpoints(folder):
-    path = folder / "checkpoints"
-    return [p for p in path.iterdir() if p.is_dir() and p.name[0] != "."] if path.exists() else []
-
-
-def gone(pids):
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        left = []
-        for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    left.append(pid)
-        if not left:
-            return True
-        time.sleep(0.1)
-    return False
-
-
+@pytest.mark.slow
 def test_what_ended_the_run_is_raised_although_the_last_checkpoint_fails(run_folder, monkeypatch):
     write = CheckpointWriter._write
 
@@ -580,6 +455,7 @@ class Slow:
         return self._learner.update(batch, progress)
 
 
+@pytest.mark.slow
 def test_a_signal_saves_whatever_is_slow(run_folder, monkeypatch):
     """An evaluation that does not end, environments that hang, and a long update."""
     learner, start = central.Learner, Evaluation.__init__
@@ -622,26 +498,6 @@ def test_a_signal_before_the_first_hello_and_the_deaths_until_then_are_told(run_
     ]
 
 
-class Waker(View):
-    """Lets a stopped process go on when it is told that it is waited for."""
-
-    def __init__(self, process):
-        super().__init__()
-        self.process = process
-
-    def message(self, text):
-        super().message(text)
-        if text.startswith("waiting until"):
-            self.process.resume()
-
-
-def helper_of(process):
-    """The process that writes the checkpoints of a trainer."""
-    children = psutil.Process(process.pid).children()
-    (helper,) = [child for child in children if "checkpoint_helper" in " ".join(child.cmdline())]
-    return helper
-
-
 def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     before = set(Path("/dev/shm").iterdir())
     process = spawn(run_folder)
@@ -663,6 +519,7 @@ def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     assert steps == sorted(steps)
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_signal_stops_and_saves(run_folder, full_pipe, blocked):
     """Also where the terminal takes no more: then training, saving and stopping go on without it."""

@@ -13,10 +13,12 @@ import jax
 import numpy as np
 import pytest
 
+import central_runs
 import counting_environment as counting
-import test_central
+from central_runs import View, counting_env, train
+from checkpoint_files import stopped
 from counting_agent import CountingReplayAgent, check_item
-from described import undescribed
+from saved import curve, lines
 from seedbed.central.inference import ActOutput
 from seedbed.central.replaying import ReplayFeed
 from seedbed.replay.host import persistence
@@ -35,15 +37,9 @@ from seedbed.types import (
     bind,
 )
 from small_disk import Outage, on_small_disk
-from test_central import (  # noqa: F401  a fixture
-    View,
-    counting_env,
-    importable,
-    lines,
-    train,
-)
-from test_checkpoint import stopped
-from test_metrics import curve
+from waiting import wait_for
+
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 @pytest.fixture
@@ -91,12 +87,7 @@ def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
     assert summary["replay/items"] == 150
 
 
-def test_several_inference_and_learner_devices(run_folder, taken):
-    summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(2, 3))
-    assert summary["learner_steps"] > 10 and len(taken) >= 4 * summary["learner_steps"]
-    assert not undescribed(lines(run_folder)[-1])
-
-
+@pytest.mark.slow
 def test_accelerators_learn_from_every_batch_that_was_drawn(run_folder, taken, accelerators):
     """One device acts and learns, one only acts and one only learns."""
     summary = replay_train(run_folder, inference_devices=(0, 1), learner_devices=(1, 2))
@@ -112,19 +103,18 @@ def has_items(folder, count):
     return told and any(line["replay/items"] >= count for line in lines(folder)[:-1])
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
-    process = test_central.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
-    test_central.wait_for(lambda: has_items(run_folder, 20), process)
+    process = central_runs.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")
+    wait_for(lambda: has_items(run_folder, 20), process)
     before = max(list_steps(run_folder / "checkpoints"), default=0)
-    test_central.wait_for(
-        lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process
-    )
-    with stopped(helper := test_central.helper_of(process)):
+    wait_for(lambda: max(list_steps(run_folder / "checkpoints"), default=0) > before, process)
+    with stopped(helper := central_runs.helper_of(process)):
         process.kill()
         process.wait()
-        newest = max(int(path.name) for path in test_central.checkpoints(run_folder))
-        view = test_central.Waker(helper)
+        newest = max(int(path.name) for path in central_runs.checkpoints(run_folder))
+        view = central_runs.Waker(helper)
         summary = replay_train(run_folder, view, resume=True, steps=newest + 500)
     assert view.messages[0].startswith("waiting until")
     (begun,) = (text for text in view.messages if text.startswith("going on from step"))
@@ -134,6 +124,7 @@ def test_a_killed_run_goes_on_with_its_replay(run_folder):
     assert summary["learner_steps"] > lines(run_folder)[0]["learner_steps"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch):
     """Wherever a run is killed: the replay of the newest checkpoint that is whole is there."""
     write, save, seen = CheckpointWriter._write, ReplayFeed.save, []
@@ -154,6 +145,7 @@ def test_a_checkpoint_has_its_replay_however_slow_it_is(run_folder, monkeypatch)
     assert len(seen) >= 3 and all(seen)
 
 
+@pytest.mark.slow
 def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
     run_folder, monkeypatch
 ):
@@ -173,17 +165,19 @@ def test_a_second_signal_while_replay_is_saved_leaves_no_checkpoint_without_it(
     assert whole and saves[2] not in whole and has_replay(run_folder, max(whole))
 
 
+@pytest.mark.slow
 def test_it_saves_before_it_learns(run_folder):
     """While replay fills there is a checkpoint too, and what was filled is not lost."""
     agent = CountingReplayAgent(min_size=140)
     replay_train(run_folder, agent=agent, steps=500, checkpoint_every_s=0.1)
-    assert len(test_central.checkpoints(run_folder)) >= 2
+    assert len(central_runs.checkpoints(run_folder)) >= 2
     view = View()
     summary = replay_train(run_folder, view, agent=agent, resume=True, steps=2500)
     (message,) = (text for text in view.messages if "replay goes on" in text)
     assert 0 < int(message.split()[-2]) < 140 and summary["learner_steps"] > 0
 
 
+@pytest.mark.slow
 def test_replay_that_is_not_saved_is_filled_again(run_folder):
     replay_train(run_folder, save_replay=False)
     assert not (run_folder / "replay").exists()
@@ -192,6 +186,7 @@ def test_replay_that_is_not_saved_is_filled_again(run_folder):
     assert any("filling it again" in text for text in view.messages)
 
 
+@pytest.mark.slow
 @on_small_disk
 def test_a_full_disk_stops_saving_and_not_training(disk):
     told = ["metrics cannot be written", "the checkpoint of step", "the replay could not be saved"]
@@ -215,6 +210,7 @@ def has_replay(folder, step):
     return any(f".{name_of(step)}." in path.name for path in folder.glob("replay/*.index"))
 
 
+@pytest.mark.slow
 def test_a_priority_that_cannot_be_ends_the_run_by_name_and_loses_nothing(run_folder):
     agent = CountingReplayAgent(poison_from=20)
     with pytest.raises(SeedbedError, match="an item was given priority 0.0"):
@@ -356,12 +352,3 @@ def test_the_replay_of_the_newest_whole_checkpoint_stays_where_those_after_it_fa
         save_at(saves, step)
     assert has_replay(run_folder, 2) and has_replay(run_folder, 6)
     assert len(list(run_folder.glob("replay/*.index"))) == 2
-
-
-def test_another_replay_is_refused_by_name(run_folder):
-    replay_train(run_folder)
-    with pytest.raises(Exception, match="capacity"):
-        replay_train(run_folder, resume=True, agent=CountingReplayAgent(capacity=99), steps=4000)
-    with pytest.raises(SeedbedError, match="groups 4 of 2 .*--actors"):
-        replay_train(run_folder, resume=True, actors=1, steps=4000)
-    assert list((run_folder / "replay").iterdir())

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -18,9 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
+from checkpoint_files import TEMPLATE, stopped, write
 from seedbed.run import checkpoint
 from seedbed.run.checkpoint import CheckpointWriter, restore, restore_best
-from seedbed.run.checkpoint_helper import list_steps, read_best, write_checkpoint
+from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.types import SeedbedError, StorageError
 
 
@@ -51,29 +51,6 @@ def assert_same(left, right):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.asarray(a).dtype == np.asarray(b).dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
-def write(folder, step, value=0.0, **options):
-    """Writes a checkpoint in this process: same files, no helper to start."""
-    array = np.full((4,), value, np.float32)
-    leaf = {"name": "w", "dtype": "float32", "shape": [4], "bytes": 16}
-    header = {"step": step, "metadata": {"at": step}, "score": None, "keep": 3, "leaves": [leaf]}
-    header["claim"] = (1000, "")
-    write_checkpoint(folder, {**header, **options}, {"w": array})
-
-
-TEMPLATE = {"w": np.zeros((4,), np.float32)}
-
-
-@contextlib.contextmanager
-def stopped(process):
-    """Stops a process, which must not be left so where a test fails."""
-    process.suspend()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.resume()
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -221,31 +198,6 @@ def test_a_score_that_comes_later_rewrites_nothing(tmp_path):
     write(tmp_path, 2, 2.0, score=4.0)
     assert restore_best(tmp_path, TEMPLATE)[0] == 2
     assert read_best(tmp_path) == {"step": 2, "score": 4.0}
-
-
-def test_metadata_that_comes_later_is_kept(tmp_path):
-    write(tmp_path, 1, 1.0)
-    before = (tmp_path / "000000000001").stat().st_ino
-    write(tmp_path, 1, 1.0, score=2.0, metadata={"best_seed": 3})
-    assert (tmp_path / "000000000001").stat().st_ino == before
-    write(tmp_path, 1, 1.0, metadata={"at": 2})
-    assert restore_best(tmp_path, TEMPLATE)[2] == {"at": 2, "best_seed": 3}
-    assert restore(tmp_path, TEMPLATE)[0] == 1
-
-
-def test_an_older_checkpoint_stays_until_the_new_one_is_in_its_place(tmp_path, monkeypatch):
-    write(tmp_path, 1, 1.0)
-    removals = []
-    rmtree = shutil.rmtree
-
-    def record(path, **options):
-        removals.append((path.name, restore(tmp_path, TEMPLATE)[1]["w"][0]))
-        rmtree(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", record)
-    write(tmp_path, 1, 2.0)
-    assert removals[-1] == (".removing-000000000001", 2.0)
-    assert {value for name, value in removals[:-1]} == {1.0}
 
 
 def test_an_older_checkpoint_stays_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

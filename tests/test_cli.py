@@ -337,23 +337,6 @@ def test_a_failed_start_leaves_no_folder(trained, capsys, monkeypatch, tmp_path)
     assert not (tmp_path / "r").exists()
 
 
-def test_train_from_python(trained, tmp_path):
-    summary = seedbed.train("cartpole", run=tmp_path / "r", steps=10, seed=4)
-    assert summary["run"] == str(tmp_path / "r")
-    assert (trained[0].config.steps, trained[0].config.seed) == (10, 4)
-    seedbed.train("cartpole", run=tmp_path / "r", resume=True, seed=5)
-    assert (trained[1].config.steps, trained[1].config.seed) == (10, 5)
-    assert trained[1].agent == trained[0].agent
-    with pytest.raises(SeedbedError, match="trains cartpole/impala, not pong"):
-        seedbed.train("pong", run=tmp_path / "r", resume=True)
-    with pytest.raises(SeedbedError, match="resume needs the folder"):
-        seedbed.train("cartpole", resume=True)
-    with pytest.raises(SeedbedError, match="no option 'stepz'"):
-        seedbed.train("cartpole", stepz=1)
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
-        seedbed.trian  # noqa: B018
-
-
 @pytest.fixture
 def run_with_checkpoint(tmp_path):
     """A run of CartPole with the checkpoint of an untrained agent."""
@@ -409,16 +392,6 @@ def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
     assert "episodes is 0" in capsys.readouterr().err
     policy = seedbed.load(run)
     assert policy.act(np.array([0.0, 0.1, 0.0, 0.1])) in (0, 1)
-
-
-def test_help_of_a_preset(capsys):
-    assert cli.main(["train", "pong", "--help"]) == 0
-    text = capsys.readouterr().out
-    for option in ("--steps", "--seed", "--env.stickiness", "--agent.learning-rate", "--run DIR"):
-        assert option in text
-    assert "agent.spec" not in text and "--env.game" not in text
-    assert cli.main(["train", "--help"]) == 0
-    assert "PRESET_OR_ENV" in capsys.readouterr().out
 
 
 @dataclasses.dataclass(frozen=True)

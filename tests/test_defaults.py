@@ -21,14 +21,7 @@ from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import FusedConfig
 from seedbed.run.stacking import stacked_spec
-from seedbed.types import (
-    ActorState,
-    OnPolicy,
-    SeedbedError,
-    Timestep,
-    Trajectory,
-    action_array,
-)
+from seedbed.types import ActorState, OnPolicy, SeedbedError, Timestep, Trajectory, action_array
 
 
 @pytest.mark.parametrize("task", KINDS, ids="-".join)
@@ -94,6 +87,9 @@ def trace(agent, spec):
     return action
 
 
+@pytest.mark.quick(
+    "host-vectors-Discrete-*", "*-sac", "host-images-Discrete-impala", "host-vectors-unbounded*"
+)
 @pytest.mark.parametrize(
     ("task", "agent"),
     [

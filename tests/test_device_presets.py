@@ -34,6 +34,7 @@ from seedbed.policy import TrainedAgent, other_environment
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Timestep, UsageError
+from untrained_run import write_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +223,7 @@ def cartpole_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_fused_run_is_evaluated_in_its_own_and_in_gymnasiums_task(cartpole_run, capsys):
     own = api.evaluate(cartpole_run, episodes=16, seed=1)
     assert own == api.evaluate(cartpole_run, episodes=16, seed=1)
@@ -248,9 +250,10 @@ def test_a_fused_run_is_evaluated_in_its_own_and_in_gymnasiums_task(cartpole_run
         ("half_chetah", "did you mean half_cheetah"),
     ],
 )
-def test_environments_that_the_policy_does_not_fit(cartpole_run, env, words):
+def test_environments_that_the_policy_does_not_fit(tmp_path, env, words):
+    run = write_run(tmp_path / "run", train_config("cartpole/ppo"))
     with pytest.raises(SeedbedError, match=words):
-        api.evaluate(cartpole_run, episodes=1, env=env)
+        api.evaluate(run, episodes=1, env=env)
 
 
 def test_the_gymnasium_task_has_the_observation_options_of_the_run():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probe_environments import Choice, Delay, Endless, Match, SecretReward
+from probe_environments import Choice, Delay, Endless, Match
 from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
@@ -23,7 +23,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -104,6 +103,7 @@ def slow_target(agent, steps, values, b):
             return total + weight * values[t, b]
 
 
+@pytest.mark.quick("{}", "*dueling*")
 @pytest.mark.parametrize(
     "options",
     [{}, {"double": False}, {"dueling": True, "error_clip": 0.0}, {"n_step": 1}],
@@ -181,6 +181,7 @@ def test_nothing_after_an_end_counts():
     assert (gradient(at_the_truncation) != reference).any()
 
 
+@pytest.mark.slow
 def test_items_weigh_the_same_however_devices_share_them():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -302,29 +303,6 @@ def test_normalised_observations_are_those_of_the_items():
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_images_go_through_the_torso_that_is_named():
-    spec = ArraySpec((84, 84, 2), "uint8")
-    agent = bound(dataclasses.replace(SMALL, torso="small", dueling=True), observation=spec)
-    state = jax.jit(agent.init)(KEY)
-    kernels = [leaf.shape for leaf in jax.tree.leaves(state.params.weights) if leaf.ndim == 4]
-    assert sorted(kernels) == [(4, 4, 16, 32), (8, 8, 2, 16)]
-    trajectory = items_of(agent)
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (4, agent.batch, 84, 84, 2), np.uint8)
-    steps = trajectory.timesteps._replace(observation=pixels)
-    state, output = learn(agent, state, trajectory._replace(timesteps=steps))
-    assert np.isfinite(output.metrics["loss/total"]) and learns_from_replay(agent)
-
-
-def test_an_agent_of_replay_without_initial_priorities_is_refused_by_name():
-    @dataclasses.dataclass(frozen=True)
-    class Half:
-        experience = Dqn().experience
-
-    with pytest.raises(SeedbedError, match="Half.experience is Replay but .* initial_priorities"):
-        learns_from_replay(Half())
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("epsilon", 1.5), ("n_step", 0), ("min_size", 2_000_000), ("error_clip", -1.0), ("ratio", 0)],
@@ -347,17 +325,13 @@ def values_at(trainer, observation):
     return np.asarray(trainer.agent._values(trainer.state.params.weights, (), x))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [Choice, Match])
 def test_probe_action_dependent_reward(probe):
     assert ReplayTrainer(PROBE, probe, steps=400).train().mean_reward(20) > 0.95
 
 
-def test_probe_reward_shown_by_the_observation():
-    trainer = ReplayTrainer(PROBE, SecretReward, steps=400).train()
-    for secret in (-1, 1):
-        np.testing.assert_allclose(values_at(trainer, [secret, 1]), secret, atol=0.1)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"n_step": 3, "dueling": True}], ids=str)
 def test_probe_delayed_reward_is_discounted(options):
     trainer = ReplayTrainer(dataclasses.replace(PROBE, **options), Delay, steps=500).train()
@@ -365,6 +339,7 @@ def test_probe_delayed_reward_is_discounted(options):
     np.testing.assert_allclose(values_at(trainer, [1, 1]), 1.0, atol=0.07)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_probe_truncation_bootstraps(n_step):
     agent = dataclasses.replace(PROBE, n_step=n_step)
@@ -372,6 +347,7 @@ def test_probe_truncation_bootstraps(n_step):
     np.testing.assert_allclose(values_at(trainer, [1, 1]), 2.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_probe_with_all_of_ape_x():
     agent = dataclasses.replace(
         PROBE, n_step=3, dueling=True, priority_exponent=0.6, importance_exponent=0.4

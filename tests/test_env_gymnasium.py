@@ -25,6 +25,7 @@ HOPPER = Hopper(integrator="euler")
 LIMITED = CartPole(episode_steps=12)
 
 
+@pytest.mark.quick("CartPole", "Acrobot", "MountainCar", "DelayProbe")
 @pytest.mark.parametrize(
     "task",
     [CartPole(), Acrobot(), MountainCar(), DelayProbe(), HOPPER],
@@ -34,12 +35,6 @@ def test_gymnasiums_checker_has_nothing_to_say(task):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(make_gymnasium(task))
-
-
-def test_it_warns_of_the_pendulums_actions_as_of_gymnasiums_own():
-    with pytest.warns(UserWarning) as found:
-        check_env(make_gymnasium(Pendulum()))
-    assert ["symmetric and normalized" in str(one.message) for one in found] == [True]
 
 
 def test_spaces_are_the_specs():

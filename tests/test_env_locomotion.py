@@ -14,34 +14,17 @@ import mujoco
 import numpy as np
 import pytest
 
+from kinds_of_task import TASKS
 from seedbed import physics, simd
 from seedbed.envs.device.locomotion.ant import Ant
-from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
 from seedbed.envs.device.locomotion.hopper import Hopper
 from seedbed.envs.device.locomotion.humanoid import Humanoid, HumanoidBody
 from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
-from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
-from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.locomotion.pusher import Pusher
 from seedbed.envs.device.locomotion.reacher import Reacher
-from seedbed.envs.device.locomotion.swimmer import Swimmer
-from seedbed.envs.device.locomotion.walker2d import Walker2d
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
-TASKS: tuple[Any, ...] = (
-    Ant,
-    HalfCheetah,
-    Hopper,
-    Walker2d,
-    Humanoid,
-    HumanoidStandup,
-    Swimmer,
-    Reacher,
-    Pusher,
-    InvertedPendulum,
-    InvertedDoublePendulum,
-)
 CHANGED: dict[str, Any] = {
     "main_body": "aux_1",
     "contact_force_range": (-0.1, 0.3),
@@ -143,6 +126,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.quick("Hopper-*", "InvertedDouble*")
 @pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)
@@ -183,6 +167,7 @@ def changed(task: Any, name: str) -> Any:
     return not value if isinstance(value, bool) else 1.7 * value + 0.1
 
 
+@pytest.mark.quick("InvertedPendulum")
 @named_but_long
 def test_every_option_is_gymnasiums(kind):
     plain = kind()
@@ -250,6 +235,7 @@ def test_observation_options_reach_gymnasium(kind):
         assert hash(task) == hash(dataclasses.replace(task))
 
 
+@pytest.mark.quick("InvertedPendulum")
 @named_but_long
 def test_resets_are_drawn_as_gymnasiums(kind):
     options = {"reset_noise_scale": 0.03} if hasattr(kind, "reset_noise_scale") else {}
@@ -297,6 +283,7 @@ def test_places_are_drawn_where_gymnasium_draws_them():
     assert abs((place[:, 0] < -0.17).mean() - 0.052 / area) < 0.03
 
 
+@pytest.mark.slow
 def test_a_diverged_simulation_ends_the_episode():
     task = Hopper(integrator="euler")
     steps = roll(task, twin(task), 150)

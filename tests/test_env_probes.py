@@ -46,6 +46,7 @@ def remembers(delay: int):
     return policy
 
 
+@pytest.mark.quick("task1")
 @pytest.mark.parametrize("task", [RepeatProbe(), RepeatProbe(delay=1, choices=2, length=5)])
 def test_the_repeat_probe_pays_for_memory_alone(task):
     now = roll(task, remembers(task.delay), task.length).timestep
@@ -111,6 +112,7 @@ def test_a_t_maze_without_a_decision_is_truncated():
     assert now.truncated[20].all() and now.first[21].all() and not now.terminated.any()
 
 
+@pytest.mark.quick("TMaze*")
 @pytest.mark.parametrize("task", [RepeatProbe(), TMazeProbe(length=3)], ids=lambda task: type(task))
 def test_a_kernel_does_what_vmap_does(task):
     def policy(seen):

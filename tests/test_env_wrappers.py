@@ -143,6 +143,7 @@ ALIKE = (
 )
 
 
+@pytest.mark.quick("task4", "task6")
 @pytest.mark.parametrize(
     "task",
     [Walk(), CartPole(), Pendulum(), Acrobot(), MountainCar(), DelayProbe(), TruncationProbe()],
@@ -155,25 +156,6 @@ def test_a_kernel_does_what_vmap_does(task):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, theirs)
 
 
-def test_old_keys_do_as_well():
-    env = wrappers.training(Walk())
-    ours, theirs = roll(env), roll(env, key=jax.random.PRNGKey)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-def test_auto_reset_within_or_around_makes_no_difference():
-    """Statistics of observations outlive a reset, those of an episode do not; in either order."""
-    within, around = (roll(wrap(Walk())) for wrap, _ in ALIKE)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        (within.timestep, within.metrics),
-        (around.timestep, around.metrics),
-    )
-    inner = roll(wrappers.training(Walk())).timestep
-    outer = roll(wrappers.time_limit(wrappers.auto_reset(Walk()), 6)).timestep
-    jax.tree.map(np.testing.assert_array_equal, outer, inner)
-
-
 def test_rewards_are_scaled_and_actions_clipped():
     env = wrappers.training(changes.scale_reward(changes.clip_action(Walk()), 0.25))
     now = roll(env).timestep
@@ -183,6 +165,7 @@ def test_rewards_are_scaled_and_actions_clipped():
     )
 
 
+@pytest.mark.quick("*-1")
 @pytest.mark.parametrize(
     ("wrap", "factor"),
     [
@@ -280,6 +263,7 @@ def test_the_model_is_drawn_anew_in_every_episode():
         np.testing.assert_array_equal(factors[name][1:][kept], factors[name][:-1][kept])
 
 
+@pytest.mark.slow
 def test_the_drawn_model_is_what_is_simulated():
     """Compares with the task around a model that was changed by hand."""
     env = changes.randomise(POLES, RANGES)

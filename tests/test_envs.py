@@ -94,6 +94,7 @@ def test_atari_rewards_are_the_game_s_own() -> None:
     assert t.reward.max() >= 10
 
 
+@pytest.mark.slow
 def test_atari_seeds_differ_and_repeat() -> None:
     config = AtariEnv("breakout", stickiness=0.25)
     one, again, other = (stack(rollout(config.make(3, seed), 60)) for seed in (5, 5, 6))

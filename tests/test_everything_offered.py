@@ -7,7 +7,6 @@ more, evaluated, reported, exported and loaded. Only replay begins with fewer tr
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import signal
 from pathlib import Path
@@ -18,15 +17,13 @@ import pytest
 
 import seedbed
 from kinds_of_task import KINDS, OBSERVATIONS, example
-from saved import read_back
+from saved import read_back, strictly
 from seedbed import api, cli, trees
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.defaults import ROWS, Task, configure
 from seedbed.config.presets import PRESETS
 from seedbed.config.resolve import train_config
 
-QUICK = ("cartpole/ppo", "cartpole/dqn")
-"""One preset whose options JSON lacks, and one of each agent that exports otherwise; the others are slow."""
 CASES = {name: (name, None) for name in PRESETS} | {
     "-".join((*task, agent)): (task, agent)
     for task in KINDS
@@ -59,13 +56,6 @@ def train_until(updates: int, config: TrainConfig, run: Path, **options: Any) ->
     return seedbed.train(config, run=run, on_metrics=stop, **options)
 
 
-def require_strict(text: str) -> Any:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def observation_of(what: str | Task, forms: api.Forms) -> Any:
     """An observation in the environment's own form."""
     if isinstance(what, Task) and what.environment == "host":
@@ -75,11 +65,9 @@ def observation_of(what: str | Task, forms: api.Forms) -> Any:
     return trees.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), forms.spec.observation)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "case",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
     config, run = offered(*CASES[case]), tmp_path / "run"
     assert read_back(config) == config
@@ -91,11 +79,11 @@ def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
     # Replay has enough for two more.
     assert second["env_steps"] > first["env_steps"] or hasattr(config.agent, "min_size")
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        require_strict(line)
+        strictly(line)
 
     capsys.readouterr()
     assert cli.main(["evaluate", str(run), "--episodes", "1", "--json", "--trust-run"]) == 0
-    played = require_strict(capsys.readouterr().out)
+    played = strictly(capsys.readouterr().out)
     assert played["episodes"] == 1 and math.isfinite(played["episode_return_mean"])
     assert played["env_steps"] == second["env_steps"]
 
@@ -104,7 +92,7 @@ def test_a_run_of_everything_that_is_offered(tmp_path, capsys, case):
 
     policy = tmp_path / "policy"
     assert cli.main(["export", str(run), "-o", str(policy), "--trust-run"]) == 0
-    contract = require_strict((policy / "contract.json").read_text())
+    contract = strictly((policy / "contract.json").read_text())
     assert contract["training"]["name"] == config.name
 
     forms = api.restore(run, trust=True).forms

@@ -40,6 +40,7 @@ def train(run_folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_trains_from_the_command_line(run_folder):
     size = ("--steps", "512", "--agent.batch", "16", "--agent.unroll", "8")
     told = train(
@@ -50,6 +51,7 @@ def test_a_task_of_ones_own_trains_from_the_command_line(run_folder):
     assert "not finite" not in told
 
 
+@pytest.mark.slow
 def test_an_agent_of_ones_own_learns_from_the_command_line(run_folder):
     """CartPole pays about 20 to random actions, and 500 at most."""
     cartpole = "seedbed.envs.device.classic.cartpole:CartPole"

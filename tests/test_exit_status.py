@@ -29,6 +29,7 @@ def seedbed(arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.quick("--version*", "trian*", "actor*", "learner*")
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -44,6 +45,7 @@ def test_commands_that_end_by_themselves(arguments, status, text):
     assert done.returncode == status and text in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_what_another_process_has_may_be_free_later(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -104,6 +106,7 @@ role.run_role(lambda: {make})
 """
 
 
+@pytest.mark.quick("*Diverged*", "*SeedbedError*")
 @pytest.mark.parametrize(
     ("make", "more", "status"),
     [

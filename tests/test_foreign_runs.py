@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from saved import strictly
 from seedbed import cli
 from seedbed.config import resolve
 from seedbed.run import lines
@@ -135,19 +136,12 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def strict(text: str) -> Any:
-    def refuse(word: str) -> Any:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def require_page(path: Path) -> str:
     page = path.read_text(encoding="utf-8")
     assert not OBEYED.search(page)
     data = re.findall(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
     assert data
-    assert all(strict(each) is not None for each in data)
+    assert all(strictly(each) is not None for each in data)
     return page
 
 
@@ -198,7 +192,7 @@ def test_names_of_folders_are_shown_and_not_obeyed(place, capsys, name):
     (place / "broken").rename(place / name)
     assert run_command(capsys, "list", "--runs", ".")[0] == 0
     listed = run_command(capsys, "list", "--runs", ".", "--json")[1]
-    assert len(strict(listed)) == 2
+    assert len(strictly(listed)) == 2
     assert run_command(capsys, "report", name, "whole", "-o", "page.html")[0] == 0
     page = require_page(place / "page.html")
     assert "<img" not in page
@@ -341,6 +335,7 @@ def test_mutated_runs_end_in_a_page_or_in_one_line(place, real, capsys, monkeypa
     assert not ran
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("seed", range(2))
 def test_policies_of_mutated_runs_end_in_a_result_or_in_one_line(
     place, real, capsys, monkeypatch, seed
@@ -352,5 +347,5 @@ def test_policies_of_mutated_runs_end_in_a_result_or_in_one_line(
         shutil.copytree(real, place / "broken")
         damage(rng, place / "broken")
         status, out, _ = run_command(capsys, "evaluate", "broken", "--episodes", "2", "--json")
-        assert status or strict(out)["episodes"] == 2
+        assert status or strictly(out)["episodes"] == 2
     assert not ran

@@ -21,20 +21,20 @@ import numpy as np
 import psutil
 import pytest
 
+from checkpoint_files import stopped
 from described import undescribed
-from saved import config_of
+from fused_runs import same, saved
+from saved import config_of, curve, lines
 from seedbed import api, cli
-from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.saved import resumed
 from seedbed.envs.device import changes, wrappers
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
-from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.device.probes import DelayProbe
 from seedbed.envs.host.gym import GymEnv
 from seedbed.exit_status import ExitStatus
-from seedbed.fused import rollout
 from seedbed.fused import train as fused
 from seedbed.fused.program import Program
 from seedbed.ops.keys import halves
@@ -42,10 +42,7 @@ from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps, read_best
 from seedbed.run.folder import RunFolder
 from seedbed.run.history import read_history
-from seedbed.run.metrics import STAGES
 from seedbed.run.options import FusedConfig
-from seedbed.simd import primitive
-from seedbed.simd.cpu import compiler
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -60,8 +57,7 @@ from seedbed.types import (
     Timestep,
 )
 from small_disk import Outage, on_small_disk
-from test_checkpoint import stopped
-from test_metrics import curve
+from waiting import wait_for
 
 TINY = Ppo(
     unroll=8, batch=16, epochs=2, minibatches=2, hidden_sizes=(8,), normalise_observations=True
@@ -70,21 +66,6 @@ PROBE = Ppo(
     unroll=16, batch=32, epochs=2, minibatches=2, hidden_sizes=(32,), gamma=0.9,
     learning_rate=1e-2,
 )  # fmt: skip
-
-
-def same(a, b, **tolerance):
-    """Compares trees of arrays, keys too, bit for bit or to a tolerance."""
-
-    def compare(x, y):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        if tolerance:
-            np.testing.assert_allclose(x, y, **tolerance)
-        else:
-            np.testing.assert_array_equal(x, y)
-
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(compare, a, b)
 
 
 def differ(a, b):
@@ -111,19 +92,6 @@ def advance(program, carry, iterations):
     return carry, report
 
 
-def saved(folder):
-    """The newest checkpoint of a run, whole."""
-    config = config_of(folder)
-    program = Program(config.env, config.agent, config.runtime)
-    return restore(folder / "checkpoints", jax.eval_shape(program.first))
-
-
-def lines(folder):
-    path = folder / "metrics.jsonl"
-    found = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in found if line.endswith("\n")]
-
-
 def train(folder, env, agent=TINY, resume=False, **options):
     options = {"steps": 640, "evaluate_episodes": 4, "log_every_s": 0.1} | options
     config = TrainConfig(env, agent, FusedConfig(**options), "test/ppo")
@@ -133,27 +101,20 @@ def train(folder, env, agent=TINY, resume=False, **options):
 # -- several devices ----------------------------------------------------------------------------
 
 
-def test_one_two_and_eight_devices_agree():
+@pytest.mark.quick("8")
+@pytest.mark.parametrize("devices", [2, 8])
+def test_one_and_several_devices_agree(devices):
     _, one, report = run_program(CartPole(), TINY, 6)
-    for devices in (2, 8):
-        _, several, report_of_several = run_program(
-            CartPole(), TINY, 6, devices=tuple(range(devices))
+    _, several, report_of_several = run_program(CartPole(), TINY, 6, devices=tuple(range(devices)))
+    assert len(several.env.timestep.reward.sharding.device_set) == devices
+    assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
+    same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
+    assert report_of_several.episodes == report.episodes
+    assert report_of_several.transitions == report.transitions
+    for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
+        np.testing.assert_allclose(
+            report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
         )
-        assert len(several.env.timestep.reward.sharding.device_set) == devices
-        assert len(jax.tree.leaves(several.learner.params)[0].sharding.device_set) == devices
-        same(jax.device_get(several), jax.device_get(one), rtol=1e-5, atol=1e-5)
-        assert report_of_several.episodes == report.episodes
-        assert report_of_several.transitions == report.transitions
-        for name in ("loss/total", "loss/policy", "loss/value", "entropy", "kl", "clipped"):
-            np.testing.assert_allclose(
-                report_of_several.metrics[name], report.metrics[name], rtol=1e-4, atol=1e-5
-            )
-
-
-def test_no_time_of_a_stage_is_below_zero():
-    """XLA may compute what does not depend on a clock's reading before it; and clocks wrap."""
-    begun, ended = np.uint32([3, 7, 2**32 - 2]), np.uint32([7, 3, 3])
-    assert rollout._passed(begun, ended).tolist() == [4, 0, 5]
 
 
 # -- killed, interrupted, resumed -----------------------------------------------------------------
@@ -175,14 +136,7 @@ def spawn(*arguments):
     )  # fmt: skip
 
 
-def wait_for(condition, process, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.01)
-
-
+@pytest.mark.slow
 def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(run_folder, tmp_path):
     folder = run_folder / "checkpoints"
     process = spawn(*COMMAND, "--run", str(run_folder))
@@ -247,6 +201,7 @@ def test_a_full_disk_stops_saving_and_not_training(disk):
     assert events == sorted(events) and events[-1] > view.empty_from
 
 
+@pytest.mark.slow
 def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, full_pipe):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
@@ -264,6 +219,7 @@ def test_a_blocked_terminal_blocks_neither_training_nor_stopping(run_folder, ful
     assert max(list_steps(run_folder / "checkpoints")) == lines(run_folder)[-1]["env_steps"] > 0
 
 
+@pytest.mark.slow
 def test_a_signal_cuts_an_evaluation_short_and_saves(run_folder, monkeypatch):
     evaluate = Program.evaluate
 
@@ -440,6 +396,7 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
+@pytest.mark.slow
 def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
     run_folder, capsys
 ):
@@ -465,6 +422,7 @@ def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_
     same(saved(run_folder)[1], whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"seeds": 2}, {"devices": (0, 1)}], ids=str)
 def test_populations_and_devices_change_the_integrator_too(options):
     program, carry, _ = run_program(Falling(), TINY, 1, steps=640, euler_share=0.5, **options)
@@ -499,22 +457,7 @@ class Several(CartPole):
         return state._replace(timestep=parted)
 
 
-def test_a_population_begins_where_there_are_two_cores(run_folder):
-    """Batches of factorisations, which draw the first parameters, waited for one another there."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    program = [sys.executable, "-m", "seedbed", "train", "test_fused:Several"]
-    options = "--seeds 4 --steps 2000 --agent.unroll 8 --agent.batch 64 --agent.minibatches 1"
-    # With eight devices there are more threads.
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
-    process = subprocess.run(
-        ["taskset", "-c", ",".join(map(str, cores)), *program, *options.split(), "--run", run_folder],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": flags},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
-    assert len(lines(run_folder)[-1]["evaluation/seeds"]) == 4
-
-
+@pytest.mark.slow
 def test_a_population_is_its_seeds_one_by_one(run_folder, capsys):
     """Its result is the median; the best is beside it, and is what an evaluation plays."""
     steps, agent = 128 * 10, dataclasses.replace(TINY, learning_rate=1e-2)
@@ -606,6 +549,7 @@ def test_ppo_learns_from_delayed_rewards_and_reports(delayed):
     assert read_best(folder / "checkpoints")["step"] == made
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_disturb_training(delayed, run_folder):
     folder, undisturbed = delayed
     summary = train(run_folder, DelayProbe(), PROBE, **DELAYED, evaluate_every=512 * 25)
@@ -614,36 +558,6 @@ def test_evaluation_does_not_disturb_training(delayed, run_folder):
     for due in (512 * 25, 512 * 50):
         assert any(due <= step < due + 512 for step in steps)
     same(saved(run_folder)[1], saved(folder)[1])
-
-
-def test_ppo_bootstraps_at_a_truncation():
-    program, carry, _ = run_program(TruncationProbe(), PROBE, 60)
-    (found,) = program.evaluate(carry, 0)
-    assert abs(found["episode_return_mean"] + 0.8) < 0.03
-    zero, no = jnp.zeros((1, 2)), jnp.zeros((1, 2), bool)
-    steps = Timestep(jnp.array([[[1.0], [-1.0]]]), zero, no, no, no)
-    _, value, _ = program.agent._evaluate(carry.learner.params, steps, (), ())
-    np.testing.assert_allclose(value[0], [2, 0.8], atol=0.1)
-
-
-def test_impala_learns_in_the_fused_runtime():
-    agent = Impala(
-        unroll=16, batch=32, hidden_sizes=(32,), gamma=0.9, optimizer="adam", learning_rate=1e-2,
-    )  # fmt: skip
-    program, carry, report = run_program(DelayProbe(), agent, 150)
-    assert carry.learner.updates == 150
-    assert np.isfinite(list(report.metrics.values())).all()
-    assert program.evaluate(carry, 0)[0]["episode_return_mean"] > 6
-
-
-@pytest.mark.slow
-def test_it_trains_without_kernels(run_folder, monkeypatch):
-    primitive._say.cache_clear()
-    monkeypatch.setattr(compiler, "unsupported", lambda: "there is no code generator for vax CPUs")
-    with pytest.warns(RuntimeWarning, match="vax CPUs.* Ant then takes"):
-        summary = train(run_folder, CartPole())
-    assert summary["env_steps"] >= 640
-    assert all(0 <= summary[f"time/{stage}"] < 1.5 for stage in STAGES)
 
 
 # -- what goes wrong --------------------------------------------------------------------------------
@@ -673,6 +587,7 @@ class Broken(Counting):
         return after._replace(timestep=steps)
 
 
+@pytest.mark.slow
 def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
     arguments = shlex.split(
         f"test_fused:Broken --run {run_folder} --steps 100_000 --checkpoint-every-s 0.1 "
@@ -690,26 +605,12 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
     assert not read_best(run_folder / "checkpoints")
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
     monkeypatch.setattr("seedbed.fused.program.MOST_STEPS", 20)
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
         train(run_folder, Broken(episode_steps=0, fault="endless"))
     assert max(list_steps(run_folder / "checkpoints")) == 640
-
-
-def test_a_branch_on_a_traced_value_is_named(run_folder):
-    with pytest.raises(
-        SeedbedError, match=r"Broken.step failed at test_fused.py:\d+: Tracer.*use jnp.where"
-    ):
-        train(run_folder, Broken(fault="branch"))
-
-
-def test_a_wrong_reward_is_refused_and_leaves_no_folder(run_folder):
-    with pytest.raises(
-        SeedbedError, match=r"Broken.step: the reward is float32\[1\], not float32\[\]"
-    ):
-        train(run_folder, Broken(fault="reward"))
-    assert not run_folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -735,12 +636,6 @@ def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, 
     assert not run_folder.exists()
 
 
-def test_an_unknown_task_is_suggested(run_folder, capsys):
-    assert cli.main(["train", "half_chetah", "--run", str(run_folder)]) == 1
-    assert re.search("did you mean .*half_cheetah", capsys.readouterr().err)
-    assert not run_folder.exists()
-
-
 def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder):
     summary = train(run_folder, CartPole(), steps=1, seed=3)
     assert summary["env_steps"] == 128 and summary["learner_steps"] == 4
@@ -760,15 +655,15 @@ def test_a_sweep_is_its_values_one_by_one():
     _, swept, _ = run_program(CartPole(), TINY, 2, **options)
     config = FusedConfig(**options)
     assert config.member_seeds == (3, 4, 3, 4)
-    for i, values in enumerate(config.variations):
-        agent, seed = dataclasses.replace(TINY, **values), config.member_seeds[i]
-        if i % 2 == 0:
-            program, one, _ = run_program(CartPole(), agent, 2, seed=seed)
-        else:
-            first = Program(CartPole(), agent, FusedConfig(steps=256, seed=seed)).first()
-            one, _ = advance(program, program.place(first), 2)
+    # One program of the second value runs both of its seeds.
+    agent = dataclasses.replace(TINY, **config.variations[2])
+    program, one, _ = run_program(CartPole(), agent, 2, seed=3)
+    first = Program(CartPole(), agent, FusedConfig(steps=256, seed=4)).first()
+    other, _ = advance(program, program.place(first), 2)
+    for i, alone in ((2, one), (3, other)):
         member = jax.tree.map(lambda x, i=i: x[i], swept.learner.params)
-        same(member, one.learner.params, rtol=1e-4, atol=1e-5)
+        same(member, alone.learner.params, rtol=1e-4, atol=1e-5)
+    assert differ(jax.tree.map(lambda x: x[0], swept.learner.params), one.learner.params)
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,16 @@ import pytest
 
 from seedbed.agents.ppo import Ppo
 from seedbed.config import resolve, scaling
+from seedbed.config.presets import PRESETS
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.wrappers import episode_statistics, training
 from seedbed.fused import rollout
 from seedbed.fused.program import Program
 from seedbed.run.options import FusedConfig
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState
-from test_scaling import FUSED, gpu  # noqa: F401
 
 TINY = Ppo(unroll=4, batch=64, epochs=1, minibatches=2, hidden_sizes=(8,))
+FUSED = [name for name in PRESETS if isinstance(PRESETS[name]().runtime, FusedConfig)]
 KERNEL = "__gpu$xla.gpu.ptx"
 """XLA's custom call that launches PTX."""
 SOLVER = {"cusolver_geqrf_ffi", "cusolver_orgqr_ffi"}
@@ -73,13 +74,6 @@ def test_each_device_steps_its_share():
     assert kernels(text) == [{16}]
 
 
-@pytest.mark.slow
-def test_a_population_steps_all_at_once():
-    text = iteration(Program(CartPole(), TINY, FusedConfig(seeds=3)))
-    assert calls(text) == {KERNEL}
-    assert kernels(text) == [{192}]
-
-
 def test_the_first_carry_and_evaluations_are_for_cuda_too():
     program = Program(CartPole(), TINY, FusedConfig())
     first = lowered(jax.jit(program.first).trace())
@@ -100,7 +94,7 @@ def test_the_first_carry_and_evaluations_are_for_cuda_too():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*FUSED, "pendulum/sac", "mountain_car/r2d2"])
-def test_every_preset_lowers_with_the_sizes_of_a_gpu(name, gpu):  # noqa: F811
+def test_every_preset_lowers_with_the_sizes_of_a_gpu(name, gpu):
     config = scaling.for_this_device(resolve.train_config(name))
     program = Program(config.env, config.agent, config.runtime)
     text = iteration(program)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from fused_runs import same, saved
 from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
@@ -15,12 +16,11 @@ from seedbed.agents.sac import Sac
 from seedbed.config.configuration import TrainConfig
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.pendulum import Pendulum
-from seedbed.envs.device.probes import RepeatProbe, TMazeProbe
+from seedbed.envs.device.probes import RepeatProbe
 from seedbed.fused.program import Program
 from seedbed.run.evaluation import SpecPolicy
 from seedbed.run.options import FusedConfig
 from seedbed.types import SeedbedError, bind
-from test_fused import same, saved
 
 TINY = Dqn(
     batch=32, ratio=2.0, capacity=1000, min_size=200, hidden_sizes=(8,), target_period=7, n_step=2,
@@ -32,10 +32,6 @@ LEARNS = {"learning_rate": 1e-3, "adam_epsilon": 1e-8, "target_period": 100, "ga
 REMEMBERS = R2d2(
     sequence=8, burn_in=4, lstm_size=32, head_size=32, hidden_sizes=(32,), batch=32, ratio=4.0,
     capacity=5000, min_size=200, n_step=3, priority_exponent=0.6, **LEARNS,
-)  # fmt: skip
-FORGETS = Dqn(
-    hidden_sizes=(32,), batch=32, ratio=0.5, capacity=40_000, min_size=1600, n_step=3,
-    **LEARNS,
 )  # fmt: skip
 
 
@@ -56,26 +52,6 @@ def train(folder, env, agent=TINY, resume=False, **options):
     options = {"steps": 640, "evaluate_episodes": 4, "log_every_s": 0.1} | SIZES | options
     config = TrainConfig(env, agent, FusedConfig(**options), "test/dqn")
     return api.train(config, run=folder, resume=resume)
-
-
-@pytest.mark.parametrize(
-    ("probe", "without"),
-    [
-        pytest.param(RepeatProbe(delay=2), 18 / 4, id="repeat"),
-        pytest.param(TMazeProbe(length=5), 1.95, id="t-maze"),
-    ],
-)
-@pytest.mark.slow
-def test_memory_decides_what_is_learned(probe, without):
-    """A recurrent agent nears the best return; one without memory cannot pass its bound."""
-    sizes = {"envs": 32, "unroll": 16, "evaluate_episodes": 256}
-    best = 18.0 if isinstance(probe, RepeatProbe) else 4.0
-    program, carry, _ = run_program(probe, REMEMBERS, 320, **sizes)
-    assert program.evaluate(carry, 1)[0]["episode_return_mean"] > 0.9 * best
-    program, carry, _ = run_program(probe, FORGETS, 150, **sizes)
-    result = program.evaluate(carry, 1)[0]
-    doubt = 4.0 * result["episode_return_std"] / np.sqrt(result["episodes"])
-    assert result["episode_return_mean"] < without + doubt + 0.05
 
 
 def test_it_waits_for_enough_and_then_learns_at_the_ratio():
@@ -112,16 +88,13 @@ def test_replay_holds_what_happened():
     assert goes_on.sum() > 300 and not goes_on.all()
 
 
+@pytest.mark.quick("dqn")
 @pytest.mark.parametrize(
     ("env", "agent"),
     [
-        pytest.param(CartPole(), TINY, marks=pytest.mark.slow),
+        (CartPole(), TINY),
         (Pendulum(), Sac(batch=16, ratio=1.0, capacity=500, min_size=64, hidden_sizes=(8,))),
-        pytest.param(
-            RepeatProbe(),
-            dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8),
-            marks=pytest.mark.slow,
-        ),
+        (RepeatProbe(), dataclasses.replace(REMEMBERS, batch=4, ratio=1.0, min_size=8)),
     ],
     ids=["dqn", "sac", "r2d2"],
 )
@@ -134,6 +107,7 @@ def test_a_resumed_run_ends_where_an_undisturbed_one_does(tmp_path, env, agent):
     same(parts[1], whole[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     train(tmp_path, CartPole(), steps=64)
     _, before, _ = saved(tmp_path)
@@ -143,20 +117,6 @@ def test_a_resumed_run_explores_as_it_is_told(tmp_path):
     wanted = jax.device_get(bind(agent, CartPole().spec).actor_state(np.arange(4), 4)).per_env
     same(after.actor.per_env, wanted, rtol=1e-6)
     assert not np.array_equal(before.actor.per_env, after.actor.per_env)
-
-
-@pytest.mark.slow
-def test_a_population_is_its_seeds_one_by_one():
-    _, both, _ = run_program(CartPole(), TINY, 10, seeds=2, seed=5)
-    program, one, _ = run_program(CartPole(), TINY, 10, seed=5)
-    for index in range(2):
-        if index:
-            config = FusedConfig(steps=320, seed=5 + index, **SIZES)
-            one = program.place(Program(CartPole(), TINY, config).first())
-            for _ in range(10):
-                one, _ = program.run(one, [0])
-        mine = jax.tree.map(lambda x, i=index: x[i], both)
-        same(jax.device_get(mine), jax.device_get(one), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +150,7 @@ def test_sizes_that_do_not_fit_are_answered_with_some_that_do(tmp_path):
         train(tmp_path / "run", Pendulum(), R2d2(lstm_size=8))
 
 
+@pytest.mark.slow
 def test_a_loaded_memory_takes_the_reward_in():
     agent, spec = bind(REMEMBERS, RepeatProbe().spec), RepeatProbe().spec
     params = agent.init(jax.random.key(0)).params

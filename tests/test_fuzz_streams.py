@@ -11,13 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
+from actor_pools import Learner, counting
+from attackers import Client, IngestPort, Refused
+from hosts import Net, progress
 from seedbed import trees
 from seedbed.actors import wire
 from seedbed.actors.wire import Kind
 from seedbed.streams.messages import HEADER_BYTES, Handshake, frame, pack
-from test_strangers import Client, IngestPort, Refused
-from test_streams import Net, progress
-from test_transport import Learner, counting
 
 
 def broken(whole: bytes, chance: random.Random) -> bytes:

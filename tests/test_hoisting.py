@@ -119,16 +119,6 @@ def test_arguments_of_other_dtypes_and_structure_are_traced_anew():
     assert len(hoisted._rests[1, "cpu"]) == 3
 
 
-def test_settings_of_a_part_of_the_function_hold_there():
-    def draw(params, x):
-        with jax.threefry_partitionable(False):
-            return x + jax.random.uniform(jax.random.key(0), (3, 4)) + params["bias"][0]
-
-    hoisted, x = Hoisted(draw), np.zeros((3, 4), np.float32)
-    derived = hoisted.derive(placed(PARAMS))
-    np.testing.assert_array_equal(hoisted(3, derived, x), jax.jit(draw)(PARAMS, x))
-
-
 def test_shard_map_in_the_function():
     mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("rows"))
@@ -150,46 +140,6 @@ def test_a_nan_that_no_call_takes_is_no_error():
         derived = hoisted.derive(placed(PARAMS))
         np.testing.assert_array_equal(hoisted(1, derived, x), x)
         np.testing.assert_array_equal(hoisted(1, hoisted.derive(placed(PARAMS)), x), x)
-
-
-def test_what_is_not_changed_is_not_copied():
-    def layer(params, x):
-        return x @ params["kernel"] + params["bias"][None]
-
-    hoisted, params = Hoisted(layer), placed(PARAMS)
-    derived = hoisted.derive(params)
-    hoisted(1, derived, np.ones((1, 40), np.float32))
-    assert any(value is params["kernel"] for value in rest_of(hoisted, derived, 1)[0])
-
-
-def test_a_broadcast_is_made_at_each_call():
-    def layer(params, x):
-        return x + jnp.exp(jnp.broadcast_to(params["bias"] * 2.0, x.shape))
-
-    hoisted, x = Hoisted(layer), np.ones((64, 24), np.float32)
-    derived = hoisted.derive(placed(PARAMS))
-    np.testing.assert_allclose(hoisted(64, derived, x), x + np.exp(2 * PARAMS["bias"]), rtol=1e-6)
-    assert max(value.size for value in rest_of(hoisted, derived, 64)[0]) == 24
-
-
-def test_results_of_parameters_alone_and_of_constants_alone():
-    def several(params, x):
-        return {
-            "twice": params["bias"] * 2,
-            "raw": params["bias"],
-            "ones": jnp.ones(3),
-            "seven": 7,
-            "x": x,
-        }
-
-    hoisted, x = Hoisted(several), np.arange(3.0, dtype=np.float32)
-    made = hoisted(0, hoisted.derive(placed(PARAMS)), x)
-    jax.tree.map(np.testing.assert_array_equal, made, jax.jit(several)(PARAMS, x))
-
-
-def test_functions_without_parameters():
-    hoisted = Hoisted(lambda params, x: x + 1)
-    assert hoisted(0, hoisted.derive({}), np.float32(1.0)) == 2.0
 
 
 def test_donated_arguments_are_donated_and_parameters_are_not():

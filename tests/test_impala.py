@@ -8,68 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from probe_environments import (
-    Aim,
-    Choice,
-    Delay,
-    Endless,
-    Match,
-    Memory,
-    Probe,
-    SecretReward,
-    Trainer,
-)
-from seedbed.agents.actor_critic import Behaviour
+from probe_environments import Aim, Choice, Match, Memory, Trainer
 from seedbed.agents.impala import Impala
-from seedbed.config import flags, resolve
-from seedbed.types import (
-    ArraySpec,
-    Box,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
-    SeedbedError,
-    Timestep,
-    Trajectory,
-    bind,
-)
+from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, Timestep, Trajectory
+from trajectories import bound, trajectory_of
 
 KEY = jax.random.key(0)
 SMALL = Impala(unroll=6, batch=3, hidden_sizes=(16,), lstm_size=8)
 PROBE = Impala(
     unroll=8, batch=32, hidden_sizes=(32,), lstm_size=32, optimizer="adam", learning_rate=3e-3
 )
-
-
-def trajectory_of(agent, seed=0):
-    """A random trajectory with ends of both kinds, and the observations of each episode's start."""
-    rng = np.random.default_rng(seed)
-    rows, batch = agent.unroll, agent.batch
-    first, terminated, truncated = (np.zeros((rows + 1, batch), bool) for _ in range(3))
-    first[0] = rng.random(batch) < 0.5
-    for t in range(1, rows + 1):
-        first[t] = terminated[t - 1] | truncated[t - 1]
-        kind = np.where(first[t], 1.0, rng.random(batch))
-        terminated[t], truncated[t] = kind < 0.2, (kind >= 0.2) & (kind < 0.4)
-    observation = rng.normal(size=(rows + 1, batch, 4)).astype(np.float32)
-    reward = np.where(first, 0, rng.normal(size=(rows + 1, batch))).astype(np.float32)
-    timesteps = Timestep(observation, reward, terminated, truncated, first)
-    action = rng.integers(0, 3, (rows, batch)).astype(np.int32)
-    log_prob = np.log(rng.uniform(0.1, 0.9, (rows, batch))).astype(np.float32)
-    extras = Behaviour(log_prob, action)
-    actor_state = agent.actor_state(jnp.arange(batch), batch)
-    version = np.zeros((rows, batch), np.int32)
-    return Trajectory(timesteps, action, extras, actor_state, version)
-
-
-THREE = Discrete(3)
-
-
-def bound(agent, action=THREE):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 def initial(agent):
@@ -138,47 +87,7 @@ def test_the_gradient_is_that_of_a_slow_loss():
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["feedforward", "recurrent"])
-def masked(request):
-    """An agent whose observations have separate entries before (0, 1) and after (2, 3) a reset."""
-    agent = bound(dataclasses.replace(SMALL, recurrent=request.param, batch=1))
-    return agent, initial(agent), gradient_function(agent)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
-def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, truncated):
-    agent, state, gradients = masked
-    trajectory = trajectory_of(agent, seed)
-    flags = np.zeros((4, agent.unroll + 1, 1), bool)
-    flags[0 if truncated else 1, end], flags[2, end + 1] = True, True
-
-    def variant(draw, bootstrap):
-        """Rows after the end vary with `draw`; `bootstrap` is seen in the last observation."""
-        rng = np.random.default_rng((seed, draw))
-        observation = np.array(trajectory.timesteps.observation)
-        observation[: end + 1, :, 2:], observation[end + 1 :, :, :2] = 0, 0
-        observation[end + 1 :, :, 2:] = rng.normal(size=(agent.unroll - end, 1, 2))
-        observation[end, 0, 0] += bootstrap
-        reward = np.array(trajectory.timesteps.reward)
-        reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
-        timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
-        action, log_prob = np.array(trajectory.action), np.array(trajectory.extras.log_prob)
-        action[end:] = rng.integers(0, 3, action[end:].shape)
-        log_prob[end:] = rng.normal(size=log_prob[end:].shape)
-        extras = Behaviour(log_prob, action)
-        changed = trajectory._replace(timesteps=timesteps, action=action, extras=extras)
-        grads, output = gradients(state, changed)
-        assert output.weight == agent.unroll - 1
-        return np.asarray(grads.weights["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
-
-    reference = variant(0, 0.0)
-    assert np.abs(reference).max() > 0
-    np.testing.assert_allclose(variant(1, 0.0), reference, rtol=1e-5, atol=1e-6)
-    # The last observation itself counts if, and only if, the episode was cut short.
-    assert (variant(0, 1.0) != reference).any() == truncated
-
-
+@pytest.mark.slow
 def test_rows_weigh_the_same_however_devices_share_them():
     agent = bound(dataclasses.replace(SMALL, batch=4))
     state, trajectory = initial(agent), trajectory_of(agent)
@@ -201,6 +110,7 @@ def test_rows_weigh_the_same_however_devices_share_them():
         np.testing.assert_allclose(mean, output.metrics[name], rtol=1e-5)
 
 
+@pytest.mark.quick("Box*")
 @pytest.mark.parametrize(
     ("action", "recurrent"),
     [
@@ -243,6 +153,7 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
 
 
+@pytest.mark.quick("rmsprop")
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_step_size_falls_with_progress_to_zero(optimizer):
     agent = bound(dataclasses.replace(SMALL, optimizer=optimizer))
@@ -336,27 +247,6 @@ def test_values_that_cannot_work_are_refused_by_name(field, value):
         Impala(**{field: value})
 
 
-def test_an_image_torso_without_images_is_refused_and_auto_chooses():
-    with pytest.raises(SeedbedError, match="choose auto or mlp"):
-        bound(Impala(torso="nature"))
-    with pytest.raises(SeedbedError, match="bind the agent"):
-        Impala().init(KEY)
-    channels_first = EnvSpec(ArraySpec((4, 84, 84), "uint8"), Discrete(3))
-    with pytest.raises(SeedbedError, match=r"shape \(4, 84, 84\) looks like .* channels first"):
-        Impala(spec=channels_first)
-    Impala(spec=channels_first, torso="mlp")
-
-
-def test_the_command_line_offers_the_hyperparameters_only(capsys):
-    given = ["--agent.gamma", "0.5", "--agent.torso", "resnet", "--agent.recurrent"]
-    agent = flags.override(resolve.train_config("pong"), given, show_help=False).agent
-    assert (agent.gamma, agent.torso, agent.recurrent, agent.spec) == (0.5, "resnet", True, None)
-    with pytest.raises(SystemExit):
-        flags.override(resolve.train_config("pong"), [], show_help=True)
-    text = capsys.readouterr().out
-    assert "trace-decay" in text and "agent.spec" not in text
-
-
 def value_at(trainer, observation):
     """Value of one opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
@@ -368,28 +258,7 @@ def value_at(trainer, observation):
     )
 
 
-def test_probe_constant_reward():
-    trainer = Trainer(PROBE, Probe, updates=300).train()
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
-
-
-def test_probe_reward_shown_by_the_observation():
-    trainer = Trainer(PROBE, SecretReward, updates=300).train()
-    for secret in (-1, 1):
-        assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
-
-
-def test_probe_delayed_reward_is_discounted():
-    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Delay, updates=400).train()
-    assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
-
-
-def test_probe_truncation_bootstraps():
-    trainer = Trainer(dataclasses.replace(PROBE, gamma=0.5), Endless, updates=400).train()
-    assert abs(value_at(trainer, [1, 1]) - 2) < 0.1
-
-
+@pytest.mark.quick("Match-*")
 @pytest.mark.parametrize(
     ("probe", "updates", "threshold"), [(Choice, 300, 0.9), (Match, 300, 0.9), (Aim, 400, 0.75)]
 )
@@ -398,11 +267,13 @@ def test_probe_action_dependent_reward(probe, updates, threshold):
     assert trainer.mean_reward(20) > threshold
 
 
+@pytest.mark.slow
 def test_probe_published_optimizer_learns_too():
     agent = dataclasses.replace(PROBE, optimizer="rmsprop", learning_rate=2e-3)
     assert Trainer(agent, Match, updates=400).train().mean_reward(20) > 0.9
 
 
+@pytest.mark.slow
 def test_probe_memory_needs_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, unroll=10, recurrent=True, learning_rate=1e-2)
     assert Trainer(agent, Memory, updates=200).train().mean_reward(25) > 0.8

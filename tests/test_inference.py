@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent
+from fake_pool import Fake
+from inferences import GROUPS, SIZE, SPEC, STACK, Environments, make_inference
 from seedbed.actors.pool import ActorPool
 from seedbed.central.acting import InferenceLoop
 from seedbed.central.gate import Gate
@@ -21,10 +23,7 @@ from seedbed.run import devices
 from seedbed.run.measures import EpisodeStatistics, Stopwatch
 from seedbed.run.stacking import stack_timesteps, stacked_spec, zero_timesteps
 from seedbed.types import ArraySpec, Discrete, EnvSpec, SeedbedError, Timestep
-from test_peers import Fake
-
-SPEC = EnvSpec(ArraySpec((3, 2), "uint8"), Discrete(7))
-STACK, GROUPS, SIZE = 3, 3, 2
+from waiting import wait_for
 
 
 class ShowingAgent(CountingAgent):
@@ -33,35 +32,6 @@ class ShowingAgent(CountingAgent):
     def act(self, params, actor_state, timestep, keys, evaluate):
         action, extras, state = super().act(params, actor_state, timestep, keys, evaluate)
         return action, extras | {"observation": timestep.observation}, state
-
-
-def make_inference(kind=CountingAgent):
-    """Makes an agent, its parameters, and inference for it."""
-    agent = kind(spec=stacked_spec(SPEC, STACK))
-    ids = np.arange(GROUPS * SIZE).reshape(GROUPS, SIZE)
-    device = jax.devices()[0]
-    inference = Inference(agent, SPEC, STACK, device, ids, GROUPS * SIZE, jax.random.key(3))
-    params = agent.init(jax.random.key(0)).params
-    inference.publish(params, 0)
-    inference.compile(SPEC)
-    return types.SimpleNamespace(agent=agent, params=params, inference=inference)
-
-
-class Environments:
-    """Random timesteps with random episode ends, in next-step auto-reset."""
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-        self.ended = np.ones((GROUPS, SIZE), bool)
-
-    def next(self, group):
-        first = self.ended[group].copy()
-        end = (self.rng.random(SIZE) < 0.3) & ~first
-        terminated = end & (self.rng.random(SIZE) < 0.5)
-        self.ended[group] = end
-        observation = self.rng.integers(0, 255, (SIZE, 3, 2)).astype(np.uint8)
-        reward = np.where(first, 0, self.rng.random(SIZE)).astype(np.float32)
-        return Timestep(observation, reward, terminated, end & ~terminated, first)
 
 
 def test_agents_see_the_newest_frames_whatever_arrives_together():
@@ -146,6 +116,7 @@ TREE = {
 }
 
 
+@pytest.mark.quick("1", "4")
 @pytest.mark.parametrize("stack", [1, 2, 3, 4, 5])
 def test_every_array_is_stacked_along_its_last_axis(stack):
     rows, size, rng = 6, 2, np.random.default_rng(stack)
@@ -291,13 +262,6 @@ class LateInference(Inference):
         late = Late(output.action)
         self.started.append((groups, time.perf_counter(), late))
         return output._replace(action=late)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.001)
 
 
 @contextlib.contextmanager

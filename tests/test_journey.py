@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import seedbed
+from central_runs import counting_env
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.agents.impala import Impala
@@ -31,10 +32,8 @@ from seedbed.fused.program import Program
 from seedbed.fused.rollout import iterate, moves
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.types import bind
-from test_central import (  # noqa: F401  a fixture
-    counting_env,
-    importable,
-)
+
+pytestmark = pytest.mark.usefixtures("importable")
 
 PACKAGE = Path(seedbed.__file__).parent
 PAGE = PACKAGE.parent.parent / "docs" / "architecture.md"
@@ -125,6 +124,7 @@ def test_central_inference():
     assert len(journey.files) <= 12
 
 
+@pytest.mark.quick("ant/ppo", "cartpole/dqn")
 @pytest.mark.parametrize("preset", ["ant/ppo", "half_cheetah/sac", "cartpole/dqn"])
 def test_fused(preset):
     chosen, journey = presets.PRESETS[preset](), Journey()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent
+from recorded import SPEC, record
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
@@ -19,7 +20,6 @@ from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import learn
 from seedbed.types import (
     ActorState,
-    ArraySpec,
     Box,
     Discrete,
     EnvSpec,
@@ -28,8 +28,6 @@ from seedbed.types import (
     bind,
     learns_from_replay,
 )
-
-SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 
 
 def make_unroll(envs, unroll=5, seed=0, version=0):
@@ -82,6 +80,7 @@ def run(agent, devices, batches=4, gate=None):
     return jax.device_get((learner.updater.state, metrics))
 
 
+@pytest.mark.quick("agent1")
 @pytest.mark.parametrize("agent", [CountingAgent(batch=8), Momentum(batch=8)])
 def test_one_and_several_devices_agree(agent):
     """Valid rows differ from device to device, so a plain mean of means would fail here."""
@@ -154,6 +153,7 @@ def test_lag_counts_updates_since_acting():
     assert metrics["lag_max"] == 2
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_all_devices():
     from seedbed.agents.actor_critic import Behaviour
 
@@ -184,29 +184,7 @@ def test_statistics_are_those_of_all_devices():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, two)
 
 
-def record(agent, state, envs):
-    """Acts along random timesteps in which episodes end in both ways and are opened again."""
-    rng, rows = np.random.default_rng(4), 7
-    ended, timesteps, steps = np.ones(envs, bool), [], []
-    core = before = agent.actor_state(jnp.arange(envs), envs)
-    act = jax.jit(agent.act, static_argnums=4)
-    for row in range(rows):
-        end = (rng.random(envs) < 0.4) & ~ended
-        truncated = end & (rng.random(envs) < 0.5)
-        reward = np.where(ended, 0, rng.normal(size=envs)).astype(np.float32)
-        observation = rng.normal(size=(envs, 3)).astype(np.float32)
-        timesteps.append(Timestep(observation, reward, end & ~truncated, truncated, ended))
-        keys = jax.random.split(jax.random.key(row), envs)
-        action, extras, core = act(state.params, core, timesteps[-1], keys, False)
-        steps.append((action, extras))
-        ended = end
-    timesteps = jax.tree.map(lambda *leaves: np.stack(leaves), *timesteps)
-    for kind in (timesteps.terminated, timesteps.truncated, timesteps.first):
-        assert kind[1:-1].any(), "of each something"
-    action, extras = jax.tree.map(lambda *leaves: np.stack(leaves), *steps[:-1])
-    return timesteps, action, extras, before
-
-
+@pytest.mark.quick("impala")
 @pytest.mark.parametrize(
     "agent",
     [

@@ -21,7 +21,9 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from central_runs import checkpoints, gone
 from described import undescribed
+from saved import lines
 from seedbed.actors import command, host
 from seedbed.actors.host import _require_allowed
 from seedbed.actors.link import RunFinished
@@ -37,7 +39,7 @@ from seedbed.run.folder import RunFolder, TakenOver
 from seedbed.run.options import CentralConfig
 from seedbed.streams import credentials
 from seedbed.types import SeedbedError
-from test_central import checkpoints, gone, lines, wait_for
+from waiting import wait_for
 
 
 class Interface(NamedTuple):
@@ -90,6 +92,7 @@ def started():
             process.wait()
 
 
+@pytest.mark.slow
 def test_actors_join_a_run_find_it_again_after_a_kill_and_leave_at_its_end(
     run_folder, tmp_path, started
 ):
@@ -151,6 +154,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.slow
 def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, started):
     root = Path(__file__).parent.parent
     needed = {
@@ -405,6 +409,7 @@ def test_what_a_run_listens_with():
     assert every[-1] == "127.0.0.1:7" and len(every) >= 2
 
 
+@pytest.mark.slow
 def test_a_learner_that_another_has_taken_over_ends_and_writes_nothing(
     run_folder, tmp_path, started
 ):

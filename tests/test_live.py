@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import pty
 import sys
@@ -124,19 +123,6 @@ def test_live_view_fits_a_small_terminal():
         assert text.count(f"message {n}") in (0, 20)
 
 
-@pytest.mark.parametrize(("height", "words"), [(24, 400), (8, 5)])
-def test_an_event_that_the_panel_has_no_room_for_is_printed_above(height, words):
-    out = console()
-    out.height = height
-    event = " ".join(f"word{n}" for n in range(words))
-    with LiveView(10_000_000, "pong/impala", "runs/x", out) as view:
-        view.update(METRICS)
-        view.message(event, 0.0)
-    assert "word" not in rendered(view)
-    shown = out.file.getvalue()
-    assert all(f"word{n}" in shown for n in range(words))
-
-
 def test_the_time_left_follows_the_recent_speed():
     """A run that begins at a tenth of its speed: nothing is said for a minute, and the truth soon after."""
     progress = Progress(100_000)
@@ -181,19 +167,6 @@ def test_the_time_that_passes_and_the_stage_are_shown_before_there_are_figures(m
     assert (first, second) == ("compiling", "10s | compiling")
 
 
-def test_the_screen_is_told_that_time_passes():
-    class Ticking(Gate):
-        report_every_s = 0.01
-
-        def tick(self):
-            self.ticked.set()
-
-    screen = Ticking()
-    screen.ticked = threading.Event()
-    with BackgroundView(screen, patience_s=60.0):
-        assert screen.ticked.wait(60)
-
-
 def test_the_task_s_metrics_are_shown():
     task = {f"env/reward_{n}": 0.5 + n for n in range(9)} | {"env/solver_error": 9.0}
     losses = {f"loss/{n}": 1.0 for n in range(12)}
@@ -206,22 +179,6 @@ def test_the_task_s_metrics_are_shown():
     out = console(terminal=False)
     PlainLog(10, "ant/ppo", "runs/x", out).update({**METRICS, **task})
     assert "| env/reward_0 0.50 | env/reward_1 1.50" in out.file.getvalue()
-
-
-def test_live_view_before_the_first_numbers():
-    view = LiveView(10, "cartpole/impala", "runs/x", console())
-    with view:
-        view.update({"env_steps": 0, "wall_s": 0.0, "episode_return_mean": math.nan})
-        view.update({"lag_mean": None})
-        view.update({"replay/items": 12345, "replay/bytes": 2.5e8})
-    assert "nan" not in rendered(view)
-
-
-def test_live_view_starts_no_thread():
-    before = threading.active_count()
-    with LiveView(10, "t", "r", console()) as view:
-        view.update(METRICS)
-        assert threading.active_count() == before
 
 
 def test_plain_log_is_one_line_an_update():

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from seedbed.config import resolve
 from untrained_run import write_run
 
@@ -54,6 +56,7 @@ def test_what_linux_has_is_hidden():
     assert (found.stdout, found.stderr) == ("hidden\n", "")
 
 
+@pytest.mark.slow
 def test_the_fused_runtime_trains(run_folder):
     options = "--steps 2000 --evaluate-every 1000 --evaluate-episodes 2 --checkpoint-every-s 0.1"
     found = seedbed("train", "cartpole/ppo", *options.split(), "--run", str(run_folder))

@@ -9,14 +9,10 @@ import sys
 import numpy as np
 import pytest
 
+from saved import curve
 from seedbed.machine import usable_cores
 from seedbed.run.measures import EpisodeStatistics
-from seedbed.run.metrics import (
-    Counters,
-    MachineShares,
-    MetricsLog,
-    processes_rss,
-)
+from seedbed.run.metrics import Counters, MachineShares, MetricsLog, processes_rss
 from seedbed.types import SeedbedError, Timestep
 from small_disk import on_small_disk
 
@@ -90,15 +86,6 @@ def test_an_unwritable_log_is_reported(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(SeedbedError, match="metrics cannot be written"):
         MetricsLog(tmp_path)
-
-
-def curve(folder, tag="env_steps"):
-    """Steps of a curve as TensorBoard shows it."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(folder)).Reload()
-    tags = accumulator.Tags()["scalars"]
-    return [event.step for event in accumulator.Scalars(tag)] if tag in tags else []
 
 
 def test_resuming_drops_events_that_are_trained_again(tmp_path):
@@ -183,15 +170,6 @@ def shares(cores=2.0, actors=2, start=None, away_share=0.0, **counters):
     if start is not None:
         machine.start(start)
     return machine.update(Counters(**counters), away_share)
-
-
-def test_machine_shares_of_a_saturated_machine():
-    found = shares(wall=10, actors_cpu=5, learner_cpu=14, inference_busy=2, learning_busy=8)
-    assert found["time/environment"] == pytest.approx(0.25)
-    assert found["time/inference"] == pytest.approx(0.14)
-    assert found["time/learning"] == pytest.approx(0.56)
-    assert found["time/waiting"] == pytest.approx(0.05)
-    assert found["bottleneck"] == "learning"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_nature_has_the_published_shape():
     np.testing.assert_allclose(low_precision, y, atol=0.05 * float(jnp.abs(y).max()))
 
 
+@pytest.mark.slow
 def test_deep_resnet_has_the_published_shape():
     x = images((2, 20, 24, 3))
     y, params = build(DeepResNet(), x)
@@ -71,6 +72,7 @@ def test_residual_blocks_add_to_what_they_are_given():
     np.testing.assert_allclose(apply(DeepResNet((4,)), {"params": zero}, x), dense, atol=1e-5)
 
 
+@pytest.mark.quick("Nature*", "Mlp*")
 @pytest.mark.parametrize("module", [Nature(), DeepResNet((4, 4)), Mlp((8,))], ids=str)
 def test_bytes_are_fractions_of_255(module):
     x = images((2, 36, 36, 1))
@@ -89,6 +91,7 @@ def scaling_of(x, seed=1):
     return Scaling(jnp.asarray(offset), jnp.asarray(scale)), scaled
 
 
+@pytest.mark.quick("mlp-*", "nature-floats-bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "image"),
@@ -119,6 +122,7 @@ def test_scaled_images(kind, dtype, image):
         np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-4 * float(jnp.abs(e).max()))
 
 
+@pytest.mark.slow
 def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
     rng = np.random.default_rng(0)
     observation = {
@@ -190,32 +194,6 @@ def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
     np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
-def test_a_tree_of_observations_is_concatenated_leaf_by_leaf():
-    observation = {"camera": images((3, 12, 12, 3)), "arm": np.ones((3, 7), np.float32)}
-    observation["gripper"] = np.ones(3, np.float32)
-    torso = Torso("resnet", (16, 8))
-    y, params = build(torso, observation)
-    assert y.shape == (3, 8 + 256 + 8)
-    assert set(params["params"]) == {"Mlp_0", "DeepResNet_0", "Mlp_1"}
-    changed = apply(torso, params, observation | {"gripper": 2 * observation["gripper"]})
-    np.testing.assert_allclose(changed[:, :264], y[:, :264], atol=1e-4)
-    assert (np.abs(changed[:, 264:] - y[:, 264:]) > 1e-2).any()
-
-
-def test_lstm_steps_equal_the_unrolled_form():
-    x = np.random.default_rng(0).normal(size=(6, 3, 5)).astype(np.float32)
-    first = np.random.default_rng(1).random((6, 3)) < 0.3
-    module = LSTM(4)
-    start = jax.tree.map(lambda s: s + 0.5, initial_lstm_state(3, 4))
-    (outputs, end), params = build(module, x, first, start)
-    step, state = jax.jit(module.apply), start
-    for t in range(6):
-        y, state = step(params, x[t : t + 1], first[t : t + 1], state)
-        np.testing.assert_allclose(y[0], outputs[t], atol=1e-6)
-    for mine, theirs in zip(state, end, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
-
-
 def test_lstm_forgets_before_it_consumes_the_opening_row():
     x = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
     first = np.zeros((5, 2), bool)
@@ -229,24 +207,6 @@ def test_lstm_forgets_before_it_consumes_the_opening_row():
         lambda y: apply(module, params, y, first, initial_lstm_state(2, 4))[0][2:].sum()
     )(x)
     assert (grads[:2, 0] == 0).all() and (grads[:2, 1] != 0).any()
-
-
-def test_lstm_equals_the_equations():
-    rng = np.random.default_rng(0)
-    x, first = rng.normal(size=(1, 2, 3)).astype(np.float32), np.zeros((1, 2), bool)
-    state = LSTMState(*rng.normal(size=(2, 2, 4)).astype(np.float32))
-    (y, end), params = build(LSTM(4), x, first, state)
-    weights = jax.tree.map(np.asarray, params["params"])
-    np.testing.assert_array_equal(weights["bias"], np.repeat([0, 1, 0, 0], 4))
-    gates = x[0] @ weights["input"] + state.hidden @ weights["recurrent"] + weights["bias"]
-    i, f, g, o = np.split(gates, 4, axis=-1)
-
-    def sigmoid(z):
-        return 1 / (1 + np.exp(-z))
-
-    cell = sigmoid(f) * state.cell + sigmoid(i) * np.tanh(g)
-    np.testing.assert_allclose(end.cell, cell, atol=1e-5)
-    np.testing.assert_allclose(y[0], sigmoid(o) * np.tanh(cell), atol=1e-5)
 
 
 def test_lstm_gradients_are_those_of_the_equations_row_by_row():
@@ -299,6 +259,7 @@ def test_heads():
     np.testing.assert_allclose(q.mean(-1), value[..., 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_actor_critic_scales_observations():
     x = {"image": images((2, 3, 12, 12, 1)), "b": images((2, 3, 4)) / np.float32(255)}
     pairs = {name: scaling_of(leaf[0]) for name, leaf in x.items()}

@@ -319,6 +319,7 @@ def bytes_of(tree) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.quick("2-dqn")
 @pytest.mark.parametrize("name", list(AGENTS))
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_shards_apply_what_one_learner_applies(name, shards):

@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from parameter_shards import Shards, StubLearner, job_of
 from seedbed.agents.dqn import Dqn
 from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Tally
-from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.role import Role
-from seedbed.streams.messages import Message
-from seedbed.streams.server import Client
 from seedbed.types import SeedbedError
-from test_sharded_updates import Shards, job_of, wait_for
-
-
-class StubLearner:
-    """A learner for the coordinator only: a `role.Work` that pauses when it is asked to, and may hang."""
-
-    def __init__(self, run: Shards, seat: int) -> None:
-        self.number, self.pausing = seat + 1, True
-        self.pauses, self.hang = 0, threading.Event()
-        self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
-        self.role = Role(run.run, f"learner-{seat}")
-        self.thread = threading.Thread(target=self.role.serve, args=(self, run.job.host))
-        self.thread.start()
-
-    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
-        return {"learner": self.number}
-
-    def leave(self, client: Client) -> None:
-        self.pausing = False
-
-    def take(self, client: Client, message: Message) -> None:
-        if self.hang.is_set():
-            while self.hang.is_set():
-                time.sleep(0.01)
-            raise ConnectionError
-        self.pausing = message.kind is Kind.PAUSE
-        self.pauses += self.pausing
-        client.send(message.kind)
-        if self.pausing and self.breaks:
-            self.breaks = False
-            raise ConnectionError
-
-    def tick(self, now_s: float) -> bool:
-        return True
-
-    def report(self) -> dict[str, Any]:
-        return {"learner": self.number, "paused": self.pausing}
-
-    def close(self) -> None:
-        pass
-
-    def end(self) -> None:
-        self.hang.clear()
-        self.role.finish()
-        self.thread.join()
+from waiting import wait_for
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gorila_runs import gone
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
@@ -32,7 +33,7 @@ from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Message
 from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
-from test_paramserver_run import gone, wait_for
+from waiting import wait_for
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 
@@ -206,6 +207,7 @@ run_role(make)
 """
 
 
+@pytest.mark.slow
 def test_a_role_for_which_the_disk_has_no_room_is_tried_again(tmp_path, keep, monkeypatch):
     (tmp_path / "full_disk.py").write_text(FULL_DISK)
     monkeypatch.syspath_prepend(str(tmp_path))

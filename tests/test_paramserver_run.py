@@ -12,101 +12,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 import psutil
 import pytest
 
-import counting_environment as counting
-from counting_agent import CountingAgent, CountingReplayAgent, check_item
+from central_runs import View, counting_env
+from counting_agent import CountingAgent
 from described import undescribed
-from seedbed import trees
+from gorila_runs import AGENT, gone, require_no_gaps, saved_items, train
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper
-from seedbed.paramserver import train as paramserver
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.job import Job
-from seedbed.paramserver.replay_folder import layout_of, role_of
-from seedbed.replay.host.replay import HostReplay
+from seedbed.paramserver.replay_folder import role_of
 from seedbed.run.checkpoint_helper import list_steps
-from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.types import SeedbedError
-from test_central import View, counting_env, importable  # noqa: F401  a fixture
+from waiting import wait_for
 
-AGENT = CountingReplayAgent(capacity=100_000, min_size=20, ratio=0.5)
-
-
-def train(folder: Path, view: View | None = None, env=None, agent=AGENT, resume=False, **options):
-    view = view or View()
-    run = RunFolder.resume(folder, view.message) if resume else RunFolder.create(folder)
-    run.write_config({})
-    config = {
-        "steps": 3000, "learners": 2, "parameter_shards": 2, "replay_shards": 2, "envs_per_actor": 4,
-        "log_every_s": 0.2, "evaluate_episodes": 2, "evaluate_every": 0, "checkpoint_every_s": 2.0,
-    } | options  # fmt: skip
-    try:
-        return paramserver.train(
-            env=env or counting_env(sleep_s=0.0005),
-            agent=agent,
-            config=ParamServerConfig(**config),
-            run=run,
-            view=view,
-        )
-    finally:
-        run.close()
-
-
-def items_of(replay: HostReplay) -> list[tuple[int, int, int]]:
-    """Returns (environment, episode, opening step) of each item of a replay of counting environments."""
-    storage, found = replay._storage, []
-    slots = np.flatnonzero(storage.items.tree.weights > 0)
-    if not len(slots):
-        return []
-    sample = replay.make_sample(len(slots))
-    windows = storage.items.read(slots)
-    storage.records.gather(windows, trees.leaves((sample.timesteps, sample.action, sample.extras)))
-    storage.read_cores(windows, trees.leaves(sample.core))
-    for item in range(len(slots)):
-        mine = jax.tree.map(
-            lambda leaf, at=item: leaf[:, at],
-            (sample.timesteps, sample.action, sample.extras),
-        )
-        found.append(check_item(*mine, sample.core[item]))
-    return found
-
-
-def saved_items(folder: Path, shards: Sequence[int] = ()) -> list[tuple[int, int, int]]:
-    """Returns the items that replay shards, or all, have saved."""
-    job, found = Job.read(folder), []
-    for shard in shards or range(job.config.replay_shards):
-        replay = HostReplay(layout_of(job), Job.folder(folder) / role_of(shard) / "replay")
-        assert replay.restore() is not None
-        found += items_of(replay)
-    return found
-
-
-def require_no_gaps(items: list[tuple[int, int, int]], whole: bool) -> None:
-    """Asserts that no item is there twice and, of lives that nothing has cut, none is missing."""
-    assert len(set(items)) == len(items), "an item is there twice"
-    if not whole:
-        return
-    by_env: dict[int, list[tuple[int, int]]] = {}
-    for env, episode, step in items:
-        by_env.setdefault(env, []).append((episode, step))
-    for env, found in by_env.items():
-        last = max(episode for episode, _ in found)
-        expected = {
-            (episode, step)
-            for episode in range(last)
-            for step in range(0, counting.episode_length(env, episode, 7), AGENT.period)
-        }
-        assert expected <= set(found), "an item of a whole episode is missing"
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 def roles(folder: Path) -> dict[str, int]:
@@ -115,13 +42,6 @@ def roles(folder: Path) -> dict[str, int]:
     names = [path.name for path in directory.path.iterdir() if (path / "address.json").exists()]
     addresses = {name: directory.find(name) for name in names}
     return {name: address.pid for name, address in addresses.items() if address is not None}
-
-
-def gone(pid: int) -> bool:
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
@@ -145,15 +65,6 @@ def test_every_step_becomes_an_item_once_and_updates_follow_the_ratio(tmp_path):
     assert all(gone(pid) for pid in roles(tmp_path / "run").values())
 
 
-def test_one_learner_without_replay(tmp_path):
-    agent = CountingAgent(actions=counting.NUM_ACTIONS)
-    summary = train(
-        tmp_path / "run", agent=agent, learners=1, parameter_shards=1, replay_shards=1, steps=2000
-    )
-    assert 2000 <= summary["env_steps"] <= 2000 + agent.batch * agent.unroll
-    assert summary["learner_steps"] >= 2000 // (agent.batch * agent.unroll)
-
-
 def in_thread(folder: Path, view: View, **options) -> tuple[threading.Thread, list]:
     results: list = []
 
@@ -166,13 +77,6 @@ def in_thread(folder: Path, view: View, **options) -> tuple[threading.Thread, li
     thread = threading.Thread(target=run)
     thread.start()
     return thread, results
-
-
-def wait_for(ready, timeout_s=120.0):
-    until = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.05)
 
 
 def steps_of(view: View) -> int:
@@ -220,7 +124,7 @@ def test_a_role_that_hangs_is_killed_and_started_again(tmp_path, victim, monkeyp
 SCRIPT = """
 import sys
 from pathlib import Path
-from test_paramserver_run import View, train
+from gorila_runs import View, train
 view = View()
 view.message = lambda text: print(text, flush=True)
 view.update = lambda metrics: print(metrics["env_steps"], flush=True)
@@ -344,6 +248,7 @@ class StoppingAll(Stopping):
         super().update(metrics)
 
 
+@pytest.mark.slow
 def test_a_run_of_which_every_process_is_stopped_at_once_saves_all(tmp_path):
     folder, view = tmp_path / "run", StoppingAll(500)
     numbers = {"learners": 1, "parameter_shards": 1, "replay_shards": 1}
@@ -369,6 +274,7 @@ def test_sizes_that_cannot_work_are_refused(tmp_path):
         ParamServerConfig(learners=0)
 
 
+@pytest.mark.slow
 def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_path):
     # It breaks some seconds after both learners have begun, however unevenly they start.
     env = counting_env(fault="raise", fault_at=300, sleep_s=0.01)
@@ -382,12 +288,6 @@ def test_an_error_that_no_restart_repairs_ends_the_run_after_it_was_saved(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    with pytest.raises(SeedbedError, match="is nan at learner step"):
-        train(tmp_path / "run", agent=CountingReplayAgent(poison_after=20))
-
-
-@pytest.mark.slow
 def test_a_run_that_has_diverged_goes_on_from_its_last_checkpoint(tmp_path):
     agent = Dqn(hidden_sizes=(8,), min_size=100, capacity=1000, batch=16, learning_rate=1e30)
     options = {"env": GymEnv("CartPole-v1"), "checkpoint_every_s": 1000.0}
@@ -398,6 +298,7 @@ def test_a_run_that_has_diverged_goes_on_from_its_last_checkpoint(tmp_path):
     assert summary["learner_steps"] > 10 and np.isfinite(summary["loss/total"])
 
 
+@pytest.mark.slow
 def test_metrics_name_the_load_and_staleness(tmp_path):
     folder = tmp_path / "run"
     env = GymEnv("CartPole-v1")

@@ -100,6 +100,7 @@ def is_finite(tree: Any) -> bool:
 # The solver
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_the_residuals_root_does_no_harm_where_it_is_zero(integrator):
     """Its two norms are zero without constraints, and their difference is at the minimum."""
@@ -115,6 +116,7 @@ def test_the_residuals_root_does_no_harm_where_it_is_zero(integrator):
     assert not evaluate(lambda s, c: at_residual(s, c).qpos, state, given.ctrl).any()
 
 
+@pytest.mark.slow
 def test_a_warm_start_has_no_derivative():
     model = directional.load("hopper", oracle.EULER)
     cases = some("hopper")
@@ -134,6 +136,7 @@ def test_a_warm_start_has_no_derivative():
 # Positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "root"), [pytest.param("ant", 3, marks=pytest.mark.slow), ("hopper", 2)]
 )
@@ -147,44 +150,13 @@ def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, r
     np.testing.assert_allclose(back.qpos_low, back.qpos[:, :root], atol=1e-9 * scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("integrator", [oracle.EULER, oracle.RK4])
-def test_the_length_of_a_quaternion_has_no_effect(integrator):
-    model = directional.load("ant", integrator)
-    given = directional.inputs_of(model, oracle.cases(oracle.path("ant"), 8))
-    lengths = np.array([1, 1.7, 0.3, 2, 1, 0.5, 5, 1])[:, None]
-    qpos = given.qpos.copy()
-    qpos[:, 3:7] *= lengths
-    given = given._replace(qpos=qpos)
-    way = np.random.default_rng(0).normal(size=(8, 4))
-
-    def along_way(way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The derivative, and what differences make of it."""
-        move = directional.Inputs(*(np.zeros_like(x) for x in given))
-        move.qpos[:, 3:7] = way
-        ends = [
-            directional.stepped(model, given._replace(qpos=qpos + t * move.qpos))[0]
-            for t in (1e-6, -1e-6)
-        ]
-        found = directional.pushed_along(model, given, [move])[0]
-        return found, (ends[0] - ends[1]) / 2e-6
-
-    found, wanted = along_way(way)
-    size = np.linalg.norm(wanted, axis=1)
-    assert (np.linalg.norm(found - wanted, axis=1) <= 1e-5 * size).all()
-    found, _ = along_way(qpos[:, 3:7])
-    assert (np.linalg.norm(found, axis=1) <= 1e-12 * size).all()
-    back, _ = gradients(model, states(model, qpos, given.qvel), given.ctrl)
-    terms = back.qpos[:, 3:7] * qpos[:, 3:7]
-    assert (np.abs(terms.sum(1)) <= 1e-12 * (1 + np.abs(terms).sum(1))).all()
-
-
 def test_a_quaternion_of_zeros_has_a_finite_gradient():
     model = physics.load(ALONE.format(integrator="Euler"))
     back = gradients(model, states(model, np.zeros((1, 7))), np.zeros((1, 0)))
     assert is_finite(back)
 
 
+@pytest.mark.quick("jac*-Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 @pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
 def test_at_rest_a_quaternion_turns_by_half_the_velocity(integrator, mode):
@@ -218,6 +190,7 @@ def touches(kinds: tuple[int, int], sizes: Any, pose: Any) -> Any:
     return jnp.concatenate([touch.dist[None], touch.pos, touch.normal])
 
 
+@pytest.mark.quick("outside-2")
 @pytest.mark.parametrize("first", [SPHERE, CAPSULE])
 @pytest.mark.parametrize("spread", [0.12, 0.04], ids=["outside", "inside"])
 def test_contacts_with_cylinders_that_are_searched_for(first, spread):
@@ -258,6 +231,7 @@ QUICK = {"a sphere in a cylinder's middle"}
 """What the default suite runs: a contact that is searched for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "case",
@@ -277,6 +251,7 @@ def test_geoms_in_one_place_have_finite_gradients(case, dtype):
     assert is_finite(gradients(model, state, np.zeros((2, 0), dtype)))
 
 
+@pytest.mark.slow
 def test_a_capsule_upright_on_a_plane_has_a_finite_gradient():
     """The tangent along the capsule is then the plane's normal."""
     model = physics.load(
@@ -351,6 +326,7 @@ def test_a_bad_control_has_no_derivative():
     np.testing.assert_array_equal(by_state.qvel[1], by_state.qvel[0])
 
 
+@pytest.mark.slow
 def test_no_gradient_crosses_the_start_of_an_episode():
     env = wrappers.training(InvertedPendulum(integrator="euler"))
     batch, steps = 8, 40
@@ -382,6 +358,7 @@ def test_no_gradient_crosses_the_start_of_an_episode():
 # Guards of a kernel
 
 
+@pytest.mark.slow
 def test_lanes_that_are_not_guarded_in_do_no_harm():
     """Two balls: a contact, none, one place, far away; each lane has the gradient that it has alone."""
     model = scene("sphere", "sphere")
@@ -437,6 +414,7 @@ def pushed_gradient(ctrl: float, friction: tuple[float, float], dtype: Any) -> t
     return float(found[0][0, 0]), np.asarray(found[1][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_tie_each_side_has_half(dtype):
     """A control on its clamp has half of the derivative that it has inside; of equal frictions, each half."""

@@ -71,6 +71,7 @@ def report(what: str, kept: np.ndarray, of: dict[str, np.ndarray]) -> None:
 # In double precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "integrator"), runs(CONTACTS))
 def test_directional_derivatives_are_differences(name, integrator):
     """Forward mode against differences, and reverse mode against forward mode."""
@@ -109,6 +110,7 @@ def transitions(name: str, cases: oracle.Cases, size: float) -> np.ndarray:
     return np.stack(rows)
 
 
+@pytest.mark.quick("inverted_double_pendulum")
 @pytest.mark.parametrize("name", EULER_RUNS)
 def test_transitions_are_mujocos(name):
     model, size = directional.load(name, oracle.EULER), 1e-6
@@ -211,6 +213,7 @@ def test_a_kernels_gradient_is_that_in_double(name, integrator):
     check_shares(shares(found, wanted, same), nearby)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(("name", "integrator"), runs(LIMITS))
 def test_a_rollouts_gradient_is_that_in_double(name, integrator):

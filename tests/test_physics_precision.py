@@ -107,6 +107,7 @@ def test_a_sled_stays_on_ice():
         assert np.abs(qpos[k] - data.qpos)[:3].max() < 2e-3, mu
 
 
+@pytest.mark.quick("limits")
 @pytest.mark.parametrize("xml", [LEVER, PRIORITY, LIMITS], ids=["lever", "priority", "limits"])
 def test_a_step_is_mujocos(xml):
     """Warm and cold: a heavy body on a long lever, rows of many kinds, both bounds of a limit."""
@@ -143,6 +144,7 @@ def test_upright_cylinders_stand():
     assert np.abs(end.qpos[0] - data.qpos)[:3].max() < 1e-4
 
 
+@pytest.mark.slow
 def test_trees_far_apart_are_as_exact_as_the_first():
     """Two robots and a third, which touch one another and a static cylinder, 1 km from the first robot."""
     model, compiled = physics.load(MEETING), precise(MEETING)
@@ -160,6 +162,7 @@ def test_trees_far_apart_are_as_exact_as_the_first():
     assert found.qpos_low.shape[1] == 9  # of three roots
 
 
+@pytest.mark.slow
 def test_a_body_that_has_fallen_far_is_exact_wherever_it_is_in_the_file():
     body = '<body pos="{x} 0 {z}"><freejoint/><geom type="capsule" size=".05 .2" euler="0 80 10"/></body>'
     near, far = body.format(x=0, z=0.06), body.format(x=5, z=-300)
@@ -241,6 +244,7 @@ def forward(xml: str, iterations: int | None = None) -> tuple[physics.Data, Any]
     return jax.jit(lambda state: physics.forward(model, state))(begun), data
 
 
+@pytest.mark.quick("0-0")
 @pytest.mark.parametrize("side", [0, 3])
 @pytest.mark.parametrize("mu", [0.3, 0.01, 1e-3, 0])
 def test_forces_that_move_nothing_do_not_keep_the_solver(mu, side):
@@ -251,6 +255,7 @@ def test_forces_that_move_nothing_do_not_keep_the_solver(mu, side):
     np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-4)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("iterations", [1, 2, 3, 100])
 def test_forces_are_those_of_qacc_also_where_the_solver_stops_early(iterations):
     data, mujocos = forward(BALL.format(mu=1e-3, height=0.0999), iterations)
@@ -262,6 +267,7 @@ def test_a_soft_contact_that_only_touches_does_not_push():
     np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condim", "mu"),
     [

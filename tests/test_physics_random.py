@@ -9,7 +9,8 @@ import pytest
 
 import random_models
 
-QUICK, SLOW = (*range(4), *range(5, 13)), range(13, 63)  # 4 explodes
+QUICK = (0, 1, 2, 3, 5, 6, 7, 8, 11, 12, 13, 14)
+SLOW = (9, 10, *range(15, 63))  # 4 explodes
 HARD = {
     55: "one state of 20: eight bodies whose limits and hard contacts strain against one another"
 }

@@ -131,6 +131,7 @@ def check(
     return ours
 
 
+@pytest.mark.quick("hopper-*")
 @pytest.mark.parametrize(
     ("name", "count", "float32"),
     [
@@ -172,6 +173,7 @@ def heaps(model: Any, count: int) -> tuple[np.ndarray, ...]:
     return np.stack(qpos), speeds, zeros, 10 * rng.normal(size=(count, model.nv))
 
 
+@pytest.mark.slow
 def test_frictional_contacts_between_moving_bodies():
     """Trees that push each other, the static world and themselves, with and without friction."""
     model = oracle(FRICTION)
@@ -209,6 +211,7 @@ def test_the_cap_of_iterations_is_kept_and_shows():
     ).all()
 
 
+@pytest.mark.slow
 def test_a_good_warm_start_is_used():
     model = oracle(FRICTION)
     qpos, qvel, ctrl, warm = heaps(model, 60)

@@ -88,6 +88,7 @@ def count(name: str) -> int:
 
 
 # In single precision the kernels' tests and the tasks' go over the same ground.
+@pytest.mark.quick("hopper-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -108,6 +109,7 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
+@pytest.mark.quick("hopper-0", "inverted_pendulum-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -136,30 +138,7 @@ def test_a_step_in_double_with_all_it_leaves(name, integrator):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-7 * scale, err_msg=field)
 
 
-def test_rollouts_stay_together():
-    """Steps on their own, each warm-started by the one before."""
-    source = oracle.path("hopper")
-    model, compiled = load(source, EULER), oracle.oracle(source, EULER)
-    given = oracle.cases(source, 10)
-    data = mujoco.MjData(compiled)
-    wanted = []
-    for qpos, qvel, ctrl, _ in zip(*given, strict=True):
-        mujoco.mj_resetData(compiled, data)
-        data.qpos, data.qvel, data.ctrl = qpos, qvel, ctrl
-        mujoco.mj_step(compiled, data, 15)
-        wanted.append([data.qpos.copy(), data.qvel.copy(), data.time])
-
-    def roll(qpos: Any, qvel: Any, ctrl: Any) -> physics.State:
-        state = physics.init(model, qpos, qvel)
-        return jax.lax.fori_loop(0, 15, lambda _, at: physics.step(model, at, ctrl), state)
-
-    found = evaluate(jax.vmap(roll), *given[:3])
-    qpos, qvel, time = zip(*wanted, strict=True)
-    np.testing.assert_allclose(found.qpos, qpos, atol=1e-6)
-    np.testing.assert_allclose(found.qvel, qvel, atol=1e-4)
-    np.testing.assert_allclose(found.time, time, rtol=1e-12)
-
-
+@pytest.mark.slow
 def test_forward_fills_in_what_a_reset_left_open():
     source = oracle.path("ant")
     model, compiled = load(source, EULER), oracle.oracle(source, EULER)
@@ -184,6 +163,7 @@ def test_energy():
     np.testing.assert_allclose(evaluate(run, *given[:2]), wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ant", "half_cheetah"])
 def test_far_away_a_step_is_as_good(name):
     """At x = 500 m, where a float32's digits are 3e-5 m apart."""
@@ -218,6 +198,7 @@ def test_a_bad_control_counts_as_none():
     assert not found.diverged.any()
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log here
@@ -246,18 +227,6 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
     frozen = jax.tree.map(lambda x: x[3], found.state)
     again = evaluate(lambda state: physics.step(model, state, jnp.ones(1)), frozen)
     assert again.diverged and again.time == 0
-
-
-def test_reaching_the_cap_shows():
-    source = oracle.path("half_cheetah")
-    model, given = load(source, EULER), oracle.cases(source, 40)
-    capped = dataclasses.replace(model, opt=model.opt._replace(iterations=1))
-    free, found = (stepped(m, given, np.float64) for m in (model, capped))
-    late = free.solver_niter > 1
-    assert late.any()
-    assert (found.solver_niter <= 1).all()
-    assert found.solver_error[late].max() > 1e-6
-    assert free.solver_error.max() < 1e-10
 
 
 def test_runge_kutta_holds_the_forward_pass_once():

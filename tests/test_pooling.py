@@ -13,8 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from bfloat16_emulation import emulation, real_kernels
 from guarded_memory import run_guarded
-from seedbed.llvm import VectorUnit
-from seedbed.nets import pooling
 from seedbed.nets.native import pooling as kernels
 from seedbed.nets.native.pooling import Pooling
 from seedbed.nets.pooling import max_pool
@@ -49,12 +47,14 @@ def _images(*shape):
     return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
 
+@pytest.mark.quick("21-*", "11-*")
 @pytest.mark.parametrize("padding", [1, "SAME"])
 @pytest.mark.parametrize(("size", "channels"), [(84, 16), (42, 32), (21, 32), (11, 3)])
 def test_resnet_layers_match_xla(size, channels, padding):
     _check_equal(_images(3, size, size, channels), padding=padding)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     shape=st.tuples(*(st.integers(1, n) for n in (5, 9, 9, 40))),
@@ -66,12 +66,6 @@ def test_odd_shapes(shape, window, stride, same):
     window = min(window, *shape[1:3])
     padding = "SAME" if same else window - 1
     _check_equal(_images(*shape), window=window, stride=stride, padding=padding)
-
-
-@pytest.mark.parametrize("width", [4, 8])
-def test_narrow_vectors(width, monkeypatch):
-    monkeypatch.setattr(pooling, "host_vector_unit", lambda: VectorUnit(width, 16))
-    _check_equal(_images(2, 8, 7, 11))
 
 
 @pytest.mark.parametrize("unit", ["emulated", "host"])
@@ -152,10 +146,6 @@ def test_nan_propagates():
         )
 
 
-def test_vmap():
-    _check_equal(_images(2, 3, 7, 7, 4), transform=jax.vmap)
-
-
 def test_shard_map():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
 
@@ -163,14 +153,6 @@ def test_shard_map():
         return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
 
     _check_equal(_images(4, 7, 7, 4), transform=transform)
-
-
-def test_fallback_matches(monkeypatch):
-    x = _images(2, 9, 9, 5)
-    expected = _value_and_gradient(max_pool, x)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *a, cpu, default: default(*a))
-    for a, e in zip(_value_and_gradient(max_pool, x), expected, strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

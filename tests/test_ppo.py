@@ -12,22 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from probe_environments import (
-    Aim,
-    Choice,
-    Delay,
-    Endless,
-    Match,
-    Memory,
-    Probe,
-    SecretReward,
-    Trainer,
-)
+from probe_environments import Aim, Choice, Delay, Endless, Match, Memory, Trainer
 from seedbed import api
-from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.ppo import Ppo
 from seedbed.config import flags, resolve
 from seedbed.config.configuration import TrainConfig
@@ -35,17 +22,15 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig
 from seedbed.run.update import learn
 from seedbed.types import (
-    ArraySpec,
     Box,
     Discrete,
-    EnvSpec,
     MultiDiscrete,
     SeedbedError,
     Timestep,
     Trajectory,
-    bind,
     trajectory_masks,
 )
+from trajectories import THREE, bound, trajectory_of
 
 KEY = jax.random.key(0)
 SMALL = Ppo(
@@ -56,14 +41,10 @@ PROBE = Ppo(
     unroll=8, batch=32, epochs=2, minibatches=1, hidden_sizes=(32,), lstm_size=16,
     learning_rate=1e-2,
 )  # fmt: skip
-THREE, PAIR = Discrete(3), MultiDiscrete((2, 3))
+PAIR = MultiDiscrete((2, 3))
 BOUNDED = Box((2,), (-1.0, 0.0), (1.0, 4.0))
 FREE = Box((2,), (-math.inf, -math.inf), (math.inf, math.inf))
 HALF = Box((2,), (-math.inf, 0.0), (math.inf, 4.0))
-
-
-def bound(agent, action=THREE):
-    return bind(agent, EnvSpec(ArraySpec((4,), "float32"), action))
 
 
 @functools.cache
@@ -74,38 +55,6 @@ def initial(agent):
 prepare = jax.jit(lambda agent, *x: agent.prepare(*x), static_argnums=0)
 gradients = jax.jit(lambda agent, *x: agent.gradients(*x), static_argnums=0)
 act = jax.jit(lambda agent, *x: agent.act(*x), static_argnums=(0, 5))
-
-
-def draws_of(agent, rng, shape):
-    action = agent.spec.action
-    if isinstance(action, Discrete):
-        return rng.integers(0, action.n, shape).astype(np.int32)
-    if isinstance(action, MultiDiscrete):
-        return np.stack([rng.integers(0, n, shape) for n in action.nvec], -1).astype(np.int32)
-    return rng.normal(size=(*shape, math.prod(action.shape))).astype(np.float32)
-
-
-def trajectory_of(agent, seed=0):
-    """A random trajectory with ends of both kinds; the probabilities of its draws mean nothing."""
-    rng = np.random.default_rng(seed)
-    rows, batch = agent.unroll, agent.batch
-    first, terminated, truncated = (np.zeros((rows + 1, batch), bool) for _ in range(3))
-    first[0] = rng.random(batch) < 0.5
-    for t in range(1, rows + 1):
-        first[t] = terminated[t - 1] | truncated[t - 1]
-        kind = np.where(first[t], 1.0, rng.random(batch))
-        terminated[t], truncated[t] = kind < 0.2, (kind >= 0.15) & (kind < 0.4)  # and both
-    observation = rng.normal(size=(rows + 1, batch, 4)).astype(np.float32)
-    reward = np.where(first, 0, rng.normal(size=(rows + 1, batch))).astype(np.float32)
-    timesteps = Timestep(observation, reward, terminated, truncated, first)
-    draw = draws_of(agent, rng, (rows, batch))
-    behaviour = Behaviour(rng.normal(size=(rows, batch)).astype(np.float32), draw)
-    actor_state = agent.actor_state(jnp.arange(batch), batch)
-    if agent.recurrent:
-        core = actor_state.core._replace(action=draws_of(agent, rng, (batch,)))
-        actor_state = actor_state._replace(core=core)
-    version = np.zeros((rows, batch), np.int32)
-    return Trajectory(timesteps, draw, behaviour, actor_state, version)
 
 
 def memory_of(agent, trajectory):
@@ -176,6 +125,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick("discrete", "unbounded")
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -252,48 +202,6 @@ def test_advantages_are_normalised_over_the_valid_rows():
     np.testing.assert_allclose(prepare(one_step, state, alike, KEY).advantage, 0, atol=1e-2)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["feedforward", "recurrent"])
-def masked(request):
-    """An agent whose observations have separate entries before (0, 1) and after (2, 3) a reset."""
-    agent = bound(dataclasses.replace(SMALL, recurrent=request.param, batch=1))
-    return agent, initial(agent)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), end=st.integers(1, 4), truncated=st.booleans())
-def test_nothing_after_a_reset_changes_a_gradient_before_it(masked, seed, end, truncated):
-    agent, state = masked
-    trajectory = trajectory_of(agent, seed)
-    flags = np.zeros((4, agent.unroll + 1, 1), bool)
-    flags[0 if truncated else 1, end], flags[2, end + 1] = True, True
-
-    def variant(draw, bootstrap):
-        """Rows after the end vary with `draw`; `bootstrap` is seen in the last observation."""
-        rng = np.random.default_rng((seed, draw))
-        observation = np.array(trajectory.timesteps.observation)
-        observation[: end + 1, :, 2:], observation[end + 1 :, :, :2] = 0, 0
-        observation[end + 1 :, :, 2:] = rng.normal(size=(agent.unroll - end, 1, 2))
-        observation[end, 0, 0] += bootstrap
-        reward = np.array(trajectory.timesteps.reward)
-        reward[end + 1 :] = rng.normal(size=(agent.unroll - end, 1))  # even on the reset itself
-        timesteps = Timestep(observation, reward, flags[1], flags[0], flags[2])
-        # Near enough that no ratio is clipped, which would hide what the advantage depends on.
-        log_prob, chosen = (np.array(x) for x in trajectory.extras)
-        log_prob[:end] = -1.1 + 0.02 * log_prob[:end]
-        chosen[end:] = rng.integers(0, 3, chosen[end:].shape)
-        log_prob[end:] = rng.normal(size=log_prob[end:].shape)
-        changed = trajectory._replace(timesteps=timesteps, extras=Behaviour(log_prob, chosen))
-        grads, output = gradients(agent, state, prepare(agent, state, changed, KEY), KEY)
-        assert output.weight == agent.unroll - 1
-        return np.asarray(grads.weights["params"]["Torso_0"]["Mlp_0"]["Dense_0"]["kernel"][:2])
-
-    reference = variant(0, 0.0)
-    assert np.abs(reference).max() > 0
-    np.testing.assert_allclose(variant(1, 0.0), reference, rtol=1e-5, atol=1e-6)
-    # The last observation itself counts if, and only if, the episode was cut short.
-    assert (variant(0, 1.0) != reference).any() == truncated
-
-
 def test_whatever_an_invalid_row_holds_weighs_nothing():
     agent = bound(SMALL)
     state, trajectory = initial(agent), trajectory_of(agent)
@@ -309,6 +217,7 @@ def test_whatever_an_invalid_row_holds_weighs_nothing():
     assert all(np.isfinite(x) for x in output.metrics.values())
 
 
+@pytest.mark.quick("Box*")
 @pytest.mark.parametrize(
     ("action", "recurrent", "squash"),
     [
@@ -567,17 +476,6 @@ def value_at(trainer, observation):
 HALVED = dataclasses.replace(PROBE, gamma=0.5, value_sizes=(32,))
 
 
-def test_probe_constant_reward():
-    trainer = Trainer(PROBE, Probe, updates=120).train()
-    assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
-
-
-def test_probe_reward_shown_by_the_observation():
-    trainer = Trainer(PROBE, SecretReward, updates=120).train()
-    for secret in (-1, 1):
-        assert abs(value_at(trainer, [secret, 1]) - secret) < 0.1
-
-
 def test_probe_delayed_reward_is_discounted():
     trainer = Trainer(HALVED, Delay, updates=120).train()
     assert abs(value_at(trainer, [0, 1]) - 0.5) < 0.05
@@ -595,6 +493,7 @@ BFLOAT = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("choice")
 @pytest.mark.parametrize(
     ("changes", "probe", "threshold"),
     [
@@ -612,11 +511,13 @@ def test_probe_action_dependent_reward(changes, probe, threshold):
     assert trainer.mean_reward(20) > threshold
 
 
+@pytest.mark.slow
 def test_probe_memory_is_learned_by_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, unroll=10, recurrent=True)
     assert Trainer(agent, Memory, updates=120).train().mean_reward(25) > 0.8
 
 
+@pytest.mark.slow
 def test_ppo_in_the_central_runtime(run_folder):
     agent = Ppo(unroll=8, batch=16, epochs=3, minibatches=2, hidden_sizes=(16,))
     central = CentralConfig(steps=3000, actors=1, evaluate_every=0, evaluate_episodes=2)

@@ -12,11 +12,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-import test_dqn
-import test_impala
-import test_ppo
-import test_r2d2
-from probe_environments import Aim, Match, Memory, Trainer
+from probe_environments import Aim, Memory, Trainer
 from replay_trainer import ReplayTrainer, to_trajectory
 from seedbed import api
 from seedbed.agents.dqn import Dqn
@@ -91,6 +87,7 @@ def gradient(agent, state, trajectory):
     return grads if isinstance(agent, Sac) else grads.weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -126,6 +123,7 @@ def test_learning_has_the_probabilities_of_acting():
     assert np.abs(other - log_prob).max() > 1e-6, "another precision has others"
 
 
+@pytest.mark.slow
 def test_products_with_their_own_gradients_on_several_devices():
     rng = np.random.default_rng(0)
     x, first = rng.normal(size=(5, 4, 3)).astype(np.float32), rng.random((5, 4)) < 0.3
@@ -148,26 +146,6 @@ def test_an_agent_must_know_its_dtype():
     agent = dataclasses.replace(AGENTS["sac"], compute_dtype="auto", spec=Aim.spec)
     with pytest.raises(SeedbedError, match="compute_dtype is auto, which only .*; give float32 or"):
         agent.init(KEY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("agent", "probe", "length", "least"),
-    [
-        (test_impala.PROBE, Match, 300, 0.9),
-        (dataclasses.replace(test_impala.PROBE, unroll=10, recurrent=True, learning_rate=1e-2),
-         Memory, 200, 0.8),
-        (dataclasses.replace(test_ppo.PROBE, unroll=10, recurrent=True), Memory, 120, 0.8),
-        (dataclasses.replace(test_dqn.PROBE, n_step=3, dueling=True, priority_exponent=0.6),
-         Match, 400, 0.95),
-        (dataclasses.replace(test_r2d2.PROBE, gamma=0.9), Memory, 900, 0.9),
-    ],
-    ids=["impala", "impala-memory", "ppo-memory", "dqn", "r2d2-memory"],
-)  # fmt: skip
-def test_probes_are_learned_in_bfloat16(agent, probe, length, least):
-    """They and their thresholds are those of float32; SAC's is in test_sac.py."""
-    trainer = ReplayTrainer if learns_from_replay(agent) else Trainer
-    assert trainer(in_bfloat16(agent), probe, length).train().mean_reward(25) > least
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
+from my_agents import Custom, Inner
 from saved import TRUSTED, read_back
 from seedbed.config import presets, resolve
 from seedbed.config.configuration import TrainConfig
@@ -18,39 +17,7 @@ from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
 from seedbed.run import trust
 from seedbed.run.options import CentralConfig
-from seedbed.types import OnPolicy, SeedbedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Inner:
-    rates: tuple[float, ...] = (0.1, 0.2)
-
-
-@dataclasses.dataclass(frozen=True)
-class Custom:
-    spec: object = None
-    inner: Inner = Inner()
-    sizes: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))
-    name: str | None = None
-
-    epochs = minibatches = 1
-    experience = OnPolicy(unroll=1, batch=1)
-
-    def init(self): ...
-    def actor_state(self): ...
-    def act(self): ...
-    def prepare(self): ...
-    def gradients(self): ...
-    def clip_gradient(self): ...
-    def apply(self): ...
-
-
-@pytest.fixture(autouse=True)
-def custom_module(monkeypatch):
-    module = types.ModuleType("my_agents")
-    module.Custom = Custom
-    module.helper = print
-    monkeypatch.setitem(sys.modules, "my_agents", module)
+from seedbed.types import SeedbedError
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)

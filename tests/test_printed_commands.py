@@ -180,6 +180,7 @@ def pasted(command: str, folder: Path) -> list[str]:
     return os.fsdecode(ran.stdout).split("\0")[:-1]
 
 
+@pytest.mark.quick("*-plain", "*-quotes", "*-substitution", "stopped-*")
 @pytest.mark.skipif(sys.platform != "linux", reason="bash is at another place")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("place", ABOUT_A_PATH)

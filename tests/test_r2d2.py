@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_environments import Delay, Endless, Memory
+from probe_environments import Delay, Memory
 from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents import base
 from seedbed.agents.dqn import Dqn
@@ -28,7 +28,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -149,6 +148,7 @@ def slow_targets(agent, steps, values):
     return targets
 
 
+@pytest.mark.quick("*burn_in*")
 @pytest.mark.parametrize(
     "options", [{}, {"burn_in": 0, "n_step": 1, "largest_share": 0.5}], ids=str
 )
@@ -292,24 +292,6 @@ def test_the_first_step_of_an_episode_forgets_everything():
     assert (values(full, False, 1.0) != values(full, False, 2.0)).all()
 
 
-def test_items_weigh_the_same_however_devices_share_them():
-    agent = bound(SMALL)
-    state, trajectory = disturbed(agent), items_of(agent)
-    batch = agent.prepare(state, trajectory, KEY)
-    whole, output = gradients(agent, state, trajectory)
-    part_gradients = jax.jit(agent.gradients)
-    parts = [
-        part_gradients(state, jax.tree.map(lambda x, i=i: x[:, i : i + 1], batch), KEY)
-        for i in range(agent.batch)
-    ]
-    weight = sum(part.weight for _, part in parts)
-    assert weight == output.weight
-    pooled = sum(flat(g.weights) * part.weight for g, part in parts) / weight
-    np.testing.assert_allclose(pooled, flat(whole.weights), rtol=1e-3, atol=1e-5)
-    priorities = np.concatenate([part.priorities for _, part in parts])
-    np.testing.assert_allclose(priorities, output.priorities, rtol=1e-4)
-
-
 def test_an_item_without_transitions_teaches_nothing():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -317,15 +299,6 @@ def test_an_item_without_transitions_teaches_nothing():
     grads, output = gradients(agent, state, trajectory._replace(timesteps=steps))
     assert output.weight == 0 and not flat(grads.weights).any()
     np.testing.assert_allclose(output.priorities, 1e-6)
-
-
-def test_normalised_observations_are_those_of_the_first_learned_rows():
-    agent = bound(dataclasses.replace(SMALL, normalise_observations=True))
-    state, trajectory = jax.jit(agent.init)(KEY), items_of(agent)
-    state, _ = learn(agent, state, trajectory)
-    seen = trajectory.timesteps.observation[agent.burn_in]
-    np.testing.assert_allclose(state.params.seen.mean, seen.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(state.params.seen.variance, seen.var(0), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -336,13 +309,6 @@ def test_values_that_cannot_work_are_refused_by_name(field, value):
         R2d2(**{field: value})
 
 
-def test_experience_is_sequences_with_what_came_before():
-    experience = R2d2().experience
-    assert (experience.burn_in, experience.sequence, experience.period) == (40, 80, 80)
-    assert experience.steps == 121 and not experience.cross_episodes
-    assert learns_from_replay(bound(SMALL))
-
-
 def opening_values(trainer, observation):
     """Action values [A] of an opening observation."""
     agent, x = trainer.agent, jnp.asarray(observation, jnp.float32)[None, None]
@@ -351,18 +317,14 @@ def opening_values(trainer, observation):
     return np.asarray(agent._network().apply(weights, x, action, row, row == 0, lstm)[0][0, 0])
 
 
+@pytest.mark.slow
 def test_probe_delayed_reward_is_discounted():
     trainer = ReplayTrainer(PROBE, Delay, steps=400).train()
     values = returns.unrescale_value(opening_values(trainer, [0, 1]))
     np.testing.assert_allclose(values, 0.5, atol=0.1)
 
 
-def test_probe_truncation_bootstraps():
-    trainer = ReplayTrainer(PROBE, Endless, steps=400).train()
-    values = returns.unrescale_value(opening_values(trainer, [1, 1]))
-    np.testing.assert_allclose(values, 2.0, atol=0.2)
-
-
+@pytest.mark.slow
 def test_probe_memory_needs_the_recurrent_agent():
     agent = dataclasses.replace(PROBE, gamma=0.9)
     assert ReplayTrainer(agent, Memory, steps=900).train().mean_reward(25) > 0.9

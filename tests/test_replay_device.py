@@ -133,6 +133,7 @@ def functions(experience: Replay, priorities: Any = initial_priorities) -> tuple
     )
 
 
+@pytest.mark.quick("transitions-0.7", "sequences-0.7", "gaps-0.7", "across*-0.7")
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> None:
@@ -186,6 +187,7 @@ def filled(experience: Replay, num_envs: int, rows: int) -> device.ReplayState:
     return state
 
 
+@pytest.mark.quick("0.6")
 @pytest.mark.parametrize("exponent", [0.0, 0.6])
 def test_draws_are_in_proportion_to_priorities(exponent: float) -> None:
     """A million draws of items that the ring has wrapped around."""
@@ -283,6 +285,7 @@ PRIORITISED = dataclasses.replace(
 )
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("members", [0, 2])
 def test_the_ring_is_written_in_place(members: int) -> None:
     """What the program needs besides its arguments is less than a hundredth of the ring."""

@@ -181,6 +181,7 @@ def test_a_replay_that_could_not_be_learned_from_is_refused(wrong):
         vector_replay(**wrong)
 
 
+@pytest.mark.quick("True-True")
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_path):

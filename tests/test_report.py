@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from browser import Browser, needs_browser, wait_until
+from saved import roll
 from seedbed import cli
 from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError
 from seedbed.viewer import report
 from seedbed.viewer.curves import band_of, thinned
 from seedbed.viewer.html import describe
-from test_viewer_html import roll
 
 CONFIG = {
     "name": "ant/ppo",

@@ -12,12 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
+from checkpoint_files import TEMPLATE, stopped, write
 from seedbed.run import folder as run_folder_module
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import Claim, list_steps, name_of
 from seedbed.run.folder import RunFolder, TakenOver, default_path
 from seedbed.types import SeedbedError, StorageError
-from test_checkpoint import TEMPLATE, stopped, write
 
 
 def test_default_path():

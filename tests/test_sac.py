@@ -23,7 +23,6 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     bind,
-    learns_from_replay,
 )
 
 KEY = jax.random.key(0)
@@ -312,14 +311,6 @@ def test_actions_spread_over_their_bounds_and_are_the_middle_ones_to_evaluate():
     np.testing.assert_allclose(mode, squash(box, head[:, :3], "tanh"), rtol=1e-4, atol=1e-5)
 
 
-def test_learning_sees_actions_where_the_bounds_are_one():
-    agent = bound()
-    state, items = init(agent), items_of(agent)
-    ends = np.stack([BOX.low, BOX.high] * 6)[None].astype(np.float32)
-    batch = agent.prepare(state, items._replace(action=ends), KEY)
-    np.testing.assert_allclose(batch.action_tm1[0], np.array([[-1.0] * 3, [1.0] * 3] * 6))
-
-
 @pytest.mark.parametrize("mean", [0.3, 8.0, 200.0, -1e6])
 def test_log_densities_are_right_where_the_tanh_is_flat(mean):
     agent = bound()
@@ -378,19 +369,6 @@ def test_options_that_cannot_work_are_refused_by_name(options):
         Sac(**options)
 
 
-def test_an_unbound_agent_says_so():
-    with pytest.raises(SeedbedError, match="bind"):
-        Sac().init(KEY)
-
-
-def test_it_is_an_agent_of_replay_with_single_transitions():
-    agent = bound()
-    assert learns_from_replay(agent)
-    assert agent.experience.steps == 2
-    priorities = agent.initial_priorities(items_of(agent).timesteps._replace(observation=()), ())
-    np.testing.assert_array_equal(priorities, np.ones(agent.batch, np.float32))
-
-
 def learn(agent, make_items, updates):
     """Updates on items that `make_items(params, key)` makes each time, as one compiled scan."""
 
@@ -419,6 +397,7 @@ def transitions(observation_tm1, action, reward, observation_t, terminated):
     return Trajectory(timesteps, action[None], (), ActorState((), ()), version, ones)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_it_learns_the_action_that_an_observation_asks_for(dtype):
     agent = dataclasses.replace(PROBE, compute_dtype=dtype)

@@ -17,16 +17,9 @@ from seedbed.fused.program import _plan
 from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.run import devices
 from seedbed.run.options import FusedConfig
-from test_presets import custom_module  # noqa: F401
 
 FUSED = [name for name in PRESETS if isinstance(PRESETS[name]().runtime, FusedConfig)]
 DEFAULTS = ["pendulum/ppo", "pendulum/sac", "mountain_car/dqn", "mountain_car/r2d2"]
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """Stands for a machine with a GPU, where names are resolved."""
-    monkeypatch.setattr(scaling, "start_jax", lambda: "gpu")
 
 
 @pytest.fixture
@@ -114,23 +107,6 @@ def test_a_run_goes_on_with_its_own_sizes_elsewhere(gpu, trained, capsys, monkey
     assert cli.main(["train", "--resume", "--run", "s", "--agent.batch", "1024"]) == 0
     assert trained[4][0].batch == 1024
     assert "sizes" not in capsys.readouterr().err
-
-
-def test_python_tells_them_too(gpu, trained, capsys):
-    seedbed.train("cartpole/dqn", run="r", unroll=2)
-    _, config = trained[0]
-    assert (config.envs, config.unroll) == (128, 2)
-    told = capsys.readouterr().err
-    assert "envs 128 (on a CPU 16)" in told and "unroll" not in told
-    config = resolve.train_config("cartpole/dqn")
-    seedbed.train(config, run="s")
-    assert trained[1] == (config.agent, config.runtime)
-    assert capsys.readouterr().err == ""
-
-
-def test_help_shows_the_sizes_of_this_device(gpu, capsys):
-    assert cli.main(["train", "ant", "--help"]) == 0
-    assert "34000000" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -16,97 +16,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from seedbed.agents.dqn import Dqn
+from central_runs import View
+from replay_shards import AGENT, ENVS, FAR, Shards
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
-from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import train
 from seedbed.paramserver.cluster import Cluster, roles_of
-from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
-from seedbed.paramserver.replay_shard import ReplayShard, priorities_layout
+from seedbed.paramserver.replay_shard import priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
-from seedbed.paramserver.role import Role
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.paramserver.shard import LEARNER
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
-from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import Start
-from seedbed.streams.credentials import FOLDER as CREDENTIALS
-from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Message, ProtocolError
-from seedbed.types import (
-    ActorState,
-    ArraySpec,
-    Discrete,
-    EnvSpec,
-    SeedbedError,
-    StorageError,
-    Timestep,
-    bind,
-)
-from test_central import View
-
-SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
-ENVS = 4
-AGENT = Dqn(
-    hidden_sizes=(4,),
-    batch=32,
-    capacity=4000,
-    min_size=10,
-    priority_exponent=0.6,
-    importance_exponent=0.4,
-)
-FAR = Lease(1 << 40, 1 << 40, 1 << 40, 0)
-
-
-class Shards:
-    """The replay shards of a run, each in a thread of its own."""
-
-    def __init__(self, run: Path, save: str | None = None, **options) -> None:
-        config = ParamServerConfig(envs_per_actor=2 * ENVS, steps=1 << 40, **options)
-        self.job = Job(GymEnv("CartPole-v1"), bind(AGENT, SPEC), SPEC, config, ())
-        self.run, self.places = run, (Directory(run), run / CREDENTIALS)
-        self.save = save
-        ensure_credentials(run / CREDENTIALS)
-        if save is not None:
-            set_aside(run, self.job)
-        self.job.write(run)
-        self.roles: dict[int, Role] = {}
-        self.works: dict[int, ReplayShard] = {}
-        self.threads: dict[int, threading.Thread] = {}
-        self.replays: list[ShardedReplay] = []
-        for shard in range(config.replay_shards):
-            self.start(shard)
-
-    def start(self, shard: int) -> None:
-        role = Role(self.run, role_of(shard))
-        work = ReplayShard(role, self.job, shard, self.save)
-        self.roles[shard], self.works[shard] = role, work
-        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
-        self.threads[shard].start()
-
-    def end(self, shard: int) -> None:
-        self.roles[shard].finish()
-        self.threads[shard].join()
-
-    def learner(self, seat: int, number: int) -> ShardedReplay:
-        self.replays.append(ShardedReplay(self.job, seat, number, self.places, seed=number))
-        self.replays[-1].extend(FAR)
-        return self.replays[-1]
-
-    def close(self) -> None:
-        for replay in self.replays:
-            replay.close()
-            replay.release()
-        for shard in self.roles:
-            self.end(shard)
+from seedbed.types import ActorState, SeedbedError, StorageError, Timestep
+from waiting import wait_for
 
 
 @pytest.fixture
@@ -149,13 +79,6 @@ class Environments:
         )
         self.replay.add([group], [0], timestep, output)
         self.count[group] += 1
-
-
-def wait_for(ready, timeout_s=30.0):
-    until = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.01)
 
 
 def observations(batch) -> list[tuple[int, int]]:
@@ -366,6 +289,7 @@ def named_items(run: Shards) -> list[tuple[tuple[int, int], float]]:
     return sorted(found)
 
 
+@pytest.mark.quick("changes1")
 @pytest.mark.parametrize("changes", [{"replay_shards": 1}, {"replay_shards": 3}, {"learners": 3}])
 def test_whole_streams_move_to_other_numbers_of_shards_and_learners(tmp_path, changes):
     options = {"learners": 2, "replay_shards": 2}
@@ -454,6 +378,7 @@ def test_a_save_may_take_long_and_one_that_has_failed_is_made_again(shards, monk
         keeper.close()
 
 
+@pytest.mark.slow
 def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save(tmp_path):
     run = saved_run(tmp_path, "5")
     keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)

@@ -13,112 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from parameter_shards import NoSource, Shards, job_of
+from recorded import SPEC as RECORDED
+from recorded import record
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
-from seedbed.envs.host.gym import GymEnv
-from seedbed.paramserver.caller import Caller, Stopped
+from seedbed.paramserver.caller import Stopped
 from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Address, Directory
-from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
-from seedbed.paramserver.leases import Lease, Leases, Tally
-from seedbed.paramserver.ledger import BookError, Books, ShardLedger
+from seedbed.paramserver.ledger import BookError, Books
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role, run_role
 from seedbed.paramserver.saves import NAME, ShardSave
-from seedbed.paramserver.shard import LEARNER, ParameterShard, role_of
+from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.paramserver.updater import ShardedUpdater
-from seedbed.run.checking import check_agent
 from seedbed.run.leaves import not_finite
-from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Blocks, Message, ProtocolError
-from seedbed.types import ArraySpec, Discrete, EnvSpec, Output, SeedbedError, bind
-from test_learning import SPEC as RECORDED
-from test_learning import record
-
-
-class NoSource:
-    """Does nothing, and keeps the lease that it got."""
-
-    tally = Tally()
-
-    def extend(self, lease: Lease) -> None:
-        self.lease = lease
-
-
-SPEC = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
-
-
-def job_of(agent, shards, most_lag=100, host=None, spec=SPEC) -> Job:
-    options = ParamServerConfig(
-        parameter_shards=shards, most_lag=most_lag, steps=10_000, listen=host or ""
-    )
-    agent = bind(agent, spec)
-    return Job(GymEnv("CartPole-v1"), agent, spec, options, check_agent(agent))
-
-
-class Shards:
-    """The parameter shards of a run, each in a thread of its own."""
-
-    def __init__(self, run: Path, job: Job) -> None:
-        self.run, self.job, self.directory = run, job, Directory(run)
-        ensure_credentials(run / CREDENTIALS)
-        job.write(run)
-        state = job.agent.init(jax.random.key(0))
-        self.roles: dict[int, Role] = {}
-        self.works: dict[int, ParameterShard] = {}
-        self.threads: dict[int, threading.Thread] = {}
-        for shard in range(job.config.parameter_shards):
-            leaves = [np.asarray(x) for x in jax.tree.leaves(job.plan.part(state, shard))]
-            folder = self.directory.path / role_of(shard)
-            folder.mkdir(parents=True)
-            books = {"pushes": ShardLedger(0, 1).save(), "leases": Leases(None, 0).save()}
-            ShardSave(books, leaves).write(folder / NAME)
-            self.start(shard)
-
-    def start(self, shard: int) -> None:
-        role = Role(self.run, role_of(shard))
-        work = ParameterShard(role, self.job, shard)
-        self.roles[shard], self.works[shard] = role, work
-        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
-        self.threads[shard].start()
-
-    def end(self, shard: int) -> None:
-        self.roles[shard].finish()
-        self.threads[shard].join()
-
-    def close_learner(self, shard: int, learner: int, push: int) -> None:
-        """Does what the coordinator does with a learner that it does not see."""
-        caller = Caller(self.directory, self.run / CREDENTIALS, role_of(shard), lambda: False)
-        caller.make_room(0, self.job.plan.state_layout(shard).size)
-        caller.connect(lambda: {"role": COORDINATOR, "number": 0})
-        caller.send(Kind.CLOSE, learner=learner, push=push)
-        message = caller.receive()
-        assert message is not None and message.kind is Kind.CLOSED
-        caller.close()
-
-    def learner(self, number: int, deviations: float = 0.0) -> ShardedUpdater:
-        outliers = Outliers(deviations)
-        return ShardedUpdater(
-            self.job.plan,
-            number,
-            self.directory,
-            self.run / CREDENTIALS,
-            outliers,
-            NoSource(),
-            lambda: False,
-        )
-
-    def close(self) -> None:
-        for shard in self.roles:
-            self.end(shard)
+from seedbed.types import Output, SeedbedError
+from waiting import wait_for
 
 
 @pytest.fixture
@@ -134,18 +54,12 @@ def shards(tmp_path, monkeypatch):
         each.close()
 
 
-def wait_for(ready, timeout_s=30.0):
-    until_s = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < until_s, "it did not come"
-        time.sleep(0.005)
-
-
 def noise(tree, seed):
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
 
 
+@pytest.mark.quick("2-*")
 @pytest.mark.parametrize("host", [None, "127.0.0.1"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypatch, count, host):
@@ -181,6 +95,7 @@ def recorded(agent, state, batches):
         yield FrameTrajectory(changed, action, extras, memory, importance=importance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_learner_learns_as_plain_dqn_from_the_same_data_and_keys(tmp_path, count):
     agent = Dqn(batch=8, n_step=6, hidden_sizes=(16, 8), target_period=3, dueling=True)

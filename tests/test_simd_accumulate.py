@@ -52,6 +52,7 @@ def chosen(table, x):
     return lax.cond(x[0] > 0, lambda: table[1] @ x + read_rows(table, x), lambda: x.sum())
 
 
+@pytest.mark.quick("read_rows", "carried_rows")
 @pytest.mark.parametrize("function", [read_rows, carried_rows, read_outside, chosen])
 def test_gradients_are_those_of_vmap(function):
     rng = np.random.default_rng(0)
@@ -98,6 +99,7 @@ def test_zeros_that_are_a_result_are_made():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "integrator", [oracle.EULER, pytest.param(oracle.RK4, marks=pytest.mark.slow)]
 )
@@ -122,6 +124,7 @@ def test_the_pull_back_of_physics_searches_for_nothing(integrator):
     assert kept == (2 if integrator == oracle.EULER else 4) * model.nv
 
 
+@pytest.mark.slow
 def test_a_step_that_is_differentiated_has_the_same_bits():
     model = physics.load(oracle.path("hopper"))
     cases = oracle.cases(oracle.path("hopper"), 40)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from seedbed.llvm import host_vector_unit
 from seedbed.simd import derivative, vectorize
 from seedbed.simd.store import build, sources
 from seedbed.simd.store.digest import Indescribable, digest
-from test_layers import SOURCE, import_graph, read_modules
+from source_graph import SOURCE, import_graph, read_modules
 
 
 @pytest.fixture(autouse=True)
@@ -174,27 +173,6 @@ def test_other_functions_have_other_names(other):
     assert named(lambda x: x * 2.0, X) != named(other, X)
 
 
-def test_constants_count_to_the_last_byte():
-    changed = TABLE.copy()
-    changed[4321] += 1
-    names = {named(lambda x, t=t: x + jnp.asarray(t)[7], X) for t in (TABLE, changed, TABLE.copy())}
-    assert len(names) == 2
-    assert named(lambda x: x + jnp.float32(0.0), X) != named(lambda x: x + jnp.float32(-0.0), X)
-
-
-def test_types_and_shapes_count():
-    assert named(lambda x: x + x, X) != named(lambda x: x + x, X[:2])
-    assert named(lambda x: x + x, X) != named(lambda x: x + x, X.astype(np.int32))
-
-
-def test_inner_jaxprs_count():
-    def loop(factor):
-        return lambda x: jax.lax.scan(lambda c, _: (c * factor, None), x, None, length=4)[0]
-
-    assert named(loop(2.0), X) != named(loop(3.0), X)
-    assert named(loop(2.0), X) == named(loop(2.0), X)
-
-
 def test_what_has_an_address_has_no_name():
     class Token:
         pass
@@ -261,6 +239,7 @@ def test_another_process_finds_it_without_tracing(folder):
     assert run_script("hit") == first
 
 
+@pytest.mark.slow
 def test_another_process_finds_derivatives_and_traces_none(folder):
     """Whether one process has derived them, or two at the same time."""
     command = [sys.executable, "-W", "error", "-c", DERIVED, "together", "2"]
@@ -278,6 +257,7 @@ def test_another_process_finds_derivatives_and_traces_none(folder):
     assert run_script("hit", DERIVED, "2") == first
 
 
+@pytest.mark.slow
 def test_another_rule_is_another_derivative(folder):
     """Although the function itself is the same."""
     first = run_script("miss", DERIVED, "2")
@@ -501,20 +481,3 @@ def test_the_compiler_uses_no_other_source():
     assert {"simd.frontend.trace", "simd.cpu.compiler", "simd.store.digest"} <= inside
     # where machine code is kept, and the base class of the compiler's error
     assert used - inside == {"cache", "types"}
-
-
-def test_it_works_without_a_directory(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "file"))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        assert vectorize(lambda x: x * 1.625)(np.ones(3, np.float32))[0] == 1.625
-    assert [w.category for w in said] == [RuntimeWarning]
-
-
-def test_random_numbers_have_names():
-    def f(data):
-        key = jax.random.fold_in(jax.random.wrap_key_data(data), 3)
-        return jax.random.normal(key, (3,))
-
-    assert named(f, np.zeros(2, np.uint32)) == named(f, np.ones(2, np.uint32))

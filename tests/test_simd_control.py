@@ -23,26 +23,6 @@ def draw(*shape):
     return jnp.asarray(RNG.normal(size=(BATCH, *shape)), jnp.float32)
 
 
-def scatter(x, v):
-    def body(total, row):
-        numbers, i = row
-        mine = lax.dynamic_index_in_dim(x, i, keepdims=False)
-        near = (mine * numbers).sum() > 0
-        total = total.at[i].add(jnp.where(near, mine * numbers, 0))
-        return total, (near, mine.sum())
-
-    total, (near, sums) = lax.scan(body, jnp.zeros((5, 3)), (TABLE, ROWS))
-    return total, near, sums, (total @ v).sum()
-
-
-def leave(x):
-    def body(carry):
-        i, y = carry
-        return i + 1, jnp.where(y > 1, y * 0.5, y * 3 + 0.1)
-
-    return lax.while_loop(lambda c: (c[0] < 20) & (jnp.abs(c[1]) < 5), body, (jnp.int32(0), x))
-
-
 def iterate(x, points):
     """Rewrites an array that the while loop carries, in place, while lanes leave one by one."""
 
@@ -82,70 +62,10 @@ def backwards(x):
     return lax.scan(lambda c, t: (c * 0.5 + t, c), 0.0, x, reverse=True)
 
 
-def branches(x, i):
-    chosen = lax.switch(i, [lambda: 1.0, lambda: 2.0, lambda: 3.0])
-    return lax.cond(x[0] > 0, lambda: x * 2, lambda: x - 1), chosen, x[i], x.at[i].set(7.0)
-
-
-def two_states(x):
-    """Reads an array as it was before a write."""
-
-    def body(old, i):
-        new = old.at[i].set(old[i] * 2)
-        return new, old[i] + new[(i + 1) % 4]
-
-    return lax.scan(body, x, ROWS % 4)
-
-
-def two_writes(x):
-    """Two gated writes to one array; no lane needs the second."""
-
-    def body(total, i):
-        mine = lax.dynamic_index_in_dim(x, i, keepdims=False)
-        for k, limit in enumerate((0.2, -9.0)):
-            value = jnp.sin(mine) * jnp.cos(mine + k) + jnp.sqrt(jnp.abs(mine))
-            old = lax.dynamic_index_in_dim(total, 2 * i + k, keepdims=False)
-            new = jnp.where(mine < limit, value, old)
-            total = lax.dynamic_update_index_in_dim(total, new, 2 * i + k, 0)
-        return total, None
-
-    return lax.scan(body, jnp.zeros(12), np.arange(6, dtype=np.int32))[0]
-
-
-def chained(x):
-    """Two selects under one mask, the second of which reads the first."""
-    heavy, c = x, x[1]
-    for _ in range(8):
-        heavy = jnp.sqrt(jnp.abs(heavy)) + heavy * heavy / (1 + heavy * heavy)
-    c = jnp.where(x[0] > 1, heavy[0], c)
-    again = c
-    for _ in range(8):
-        again = jnp.sqrt(jnp.abs(again)) + again * again / (1 + again * again)
-    return jnp.where(x[0] > 1, again, c), heavy.sum()
-
-
-def swapped(x, y):
-    """Two arrays that change places in each iteration."""
-
-    def body(carry, i):
-        a, b = carry
-        a = a.at[i].set(b[i] + 1.0)
-        return (b, a), a[i] * b[i]
-
-    return lax.scan(body, (x, y), ROWS)
-
-
 CASES = {
-    "scatter": (scatter, (draw(5, 3), draw(3))),
-    "leave": (leave, (draw(),)),
     "iterate": (iterate, (draw(3), draw(5, 3))),
     "substeps": (substeps, (draw(3), draw(3))),
     "backwards": (backwards, (draw(40),)),
-    "branches": (branches, (draw(5), jnp.asarray(RNG.integers(-2, 5, BATCH), jnp.int32))),
-    "two_states": (two_states, (draw(4),)),
-    "two_writes": (two_writes, (draw(6),)),
-    "chained": (chained, (draw(3),)),
-    "swapped": (swapped, (draw(5), draw(5))),
 }
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from scipy import special
 
+from elementary_claims import CLAIMS, Claim
 from seedbed.llvm import host_vector_unit
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
@@ -20,64 +16,17 @@ from seedbed.simd.frontend.trigonometry import LARGEST_ANGLE
 from seedbed.simd.store import build
 from simd_reference import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
 SAMPLES = 20_000
 
 
-class Claim(NamedTuple):
-    """The result is within `ulps` of the truth on both ranges: evenly drawn, and by magnitude."""
-
-    function: Callable
-    truth: Callable
-    even: tuple[float, float]
-    scaled: tuple[float, float] | None  # least and largest size; both signs where `even` has both
-    ulps: float
-
-
-def logistic(x):
-    return 1 / (1 + np.exp(-x))
-
-
-CLAIMS = [
-    Claim(lax.exp, np.exp, (-86.9, 88.7), (1e-30, 80), 1.3),
-    Claim(lax.exp2, np.exp2, (-125.4, 127.9), (1e-30, 120), 1.1),
-    Claim(lax.expm1, np.expm1, (-3, 3), (1e-30, 88), 1.6),
-    Claim(lax.log, np.log, (0.5, 2), (1.2e-38, 3e38), 1.0),
-    Claim(lax.log1p, np.log1p, (0, 3), (1e-30, 3e38), 1.5),
-    Claim(lambda x: lax.log1p(-x), lambda x: np.log1p(-x), (0, 0.999), (1e-30, 0.999), 1.5),
-    Claim(lax.logistic, logistic, (-5, 5), (1e-30, 80), 2.6),
-    Claim(lax.tanh, np.tanh, (-10, 10), (1e-30, 1), 2.5),
-    Claim(lax.sinh, np.sinh, (-5, 5), (1e-30, 89), 1.8),
-    Claim(lax.cosh, np.cosh, (-5, 5), (1e-30, 89), 1.6),
-    Claim(lax.asinh, np.arcsinh, (-5, 5), (1e-30, 3e38), 1.9),
-    Claim(lax.acosh, np.arccosh, (1, 10), (1, 3e38), 3.0),
-    Claim(lax.atanh, np.arctanh, (-1, 1), (1e-30, 0.999), 2.2),
-    Claim(lax.erf, special.erf, (-4, 4), (1e-30, 1), 2.4),
-    Claim(lax.erfc, special.erfc, (-4, 9), (1e-30, 9), 4.2),
-    Claim(lax.erf_inv, special.erfinv, (-0.9999, 0.9999), (1e-30, 1), 3.2),
-    Claim(lax.cbrt, np.cbrt, (-10, 10), (1.2e-38, 3e38), 0.9),
-    Claim(lax.rsqrt, lambda x: 1 / np.sqrt(x), (0.1, 10), (1.2e-38, 3e38), 1.5),
-    Claim(lax.sin, np.sin, (-10, 10), (1e-30, 300), 2.4),
-    Claim(lax.cos, np.cos, (-10, 10), (1e-30, 300), 2.4),
-    Claim(lax.tan, np.tan, (-10, 10), (1e-30, 300), 3.1),
-    Claim(lax.asin, np.arcsin, (-1, 1), (1e-30, 1), 2.5),
-    Claim(lax.acos, np.arccos, (-1, 1), (1e-30, 1), 1.3),
-    Claim(lax.atan, np.arctan, (-2, 2), (1e-30, 1e30), 1.5),
-]
 PAIRS = [
     Claim(lax.atan2, np.arctan2, (-2, 2), (1e-10, 1e10), 1.7),
     Claim(lax.pow, np.power, (0.1, 10), (1e-4, 1e4), 1.2),
     Claim(lambda x, y: lax.pow(x, 32 * y), lambda x, y: x ** (32 * y), (0.5, 2), None, 1.2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def traced(function, *dtypes):
@@ -159,28 +108,6 @@ def test_results_stay_within_one(engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_odd_functions_are_odd(engine):
-    functions = [
-        lax.sin,
-        lax.tan,
-        lax.asin,
-        lax.atan,
-        lax.tanh,
-        lax.asinh,
-        lax.atanh,
-        lax.cbrt,
-        lax.erf,
-        lax.erf_inv,
-        lax.sinh,
-    ]
-    x = np.concatenate([np.linspace(0, 1, 999), np.geomspace(1e-37, 1e4, 999)]).astype(np.float32)
-    run = engine(lambda x: [f(x) for f in functions])
-    for function, one, other in zip(functions, run(x), run(-x), strict=True):
-        same = np.asarray(one).view(np.int32) == (-np.asarray(other)).view(np.int32)
-        assert (same | np.isnan(one)).all(), function
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("function", "last", "first"),
     [
@@ -234,12 +161,6 @@ def test_widths_agree_bit_for_bit(monkeypatch):
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(one, two)
-
-
-def test_sine_and_cosine_share_their_reduction():
-    both = traced(lambda x: [lax.sin(x), lax.cos(x)], np.float32)
-    one, other = traced(lax.sin, np.float32), traced(lax.cos, np.float32)
-    assert len(both.graph.nodes) < 0.6 * (len(one.graph.nodes) + len(other.graph.nodes))
 
 
 def test_float64_is_evaluated_in_float64():

@@ -12,17 +12,16 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-import test_simd_fuzz as fuzz
+import composer as fuzz
+from control_flow import PROGRAMS, batch
 from gpu_host import assert_same_bits, host_kernel, host_vectorize, run
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program, entry_name
 from seedbed.simd.gpu.kernel import kernel_ir
-from seedbed.simd.gpu.places import Span, shared_places, spans
 from seedbed.simd.store import build
 from seedbed.simd.store.function import Function
 from seedbed.simd.vectorize import trace_example
-from test_simd_reference import PROGRAMS, batch
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +44,7 @@ def test_control_flow_is_that_of_the_cpu(function):
     assert_same_bits(host_vectorize(function)(x, n), vectorize(function)(x, n))
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("seed", range(max(4, fuzz.EXAMPLES // 3)))
 def test_programs_composed_at_random(seed):
     tape, rng = rng_tape(seed), np.random.default_rng(seed)
@@ -117,52 +117,6 @@ def test_remainders_are_exact():
 
 
 # Memory of a thread
-
-
-def test_arrays_share_places_only_when_no_loop_needs_both():
-    made = [("%m1", "work", 8), ("%m2", "work", 8), ("%m3", "loop4", 8), ("%m9", "done8", 16)]
-    lines = [
-        "%t5 = getelementptr i32, ptr %m1, i64 0",
-        "store i32 1, ptr %t5",
-        "br label %loop4",
-        "loop4:",
-        "%t6 = getelementptr i32, ptr %m3, i64 0",
-        "%t7 = load i32, ptr %t6",
-        "%t8 = getelementptr i32, ptr %m1, i64 0",
-        "%t9 = load i32, ptr %t8",
-        "br i1 %c, label %loop4, label %done8",
-        "done8:",
-        "%t10 = getelementptr i32, ptr %m9, i64 0",
-        "%t11 = load i32, ptr %t10",
-    ]
-    live = spans(made, lines)
-    assert live == {
-        "%m1": Span(0, 8),  # to the end of the loop that reads it again
-        "%m3": Span(4, 5),  # anew in each round
-        "%m9": Span(10, 11),
-    }
-    found = shared_places(made, lines)
-    places = dict(line.split(" = ") for line in found.addresses)
-    assert found.lines == lines
-    assert places["%local"] == "alloca [16 x i8], align 4"
-    assert places["%m9"].endswith("i64 0")
-    assert {places[name][-5:] for name in ("%m1", "%m3")} == {"i64 0", "i64 8"}
-    assert shared_places([], ["ret void"]) == ([], ["ret void"])
-
-
-def test_an_array_that_ends_in_a_copy_is_the_copy():
-    made = [("%m1", "work", 8), ("%m2", "work", 8), ("%m3", "work", 8)]
-    lines = [
-        "store i32 1, ptr %m1, align 4",
-        "call void @llvm.memcpy.p0.p0.i64(ptr %m2, ptr %m1, i64 8, i1 false)",
-        "call void @llvm.memcpy.p0.p0.i64(ptr %m3, ptr %m2, i64 8, i1 false)",
-        "%t4 = load i32, ptr %m2, align 4",  # so the second copy is one
-        "%t5 = load i32, ptr %m3, align 4",
-    ]
-    found = shared_places(made, lines)
-    assert found.lines == [lines[0], *lines[2:]]
-    places = dict(line.split(" = ") for line in found.addresses)
-    assert places["%m1"] == places["%m2"] != places["%m3"]
 
 
 def test_arrays_of_a_program_share_places():

@@ -12,9 +12,12 @@ import pytest
 from jax import lax
 
 import _ptxas as ptxas
+import composer as fuzz
 import mujoco_states as oracle
-import test_simd_fuzz as fuzz
+from control_flow import PROGRAMS
 from gpu_host import assert_same_bits, host_vectorize
+from kinds_of_task import TASKS
+from mujoco_states import states
 from seedbed import physics
 from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
 from seedbed.envs.device.wrappers import auto_reset, episode_statistics, time_limit
@@ -22,9 +25,6 @@ from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program
 from seedbed.simd.vectorize import trace_example
-from test_env_locomotion import TASKS
-from test_physics_kernel import states
-from test_simd_reference import PROGRAMS
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 ROWS = 21  # more than a tile of the CPU's, and no whole number of them
@@ -61,6 +61,7 @@ def short_episodes(kind: Any) -> Any:
     return auto_reset(time_limit(episode_statistics(kind()), 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some_fast(TASKS, [InvertedPendulum]), ids=task_name)
 def test_whole_environment_steps_are_those_of_the_cpu(kind):
     env = short_episodes(kind)
@@ -119,6 +120,7 @@ def test_the_assembler_refuses_what_is_not_ptx(assembler):
         )
 
 
+@pytest.mark.slow
 def test_spilled_registers_are_part_of_the_frame(assembler):
     disassembler = ptxas.find("nvdisasm")
     if disassembler is None:

@@ -95,6 +95,7 @@ def run_task(task, arrays, rows, chunk_rows):
         task(data, dims.ctypes.data, chunk, chunks)
 
 
+@pytest.mark.quick("8-*", "16-True")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_reach_their_lanes_and_no_byte_beyond(width, at_end):
@@ -136,6 +137,7 @@ INPUTS = [Port(1, "float32", shared=True), Port(1, "float32")]
 OUTPUTS = [Port(1, "float32"), Port(1, "float32")]
 
 
+@pytest.mark.quick("0-8", "1-16", "17-4", "17-16")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, 17, 4096])
 def test_inside_jit(width, rows):

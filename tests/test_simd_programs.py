@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +13,13 @@ from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
 from seedbed.simd.schedule.plan import Liveness
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 N = 20
 TABLE = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
 ORDER = np.random.default_rng(1).permutation(N).astype(np.int32)
 ROWS = 21  # more than a tile, and no whole number of them
 RAMP = np.arange(N, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path_factory, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 def at(y, i):
@@ -373,6 +364,18 @@ def assert_same(function, *args, tolerance=2e-5):
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.quick(
+    "lengths",
+    "begun_anew",
+    "rows_by_table",
+    "rewritten_by*",
+    "bools_and_ints",
+    "branches",
+    "gathers",
+    "scatters",
+    "guarded_loops",
+    "sparse_rows",
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs(program):
     assert_same(lambda run, *args: run(program)(*args), *batch())

@@ -6,9 +6,6 @@ Primitives of the same types of operands are tested by one function, to save com
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,52 +16,16 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import primitives
 
+from scalar_rules import CASES, DTYPES, SPECIAL, TINY, Case
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.rules import RULES
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.ir.program import Unsupported
 from simd_reference import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 ROWS = 1024
-TINY = np.finfo(np.float32).tiny
-SPECIAL = {
-    "float32": [
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        np.inf,
-        -np.inf,
-        np.nan,
-        3.4028235e38,
-        -3.4028235e38,
-        1.2e-38,
-        0.5,
-        -0.5,
-        1.5,
-        2.5,
-        -2.5,
-        3.0,
-        -3.0,
-        0.49999997,
-        0.99999994,
-        8388609.0,
-        2147483648.0,
-        4294967296.0,
-        -1e10,
-        88.7,
-        88.73,
-        -87.2,
-        -104.0,
-        1.5707964,
-        3.1415927,
-        100000.0,
-    ],
-    "int32": [0, 1, -1, 2, -2, 3, 7, 31, 32, 33, -31, 65535, -65536, 2**31 - 1, -(2**31)],
-    "uint32": [0, 1, 2, 3, 7, 31, 32, 33, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1],
-    "bool": [False, True],
-    "index": [0, 1, 2],
-}
 VALUES = {
     "float32": st.floats(width=32, allow_subnormal=False) | st.sampled_from(SPECIAL["float32"]),
     "int32": st.integers(-(2**31), 2**31 - 1) | st.sampled_from(SPECIAL["int32"]),
@@ -72,19 +33,9 @@ VALUES = {
     "bool": st.booleans(),
     "index": st.sampled_from(SPECIAL["index"]),
 }
-DTYPES = {"index": "int32"}
-
-
-class Case(NamedTuple):
-    """A function of scalars of some types; the tolerance is relative, and none means every bit."""
-
-    function: Callable
-    dtypes: tuple[str, ...]
-    rtol: float | None = None
 
 
 FLOAT, INT, UINT, BOOL = "float32", "int32", "uint32", "bool"
-CASES: dict[str, Case] = {}
 
 
 def add(functions, *signatures, rtol=None, **params):
@@ -173,15 +124,6 @@ if hasattr(lax, "log2"):
 SIGNATURES = sorted({case.dtypes for case in CASES.values()})
 
 
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
-
-
 def by_reference(function, dtypes):
     structs = [jax.ShapeDtypeStruct((), d) for d in dtypes]
     program = trace(jax.make_jaxpr(function)(*structs), [False] * len(dtypes), limit=10_000)
@@ -217,6 +159,7 @@ def assert_same(got, want, columns, name):
         raise AssertionError(f"{name}({given}) is {got[i]!r}, should be {want[i]!r}")
 
 
+@pytest.mark.quick("*-kernel")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kinds", SIGNATURES, ids="-".join)
 def test_rules(kinds, engine):

@@ -7,7 +7,6 @@ Numbers are powers of two, so that sums and products are exact in any order.
 from __future__ import annotations
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,8 @@ from seedbed.simd.ir.program import Unsupported
 from seedbed.types import SeedbedError
 from simd_reference import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_fallback")
+
 ROWS = 37  # more than two tiles, and no whole number of them
 NUMBERS = {
     "float32": [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, np.inf, -np.inf, np.nan],
@@ -30,15 +31,6 @@ NUMBERS = {
     "uint32": [0, 1, 2, 3, 5, 12345, 2**31, 2**32 - 1],
     "bool": [False, True],
 }
-
-
-@pytest.fixture(autouse=True)
-def no_fallback(tmp_path, monkeypatch):
-    """A kernel that cannot be made fails the test, and each test starts with an empty cache."""
-    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
 
 
 # Moves
@@ -270,6 +262,7 @@ def assert_same(got, want, name):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=name)
 
 
+@pytest.mark.quick("moves-int32", "reductions-float32", "indices-float32")
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_structure(family, dtype):

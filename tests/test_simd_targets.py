@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+import composer as fuzz
+import elementary_claims as elementary
 import elsewhere
 import mujoco_states as oracle
-import test_simd_elementary as elementary
-import test_simd_fuzz as fuzz
-import test_simd_rules as rules
+import scalar_rules as rules
 from seedbed import physics
 from seedbed.ffi import register_object
 from seedbed.llvm import Target, compile_object, host_target
@@ -148,6 +148,7 @@ def assert_same_bits(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> N
         assert same.all(), f"result {i}: {a[~same][:5]} is not {b[~same][:5]}"
 
 
+@pytest.mark.quick("elementary", "fuzz-0")
 @every_case
 def test_widths_agree(name):
     for width in (8, 16):

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import counting_environment as counting
-from counting_agent import CountingAgent
+from central_runs import counting_env, train
+from counting_agent import CountingAgent, CountingReplayAgent
+from saved import lines
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central.unrolls import UnrollQueue
@@ -26,8 +28,8 @@ from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.update import progress_of
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
-from test_central import counting_env, importable, lines, train  # noqa: F401  a fixture
-from test_central_replay import CountingReplayAgent
+
+pytestmark = pytest.mark.usefixtures("importable")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,7 @@ def train_fused(env, agent, **options):
     return done, jax.device_get(carry.learner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "synchronous"), [(1, True), (5, False)])
 def test_both_runtimes_make_the_same_updates(run_folder, length, synchronous):
     """In `unroll` rows an environment opens an episode once or three times, wherever they begin."""
@@ -93,6 +96,7 @@ def test_both_runtimes_make_the_same_updates(run_folder, length, synchronous):
     assert all(line["env_steps"] % a_batch == 0 for line in lines(run_folder))
 
 
+@pytest.mark.slow
 def test_both_runtimes_make_the_updates_that_the_ratio_asks_for(run_folder):
     """Also those that are owed when acting has ended; on the device in fours, which an iteration makes."""
     agent = CountingReplayAgent(sequence=1, period=1, burn_in=0, capacity=2000, min_size=20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from saved import read_back
+from saved import read_back, strictly
 from seedbed import strict_json
 from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.actors.wire import Kind
@@ -28,13 +27,6 @@ from seedbed.types import ArraySpec, Box, EnvSpec, SeedbedError
 from seedbed.viewer.html import json_in_page
 
 SOURCE = Path(strict_json.__file__).parent
-
-
-def strictly(text: str | bytes) -> Any:
-    def refuse(word: str) -> Any:
-        raise AssertionError(f"{word} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def test_numbers_that_json_lacks_are_texts_and_come_back():

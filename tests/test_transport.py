@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from counting_environment import NUM_ACTIONS, Checker
+from actor_pools import PATIENCE_S, Learner, counting
+from counting_environment import NUM_ACTIONS
 from seedbed import trees
 from seedbed.actors.local import TIMEOUT_S, local_pool
 from seedbed.actors.pool import ActorPool
@@ -26,13 +27,6 @@ from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.streams.supervisor import MAX_DEATHS
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
-
-PATIENCE_S = 60.0  # how long anything may take on a loaded machine
-
-
-def counting(**options: object) -> FactoryEnv:
-    """Configures a counting environment."""
-    return FactoryEnv("counting_environment:make", kwargs=options)
 
 
 def start_pool(
@@ -50,56 +44,6 @@ def start_pool(
         env=env, envs_per_group=envs_per_group, groups=groups, seed=seed, niceness=niceness
     )
     return local_pool(launcher, actors=actors, timeout_s=timeout_s)
-
-
-class Learner:
-    """Answers every group with numbered actions and checks all that arrives."""
-
-    def __init__(self, pool: ActorPool) -> None:
-        self.pool = pool
-        self.lives: dict[int, int] = {}  # by group
-        self.steps = [0] * pool.num_groups  # of the present lives
-        self.totals = [0] * pool.num_groups  # of all lives
-        self.checkers: list[list[Checker]] = [[] for _ in range(pool.num_groups)]
-
-    def turn(self, timeout_s: float = 0.2) -> list[int]:
-        """Handles what one poll returns."""
-        ready = self.pool.poll(timeout_s)
-        assert len(set(ready)) == len(ready)
-        for group in ready:
-            self._handle(group)
-        return ready
-
-    def run(self, done: Callable[[], bool]) -> None:
-        """Turns until done."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not done():
-            assert time.monotonic() < deadline, (self.steps, self.pool.restarts)
-            self.turn()
-
-    def _handle(self, group: int) -> None:
-        slot, size = self.pool.slots[group], self.pool.group_size
-        if self.lives.get(group) != slot.life:
-            assert slot.life > self.lives.get(group, -1)
-            self.lives[group], self.steps[group] = slot.life, 0
-            self.checkers[group] = [Checker() for _ in range(size)]
-        self.steps[group] += 1
-        self.totals[group] += 1
-        assert slot.step == self.steps[group]  # each once and in order
-        t = slot.timestep
-        for i, checker in enumerate(self.checkers[group]):
-            checker.arrive(
-                t.observation[i],
-                float(t.reward[i]),
-                bool(t.terminated[i]),
-                bool(t.truncated[i]),
-                bool(t.first[i]),
-            )
-            action = (31 * self.steps[group] + 7 * group + i) % NUM_ACTIONS
-            checker.act(action)
-            slot.action[i] = action
-        assert self.pool.reply(group, slot.life)
-        assert not self.pool.reply(group)  # a second answer changes nothing
 
 
 def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
@@ -236,24 +180,6 @@ def test_a_start_that_takes_too_long_is_an_error(pool_clock: Callable[[float], N
         ),
     ):
         pool.wait_spec(forward)
-
-
-def test_a_stopped_actor_stalls_no_one_and_is_closed() -> None:
-    pool = start_pool(counting(), actors=2, envs_per_group=1, seed=4)
-    try:
-        assert pool.spec
-        learner = Learner(pool)
-        learner.run(lambda: min(learner.steps) >= 3)
-        pids = pool.pids()
-        os.kill(pids[0], signal.SIGSTOP)
-        start = list(learner.steps)
-        learner.run(lambda: min(learner.steps[2:]) >= start[2] + 200)
-        assert max(learner.steps[:2]) <= max(start[:2]) + 2
-    finally:
-        begin = time.monotonic()
-        pool.close()
-    assert time.monotonic() - begin < 10
-    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from inferences import GROUPS, SIZE, SPEC, STACK, Environments, make_inference
 from seedbed.central.inference import act_output
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.run.stacking import FrameTrajectory, stack_trajectory
 from seedbed.types import OnPolicy
-from test_inference import GROUPS, SIZE, SPEC, STACK, Environments, make_inference
 
 UNROLL = 4
 STACKED = jax.jit(stack_trajectory, static_argnums=1)

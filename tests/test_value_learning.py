@@ -16,29 +16,7 @@ from seedbed.types import Timestep, trajectory_masks
 ROWS = 9
 SEEDS = st.integers(0, 2**32 - 1)
 
-# rlax's inputs, a batch of two sequences of four rows.
-REWARD = jnp.array([[-1.3, -1.3, 2.3, 42.0], [1.3, 5.3, -3.3, -5.0]])
-DISCOUNT = jnp.array([[0.0, 0.89, 0.85, 0.99], [0.88, 1.0, 0.83, 0.95]])
-Q = jnp.array(
-    [
-        [[1.1, 2.1], [-1.1, 1.1], [3.1, -3.1], [-1.2, 0.0]],
-        [[2.1, 3.1], [9.5, 0.1], [-2.1, -1.1], [0.1, 7.4]],
-    ]
-)
-TARGET_Q = jnp.array(
-    [
-        [[1.2, 2.2], [-1.2, 0.2], [2.2, -1.2], [-2.25, -6.0]],
-        [[4.2, 2.2], [1.2, 1.2], [-1.2, -2.2], [1.5, 1.0]],
-    ]
-)
 ACTION = jnp.array([[0, 1, 0, 0], [1, 0, 0, 1]])
-PI = jnp.array(
-    [
-        [[0.5, 0.5], [0.2, 0.8], [0.6, 0.4], [0.9, 0.1]],
-        [[0.1, 0.9], [1.0, 0.0], [0.3, 0.7], [0.7, 0.3]],
-    ]
-)
-MU = jnp.array([[0.5, 0.1, 0.9, 0.3], [0.4, 0.6, 1.0, 0.9]])
 
 OPENING = jax.jit(value_learning.opening_return)
 N_STEP = jax.jit(returns.n_step_returns, static_argnums=4)
@@ -47,31 +25,6 @@ RESCALED_N_STEP = jax.jit(value_learning.rescaled_n_step_returns, static_argnums
 
 def check_close(actual, expected, rtol=1e-5, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
-
-
-def test_transformed_n_step_case():
-    @jax.vmap
-    def errors(q, q_t, a, r, discount):
-        bootstrap = value_learning.chosen_values(q_t, a)
-        targets = RESCALED_N_STEP(bootstrap, r, discount, jnp.ones(3), 2)
-        return targets - value_learning.chosen_values(q, a)
-
-    # This case of rlax's has one value of its own, and targets that are not a row later.
-    q = Q.at[1, 1, 0].set(-1.1)
-    expected = [[-1.61788, 0.85601, -0.75763], [-0.87689, 0.62464, 0.35981]]
-    actual = errors(*(x[:, :3] for x in (q, TARGET_Q, ACTION, REWARD, DISCOUNT)))
-    check_close(actual, expected, rtol=1e-4)
-
-
-def test_double_q_case():
-    q = jnp.array([[1.0, 1.0, 0.0], [1.0, 2.0, 0.0]])
-    target_q = jnp.array([[99.0, 1.0, 98.0], [91.0, 2.0, 66.0]])
-    selector = jnp.array([[2.0, 10.0, 1.0], [11.0, 20.0, 1.0]])
-    best = value_learning.double_q_values(target_q, selector)
-    chosen = value_learning.chosen_values(q, jnp.array([0, 1]))
-    check_close(1.0 + jnp.array([0.0, 1.0]) * best - chosen, [0.0, 1.0])
-    gradient = jax.grad(lambda q, s: value_learning.double_q_values(q, s).sum(), argnums=(0, 1))
-    assert not any(g.any() for g in gradient(target_q, selector))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -143,20 +96,6 @@ def test_the_opening_return_needs_one_value(seed):
     actual = opening.rewards + opening.discount * value[opening.last + 1]
     check_close(actual, slow_return(value, steps, 0, ROWS))
     check_close(actual, N_STEP(jnp.asarray(value[1:]), *rows, ROWS)[0])
-
-
-def test_opening_return_cases():
-    """SEED's: three steps of rewards 1 to 7 that end at the fourth, values 100 to 700."""
-    r, v = np.arange(1.0, 8), 100.0 * np.arange(1, 8)
-    live = np.ones(7)
-    live[3] = 0
-    expected = [1 + 1.8 + 0.81 * 3 + 0.729 * 300, 2 + 2.7 + 0.81 * 4, 3 + 3.6, 4]
-    expected += [5 + 5.4 + 0.81 * 7 + 0.729 * 700, 6 + 6.3 + 0.81 * 700, 7 + 630]
-    for t, target in enumerate(expected):
-        part = [jnp.asarray(x[t : t + 3], jnp.float32) for x in (r, 0.9 * live, live)]
-        opening = value_learning.opening_return(*part)
-        assert opening.last == min(2, 3 - t if t <= 3 else 2, 6 - t)
-        check_close(opening.rewards + opening.discount * v[t + opening.last], target)
 
 
 def test_huber_equals_rlax_and_has_clipped_gradients():

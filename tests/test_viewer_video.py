@@ -69,6 +69,7 @@ def test_film_shows_every_frame(tmp_path, ffmpeg):
     assert brown.min() > 0.1, "the ant is not in the middle"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_draw")
 def test_ground_goes_along(tmp_path, ffmpeg):
     near, far = tmp_path / "near.mp4", tmp_path / "far.mp4"

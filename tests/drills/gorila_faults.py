@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 from machines import RUNS, Link, Machine, Process, World, wait_until
+
+from seedbed.paramserver.saves import NAME, ShardSave
 
 LOCAL, REMOTE = "learner-0", "learner-1"
 PARAMETERS, REPLAY = ("parameters-0", "parameters-1"), ("replay-0", "replay-1")
@@ -173,3 +176,20 @@ FAULTS = [
     Fault("old connections hang", _link(8.0, keep=True)),
     Fault("the disk is full", _full_disk),
 ]
+
+
+def require_books(run: Path) -> dict[str, int]:
+    """Asserts that both shards have had the same pushes, and have applied as many as they say."""
+    found = [ShardSave.read(run / "roles" / name / NAME) for name in PARAMETERS]
+    books = [save.books["pushes"]["books"] for save in found]
+    ends = [{learner: sum(counts) for learner, counts in each.items()} for each in books]
+    assert ends[0] == ends[1]
+    for save, each in zip(found, books, strict=True):
+        applied = sum(counts[0] for counts in each.values())
+        updates = [int(leaf) for leaf in save.leaves if leaf.dtype == np.int32 and not leaf.shape]
+        assert save.books["pushes"]["number"] == applied and set(updates) == {applied}
+    return {
+        "pushes": sum(ends[0].values()),
+        **{name: sum(counts[i] for each in books for counts in each.values())
+           for i, name in enumerate(("applied", "discarded", "rolled_back"))},
+    }  # fmt: skip

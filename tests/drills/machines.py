@@ -266,3 +266,9 @@ def find_faketime() -> Path | None:
 def _programs() -> dict[str, str]:
     """Returns the environment in which a machine finds the programs that are tested."""
     return {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])}
+
+
+def head() -> str:
+    """Names the commit that is checked out."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()

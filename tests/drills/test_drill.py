@@ -6,13 +6,12 @@ import dataclasses
 import json
 import os
 import random
-import subprocess
 import time
 
 import pytest
 from drill import ENVS, HOSTS, Drill, Found, endure
 from faults import FAULTS
-from machines import HERE, World, find_faketime, missing
+from machines import World, find_faketime, head, missing
 
 SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))
 lacking = missing() or ("" if find_faketime() else "libfaketime (pip install -e .[drills])")
@@ -22,12 +21,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(bool(lacking), reason=f"the drill needs {lacking}"),
 ]
-
-
-def head() -> str:
-    """Names the commit that is checked out."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -9,15 +9,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gorila_faults import FAULTS, PARAMETERS, REPLAY, Drill, Fault
-from machines import World, missing, wait_until
-from test_drill import head
+from gorila_faults import FAULTS, REPLAY, Drill, Fault, require_books
+from machines import World, head, missing, wait_until
 
+from gorila_runs import require_no_gaps, saved_items
 from seedbed.exit_status import ExitStatus
-from seedbed.paramserver.saves import NAME, ShardSave
-from test_paramserver_run import require_no_gaps, saved_items
 
 SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))
 _PATIENCE_S = 60.0
@@ -39,23 +36,6 @@ def endure(drill: Drill, fault: Fault) -> dict[str, float]:
         back = wait_until(lambda: drill.start_of(fault.victim) != before, fault.name, _PATIENCE_S)
     drill.recovered(_PATIENCE_S)
     return {"back_s": back, "recovery_s": time.monotonic() - begun}
-
-
-def require_books(run: Path) -> dict[str, int]:
-    """Asserts that both shards have had the same pushes, and have applied as many as they say."""
-    found = [ShardSave.read(run / "roles" / name / NAME) for name in PARAMETERS]
-    books = [save.books["pushes"]["books"] for save in found]
-    ends = [{learner: sum(counts) for learner, counts in each.items()} for each in books]
-    assert ends[0] == ends[1]
-    for save, each in zip(found, books, strict=True):
-        applied = sum(counts[0] for counts in each.values())
-        updates = [int(leaf) for leaf in save.leaves if leaf.dtype == np.int32 and not leaf.shape]
-        assert save.books["pushes"]["number"] == applied and set(updates) == {applied}
-    return {
-        "pushes": sum(ends[0].values()),
-        **{name: sum(counts[i] for each in books for counts in each.values())
-           for i, name in enumerate(("applied", "discarded", "rolled_back"))},
-    }  # fmt: skip
 
 
 def require_items(run: Path, faults: Sequence[Fault]) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import wait_until
+from gorila_faults import require_books
+from machines import head, wait_until
 from stopping import (
     CENTRAL,
     GORILA,
@@ -25,9 +26,9 @@ from stopping import (
     resume,
     shared_memory,
 )
-from test_gorila_drill import head, require_books
 
 import counting_environment as counting
+from gorila_runs import AGENT, items_of, require_no_gaps, saved_items
 from seedbed.central.replaying import ReplayFeed
 from seedbed.exit_status import ExitStatus
 from seedbed.paramserver.job import Job
@@ -36,7 +37,6 @@ from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
-from test_paramserver_run import AGENT, items_of, require_no_gaps, saved_items
 
 SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))
 _MORE_STEPS = 400

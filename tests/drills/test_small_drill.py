@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from test_streams import Net, Proxy
-from test_transport import counting
+from actor_pools import counting
+from hosts import Net, Proxy
 
 HOSTS, GROUPS_OF_HOST = 3, 2
 
