@@ -3,19 +3,21 @@
     python examples/dog.py
 
 The model is dog.xml, in MuJoCo's format; docs/train-your-robot.md goes through both. From the command line:
-`cd examples; seedbed train dog:Dog --steps 6e6 --env.speed 0.8`.
+`cd examples; seedbed train dog:Dog --steps 6e6 --agent.initial-scale 0.3 --agent.least-scale 0.03`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import seedbed
 from seedbed import physics
+from seedbed.config.resolve import train_config
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, moved, noisy_rest, squares
 
 
@@ -55,5 +57,8 @@ class Dog(MujocoTask):
 
 
 if __name__ == "__main__":
-    summary = seedbed.train("dog:Dog", steps=6_000_000)
+    config = train_config("dog:Dog")
+    agent: Any = config.agent
+    quiet = dataclasses.replace(agent, initial_scale=0.3, least_scale=0.03)
+    summary = seedbed.train(dataclasses.replace(config, agent=quiet), steps=6_000_000)
     print(f"trained; look at it with: seedbed evaluate {summary['run']} --html dog.html")

@@ -326,7 +326,7 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
         near = rows.dofs.stiffness[i] > 0
         pairs = [
             (d, a)
-            for d, a in zip(rows.dofs.stiffness[i, near], rows.limits.aref[i, near], strict=True)
+            for d, a in zip(rows.dofs.stiffness[i, near], rows.dofs.aref[i, near], strict=True)
         ]
         found = []
         sides = (contacts.fixed, rows.fixed, groups[0]), (contacts.moving, rows.moving, groups[1])
