@@ -12,7 +12,7 @@ import numpy as np
 
 from seedbed.llvm import Target, compile_object
 from seedbed.simd.cpu.compiler import program_module
-from seedbed.simd.cpu.room import MOST_STACK
+from seedbed.simd.cpu.stack_budget import MOST_STACK
 from seedbed.simd.ir.program import Program
 
 LANES = 4

@@ -416,7 +416,6 @@ def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault)
     assert not psutil.Process().children(recursive=True)
 
 
-@pytest.mark.slow
 def test_a_nan_loss_stops_before_it_is_used(run_folder):
     agent = CountingAgent(actions=counting.NUM_ACTIONS, poison_after=40)
     with pytest.raises(TrainingDiverged, match="learner step 41"):

@@ -56,7 +56,7 @@ def train_until(updates: int, config: TrainConfig, run: Path, **options: Any) ->
     return seedbed.train(config, run=run, on_metrics=stop, **options)
 
 
-def observation_of(what: str | Task, forms: api.Forms) -> Any:
+def observation_of(what: str | Task, forms: api.SpaceCodec) -> Any:
     """An observation in the environment's own form."""
     if isinstance(what, Task) and what.environment == "host":
         space = OBSERVATIONS[what.observation]

@@ -396,7 +396,6 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
-@pytest.mark.slow
 def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
     run_folder, capsys
 ):
@@ -587,7 +586,6 @@ class Broken(Counting):
         return after._replace(timestep=steps)
 
 
-@pytest.mark.slow
 def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
     arguments = shlex.split(
         f"test_fused:Broken --run {run_folder} --steps 100_000 --checkpoint-every-s 0.1 "

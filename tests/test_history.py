@@ -12,7 +12,7 @@ import pytest
 
 from seedbed.run import history
 from seedbed.run.folder import HISTORY, RunFolder, TakenOver
-from seedbed.run.history import Stint, read_history, state_of
+from seedbed.run.history import RunSegment, read_history, state_of
 
 BEGUN = time.time()
 
@@ -21,7 +21,7 @@ def train(run: RunFolder, env_steps: int = 0, failure=None, interrupted: bool = 
     """Has a stint, and returns what it warned of."""
     told: list[str] = []
     expected = pytest.raises(type(failure)) if failure else contextlib.nullcontext()
-    with expected, Stint(run, BEGUN, env_steps, lambda: interrupted, told.append):
+    with expected, RunSegment(run, BEGUN, env_steps, lambda: interrupted, told.append):
         if failure:
             raise failure
     return told
@@ -74,7 +74,7 @@ def test_a_resumed_run_keeps_its_machines(run, monkeypatch):
 
 
 def test_a_stint_that_was_killed_has_no_outcome(run):
-    with Stint(run, BEGUN, 0, lambda: False, lambda text: None):
+    with RunSegment(run, BEGUN, 0, lambda: False, lambda text: None):
         stints = read_history(run.path)
     assert "outcome" not in stints[0]
     run.close()

@@ -47,6 +47,7 @@ LEFT_OUT = (
     "trees.py",
     "llvm.py",
     "ffi.py",
+    "jaxprs.py",
     "cache.py",
     "run/hoisting.py",
     "run/operations.py",
@@ -55,8 +56,8 @@ LEFT_OUT = (
     "actors/child.py",
 )
 """The mathematics and the leaves, and those who look after actors once a second; llvm.py makes the machine
-code of simd and nets, cache.py keeps it, and ffi.py lets XLA call it; hoisting.py compiles acting, as jax.jit
-does, from the operations of operations.py."""
+code of simd and nets, cache.py keeps it, ffi.py lets XLA call it, and jaxprs.py interprets programs for simd;
+hoisting.py compiles acting, as jax.jit does, from the operations of operations.py."""
 
 
 class Journey:

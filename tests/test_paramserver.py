@@ -21,9 +21,9 @@ from seedbed.agents.sac import Sac, Weights
 from seedbed.paramserver.division import Division
 from seedbed.paramserver.ledger import (
     BookError,
-    Books,
-    Fate,
     LearnerLedger,
+    PushCounts,
+    PushOutcome,
     ShardLedger,
     Verdict,
     Version,
@@ -81,7 +81,7 @@ class Stream:
         """A push arrives at the shard."""
         push, base = self.up.pop(at)
         verdict, fresh = self.shard.ledger.judge(self.number, push, base)
-        if fresh and verdict.fate is Fate.APPLIED:
+        if fresh and verdict.fate is PushOutcome.APPLIED:
             self.shard.parameters.append((self.number, push))
         self.down.append(verdict)
 
@@ -93,7 +93,7 @@ class Stream:
         while self.down:
             self.ledger.answer(self.down.pop(0))
         assert not self.ledger.waits
-        assert self.ledger.books == self.shard.ledger.books.get(self.number, Books())
+        assert self.ledger.books == self.shard.ledger.books.get(self.number, PushCounts())
 
 
 def ended_of(ledger: ShardLedger) -> dict[int, int]:
@@ -238,7 +238,7 @@ class Pushes(RuleBasedStateMachine):
             for stream in learner.streams:
                 mine = stream.ledger.books
                 assert mine.ended + stream.ledger.waits == stream.ledger.sent
-                theirs = stream.shard.ledger.books.get(learner.number, Books())
+                theirs = stream.shard.ledger.books.get(learner.number, PushCounts())
                 if stream.connected:
                     assert theirs.ended - mine.ended in (0, 1)
 
@@ -258,21 +258,21 @@ def test_a_learner_that_was_closed_comes_back_and_takes_the_shards_word() -> Non
     for shard, ledger in zip(shards, learner, strict=True):
         theirs, last = shard.greet(7, 0)
         assert not ledger.greeted(theirs, last, shard.version), "it must not be sent again"
-    assert learner[0].books == Books(applied=1) and learner[1].books == Books(discarded=1)
+    assert learner[0].books == PushCounts(applied=1) and learner[1].books == PushCounts(discarded=1)
     # One whose stream to the shard was never broken hears that its push was discarded.
     shards[1].close(7, 2)
     verdict, fresh = shards[1].judge(7, 2, shards[1].version)
-    assert verdict.fate is Fate.DISCARDED and not fresh
-    assert shards[1].judge(7, 3, shards[1].version)[0].fate is Fate.APPLIED
+    assert verdict.fate is PushOutcome.DISCARDED and not fresh
+    assert shards[1].judge(7, 3, shards[1].version)[0].fate is PushOutcome.APPLIED
 
 
 def test_a_gradient_of_old_parameters_is_discarded() -> None:
     ledger = ShardLedger(3, most_lag=1)
     for push in (1, 2, 3):
-        assert ledger.judge(0, push, ledger.version)[0].fate is Fate.APPLIED
-    assert ledger.judge(1, 1, Version(3, 2))[0] == Verdict(1, Fate.APPLIED, Version(3, 4))
-    assert ledger.judge(1, 2, Version(3, 2))[0] == Verdict(2, Fate.DISCARDED, Version(3, 4))
-    assert ledger.judge(1, 3, Version(2, 4))[0].fate is Fate.DISCARDED
+        assert ledger.judge(0, push, ledger.version)[0].fate is PushOutcome.APPLIED
+    assert ledger.judge(1, 1, Version(3, 2))[0] == Verdict(1, PushOutcome.APPLIED, Version(3, 4))
+    assert ledger.judge(1, 2, Version(3, 2))[0] == Verdict(2, PushOutcome.DISCARDED, Version(3, 4))
+    assert ledger.judge(1, 3, Version(2, 4))[0].fate is PushOutcome.DISCARDED
     with pytest.raises(BookError, match="push 9 of learner 1 came after push 3"):
         ledger.judge(1, 9, ledger.version)
 
@@ -285,7 +285,7 @@ def test_a_shard_that_was_restored_says_what_it_has_lost() -> None:
         saved = saved if ledger.version.number > 1 else ledger.save()
     restored = ShardLedger.restore(json.loads(json.dumps(saved)), 2, 8)
     theirs, last = restored.greet(1, learner.books.ended)
-    assert theirs == Books(applied=1, rolled_back=2) and last is None
+    assert theirs == PushCounts(applied=1, rolled_back=2) and last is None
     assert not learner.greeted(theirs, last, restored.version)
     assert learner.books == theirs and ended_of(restored) == {1: 3}
     assert restored.judge(1, learner.push(), restored.version)[0].push == 4

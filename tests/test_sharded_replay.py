@@ -20,10 +20,10 @@ from central_runs import View
 from replay_shards import AGENT, ENVS, FAR, Shards
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
-from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import train
 from seedbed.paramserver.cluster import Cluster, roles_of
 from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Lease
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
@@ -351,7 +351,7 @@ def test_a_save_may_take_long_and_one_that_has_failed_is_made_again(shards, monk
     monkeypatch.setattr("seedbed.paramserver.cluster._PATIENCE_S", 0.1)
     run = shards(learners=1, replay_shards=1)
     keeper, calls, replay = (
-        Keeper(run.run, keeping.Role(role_of(0), ""), 0),
+        Keeper(run.run, RoleSpec(role_of(0), ""), 0),
         [],
         run.works[0].replay,
     )

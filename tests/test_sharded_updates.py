@@ -24,7 +24,7 @@ from seedbed.paramserver.cluster import write_saves
 from seedbed.paramserver.directory import Address, Directory
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
-from seedbed.paramserver.ledger import BookError, Books
+from seedbed.paramserver.ledger import BookError, PushCounts
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role, run_role
@@ -80,7 +80,7 @@ def test_one_learner_changes_parameters_as_a_learner_of_its_own(shards, monkeypa
         ours, theirs = updater.pull(), local.pull()
         assert jax.tree.structure(ours) == jax.tree.structure(theirs)
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert updater.books == [Books(applied=7)] * count
+    assert updater.books == [PushCounts(applied=7)] * count
     assert updater.lags == {0: 7 * count}
 
 
@@ -156,10 +156,10 @@ def test_a_shard_that_ends_goes_on_from_its_save_and_learners_wait_for_it(shards
     later.start()
     after = first.pull()
     later.join()
-    assert first.books == [Books(3, 1, 0), Books(4, 0, 0)]
+    assert first.books == [PushCounts(3, 1, 0), PushCounts(4, 0, 0)]
     first.push(noise(run.job.plan.gradient, 21), output)
     first.pull()
-    assert first.books == [Books(4, 1, 0), Books(5, 0, 0)]
+    assert first.books == [PushCounts(4, 1, 0), PushCounts(5, 0, 0)]
     assert int(before.updates) == 6 and int(after.updates) == 6 and int(first.state.updates) == 7
     second.settle()
     for shard in range(2):
@@ -191,10 +191,10 @@ def test_a_gradient_that_is_not_finite_is_discarded_where_it_arrives(shards):
         # As a learner without the check sends it.
         shard.push(run.job.plan.division.part(grads, number), 0.0, 8.0)
     updater.settle()
-    assert updater.books == [Books(discarded=1)] * 2
+    assert updater.books == [PushCounts(discarded=1)] * 2
     updater.push(noise(run.job.plan.gradient, 0), output)
     after = updater.pull()
-    assert updater.books == [Books(applied=1, discarded=1)] * 2
+    assert updater.books == [PushCounts(applied=1, discarded=1)] * 2
     assert np.isfinite(np.concatenate([np.ravel(x) for x in jax.tree.leaves(after.params)])).all()
     assert int(before.updates) == 0 and int(after.updates) == 1
     report = run.works[0].report()
@@ -255,14 +255,14 @@ def test_a_learner_that_was_closed_goes_on(shards):
         updater._shards[shard].caller.close()
         run.close_learner(shard, 1, 1)
     updater.settle()
-    assert updater.books == [Books(applied=1)] * 2
+    assert updater.books == [PushCounts(applied=1)] * 2
     # One shard was told that the next push is missing, before it comes.
     run.close_learner(1, 1, 2)
     for number in (1, 2):
         updater.pull()
         updater.push(noise(run.job.plan.gradient, number), output)
     updater.settle()
-    assert updater.books == [Books(applied=3), Books(applied=2, discarded=1)]
+    assert updater.books == [PushCounts(applied=3), PushCounts(applied=2, discarded=1)]
 
 
 def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, monkeypatch):
@@ -273,7 +273,7 @@ def test_a_learner_whose_books_do_not_fit_goes_on_under_another_number(shards, m
     updater.push(noise(run.job.plan.gradient, 0), output)
     with pytest.raises(BookError, match="push 2 of learner 1 came after push 0"):
         updater.settle()
-    run.works[0].ledger.books[2] = Books(applied=9)
+    run.works[0].ledger.books[2] = PushCounts(applied=9)
     with pytest.raises(BookError, match="the shard knows of 9 pushes"):
         run.learner(2)
 

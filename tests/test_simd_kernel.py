@@ -21,7 +21,7 @@ from seedbed.llvm import compile_object, host_target, host_vector_unit, load_obj
 from seedbed.simd import inspect, vectorize
 from seedbed.simd.cpu import compiler
 from seedbed.simd.cpu.kernel import ENTRY, HEAD, Port, kernel_ir
-from seedbed.simd.cpu.room import Room
+from seedbed.simd.cpu.stack_budget import Room
 from seedbed.simd.ir.program import Unsupported
 
 HOST = host_target().architecture

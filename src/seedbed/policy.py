@@ -20,7 +20,7 @@ from seedbed.printable import printable
 from seedbed.run import evaluation
 from seedbed.run.checkpoint import restore_best, restore_newest, warn_of_newer
 from seedbed.run.folder import CONFIG, RunFolder
-from seedbed.run.forms import Forms, PlainForms
+from seedbed.run.forms import PlainForms, SpaceCodec
 from seedbed.run.options import CentralConfig, FusedConfig, at_least, require_seed
 from seedbed.run.stacking import stacked_spec
 from seedbed.types import Agent, Array, Environment, SeedbedError, Tree, bind
@@ -31,7 +31,7 @@ class TrainedAgent:
     """The policy that a run has learned, and the environment it was trained in."""
 
     config: TrainConfig  # of the run
-    forms: Forms
+    forms: SpaceCodec
     agent: Agent  # bound: its `spec` is filled in
     params: Tree
     step: int  # transitions that were done at the checkpoint
@@ -101,7 +101,7 @@ def restore(
 class Policy:
     """A trained policy for the user's own loops: takes the environment's observations, returns actions."""
 
-    def __init__(self, forms: Forms, policy: evaluation.SpecPolicy) -> None:
+    def __init__(self, forms: SpaceCodec, policy: evaluation.SpecPolicy) -> None:
         self._forms, self._policy = forms, policy
 
     def reset(self) -> None:
@@ -198,7 +198,7 @@ def other_environment(
     return config
 
 
-def forms_of(env: HostEnvConfig | Environment) -> Forms:
+def forms_of(env: HostEnvConfig | Environment) -> SpaceCodec:
     """Returns the formats of an environment; makes a host environment once to see its spaces."""
     if is_on_device(env):
         return PlainForms(env.spec)

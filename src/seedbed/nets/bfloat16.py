@@ -9,18 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from seedbed.nets.native.bfloat16 import correlation, weights
-from seedbed.nets.native.bfloat16.correlation import Correlation
-from seedbed.nets.native.bfloat16.product import Instructions
-from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
-from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.passes import (
+from seedbed.nets.convolution_vjp import (
     Constants,
     Passes,
     before_activation,
     kernel_target,
     xla_convolution,
 )
+from seedbed.nets.native.bfloat16 import correlation, weights
+from seedbed.nets.native.bfloat16.correlation import Correlation
+from seedbed.nets.native.bfloat16.product import Instructions
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
+from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.rescaling import Scaling, rescale
 
 

@@ -12,11 +12,7 @@ from jax import lax
 
 from seedbed.llvm import host_vector_unit
 from seedbed.nets import bfloat16
-from seedbed.nets.native import convolution as kernels
-from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
-from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
-from seedbed.nets.native.convolution import Convolution
-from seedbed.nets.passes import (
+from seedbed.nets.convolution_vjp import (
     SOURCES,
     Constants,
     Passes,
@@ -25,6 +21,10 @@ from seedbed.nets.passes import (
     kernel_target,
     xla_convolution,
 )
+from seedbed.nets.native import convolution as kernels
+from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
+from seedbed.nets.native.call import batched, call_kernel, count_chunks, same_axes, sum_chunks
+from seedbed.nets.native.convolution import Convolution
 from seedbed.nets.rescaling import CLIP, Scaling, check_scaling, rescale
 
 

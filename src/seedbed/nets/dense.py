@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from seedbed.nets.convolution_vjp import SOURCES, kernel_target
 from seedbed.nets.native.bfloat16 import dense as kernels
 from seedbed.nets.native.bfloat16.dense import Packed, RowProduct, Transpose, packed
 from seedbed.nets.native.bfloat16.product import Instructions
 from seedbed.nets.native.call import call_kernel
-from seedbed.nets.passes import SOURCES, kernel_target
 
 
 def product(unit: Instructions, x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from seedbed.llvm import host_vector_unit
+from seedbed.nets.convolution_vjp import kernel_target
 from seedbed.nets.native import pooling as kernels
 from seedbed.nets.native.bfloat16.instructions import host_instructions
 from seedbed.nets.native.bfloat16.product import LANES
 from seedbed.nets.native.call import batched, call_kernel, count_chunks
 from seedbed.nets.native.pooling import Pooling
-from seedbed.nets.passes import kernel_target
 
 
 def max_pool(

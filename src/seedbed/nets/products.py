@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from seedbed.nets import dense
+from seedbed.nets.convolution_vjp import SOURCES
 from seedbed.nets.native.bfloat16.instructions import UNITS, host_instructions
 from seedbed.nets.native.call import batched, same_axes
-from seedbed.nets.passes import SOURCES
 
 
 def multiply(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:

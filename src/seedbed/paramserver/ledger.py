@@ -28,7 +28,7 @@ class Version(NamedTuple):
     number: int  # gradients applied
 
 
-class Fate(enum.Enum):
+class PushOutcome(enum.Enum):
     """What a shard does with a push."""
 
     APPLIED = 1
@@ -36,7 +36,7 @@ class Fate(enum.Enum):
 
 
 @dataclasses.dataclass
-class Books:
+class PushCounts:
     """How a learner's pushes have ended at a shard."""
 
     applied: int = 0
@@ -48,9 +48,9 @@ class Books:
         """The number of the last push that has ended: all before it have."""
         return self.applied + self.discarded + self.rolled_back
 
-    def enter(self, fate: Fate) -> None:
+    def enter(self, fate: PushOutcome) -> None:
         """Counts a push."""
-        if fate is Fate.APPLIED:
+        if fate is PushOutcome.APPLIED:
             self.applied += 1
         else:
             self.discarded += 1
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
     """A shard's answer to a push."""
 
     push: int
-    fate: Fate
+    fate: PushOutcome
     version: Version  # after it
 
 
@@ -76,10 +76,10 @@ class ShardLedger:
         self.version = Version(epoch, number)
         self._earlier = earlier
         self._most_lag = most_lag
-        self._books: dict[int, Books] = {}  # by learner
+        self._books: dict[int, PushCounts] = {}  # by learner
         self._last: dict[int, Verdict] = {}
 
-    def greet(self, learner: int, ended: int) -> tuple[Books, Verdict | None]:
+    def greet(self, learner: int, ended: int) -> tuple[PushCounts, Verdict | None]:
         """Begins a stream of a learner that knows the end of `ended` pushes; returns books and last verdict.
 
         Pushes that the learner knows of and the shard does not were rolled back with the shard. Raises
@@ -89,7 +89,7 @@ class ShardLedger:
             raise BookError(
                 f"learner {learner} is of an earlier session of the run: it goes on under another number"
             )
-        books = self._books.setdefault(learner, Books())
+        books = self._books.setdefault(learner, PushCounts())
         if ended > books.ended:
             books.rolled_back += ended - books.ended
             self._last.pop(learner, None)
@@ -104,7 +104,7 @@ class ShardLedger:
         The gradient of a new push is to be applied if its fate is `APPLIED`; that of a repeated one never.
         Raises BookError if another push must come first, or if one after this has come.
         """
-        books = self._books.setdefault(learner, Books())
+        books = self._books.setdefault(learner, PushCounts())
         last = self._last.get(learner)
         if last is not None and push == last.push:
             return last, False
@@ -118,7 +118,9 @@ class ShardLedger:
         applied = finite and not stale
         if applied:
             self.version = self.version._replace(number=self.version.number + 1)
-        verdict = Verdict(push, Fate.APPLIED if applied else Fate.DISCARDED, self.version)
+        verdict = Verdict(
+            push, PushOutcome.APPLIED if applied else PushOutcome.DISCARDED, self.version
+        )
         books.enter(verdict.fate)
         self._last[learner] = verdict
         return verdict, True
@@ -128,13 +130,13 @@ class ShardLedger:
 
         The learner may still live, and come back: it gets the answer to its last push like any other.
         """
-        books = self._books.setdefault(learner, Books())
+        books = self._books.setdefault(learner, PushCounts())
         if push > books.ended:
             books.discarded += push - books.ended
-            self._last[learner] = Verdict(push, Fate.DISCARDED, self.version)
+            self._last[learner] = Verdict(push, PushOutcome.DISCARDED, self.version)
 
     @property
-    def books(self) -> dict[int, Books]:
+    def books(self) -> dict[int, PushCounts]:
         """How the pushes have ended, by learner."""
         return self._books
 
@@ -156,9 +158,9 @@ class ShardLedger:
         assert isinstance(number, int) and isinstance(earlier, int)
         assert isinstance(books, dict) and isinstance(last, dict)
         ledger = cls(epoch, most_lag, number, earlier)
-        ledger._books = {int(each): Books(*counts) for each, counts in books.items()}
+        ledger._books = {int(each): PushCounts(*counts) for each, counts in books.items()}
         ledger._last = {
-            int(each): Verdict(push, Fate(fate), ledger.version)
+            int(each): Verdict(push, PushOutcome(fate), ledger.version)
             for each, (push, fate) in last.items()
         }
         return ledger
@@ -168,7 +170,7 @@ class LearnerLedger:
     """A learner's books at one shard. At most one push has no answer."""
 
     def __init__(self) -> None:
-        self.books = Books()
+        self.books = PushCounts()
         self.version: Version | None = None  # the newest that the shard has told
         self._sent = 0
 
@@ -196,7 +198,7 @@ class LearnerLedger:
         self.version = verdict.version
         return True
 
-    def greeted(self, theirs: Books, last: Verdict | None, version: Version) -> bool:
+    def greeted(self, theirs: PushCounts, last: Verdict | None, version: Version) -> bool:
         """Takes the shard's books, as a stream begins; returns whether the last push is to be sent again."""
         self.version = version
         if last is not None and self.waits and last.push == self._sent:

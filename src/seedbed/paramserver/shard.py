@@ -16,7 +16,7 @@ import numpy as np
 from seedbed.paramserver.caller import BOOKS
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
-from seedbed.paramserver.ledger import BookError, Fate, ShardLedger, Version
+from seedbed.paramserver.ledger import BookError, PushOutcome, ShardLedger, Version
 from seedbed.paramserver.messages import Kind, require_counts
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, run_role
@@ -195,7 +195,7 @@ class ParameterShard:
         except BookError as error:
             raise ProtocolError(str(error), BOOKS) from error
         self._not_finite += fresh and not finite
-        if fresh and verdict.fate is Fate.APPLIED:
+        if fresh and verdict.fate is PushOutcome.APPLIED:
             self._apply_gradient(grads, np.float32(said["progress"]), np.float32(said["weight"]))
         client.send(
             Kind.VERDICT,

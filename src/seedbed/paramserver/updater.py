@@ -13,7 +13,7 @@ import numpy as np
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
 from seedbed.paramserver.leases import Lease, Tally
-from seedbed.paramserver.ledger import Books, Fate, LearnerLedger, Verdict, Version
+from seedbed.paramserver.ledger import LearnerLedger, PushCounts, PushOutcome, Verdict, Version
 from seedbed.paramserver.messages import BlockLayout, BlockPool, Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.plan import Plan, ShardLayout
@@ -62,8 +62,8 @@ class _Shard:
         ended = self.ledger.books.ended
         said = self.caller.connect(lambda: {"role": LEARNER, "number": learner, "ended": ended})
         last = said["last"]
-        verdict = last and Verdict(last[0], Fate(last[1]), Version(*last[2]))
-        if self.ledger.greeted(Books(*said["books"]), verdict, Version(*said["version"])):
+        verdict = last and Verdict(last[0], PushOutcome(last[1]), Version(*last[2]))
+        if self.ledger.greeted(PushCounts(*said["books"]), verdict, Version(*said["version"])):
             self.caller.send_up(Kind.PUSH, **self._push)
 
     def push(self, grads: Tree, progress: float, weight: float) -> None:
@@ -88,7 +88,9 @@ class _Shard:
         """Takes a message; returns a verdict that is new. Raises ConnectionError for what cannot be."""
         fields = message.fields
         if message.kind is Kind.VERDICT:
-            verdict = Verdict(fields["push"], Fate(fields["fate"]), Version(*fields["version"]))
+            verdict = Verdict(
+                fields["push"], PushOutcome(fields["fate"]), Version(*fields["version"])
+            )
             return verdict if self.ledger.answer(verdict) else None
         if message.kind is not Kind.PARAMETERS or not self.asked:
             raise ConnectionError(f"{message.kind.name} came out of turn")
@@ -151,7 +153,7 @@ class ShardedUpdater:
         return self._state
 
     @property
-    def books(self) -> list[Books]:
+    def books(self) -> list[PushCounts]:
         """How the pushes have ended, by shard."""
         return [shard.ledger.books for shard in self._shards]
 
@@ -238,7 +240,7 @@ class ShardedUpdater:
                 shard.ask(self._source.tally)
                 message = shard.caller.receive()
                 verdict = None if message is None else shard.take(message)
-                if verdict is not None and verdict.fate is Fate.APPLIED:
+                if verdict is not None and verdict.fate is PushOutcome.APPLIED:
                     self.lags[verdict.version.number - 1 - shard.have.number] += 1
             except ConnectionError:
                 shard.caller.close()

@@ -11,7 +11,7 @@ from seedbed.envs.host.spaces import encoded, spec_leaves
 from seedbed.types import Array, EnvSpec, Tree
 
 
-class Forms(Protocol):
+class SpaceCodec(Protocol):
     """The formats of an environment's observations and actions. A closed `HostEnv` also provides them."""
 
     @property

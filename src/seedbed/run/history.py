@@ -41,7 +41,7 @@ PACKAGES = (
 """The packages whose versions a stint names: those that can change what a run computes."""
 
 
-class Stint:
+class RunSegment:
     """The time for which one process trains a run, as a context manager that writes the run's history.
 
     A stint that was killed has no outcome. The folder must be locked by this process. If the disk refuses the
@@ -70,7 +70,7 @@ class Stint:
             "versions": describe_versions(),
         }
 
-    def __enter__(self) -> Stint:
+    def __enter__(self) -> RunSegment:
         self._write()
         return self
 

@@ -17,7 +17,7 @@ from seedbed.ops.keys import derived_seed
 from seedbed.run.checkpoint import CheckpointWriter, restore
 from seedbed.run.checkpoint_helper import list_steps
 from seedbed.run.folder import METRICS, RunFolder, TakenOver
-from seedbed.run.history import Stint
+from seedbed.run.history import RunSegment
 from seedbed.run.lines import last_wall_s
 from seedbed.run.measures import Clock
 from seedbed.run.metrics import MetricsLog, processes_rss
@@ -100,7 +100,7 @@ class Session:
         """
         begun = time.time() - (time.monotonic() - self._begun)
         at, warn = self.start.env_steps, self.view.message
-        with Stint(self.run, begun, at, self.interrupted, warn):
+        with RunSegment(self.run, begun, at, self.interrupted, warn):
             return self._train(runtime)
 
     def _train(self, runtime: Runtime) -> dict[str, Any]:

@@ -23,8 +23,8 @@ import numpy as np
 from seedbed import trees
 from seedbed.ops.priorities import importance_weights
 from seedbed.replay.host.layout import Layout
-from seedbed.replay.host.moving import move_streams
 from seedbed.replay.host.persistence import ReplayArchive, ReplaySnapshot
+from seedbed.replay.host.resharding import move_streams
 from seedbed.replay.host.storage import ReplayStorage
 from seedbed.replay.host.writing import Priorities, ReplayWriter, require_positive
 from seedbed.types import SeedbedError, Timestep, Tree, action_array

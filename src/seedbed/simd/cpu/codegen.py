@@ -13,8 +13,8 @@ from typing import Protocol
 from seedbed.simd.cpu.arrays import Arrays, Storage
 from seedbed.simd.cpu.instructions import SCALARS, Writer
 from seedbed.simd.cpu.kernel import ENTRY, HEAD
-from seedbed.simd.cpu.room import Room
 from seedbed.simd.cpu.slots import Slots
+from seedbed.simd.cpu.stack_budget import Room
 from seedbed.simd.ir.graph import Loop, LoopCarry, Node
 from seedbed.simd.ir.program import Program, Unsupported
 from seedbed.simd.schedule.guards import guarded

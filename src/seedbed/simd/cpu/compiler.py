@@ -11,7 +11,7 @@ from seedbed.ffi import Chunks, kernel_module
 from seedbed.llvm import Target, compile_object, host_target, host_vector_unit, load_object
 from seedbed.simd.cpu.codegen import emit
 from seedbed.simd.cpu.kernel import ARCHITECTURES, Port, kernel_ir
-from seedbed.simd.cpu.room import MOST_STACK, Room
+from seedbed.simd.cpu.stack_budget import MOST_STACK, Room
 from seedbed.simd.ir.program import Program, Unsupported
 from seedbed.simd.schedule.measure import work
 from seedbed.simd.schedule.plan import Liveness

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from seedbed.llvm import Function
-from seedbed.simd.cpu.room import ALIGN, PROBE, RESERVE, Room, aligned, stack_use
+from seedbed.simd.cpu.stack_budget import ALIGN, PROBE, RESERVE, Room, aligned, stack_use
 
 _TASK = "internal void @task(ptr %data, ptr %dims, i64 %chunk, i64 %chunks)"
 HEAD = """
