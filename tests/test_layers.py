@@ -341,3 +341,14 @@ def test_scripts_import_what_there_is(folder):
                     assert there or importlib.util.find_spec(f"{node.module}.{name.name}"), (
                         f"{path.name}:{node.lineno}: {node.module} has no {name.name}"
                     )
+
+
+def test_each_mend_has_its_test():
+    """`mends.tsv` names the test that shows each fault that readers found in November 2026 mended."""
+    tests = Path(__file__).parent
+    rows = [line.split("\t") for line in (tests / "mends.tsv").read_text().splitlines()[1:]]
+    assert len(rows) > 100
+    for reading, finding, what, test in rows:
+        file, name = test.split("::")
+        source = (tests.parent / file).read_text()
+        assert f"def {name}(" in source, f"{reading} {finding}, {what}: {test} is gone"
