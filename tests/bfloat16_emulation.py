@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from seedbed import ffi
-from seedbed.nets import convolution, passes, pooling, products, residual
+from seedbed.nets import convolution, convolution_vjp, pooling, products, residual
 from seedbed.nets.native.bfloat16.instructions import Name
 
 _STATE = 8 * 1024 + 64
@@ -85,11 +85,11 @@ def _new_kernels(register: Callable[..., str]) -> Iterator[pytest.MonkeyPatch]:
     """Makes kernels by another function, and none that are there already are used, by JAX neither."""
 
     def forget() -> None:
-        passes.kernel_target.cache_clear()
+        convolution_vjp.kernel_target.cache_clear()
         jax.clear_caches()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "register_kernel", register)
+        patch.setattr(convolution_vjp, "register_kernel", register)
         forget()
         try:
             yield patch
