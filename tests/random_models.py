@@ -75,31 +75,21 @@ class _Draw:
         self.joints: list[tuple[str, float]] = []
         self.bodies: list[str] = []
 
-    def chance(self, feature: str, share: float) -> bool:
+    def chance(self, feature: str, share: float, rng: np.random.Generator | None = None) -> bool:
         """Whether something has a feature, which is then noted."""
-        found = bool(self.rng.random() < share)
+        found = bool((rng or self.rng).random() < share)
         if found:
             self.features.add(feature)
         return found
-
-    def later_chance(self, feature: str, share: float) -> bool:
-        """Whether something has a feature of those that came later."""
-        found = bool(self.later.random() < share)
-        if found:
-            self.features.add(feature)
-        return found
-
-    def later_near(self, low: float, high: float) -> float:
-        return float(np.exp(self.later.uniform(np.log(low), np.log(high))))
 
     def pick(self, feature: str, *values: str) -> str:
         value = str(self.rng.choice(values))
         self.features.add(f"{feature} {value}")
         return value
 
-    def near(self, low: float, high: float) -> float:
+    def near(self, low: float, high: float, rng: np.random.Generator | None = None) -> float:
         """A number whose logarithm is uniform."""
-        return float(10 ** self.rng.uniform(np.log10(low), np.log10(high)))
+        return float(10 ** (rng or self.rng).uniform(np.log10(low), np.log10(high)))
 
     def name(self, kind: str) -> str:
         self.names += 1
@@ -159,7 +149,7 @@ class _Draw:
             masks = ALONE.replace("4", "8") if kind == "cylinder" else ALONE
         elif self.chance("geom without contacts", 0.2):
             masks = ' contype="0" conaffinity="0"'
-        if not upright and self.later_chance("geom box", 0.1):
+        if not upright and self.chance("geom box", 0.1, self.later):
             kind, masks = "box", BOXES
             size = list(self.later.uniform(0.03, 0.15, 3))
         place = "" if upright else f' pos="{self.vector(0.05)}"{self.frame()}'
@@ -198,14 +188,14 @@ class _Draw:
         for field in ("ref", "springref"):
             if self.chance(field, 0.2):
                 text += f' {field}="{_text(self.rng.uniform(-0.3, 0.3))}"'
-        if self.later_chance("frictionloss", 0.3):
-            text += f' frictionloss="{_text(self.later_near(1e-3, 1) * heft)}"'
-            if self.later_chance("solreffriction", 0.4):
-                text += f' solreffriction="{_text(self.later_near(5e-3, 0.1), 1)}"'
-            if self.later_chance("solimpfriction", 0.4):
+        if self.chance("frictionloss", 0.3, self.later):
+            text += f' frictionloss="{_text(self.near(1e-3, 1, self.later) * heft)}"'
+            if self.chance("solreffriction", 0.4, self.later):
+                text += f' solreffriction="{_text(self.near(5e-3, 0.1, self.later), 1)}"'
+            if self.chance("solimpfriction", 0.4, self.later):
                 text += f' solimpfriction="{_text(self.later.uniform(0.5, 0.98), 0.99, 0.01)}"'
-        if self.later_chance("actuatorfrcrange", 0.2):
-            most = self.later_near(0.01, 1) * heft
+        if self.chance("actuatorfrcrange", 0.2, self.later):
+            most = self.near(0.01, 1, self.later) * heft
             text += f' actuatorfrclimited="true" actuatorfrcrange="{_text(-most, most)}"'
         return text + "/>"
 
@@ -229,7 +219,7 @@ class _Draw:
         children = ""
         for _ in range(int(self.rng.integers(0, 3)) if depth else 0):
             children += self.link(density, depth - 1)
-        if self.later_chance("gravcomp", 0.1):
+        if self.chance("gravcomp", 0.1, self.later):
             place += f' gravcomp="{_text(self.later.uniform(0.1, 1.2))}"'
         return f'<body name="{name}" {place}>{joints}{inner}{geoms}{children}</body>'
 
@@ -279,13 +269,13 @@ class _Draw:
 
     def actuator(self, joint: str, heft: float, gear: float) -> str:
         """A motor with a gear, or another actuator, for a joint of bodies with a heft."""
-        stiff, damp = (self.later_near(0.1, 20) * heft, self.later_near(1e-2, 1) * heft)
+        stiff, damp = (self.near(0.1, 20, self.later) * heft, self.near(1e-2, 1, self.later) * heft)
         place = self.later.uniform(-0.3, 0.3)
-        if self.later_chance("position servo", 0.25):
+        if self.chance("position servo", 0.25, self.later):
             return f'<position joint="{joint}" kp="{_text(stiff)}" kv="{_text(damp)}"'
-        if self.later_chance("velocity servo", 0.15):
+        if self.chance("velocity servo", 0.15, self.later):
             return f'<velocity joint="{joint}" kv="{_text(damp)}" gear="2"'
-        if self.later_chance("general actuator", 0.15):
+        if self.chance("general actuator", 0.15, self.later):
             return (
                 f'<general joint="{joint}" gaintype="affine" biastype="affine" gear="-1.5"'
                 f' gainprm="{_text(stiff, damp, -damp / 3)}"'
@@ -317,7 +307,7 @@ class _Draw:
                 f' density="{_text(self.near(1, 1000))}" viscosity="{_text(self.near(1e-5, 0.1))}"'
             )
             text += f' wind="{self.vector(1)}"'
-        elif self.later_chance("integrator implicitfast", 0.4):
+        elif self.chance("integrator implicitfast", 0.4, self.later):
             integrator = "implicitfast"
         text += f' integrator="{integrator}"'
         flag = '<flag eulerdamp="disable"/>' if self.chance("no eulerdamp", 0.15) else ""

@@ -48,7 +48,7 @@ class VectorUnit(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What machine code is made for: an LLVM triple, a CPU, and features of it such as "+avx2,-avx512f"."""
+    """The processor that machine code is for: LLVM triple, CPU, and features such as "+avx2,-avx512f"."""
 
     triple: str
     cpu: str

@@ -41,7 +41,7 @@ _TELL_S, _TELL_AGAIN_S = 10.0, 60.0
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """What the person who starts actors decides."""
+    """The choices of the person who starts actors."""
 
     processes: int  # actor processes
     envs: int = 0  # environments of a process; 0 is two groups of the learner's size

@@ -29,7 +29,7 @@ _FIRST_RETRY_S = 0.1
 
 
 class Stage(enum.Enum):
-    """What a stream waits for."""
+    """The message or event that a stream waits for."""
 
     RETRY = enum.auto()  # the time for another try
     CHALLENGE = enum.auto()
@@ -41,7 +41,7 @@ class Stage(enum.Enum):
 
 @dataclasses.dataclass
 class Identity:
-    """What all streams of a host have in common."""
+    """The parts that all streams of a host share."""
 
     key: ActorKey
     context: ssl.SSLContext | None  # None is plaintext

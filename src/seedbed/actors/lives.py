@@ -16,7 +16,7 @@ KEPT_S = 30.0
 
 
 class Begin(NamedTuple):
-    """What the learner's end tells a stream: the group's life, and the last timestep of it that has arrived.
+    """The learner's end's word to a stream: the group's life, and the last timestep of it that has arrived.
 
     Step 0 begins a new life. Any other step goes on with the life that the actor is in.
     """
@@ -26,7 +26,7 @@ class Begin(NamedTuple):
 
 
 class Arrival(enum.Enum):
-    """What the learner's end does with a timestep."""
+    """The learner's end's treatment of a timestep."""
 
     PUBLISH = enum.auto()  # it goes into the slot
     HOLD = enum.auto()  # it waits: the learner still uses the slot for an earlier life
@@ -102,7 +102,7 @@ class LearnerEnd:
 
 
 class Act(enum.Enum):
-    """What the actor's end does next."""
+    """The next act of the actor's end."""
 
     NOTHING = enum.auto()
     SEND = enum.auto()  # send the timestep that is held

@@ -10,7 +10,7 @@ from seedbed.types import EnvSpec
 
 
 class Peer(Protocol):
-    """What publishes the timesteps of some groups, for instance an actor process.
+    """A publisher of the timesteps of some groups, for instance an actor process.
 
     The pool's thread alone uses it, but for `pid` and `cpu_seconds`. The pool greets a peer with the layout
     of the slots (`share`) once it has told its `spec`, since the first spec decides the layout. A peer that
@@ -85,7 +85,7 @@ class Peer(Protocol):
 
 
 class Policy(Protocol):
-    """What the faults of a peer do to the run. The pool's thread calls it.
+    """The consequences that a peer's faults have for the run. The pool's thread calls it.
 
     Either method raises SeedbedError to end the run.
     """

@@ -17,7 +17,7 @@ _MODULE = "seedbed.actors.actor"
 
 @dataclasses.dataclass(frozen=True)
 class Launcher:
-    """What all actor processes of a pool have in common; raises SeedbedError if the sizes do not work."""
+    """The settings that all actor processes of a pool share; raises SeedbedError if the sizes do not work."""
 
     env: HostEnvConfig
     envs_per_group: int

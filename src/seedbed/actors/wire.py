@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
 
 
 class Beat(NamedTuple):
-    """What a host tells about a group, besides that it lives."""
+    """A host's figures about a group, sent as a sign of life."""
 
     steps: int = 0  # timesteps of the group that were answered since the host started
     cpu_seconds: float = 0.0  # of the group's share of the host's processes

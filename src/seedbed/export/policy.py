@@ -43,7 +43,7 @@ class PolicyMemory(NamedTuple):
 
 
 class PolicyInput(NamedTuple):
-    """What a deployed policy gets at each step; leaves are `[B, ...]`."""
+    """The input of a deployed policy at each step; leaves are `[B, ...]`."""
 
     observation: Tree  # single frames
     reward: Array  # float32, of the last action

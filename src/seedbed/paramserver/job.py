@@ -42,7 +42,7 @@ class Job:
 
     @property
     def host(self) -> str | None:
-        """Where roles of this machine listen for others; None if there are none."""
+        """The address at which roles of this machine listen for others; None if there are none."""
         return self.config.listen or None
 
     @property

@@ -93,7 +93,7 @@ class Keeper:
             self._notices.append(
                 f"{self.role.name} has done nothing for {_START_S:.0f} s since its start: it is killed"
             )
-            process.kill()
+            process.end()
         return self._closed.is_set() or process is None or not process.alive()
 
     def _guard(self) -> None:
@@ -137,23 +137,24 @@ class Keeper:
 
     def _hello(self, until_s: float) -> dict[str, Any]:
         if time.monotonic() > until_s and self._process is not None:
-            self._process.kill()
+            self._process.end()
         return {"role": COORDINATOR, "number": 0}
 
     def _await(self, kind: Kind) -> Message:
         """Returns the next message of a kind; a process that is silent for too long is killed."""
         until_s = time.monotonic() + _HUNG_S
         process = self._process
+        assert process is not None
         while True:
             message = self._caller.receive(until_s)
-            if message is None and process is not None:
+            if message is None:
                 how = "it is killed" if process.ours else "the run goes on without it"
                 self._notices.append(
                     f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: {how}"
                 )
-                process.kill()
+                process.end()
                 raise ConnectionError(f"{self.role.name} gave no sign")
-            if message is not None and message.kind is kind:
+            if message.kind is kind:
                 return message
 
     def _serve(self, until_s: float) -> None:
@@ -221,7 +222,7 @@ class Keeper:
         self._supervisor.begin()
         self._process = self._launcher.start(anew=not self.report)
         if self._closed.is_set():
-            self._process.kill()  # `kill` came before there was a process
+            self._process.end()  # `kill` came before there was a process
 
     def _await_room(self) -> None:
         """Waits before a start for which the disk had no room is tried again; tells it at the first time."""
@@ -258,7 +259,7 @@ class Keeper:
         self._closed.set()
         self._thread.join()
         if self._process is not None:
-            self._process.kill()
+            self._process.end()
 
 
 class _Request(NamedTuple):

@@ -58,6 +58,10 @@ class RoleProcess(Protocol):
         ...
 
     def kill(self) -> None:
+        """Kills it, if it is ours; does not wait."""
+        ...
+
+    def end(self) -> None:
         """Kills it, if it is ours, and waits for its end if it is a child."""
         ...
 
@@ -119,11 +123,15 @@ class _HereProcess:
         return time.monotonic() - self._worked_s
 
     def kill(self) -> None:
-        """Kills it."""
+        """Sends SIGKILL to the process."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process.kill()
-            if self._child is not None:
-                self._child.wait()
+
+    def end(self) -> None:
+        """Sends SIGKILL to the process and reaps a child."""
+        self.kill()
+        if self._child is not None:
+            self._child.wait()
 
 
 class _Here:
@@ -170,7 +178,7 @@ class _ElsewhereProcess:
         return True
 
     def status(self) -> int | None:
-        """Returns None."""
+        """Returns None: it is not known here."""
         return None
 
     def idle_s(self) -> float:
@@ -178,7 +186,10 @@ class _ElsewhereProcess:
         return 0.0
 
     def kill(self) -> None:
-        """Does nothing."""
+        """Does nothing: whoever started it ends it."""
+
+    def end(self) -> None:
+        """Does nothing: whoever started it ends it."""
 
 
 class _Elsewhere:
@@ -194,7 +205,7 @@ class _Elsewhere:
         return _ElsewhereProcess()
 
     def last_words(self) -> str:
-        """Returns nothing."""
+        """Returns "": they are on another machine."""
         return ""
 
 

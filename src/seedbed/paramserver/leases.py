@@ -22,7 +22,7 @@ _SHARE = 0.5
 
 
 class Tally(NamedTuple):
-    """What a learner has done since its start."""
+    """The counts of a learner's work since its start."""
 
     steps: int = 0  # transitions that count
     added: int = 0  # items that came of them

@@ -29,7 +29,7 @@ class Version(NamedTuple):
 
 
 class PushOutcome(enum.Enum):
-    """What a shard does with a push."""
+    """The fate of a push at a shard."""
 
     APPLIED = 1
     DISCARDED = 2  # it was made of parameters that are too old, or is not finite

@@ -48,7 +48,7 @@ def require_counts(fields: dict[str, Any], name: str, length: int) -> list[int]:
 
 
 class BlockLayout:
-    """Where arrays lie in a block. Both ends make it of the same shapes."""
+    """The places of arrays in a block. Both ends make it of the same shapes."""
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         """Takes arrays, or their shapes and dtypes."""

@@ -48,7 +48,7 @@ class Draw(NamedTuple):
 
 
 class ShardFigures(NamedTuple):
-    """What a shard has told last."""
+    """The newest figures of a shard."""
 
     items: int = 0
     total: float = 0.0  # sum of the weights of its items

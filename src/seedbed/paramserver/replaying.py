@@ -95,7 +95,7 @@ class ShardedReplay:
 
     @property
     def tally(self) -> Tally:
-        """What the learner has done. Any thread may read it."""
+        """The counts of the learner's work. Any thread may read it."""
         return Tally(
             sum(client.transitions for client in self._clients),
             sum(client.added for client in self._clients),

@@ -47,7 +47,7 @@ FATAL = (Broken, SeedbedError, OSError)
 
 
 class Work(Protocol):
-    """What a role does; the role's thread calls it."""
+    """The work of a role; the role's thread calls it."""
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Takes a client's HELLO; see `server.Handler`."""

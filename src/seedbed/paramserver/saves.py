@@ -21,7 +21,7 @@ _MAGIC = b"seedbed shard 1"
 
 
 class ShardSave(NamedTuple):
-    """What a shard saves."""
+    """The content of a shard's save."""
 
     books: dict[str, Any]  # what `ShardLedger.save` returned
     leaves: Sequence[np.ndarray]  # of the shard's part of the learner state

@@ -272,7 +272,7 @@ class ParameterShard:
 
 
 class Auxiliary:
-    """What only learning needs, as it was when it was seen to change last; most updates leave it as it is."""
+    """The state that only learning needs, as of its last change; most updates leave it as it is."""
 
     def __init__(self, auxiliary: Tree, version: int) -> None:
         """Copies it, as it is at a version."""

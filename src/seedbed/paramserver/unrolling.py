@@ -36,7 +36,7 @@ class LeasedUnrolls(UnrollSink):
 
     @property
     def tally(self) -> Tally:
-        """What the learner has done. Any thread may read it."""
+        """The counts of the learner's work. Any thread may read it."""
         return Tally(steps=self._learned)
 
     @property

@@ -33,7 +33,7 @@ class Leased(Protocol):
 
     @property
     def tally(self) -> Tally:
-        """What the learner has done."""
+        """The counts of the learner's work."""
         ...
 
     def extend(self, lease: Lease) -> None:
@@ -149,7 +149,7 @@ class ShardedUpdater:
 
     @property
     def state(self) -> LearnerState:
-        """What this process has of the learner state: all but the optimizer's."""
+        """The learner state without the optimizer's, which this process does not have."""
         return self._state
 
     @property

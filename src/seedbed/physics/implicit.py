@@ -28,7 +28,7 @@ from seedbed.simd.derivative import KEPT
 
 
 class Smooth(NamedTuple):
-    """What would be without constraints: the force [nv], and the acceleration M^-1 force [nv]."""
+    """The unconstrained force [nv], and the acceleration M^-1 force [nv]."""
 
     force: jax.Array
     qacc: jax.Array

@@ -254,7 +254,7 @@ class Model:
 
 
 class State(NamedTuple):
-    """What a step carries to the next one, of one environment: fields of mjData, and those marked "ours".
+    """One environment's state between steps: fields of mjData, and those marked "ours".
 
     All leaves are float32 (or float64, if `qpos` is) but `diverged`. Units are SI, as in the model's file.
     """

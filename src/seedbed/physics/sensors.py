@@ -28,7 +28,7 @@ _OBJECT, _KIND = mujoco.mjtObj, mujoco.mjtSensor
 
 
 class Moment(NamedTuple):
-    """What sensors read of a forward pass."""
+    """The results of a forward pass that sensors read."""
 
     kin: Kinematics
     time: jax.Array

@@ -69,7 +69,7 @@ class Untrusted(SeedbedError):
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """What a file of a run's folder may name."""
+    """The names that a file of a run's folder may use."""
 
     run: Path
     file: Path  # config.json or job.json, somewhere in the run's folder

@@ -34,7 +34,7 @@ _SECRET_BYTES = 32
 
 @dataclasses.dataclass(frozen=True)
 class ActorKey:
-    """What an actor needs to trust the learner and to be let in."""
+    """The secrets with which an actor trusts the learner and is let in."""
 
     certificate: str  # PEM
     secret: bytes

@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """What a server says first."""
+    """The first message of a server."""
 
     role: str
     number: int  # of its start; of a learner, its term

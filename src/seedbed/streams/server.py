@@ -75,7 +75,7 @@ class Client:
 
 
 class Handler(Protocol):
-    """What a process does with its streams; the server's thread calls it."""
+    """The answers of a process to its streams; the server's thread calls it."""
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Takes a client's HELLO, which is proved; returns the fields of its WELCOME.

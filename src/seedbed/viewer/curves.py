@@ -46,7 +46,7 @@ class Series:
 
     @property
     def kind(self) -> str:
-        """What `size` counts, in words."""
+        """The unit that `size` counts, in words."""
         return "members" if self.is_mixed else "seeds"
 
     @property

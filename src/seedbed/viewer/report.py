@@ -44,7 +44,7 @@ Warn = Callable[[str], None]
 
 
 class Player(NamedTuple):
-    """What shows the episodes of a group's best run."""
+    """The player of the episodes of a group's best run."""
 
     markup: str
     replay: dict[str, Any] | None = None  # of a MuJoCo task

@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 
 
 class Change(Protocol):
-    """What a copy does to its numbers on the way, with tables that have the layout of the source."""
+    """The change that a copy makes to its numbers, with tables that have the layout of the source."""
 
     def rows(self, f: Function, index: str, stride: int) -> Change:
         """Returns the change with its tables from row `index` on; rows are `stride` numbers apart."""

@@ -70,7 +70,7 @@ def empty_sample(layout: Layout, batch: int) -> Sample:
 
 
 class ReplayCut(NamedTuple):
-    """What a save writes, as it was at one moment."""
+    """The content of a save, as of one moment."""
 
     snapshot: ReplaySnapshot
     failure: Exception | None  # of the sealing before it

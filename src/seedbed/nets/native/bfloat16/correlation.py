@@ -213,7 +213,7 @@ def input_gradient(c: Convolution, unit: Instructions) -> Correlation:
 
 
 class Results(NamedTuple):
-    """Where the results of an image go, and what changes them on the way; tables have the same layout."""
+    """The place of an image's results and the change on their way; tables have the same layout."""
 
     address: str
     changes: tuple[Change, ...] = ()

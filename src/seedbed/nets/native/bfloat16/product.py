@@ -152,7 +152,7 @@ class Product(NamedTuple):
 
 
 class Instructions(Protocol):
-    """What a CPU has to sum products of bfloat16 numbers."""
+    """The instructions of a CPU that sum products of bfloat16 numbers."""
 
     @property
     def longest(self) -> int | None:
