@@ -36,6 +36,7 @@ from seedbed.envs.host.registry import ON_DEVICE
 from seedbed.paramserver import command as learner_command
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.trust import AGENTS
+from seedbed.testing import checks, counting, probes, trainers
 from seedbed.types import SeedbedError, StorageError, UsageError
 
 PUBLIC = (seedbed, seedbed.physics, seedbed.simd)
@@ -331,6 +332,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "api-seedbed": lambda: api(seedbed, [seedbed.api.Policy]),
     "api-physics": lambda: api(seedbed.physics),
     "api-simd": lambda: api(seedbed.simd),
+    "api-testing": lambda: "\n\n".join(
+        api(module) for module in (checks, trainers, probes, counting)
+    ),
     "api-types": lambda: api(seedbed.types, [SeedbedError, StorageError, UsageError]),
 }
 """What each name in a mark stands for."""

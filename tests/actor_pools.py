@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from counting_environment import NUM_ACTIONS, Checker
 from seedbed.actors.pool import ActorPool
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.testing.counting import NUM_ACTIONS, CountingChecker
 
 PATIENCE_S = 60.0  # how long anything may take on a loaded machine
 
@@ -25,7 +25,7 @@ class Learner:
         self.lives: dict[int, int] = {}  # by group
         self.steps = [0] * pool.num_groups  # of the present lives
         self.totals = [0] * pool.num_groups  # of all lives
-        self.checkers: list[list[Checker]] = [[] for _ in range(pool.num_groups)]
+        self.checkers: list[list[CountingChecker]] = [[] for _ in range(pool.num_groups)]
 
     def turn(self, timeout_s: float = 0.2) -> list[int]:
         """Handles what one poll returns."""
@@ -47,7 +47,7 @@ class Learner:
         if self.lives.get(group) != slot.life:
             assert slot.life > self.lives.get(group, -1)
             self.lives[group], self.steps[group] = slot.life, 0
-            self.checkers[group] = [Checker() for _ in range(size)]
+            self.checkers[group] = [CountingChecker() for _ in range(size)]
         self.steps[group] += 1
         self.totals[group] += 1
         assert slot.step == self.steps[group]  # each once and in order

@@ -7,12 +7,12 @@ import time
 
 import psutil
 
-import counting_environment as counting
 from counting_agent import CountingAgent
 from seedbed.central import train as central
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
+from seedbed.testing import counting
 
 
 def counting_env(**options):

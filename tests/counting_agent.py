@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import counting_environment as counting
+from seedbed.testing import counting
 from seedbed.types import (
     ActorState,
     EnvSpec,

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import counting_environment as counting
 from central_runs import View, counting_env
 from counting_agent import CountingReplayAgent, check_item
 from seedbed import trees
@@ -18,6 +17,7 @@ from seedbed.paramserver.replay_folder import layout_of, role_of
 from seedbed.replay.host.replay import HostReplay
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
+from seedbed.testing import counting
 
 AGENT = CountingReplayAgent(capacity=100_000, min_size=20, ratio=0.5)
 

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trajectories
-from probe_environments import Aim, Match, Trainer
 from seedbed.agents.actor_critic import Behaviour
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.ops import return_scale, statistics
 from seedbed.ops.distributions import Normal
 from seedbed.ops.return_scale import ReturnScale
+from seedbed.testing.probes import Aim, Match
+from seedbed.testing.trainers import Trainer
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, Timestep, Trajectory, bind
 
 KEY = jax.random.key(0)

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-import counting_environment as counting
 from central_runs import View, Waker, checkpoints, counting_env, gone, helper_of, spawn, train
 from checkpoint_files import stopped
 from counting_agent import CountingAgent
+from counting_environment import environment_number, timestep_number
 from described import undescribed
 from saved import lines
 from seedbed.actors.local import local_pool
@@ -35,6 +35,7 @@ from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.update import TrainingDiverged
+from seedbed.testing import counting
 from seedbed.types import SeedbedError, bind
 from waiting import wait_for
 
@@ -63,7 +64,7 @@ class Recorder:
             self.lives += 1
             if self.last is not None:
                 number, episode, step, _ = self.last.tolist()
-                self.ended[number] = counting.timestep_number(number, episode, step, 7)
+                self.ended[number] = timestep_number(number, episode, step, 7)
         assert (np.diff(version) >= 0).all()
         assert np.unique(draws).size == draws.size, "a key was used twice"
         self.rows += len(action)
@@ -291,7 +292,7 @@ def test_killed_actors_lose_their_own_half_unroll_and_nothing_else(monkeypatch):
 
 
 def test_a_stopped_actor_stalls_no_one_and_one_that_hangs_is_replaced(pool_clock):
-    number = counting.environment_number(0, actor=1, group=0, index=1)
+    number = environment_number(0, actor=1, group=0, index=1)
     with Plane(actors=2, fault="hang", fault_at=400, fault_env=number) as plane:
         plane.consume(30)
         pid = plane.pool.pids()[0]

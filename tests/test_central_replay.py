@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import central_runs
-import counting_environment as counting
 from central_runs import View, counting_env, train
 from checkpoint_files import stopped
 from counting_agent import CountingReplayAgent, check_item
@@ -26,6 +25,7 @@ from seedbed.run.checkpoint import CheckpointWriter
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
+from seedbed.testing import counting
 from seedbed.types import (
     ActorState,
     ArraySpec,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probe_environments import Choice, Delay, Endless, Match
-from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.q_learning import ActingValues
+from seedbed.testing.probes import Choice, Delay, Endless, Match
+from seedbed.testing.trainers import ReplayTrainer, initial_priorities, learn_replayed
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -254,7 +254,7 @@ def test_the_target_is_copied_when_it_is_due():
     kept = flat(state.auxiliary)
     np.testing.assert_array_equal(kept, flat(state.params.weights))
     for update in range(1, 7):
-        state, _ = learn(agent, state, trajectory)
+        state, _ = learn_replayed(agent, state, trajectory)
         if update % 3 == 0:
             kept = flat(state.params.weights)
         assert state.updates == update
@@ -268,7 +268,7 @@ def test_what_is_donated_shares_nothing_with_the_parameters():
     for _ in range(2):
         pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
         assert len(set(pointers)) == len(pointers)
-        state, _ = learn(agent, state, items_of(agent))
+        state, _ = learn_replayed(agent, state, items_of(agent))
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -284,7 +284,7 @@ def test_initial_priorities_are_those_of_learning(n_step):
     priorities = initial_priorities(
         agent, steps._replace(observation=()), ActingValues(chosen, q.max(-1))
     )
-    _, output = learn(agent, state, trajectory)
+    _, output = learn_replayed(agent, state, trajectory)
     valid = ~steps.first[1]
     np.testing.assert_allclose(priorities[valid], output.priorities[valid], rtol=1e-4)
     assert (priorities > 0).all()
@@ -293,7 +293,7 @@ def test_initial_priorities_are_those_of_learning(n_step):
 def test_normalised_observations_are_those_of_the_items():
     agent = bound(dataclasses.replace(SMALL, normalise_observations=True))
     state, trajectory = jax.jit(agent.init)(KEY), items_of(agent)
-    state, _ = learn(agent, state, trajectory)
+    state, _ = learn_replayed(agent, state, trajectory)
     opening = trajectory.timesteps.observation[0]
     np.testing.assert_allclose(state.params.seen.mean, opening.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state.params.seen.variance, opening.var(0), rtol=1e-4)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from counting_environment import Checker
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.host import registry
 from seedbed.envs.host.atari import AtariEnv, games
 from seedbed.envs.host.contract import HostEnv
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
+from seedbed.testing.counting import CountingChecker
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 
@@ -130,7 +130,7 @@ def test_missing_roms_and_games_are_named(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_the_counting_environment_counts() -> None:
     host = FactoryEnv("counting_environment:make", kwargs={"length": 3}).make(3, 0)
-    timestep, checkers = host.reset(), [Checker(length=3) for _ in range(3)]
+    timestep, checkers = host.reset(), [CountingChecker(length=3) for _ in range(3)]
     for step in range(60):
         action = np.arange(3, dtype=np.int32) + step
         for i, checker in enumerate(checkers):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probe_environments import Aim, Choice, Match, Memory, Trainer
 from seedbed.agents.impala import Impala
+from seedbed.testing.probes import Aim, Choice, Match, Memory
+from seedbed.testing.trainers import Trainer
 from seedbed.types import Box, Discrete, MultiDiscrete, SeedbedError, Timestep, Trajectory
 from trajectories import bound, trajectory_of
 

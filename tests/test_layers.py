@@ -36,7 +36,7 @@ FLOORS = (
     {"central", "fused", "paramserver"},
     {"config"},
     {"policy"},
-    {"viewer", "export"},
+    {"viewer", "export", "testing"},
     {"api"},
     {"cli"},
     {"__init__", "__main__"},

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import rlax
 
-from probe_environments import Aim, Choice, Delay, Endless, Match, Memory, Trainer
 from seedbed import api
 from seedbed.agents.ppo import Ppo
 from seedbed.config import flags, resolve
@@ -21,6 +20,8 @@ from seedbed.config.configuration import TrainConfig
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig
 from seedbed.run.update import learn
+from seedbed.testing.probes import Aim, Choice, Delay, Endless, Match, Memory
+from seedbed.testing.trainers import Trainer
 from seedbed.types import (
     Box,
     Discrete,

@@ -12,8 +12,6 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from probe_environments import Aim, Memory, Trainer
-from replay_trainer import ReplayTrainer, to_trajectory
 from seedbed import api
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
@@ -23,6 +21,8 @@ from seedbed.agents.sac import Sac
 from seedbed.config import resolve
 from seedbed.nets.products import multiply, sum_of_products
 from seedbed.nets.recurrent import LSTM, initial_lstm_state
+from seedbed.testing.probes import Aim, Memory
+from seedbed.testing.trainers import ReplayTrainer, Trainer, to_trajectory
 from seedbed.types import SeedbedError, learns_from_replay
 
 KEY = jax.random.key(0)

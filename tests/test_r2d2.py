@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe_environments import Delay, Memory
-from replay_trainer import ReplayTrainer, initial_priorities, learn
 from seedbed.agents import base
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.r2d2 import R2d2
 from seedbed.nets.recurrent import LSTMState
 from seedbed.ops import returns
+from seedbed.testing.probes import Delay, Memory
+from seedbed.testing.trainers import ReplayTrainer, initial_priorities, learn_replayed
 from seedbed.types import (
     ActorState,
     ArraySpec,
@@ -266,7 +266,7 @@ def test_learning_sees_what_acting_saw():
     chosen = np.take_along_axis(q, action[burn_in:, :, None], -1)[..., 0]
     np.testing.assert_allclose(chosen, extras.chosen[burn_in:], rtol=1e-4, atol=1e-5)
     priorities = initial_priorities(agent, steps._replace(observation=()), extras)
-    _, output = learn(agent, state, item)
+    _, output = learn_replayed(agent, state, item)
     np.testing.assert_allclose(priorities, output.priorities, rtol=1e-3)
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import counting_environment as counting
 from central_runs import counting_env, train
 from counting_agent import CountingAgent, CountingReplayAgent
 from saved import lines
@@ -27,6 +26,7 @@ from seedbed.run.checkpoint import restore
 from seedbed.run.metrics import RecentEpisodes
 from seedbed.run.options import CentralConfig, FusedConfig
 from seedbed.run.update import progress_of
+from seedbed.testing import counting
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState, SeedbedError, Timestep
 
 pytestmark = pytest.mark.usefixtures("importable")

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from actor_pools import PATIENCE_S, Learner, counting
-from counting_environment import NUM_ACTIONS
 from seedbed import trees
 from seedbed.actors.local import TIMEOUT_S, local_pool
 from seedbed.actors.pool import ActorPool
@@ -26,6 +25,7 @@ from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.streams.supervisor import MAX_DEATHS
+from seedbed.testing.counting import NUM_ACTIONS
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
 
 

@@ -27,7 +27,6 @@ from stopping import (
     shared_memory,
 )
 
-import counting_environment as counting
 from gorila_runs import AGENT, items_of, require_no_gaps, saved_items
 from seedbed.central.replaying import ReplayFeed
 from seedbed.exit_status import ExitStatus
@@ -36,6 +35,7 @@ from seedbed.paramserver.replay_folder import count_items
 from seedbed.run.checkpoint_helper import list_steps, name_of
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import CentralConfig
+from seedbed.testing import counting
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 
 SEEDS = int(os.environ.get("SEEDBED_DRILL_SEEDS", "20"))

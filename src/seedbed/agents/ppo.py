@@ -179,8 +179,9 @@ class Ppo(ActorCriticAgent):
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         state = super().init(key)
-        rate = jnp.float32(self.learning_rate)
-        optimizer = Optimizer(moments=state.optimizer_state, learning_rate=rate, asked=rate)
+        # Two arrays: no two leaves may share a buffer.
+        rate, asked = (jnp.float32(self.learning_rate) for _ in range(2))
+        optimizer = Optimizer(moments=state.optimizer_state, learning_rate=rate, asked=asked)
         return state._replace(optimizer_state=optimizer)
 
     def _loss(self, weights: Tree, state: LearnerState, batch: Batch) -> tuple[Array, Output]:

@@ -1,0 +1,225 @@
+"""`seedbed.testing`: the checks pass what is right and name what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from counting_agent import CountingAgent, CountingReplayAgent
+from seedbed.agents.dqn import Dqn
+from seedbed.agents.impala import Impala
+from seedbed.agents.ppo import Ppo
+from seedbed.agents.r2d2 import R2d2
+from seedbed.agents.sac import Sac
+from seedbed.envs.device.classic.cartpole import CartPole
+from seedbed.testing.checks import check_agent, check_task
+from seedbed.types import (
+    ArraySpec,
+    Box,
+    Discrete,
+    EnvSpec,
+    EnvState,
+    MultiDiscrete,
+    SeedbedError,
+)
+
+CHOICE = EnvSpec(ArraySpec((4,), "float32"), Discrete(7))
+REAL = EnvSpec(
+    {"a": ArraySpec((4,), "float32"), "k": ArraySpec((), "int32")}, Box((1,), (-1.0,), (2.0,))
+)
+HIDDEN = np.random.default_rng(0)
+IMAGES = EnvSpec(ArraySpec((20, 20, 1), "uint8"), MultiDiscrete((3, 2)))
+SMALL = {"batch": 8, "hidden_sizes": (8,)}
+MEMORY = {"lstm_size": 4, "unroll": 6, **SMALL}
+
+
+@pytest.mark.quick("counting*", "a PPO with all of its statistics")
+@pytest.mark.parametrize(
+    ("agent", "spec"),
+    [
+        pytest.param(CountingAgent(), CHOICE, id="counting"),
+        pytest.param(CountingReplayAgent(actions=7), CHOICE, id="counting with replay"),
+        pytest.param(
+            Ppo(normalise_observations=True, normalise_returns=True, **SMALL), REAL,
+            id="a PPO with all of its statistics",
+        ),
+        pytest.param(Ppo(recurrent=True, **MEMORY), CHOICE, id="a PPO with memory"),
+        pytest.param(Impala(**SMALL), IMAGES, id="an IMPALA of images"),
+        pytest.param(Impala(recurrent=True, **MEMORY), REAL, id="an IMPALA with memory"),
+        pytest.param(Dqn(**SMALL), CHOICE, id="a DQN"),
+        pytest.param(Sac(**SMALL), REAL, id="a SAC"),
+        pytest.param(
+            R2d2(sequence=6, burn_in=3, lstm_size=4, head_size=4, **SMALL), CHOICE, id="an R2D2"
+        ),
+    ],
+)  # fmt: skip
+def test_our_agents_hold_the_contract(agent, spec):
+    check_agent(agent, spec)
+
+
+class NotFinite(CountingAgent):
+    def init(self, key):
+        return super().init(key)._replace(params={"mean": jnp.float32(jnp.nan)})
+
+
+class OneBuffer(CountingAgent):
+    def init(self, key):
+        one = jnp.zeros(())
+        return super().init(key)._replace(params={"mean": one}, optimizer_state={"seen": one})
+
+
+class Impure(CountingAgent):
+    def act(self, *given, evaluate):
+        action, extras, state = super().act(*given, evaluate)
+        return action, extras | {"count": extras["count"] + int(HIDDEN.integers(2**30))}, state
+
+
+class LooksAround(CountingAgent):
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        shown = timestep.observation - timestep.observation.mean(0, keepdims=True)
+        return super().act(
+            params, actor_state, timestep._replace(observation=100 * shown), keys, evaluate
+        )
+
+
+class Remembers(CountingAgent):
+    def act(self, params, actor_state, timestep, keys, evaluate):
+        never = timestep._replace(first=jnp.zeros_like(timestep.first))
+        return super().act(params, actor_state, never, keys, evaluate)
+
+
+class LearnsFromResets(CountingAgent):
+    def prepare(self, state, trajectory, key):
+        batch = super().prepare(state, trajectory, key)
+        return batch | {"action": trajectory.action}
+
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        return {"mean": grads["mean"] - minibatch["action"].mean()}, output
+
+
+class NoWeight(CountingAgent):
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        return grads, output._replace(weight=jnp.float32(1))
+
+
+class NeverCounts(CountingAgent):
+    def apply(self, state, grads, output):
+        return super().apply(state, grads, output)._replace(updates=state.updates)
+
+
+class SetsProgress(CountingAgent):
+    def apply(self, state, grads, output):
+        return super().apply(state, grads, output)._replace(progress=state.progress + 1)
+
+
+class NeverLearns(CountingAgent):
+    def apply(self, state, grads, output):
+        return super().apply(state, grads, output)._replace(params=state.params)
+
+
+class NoPriority(CountingReplayAgent):
+    def gradients(self, state, minibatch, key):
+        grads, output = super().gradients(state, minibatch, key)
+        return grads, output._replace(priorities=0 * output.priorities)
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        (NotFinite, r"init returned a number that is not finite \(the learner state.*mean"),
+        (OneBuffer, r"init gave .*mean.* and .*seen.* one buffer; copy one"),
+        (Impure, "act does something else when it is called again"),
+        (LooksAround, "act went wrong: the result for an environment depends on the others"),
+        (Remembers, "act went wrong: what it remembers goes on into the next episode"),
+        (LearnsFromResets, "gradients went wrong: it learns from rows that are resets"),
+        (NoWeight, "gradients gave 1.0 as Output.weight, but .* of 20 rows are valid"),
+        (NeverCounts, "apply made `updates` 0 of 0; add one"),
+        (SetsProgress, "apply changed `progress`"),
+        (NeverLearns, "apply changed no parameter"),
+        (NoPriority, "gradients gave the priority 0.0; give numbers above 0"),
+    ],
+)
+def test_what_is_wrong_with_an_agent_is_named(agent, told):
+    with pytest.raises(SeedbedError, match=f"^{agent.__name__}.{told}"):
+        check_agent(agent(actions=7), CHOICE)
+
+
+def test_an_agent_without_a_spec_is_refused():
+    with pytest.raises(SeedbedError, match=r"CountingAgent.spec is None; give check_agent a spec"):
+        check_agent(CountingAgent())
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """Walks on a line by what is given, and ends at a distance of 3."""
+
+    episode_steps: int = 20
+    frame_skip: int = 1
+    spec = EnvSpec(ArraySpec((), "float32"), Box((1,), (-1.0,), (1.0,)))
+
+    def reset(self, key):
+        return EnvState.opening(place := 0.1 * jax.random.normal(key), place)
+
+    def step(self, state, action):
+        place = self.move(state.inner, action[0])
+        return EnvState.after(place, place, -jnp.abs(place), self.over(place))
+
+    def move(self, place, by):
+        return place + by
+
+    def over(self, place):
+        return jnp.abs(place) > 3
+
+
+class Grows(Walk):
+    def move(self, place, by):
+        return place + jnp.sqrt(0.9 - by)
+
+    def over(self, place):
+        return False
+
+
+class Endless(Walk):
+    def over(self, place):
+        return False
+
+
+class Random(Walk):
+    def move(self, place, by):
+        return place + HIDDEN.normal()
+
+
+class RandomStart(Walk):
+    def reset(self, key):
+        return EnvState.opening(place := 0 * jax.random.normal(key) + HIDDEN.normal(), place)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Needy(Walk):
+    length: float
+
+
+def test_tasks_hold_the_contract():
+    check_task(Walk(), steps=50)
+    check_task(CartPole(), steps=50)
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (Grows(), "Grows: observation is not finite after 1 steps"),
+        (Endless(episode_steps=0), "Endless: no episode ended in 50 steps of 16 environments"),
+        (Random(), "Random.step is not a function of its arguments"),
+        (RandomStart(), "RandomStart.reset is not a function of its arguments"),
+        (Needy(length=1.0), "Needy.length has no default"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_named(task, told):
+    with pytest.raises(SeedbedError, match=f"^{told}"):
+        check_task(task, steps=50)
