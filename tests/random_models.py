@@ -46,12 +46,10 @@ FEATURES = frozenset(
     )
 )
 """What every tenth model has, at least: all that the engine simulates."""
-WORLD = ' contype="1" conaffinity="15"'
-"""Masks of what does not move: it meets all geoms."""
-ROUND, CYLINDER = ' contype="1" conaffinity="3"', ' contype="2" conaffinity="1"'
+ROUND, CYLINDER = ' contype="1" conaffinity="19"', ' contype="2" conaffinity="1"'
 """Masks of moving geoms: two cylinders do not meet."""
-BOXES, FLOOR = ' contype="16" conaffinity="0"', ' contype="1" conaffinity="31"'
-"""Masks of moving boxes, which meet planes only, and of planes, which meet all geoms."""
+BOXES, FLOOR = ' contype="16" conaffinity="16"', ' contype="1" conaffinity="31"'
+"""Masks of moving boxes, which meet all but cylinders, and of what does not move and meets all geoms."""
 ALONE = ' contype="4" conaffinity="0"'
 """Masks of moving geoms that meet the world only."""
 
@@ -262,7 +260,7 @@ class _Draw:
     def static(self, place: np.ndarray) -> str:
         kind = self.pick("static geom", "sphere", "capsule", "cylinder")
         size = [0.1] if kind == "sphere" else [0.08, 0.2]
-        masks = ' contype="2" conaffinity="5"' if kind == "cylinder" else WORLD
+        masks = ' contype="2" conaffinity="5"' if kind == "cylinder" else FLOOR
         pos = _text(*place, self.rng.uniform(0, 0.15))
         geom = f'<geom type="{kind}" size="{_text(*size)}"{masks}{self.contact()}/>'
         return f'<body pos="{pos}"{self.frame()}>{geom}</body>'

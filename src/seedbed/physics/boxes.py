@@ -19,18 +19,20 @@ _CORNERS = np.array([[-1, -1, -1], [1, -1, -1], [-1, 1, -1], [1, 1, -1]])
 """One of each two opposite corners of a box."""
 
 
-def _axes(box: Geom) -> tuple[Array, Array, Array]:
+def box_axes(box: Geom) -> tuple[Array, Array, Array]:
+    """Returns the axes x, y and z [3] of a box."""
     return box.side, math.cross(box.axis, box.side), box.axis
 
 
-def _sizes(box: Geom) -> tuple[Array, Array, Array]:
+def box_sizes(box: Geom) -> tuple[Array, Array, Array]:
+    """Returns half of the lengths of a box along its axes."""
     return box.radius, box.half, box.depth
 
 
 def plane_box(plane: Geom, box: Geom, reach: Array) -> tuple[Touch, ...]:
     """Collides a plane with a box; four touches, at the lower of each two opposite corners (mjc_PlaneBox)."""
     height = math.dot(plane.axis, box.pos - plane.pos)
-    arms = [size * axis for size, axis in zip(_sizes(box), _axes(box), strict=True)]
+    arms = [size * axis for size, axis in zip(box_sizes(box), box_axes(box), strict=True)]
     touches = []
     for signs in _CORNERS:
         corner = functools.reduce(jnp.add, [s * a for s, a in zip(signs, arms, strict=True)])
@@ -47,8 +49,8 @@ def sphere_box(ball: Geom, box: Geom, reach: Array) -> tuple[Touch, ...]:
 
     Source: mjraw_SphereBox.
     """
-    axes, away = jnp.stack([jnp.asarray(axis) for axis in _axes(box)]), ball.pos - box.pos
-    center, size = math.apply(axes, away), jnp.stack(jnp.broadcast_arrays(*_sizes(box)))
+    axes, away = jnp.stack([jnp.asarray(axis) for axis in box_axes(box)]), ball.pos - box.pos
+    center, size = math.apply(axes, away), jnp.stack(jnp.broadcast_arrays(*box_sizes(box)))
     nearest = jnp.clip(center, -size, size)
     length, outward = unit(nearest - center)
     # The nearest face, of those of equal distance the first: -x, x, -y, y, -z, z.
@@ -96,8 +98,8 @@ def box_box(one: Geom, two: Geom, reach: Array) -> tuple[Touch, ...]:
     points of these are one. A face is preferred to edges that are hardly better (mjc_BoxBox).
     """
     apart = two.pos - one.pos
-    first = _Frame(apart, [jnp.asarray(x) for x in _axes(one)], list(_sizes(one)))
-    second = _Frame(-apart, [jnp.asarray(x) for x in _axes(two)], list(_sizes(two)))
+    first = _Frame(apart, [jnp.asarray(x) for x in box_axes(one)], list(box_sizes(one)))
+    second = _Frame(-apart, [jnp.asarray(x) for x in box_axes(two)], list(box_sizes(two)))
     eps = float(jnp.finfo(apart.dtype).eps)
     slack = reach + 8 * eps * functools.reduce(jnp.add, [*first.sizes, *second.sizes])
     face, code, worst = _best_face(first, second)

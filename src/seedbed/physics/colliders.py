@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from seedbed.physics.boxes import box_box, plane_box, sphere_box
+from seedbed.physics.capsule_box import capsule_box
 from seedbed.physics.narrow import (
     BOX,
     CAPSULE,
@@ -31,6 +32,7 @@ COLLIDERS: dict[tuple[int, int], tuple[Collider, int]] = {
     (SPHERE, BOX): (sphere_box, 1),
     (CAPSULE, CAPSULE): (capsule_capsule, 2),
     (CAPSULE, CYLINDER): (capsule_cylinder, 2),
+    (CAPSULE, BOX): (capsule_box, 2),
     (BOX, BOX): (box_box, 8),
 }
 """The collider of each pair of geom types, and the number of touches that it returns."""

@@ -91,6 +91,7 @@ def with_flags(compiled: Any) -> Any:
 
     if off(bits.mjDSBL_CONTACT, bits.mjDSBL_CONSTRAINT):
         m.geom_contype[:] = m.geom_conaffinity[:] = 0
+        m.pair_geom2[:] = m.pair_geom1  # of a geom with itself, which is left out
     if off(bits.mjDSBL_LIMIT, bits.mjDSBL_CONSTRAINT):
         m.jnt_limited[:] = 0
         m.tendon_limited[:] = 0

@@ -160,6 +160,16 @@ class Model:
     site_pos: np.ndarray  # [nsite, 3] m, in the body's frame
     site_quat: np.ndarray  # [nsite, 4] in the body's frame
     exclude_signature: np.ndarray  # [k] pairs of bodies that do not touch
+    pair_geom1: np.ndarray  # [npair] pairs of geoms that may touch, with constants of their own
+    pair_geom2: np.ndarray  # [npair]
+    pair_dim: np.ndarray  # [npair] 1 or 3
+    pair_solref: np.ndarray  # [npair, 2] s and 1
+    pair_solimp: np.ndarray  # [npair, 5]
+    pair_margin: np.ndarray  # [npair] m
+    pair_gap: np.ndarray  # [npair] m
+    pair_friction: (
+        np.ndarray
+    )  # [npair, 5] sliding (1), twice, torsional and rolling (m); the first is used
     actuator_trnid: np.ndarray  # [nu, 2] joint, unused
     actuator_gear: Array  # [nu, 6]; a joint uses the first
     actuator_gainprm: np.ndarray  # [nu, 3] force per control: fixed, per length, per velocity

@@ -98,7 +98,6 @@ def unsupported(m: Any) -> Iterator[Refusal]:
     objects = mujoco.mjtObj
     counts = {
         "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "weld the bodies, or make one tree"),
-        "contact pair": (m.npair, objects.mjOBJ_PAIR, "choose pairs by contype"),
         "flex": (m.nflex, objects.mjOBJ_FLEX, "use rigid bodies"),
         "plugin": (m.nplugin, objects.mjOBJ_PLUGIN, "remove it"),
     }
@@ -198,6 +197,7 @@ def _collisions(m: Any) -> Iterator[Refusal]:
 
     Only geoms in candidate pairs are checked; condim must be 1 or 3.
     """
+    named = slots.named_pairs(m)
     for pair in slots.pairs(m):
         geoms = [_named(m, mujoco.mjtObj.mjOBJ_GEOM, g) for g in pair]
         types = tuple(int(m.geom_type[g]) for g in pair)
@@ -206,9 +206,21 @@ def _collisions(m: Any) -> Iterator[Refusal]:
             remedy = "use capsules, or set contype"
             yield Refusal(f"{'-'.join(kinds)} contact", remedy, " with ".join(geoms))
             continue
+        if pair in named:
+            yield from _of_pair(m, named[pair], " with ".join(geoms))
+            continue
         for g, name in zip(pair, geoms, strict=True):
             if m.geom_condim[g] not in (1, 3):
                 yield Refusal(f"condim={m.geom_condim[g]} of geom", "use 1 or 3", name)
+
+
+def _of_pair(m: Any, k: int, geoms: str) -> Iterator[Refusal]:
+    if m.pair_dim[k] not in (1, 3):
+        yield Refusal(f"condim={m.pair_dim[k]} of contact pair", "use 1 or 3", geoms)
+    sliding = m.pair_friction[k, :2]
+    if m.pair_dim[k] == 3 and sliding[0] != sliding[1]:
+        remedy = "give both directions one"
+        yield Refusal("contact pair with two coefficients of sliding", remedy, geoms)
 
 
 def _actuators(m: Any) -> Iterator[Refusal]:

@@ -95,8 +95,13 @@ class Slots(NamedTuple):
 def pairs(model: Any) -> Iterator[tuple[int, int]]:
     """Yields the pairs of geoms that pass MuJoCo's filters, the geom of the lower type first.
 
+    Pairs that the model names come first, and pass all filters, unless they cannot move apart.
     `model` is a Model or MuJoCo's MjModel.
     """
+    named = named_pairs(model)
+    for i, j in named:
+        if model.body_weldid[model.geom_bodyid[i]] != model.body_weldid[model.geom_bodyid[j]]:
+            yield i, j
     filters = _filters_parents(model)
     excluded = {int(signature) for signature in model.exclude_signature}
     weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
@@ -109,7 +114,20 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
             )
             related = filters and w1 and w2 and (w1 == above[w2] or w2 == above[w1])
             if masks and w1 != w2 and not related and (b1 << 16) + b2 not in excluded:
-                yield (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
+                pair = _ordered(model, i, j)
+                if pair not in named:
+                    yield pair
+
+
+def named_pairs(model: Any) -> dict[tuple[int, int], int]:
+    """Returns the pairs that the model names, which pass all filters, with their numbers."""
+    ends = zip(model.pair_geom1, model.pair_geom2, strict=True)
+    return {_ordered(model, int(i), int(j)): k for k, (i, j) in enumerate(ends)}
+
+
+def _ordered(model: Any, i: int, j: int) -> tuple[int, int]:
+    i, j = min(i, j), max(i, j)
+    return (j, i) if model.geom_type[i] > model.geom_type[j] else (i, j)
 
 
 def _filters_parents(model: Any) -> bool:
@@ -135,12 +153,66 @@ def candidates(model: Model) -> Candidates:
 
 
 def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
-    """Makes the slots of the pairs; mixes the parameters of both geoms (mj_contactParam, mj_setContact)."""
+    """Makes the slots of the pairs."""
     geom = np.concatenate(
         [np.zeros((0, 2), int)]
         + [np.repeat(kind.pairs, COLLIDERS[kind.types][1], axis=0) for kind in kinds]
     )
     body = model.geom_bodyid[geom]
+    mover = model.body_weldid[body]
+    parameters = _parameters(model, geom)
+    xp: Any = np if isinstance(parameters.friction, np.ndarray) else jnp
+    return Slots(
+        geom=geom,
+        body=body,
+        mover=mover,
+        frame=np.where(mover[:, 1] > 0, mover[:, 1], mover[:, 0]),
+        basis=_plane_basis(model, geom[:, 0]),
+        condim=parameters.condim,
+        margin=parameters.margin,
+        reach=parameters.margin + parameters.gap,
+        solref=parameters.solref,
+        solimp=parameters.solimp,
+        friction=xp.maximum(parameters.friction, 1e-5),
+        invweight=model.body_invweight0[body, 0].sum(1),
+        response=(
+            model.body_invweight0[body, 0]
+            + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
+        ).sum(1),
+    )
+
+
+class _Parameters(NamedTuple):
+    """Parameters of contacts [n]; see `Slots`."""
+
+    condim: Array
+    margin: Array
+    gap: Array
+    solref: Array
+    solimp: Array
+    friction: Array
+
+
+def _parameters(model: Model, geom: np.ndarray) -> _Parameters:
+    """Returns the parameters of pairs [n, 2]: their own, or those of both geoms, mixed (mj_contactParam)."""
+    mixed, named = _mixed(model, geom), named_pairs(model)
+    numbers = np.array([named.get((int(i), int(j)), -1) for i, j in geom], np.int32)
+    if not (numbers >= 0).any():
+        return mixed
+    own = _Parameters(
+        *(model.pair_dim, model.pair_margin, model.pair_gap, model.pair_solref, model.pair_solimp),
+        friction=model.pair_friction[:, 0],
+    )
+
+    def choose(mine: Array, of_geoms: Array) -> Array:
+        xp: Any = np if isinstance(of_geoms, np.ndarray) else jnp
+        here = (numbers >= 0).reshape(-1, *(1,) * (np.ndim(of_geoms) - 1))
+        return xp.where(here, mine[numbers], of_geoms)
+
+    return _Parameters(*map(choose, own, mixed))
+
+
+def _mixed(model: Model, geom: np.ndarray) -> _Parameters:
     priority, mix = model.geom_priority[geom], np.maximum(model.geom_solmix[geom], 0)
     mix = np.where(mix < 1e-15, 0, mix)
     mix = np.where(mix.sum(1) > 0, mix[:, 0] / np.maximum(mix.sum(1), 1e-15), 0.5)
@@ -159,28 +231,15 @@ def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
     first, second = sliding[geom[:, 0]], sliding[geom[:, 1]]
     xp = np if isinstance(sliding, np.ndarray) else jnp
     winner = xp.where(lead[:, 0] > 0, first, second)
-    friction = xp.where(lead[:, 0] == 0, xp.maximum(first, second), winner)
-    margin = model.geom_margin[geom].sum(1)
-    mover = model.body_weldid[body]
-    return Slots(
-        geom=geom,
-        body=body,
-        mover=mover,
-        frame=np.where(mover[:, 1] > 0, mover[:, 1], mover[:, 0]),
-        basis=_plane_basis(model, geom[:, 0]),
+    return _Parameters(
         condim=np.where(
             lead[:, 0] == 0, condim.max(1), np.where(lead[:, 0] > 0, condim[:, 0], condim[:, 1])
         ),
-        margin=margin,
-        reach=margin + model.geom_gap[geom].sum(1),
+        margin=model.geom_margin[geom].sum(1),
+        gap=model.geom_gap[geom].sum(1),
         solref=np.where(direct, ref.min(1), mixed(model.geom_solref)),
         solimp=mixed(model.geom_solimp),
-        friction=xp.maximum(friction, 1e-5),
-        invweight=model.body_invweight0[body, 0].sum(1),
-        response=(
-            model.body_invweight0[body, 0]
-            + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
-        ).sum(1),
+        friction=xp.where(lead[:, 0] == 0, xp.maximum(first, second), winner),
     )
 
 
