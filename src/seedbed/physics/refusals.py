@@ -220,7 +220,7 @@ def _of_pair(m: Any, k: int, geoms: str) -> Iterator[Refusal]:
     sliding = m.pair_friction[k, :2]
     if m.pair_dim[k] == 3 and sliding[0] != sliding[1]:
         remedy = "give both directions one"
-        yield Refusal("contact pair with two coefficients of sliding", remedy, geoms)
+        yield Refusal("contact pair with two frictions", remedy, geoms)
 
 
 def _actuators(m: Any) -> Iterator[Refusal]:
