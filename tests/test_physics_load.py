@@ -66,7 +66,9 @@ REFUSED = {
     "equality constraint": {
         "rest": '<equality><joint joint1="hinge"/></equality>',
     },
-    "contact pair": {"rest": '<contact><pair geom1="floor" geom2="ball"/></contact>'},
+    "condim=4 of contact pair": {
+        "rest": '<contact><pair geom1="floor" geom2="ball" condim="4"/></contact>'
+    },
     "mocap body that touches or carries": {
         "world": '<body mocap="true"><body><geom size=".1"/></body></body>'
     },
@@ -127,7 +129,7 @@ QUADRUPED = """
 LEG = """<body name="{leg}_hip" pos="{x} {y} 0"><joint name="{leg}_abduction" axis="1 0 0"/>
   <geom name="{leg}_hip" size=".04"/><body name="{leg}_thigh">
     <joint name="{leg}_hip_pitch_joint_with_a_long_name" axis="0 1 0"/>
-    <geom name="{leg}_thigh" type="capsule" fromto="0 0 0 0 0 -.2" size=".02"/>
+    <geom name="{leg}_thigh" type="cylinder" fromto="0 0 0 0 0 -.2" size=".02"/>
     <body name="{leg}_calf" pos="0 0 -.2"><joint name="{leg}_knee" axis="0 1 0"/>
       <geom name="{leg}_foot" pos="0 0 -.2" size=".02" condim="6"/></body></body></body>"""
 
@@ -154,7 +156,7 @@ def test_a_robot_is_refused_in_one_line_for_each_kind(capsys):
     counts = {kind[1]: kind[2] for kind in kinds if kind}
     assert counts.pop("option cone='elliptic'") is counts.pop("option impratio=10.0") is None
     contacts = {kind for kind in counts if kind.endswith(" contact")}
-    assert "capsule-box contact" in contacts
+    assert "cylinder-box contact" in contacts
     others = {kind: count for kind, count in counts.items() if kind not in contacts}
     assert others == {"condim=6 of geom": "4"}
     assert "FL_foot" in str(error.value) and "use 1 or 3" in str(error.value)

@@ -258,3 +258,71 @@ def test_sensors_read_what_mujocos_read(integrator):
         physics.sensor(model, one, "gyr")
     with pytest.raises(SeedbedError, match="touch is of a kind that is not simulated"):
         physics.sensor(model, one, "touch")
+
+
+TENDONS = """
+<mujoco>
+  <option timestep="0.004" integrator="{integrator}"/>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <body pos="0 0 .4"><joint name="a" axis="0 1 0"/><geom type="capsule" size=".03" fromto="0 0 0 .2 0 0"/>
+      <body pos=".2 0 0"><joint name="b" axis="0 1 0"/><geom type="capsule" size=".03" fromto="0 0 0 .3 0 0"/>
+        <body pos=".3 0 0"><joint name="c" type="slide" axis="1 0 0" range="-.1 .1"/>
+          <geom size=".05" name="hand"/></body></body></body>
+  </worldbody>
+  <tendon>
+    <fixed name="pull" {spring}><joint joint="a" coef="1"/><joint joint="b" coef="-.7"/></fixed>
+    <fixed name="reel"><joint joint="c" coef="2"/><joint joint="a" coef=".1"/></fixed>
+  </tendon>
+  <actuator>
+    <position name="puller" tendon="pull" kp="9" {servo} ctrlrange="-1 1" gear="1.5"/><motor tendon="reel" gear="3"/>
+    <motor joint="b" gear=".5"/>
+  </actuator>
+  <sensor><tendonpos tendon="pull"/><tendonvel tendon="reel"/><actuatorpos actuator="puller"/></sensor>
+</mujoco>
+"""
+SPRING, SERVO = 'stiffness="4" springlength=".1 .4" damping=".3"', 'kv=".2"'
+
+
+@pytest.mark.parametrize(
+    ("integrator", "spring", "servo"),
+    [("Euler", SPRING, SERVO), ("RK4", SPRING, SERVO), ("implicitfast", 'stiffness="4"', "")],
+)
+def test_fixed_tendons_pull_as_mujocos_do(integrator, spring, servo):
+    text = TENDONS.format(integrator=integrator, spring=spring, servo=servo)
+    found = random_models.judge(text, 0, 40)
+    assert len(found.error) > 30 and not found.flagged.any(), found.error.max()
+    assert found.excused.mean() < 0.1
+
+
+def test_tendons_are_sensed_and_have_energy():
+    text = TENDONS.format(integrator="Euler", spring=SPRING, servo=SERVO)
+    compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)
+    compiled.opt.enableflags |= int(mujoco.mjtEnableBit.mjENBL_ENERGY)
+    data, rng = mujoco.MjData(compiled), np.random.default_rng(0)
+    cases = [rng.normal(size=(8, 3)) * size for size in (0.5, 1)]
+
+    def both(qpos, qvel):
+        state = physics.init(model, qpos, qvel)
+        sensed = physics.step_data(model, state, jnp.zeros(3)).sensordata
+        return sensed, physics.energy(model, state)
+
+    sensed, energy = jax.jit(jax.vmap(both))(*(jnp.asarray(x, jnp.float32) for x in cases))
+    for i in range(8):
+        data.qpos, data.qvel = cases[0][i], cases[1][i]
+        mujoco.mj_forward(compiled, data)
+        np.testing.assert_allclose(sensed[i], data.sensordata, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(energy[i], data.energy, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("integrator", "spring", "servo", "told"),
+    [
+        ("Euler", 'limited="true" range="0 1"', "", "limits of tendon"),
+        ("implicitfast", SPRING, "", "implicitfast with damping of tendon"),
+        ("implicitfast", "", SERVO, "implicitfast with a servo that damps a tendon"),
+    ],
+)
+def test_tendons_that_are_not_simulated_are_refused(integrator, spring, servo, told):
+    with pytest.raises(SeedbedError, match=told):
+        physics.load(TENDONS.format(integrator=integrator, spring=spring, servo=servo))

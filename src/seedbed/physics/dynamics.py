@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.physics import math
+from seedbed.physics import math, tendons
 from seedbed.physics.linear import Entry
 from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
@@ -179,6 +179,8 @@ def passive(
         i, d = model.jnt_qposadr[j], model.jnt_dofadr[j]
         stretch[d] = -model.jnt_stiffness[j] * (q[i] - model.qpos_spring[i])
     force = force + jnp.stack(stretch)
+    if tendons.has_forces(model):
+        force = force + tendons.forces(model, qpos, qvel)
     if model.body_gravcomp.any():
         force = force + project(model, kin.cdof, _gravity_compensation(model, kin))
     if model.opt.density > 0 or model.opt.viscosity > 0:
@@ -257,15 +259,14 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
     if not model.nu:
         none = jnp.zeros(0, ctrl.dtype)
         return Actuation(jnp.stack(force), none, none, none, tuple(slope))
-    joints = model.actuator_trnid[:, 0]
-    address, dof = model.jnt_qposadr[joints], model.jnt_dofadr[joints]
+    moment = model.actuator_moment
     gear = model.actuator_gear[:, 0]
     low, high = model.actuator_ctrlrange.T
     clamped = jnp.where(model.actuator_ctrllimited, jnp.clip(ctrl, low, high), ctrl)
     clamped = jnp.where(jnp.all(is_sane(clamped)), clamped, 0)
     output = model.actuator_gainprm[:, 0] * clamped
-    length = gear * jnp.stack([qpos[i] for i in address])
-    speed = gear * jnp.stack([qvel[i] for i in dof])
+    length = gear * jnp.stack(tendons.lengths(model, moment, qpos))
+    speed = gear * jnp.stack(tendons.speeds(moment, qvel))
     if model.actuator_gainprm[:, 1:].any() or model.actuator_biasprm.any():
         gain, bias = (
             prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
@@ -278,8 +279,12 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
     output = jnp.where(limited, jnp.clip(output, low, high), output)
     bend = model.actuator_gainprm[:, 2] * clamped + model.actuator_biasprm[:, 2]
     bend = jnp.where(inside, bend, 0) * gear * gear
-    for d, term, more in zip(dof, math.unstack(output * gear), math.unstack(bend), strict=True):
-        force[d], slope[d] = force[d] + term, slope[d] + more
+    for row, term, more in zip(
+        moment, math.unstack(output * gear), math.unstack(bend), strict=True
+    ):
+        for d in np.flatnonzero(row):
+            force[d] = force[d] + (term if row[d] == 1 else row[d] * term)
+            slope[d] = slope[d] + (more if row[d] == 1 else row[d] ** 2 * more)
     for j in np.flatnonzero(model.jnt_actfrclimited):
         d, (least, most) = model.jnt_dofadr[j], model.jnt_actfrcrange[j]
         inside = (force[d] > least) & (force[d] < most)

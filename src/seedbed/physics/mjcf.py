@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.arguments import refusal, require
+from seedbed.physics import tendons
 from seedbed.physics.model import Keyframe, Model, Option, Sensor
 from seedbed.physics.refusals import FOLDED, grouped, unsupported
 from seedbed.physics.rigid import parts_of, welds_of
@@ -133,9 +134,12 @@ def from_mujoco(compiled: Any) -> Model:
             "parts",
             "keyframes",
             "sensors",
+            "tendon_moment",
+            "actuator_moment",
         ):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
+    fields["tendon_moment"], fields["actuator_moment"] = tendons.moments(compiled)
     fields["sensors"] = tuple(_sensor(compiled, i) for i in range(compiled.nsensor))
     # A mocap body that is accepted stands still.
     weld = fields["body_weldid"]
@@ -177,7 +181,9 @@ def _sensor(m: Any, i: int) -> Sensor:
     objects = mujoco.mjtObj
     known = [objects.mjOBJ_BODY, objects.mjOBJ_XBODY, objects.mjOBJ_GEOM, objects.mjOBJ_SITE]
     referred = m.sensor_refid[i] < 0 or int(m.sensor_reftype[i]) in [int(kind) for kind in known]
-    own = int(m.sensor_objtype[i]) != int(objects.mjOBJ_CAMERA)
+    kind, number = int(m.sensor_objtype[i]), int(m.sensor_objid[i])
+    own = kind != int(objects.mjOBJ_CAMERA)
+    own &= kind != int(objects.mjOBJ_TENDON) or tendons.is_fixed(m, number)
     return Sensor(
         name=mujoco.mj_id2name(m, objects.mjOBJ_SENSOR, i) or "",
         kind=int(m.sensor_type[i]),

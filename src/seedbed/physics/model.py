@@ -170,7 +170,15 @@ class Model:
     pair_friction: (
         np.ndarray
     )  # [npair, 5] sliding (1), twice, torsional and rolling (m); the first is used
-    actuator_trnid: np.ndarray  # [nu, 2] joint, unused
+    tendon_moment: (
+        np.ndarray
+    )  # [ntendon, nv] what a unit of a dof adds to the length of a fixed one; ours
+    tendon_stiffness: np.ndarray  # [ntendon] N/m, or N m/rad
+    tendon_damping: np.ndarray  # [ntendon] N s/m, or N m s/rad
+    tendon_lengthspring: np.ndarray  # [ntendon, 2] m or rad, between which its spring rests
+    actuator_moment: (
+        np.ndarray
+    )  # [nu, nv] the same of the lengths of actuators with a gear of 1; ours
     actuator_gear: Array  # [nu, 6]; a joint uses the first
     actuator_gainprm: np.ndarray  # [nu, 3] force per control: fixed, per length, per velocity
     actuator_biasprm: np.ndarray  # [nu, 3] force without control: fixed, per length, per velocity

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seedbed.physics import math
+from seedbed.physics import math, tendons
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import FREE, Kinematics, Model
 from seedbed.types import Array
@@ -76,6 +76,8 @@ def energy(
             i = model.jnt_qposadr[j]
             stretch = q[i] - model.qpos_spring[i]
             potential = potential + 0.5 * model.jnt_stiffness[j] * stretch * stretch
+    if tendons.has_forces(model):
+        potential = potential + tendons.energy(model, qpos)
     local = math.shift_motion(motion, kin.point)
     kinetic = math.dot(local, math.inertia_mul(kin.inertia, local)).sum()
     kinetic = 0.5 * (kinetic + (model.dof_armature * qvel * qvel).sum())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seedbed.physics import slots
+from seedbed.physics import slots, tendons
 from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.model import EULER, FREE, IMPLICITFAST, RK4
 from seedbed.printable import printable
@@ -227,9 +227,12 @@ def _actuators(m: Any) -> Iterator[Refusal]:
     for i in range(m.nactuator):
         actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
         # On a hinge or a slide the two are the same.
-        joint = int(m.actuator_trntype[i]) in _JOINT
-        if not joint or m.jnt_type[m.actuator_trnid[i, 0]] == FREE:
-            yield Refusal("actuator on no hinge or slide", "drive joints", actuator)
+        if not _drives_scalars(m, i):
+            remedy = "drive hinges, slides or fixed tendons"
+            yield Refusal("actuator on no hinge or slide", remedy, actuator)
+        elif _damps_tendon(m, i) and _implicit(m):
+            remedy = "use the integrator Euler, or drive joints"
+            yield Refusal("implicitfast with a servo that damps a tendon", remedy, actuator)
         if kind := _not_affine(m, i):
             yield Refusal(kind, "use a motor or a servo", actuator)
         refused = {
@@ -243,6 +246,22 @@ def _actuators(m: Any) -> Iterator[Refusal]:
                 yield Refusal(f"{what} of actuator", "give it to the joint, or remove it", actuator)
 
 
+def _drives_scalars(m: Any, i: int) -> bool:
+    driven = m.actuator_trnid[i, 0]
+    if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON:
+        return tendons.is_fixed(m, driven)
+    return int(m.actuator_trntype[i]) in _JOINT and m.jnt_type[driven] != FREE
+
+
+def _damps_tendon(m: Any, i: int) -> bool:
+    damps = m.actuator_gainprm[i, 2] or m.actuator_biasprm[i, 2]
+    return bool(m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON and damps)
+
+
+def _implicit(m: Any) -> bool:
+    return m.opt.integrator == IMPLICITFAST
+
+
 def _not_affine(m: Any, i: int) -> str:
     """Returns what keeps an actuator from being simulated; "" for one whose force is affine."""
     if m.actuator_dyntype[i] != mujoco.mjtDyn.mjDYN_NONE:
@@ -253,14 +272,19 @@ def _not_affine(m: Any, i: int) -> str:
 
 def _tendons(m: Any) -> Iterator[Refusal]:
     for t in range(m.ntendon):
+        fixed = tendons.is_fixed(m, t)
         refused = {
             "limits": m.tendon_limited[t],
-            "stiffness": m.tendon_stiffness[t] or m.tendon_stiffnesspoly[t].any(),
-            "damping": m.tendon_damping[t] or m.tendon_dampingpoly[t].any(),
+            "polynomial stiffness": m.tendon_stiffnesspoly[t].any(),
+            "polynomial damping": m.tendon_dampingpoly[t].any(),
+            "stiffness of spatial": m.tendon_stiffness[t] and not fixed,
+            "damping of spatial": m.tendon_damping[t] and not fixed,
+            "implicitfast with damping": m.tendon_damping[t] and _implicit(m),
             "armature": m.tendon_armature[t],
             "frictionloss": m.tendon_frictionloss[t],
         }
         for what, found in refused.items():
             if found:
                 tendon = _named(m, mujoco.mjtObj.mjOBJ_TENDON, t)
-                yield Refusal(f"{what} of tendon", "only a tendon without force works", tendon)
+                remedy = "use fixed ones, springs and Euler"
+                yield Refusal(f"{what} of tendon", remedy, tendon)

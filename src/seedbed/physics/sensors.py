@@ -20,6 +20,7 @@ from seedbed.physics.dynamics import Actuation, accelerations, body_motion
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
 from seedbed.physics.readout import absolute
+from seedbed.physics.tendons import lengths, speeds
 from seedbed.types import Array, SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -229,6 +230,8 @@ _SENSORS: dict[int, _Compute] = {
         _KIND.mjSENS_JOINTPOS: lambda m, at, s: at.qpos[int(m.jnt_qposadr[s.objid])],
         _KIND.mjSENS_JOINTVEL: lambda m, at, s: at.qvel[int(m.jnt_dofadr[s.objid])],
         _KIND.mjSENS_JOINTACTFRC: lambda m, at, s: at.actuated.force[int(m.jnt_dofadr[s.objid])],
+        _KIND.mjSENS_TENDONPOS: lambda m, at, s: lengths(m, m.tendon_moment, at.qpos)[s.objid],
+        _KIND.mjSENS_TENDONVEL: lambda m, at, s: speeds(m.tendon_moment, at.qvel)[s.objid],
         _KIND.mjSENS_ACTUATORPOS: lambda m, at, s: at.actuated.length[s.objid],
         _KIND.mjSENS_ACTUATORVEL: lambda m, at, s: at.actuated.speed[s.objid],
         _KIND.mjSENS_ACTUATORFRC: lambda m, at, s: at.actuated.output[s.objid],

@@ -200,7 +200,11 @@ def _parameters(model: Model, geom: np.ndarray) -> _Parameters:
     if not (numbers >= 0).any():
         return mixed
     own = _Parameters(
-        *(model.pair_dim, model.pair_margin, model.pair_gap, model.pair_solref, model.pair_solimp),
+        condim=model.pair_dim,
+        margin=model.pair_margin,
+        gap=model.pair_gap,
+        solref=model.pair_solref,
+        solimp=model.pair_solimp,
         friction=model.pair_friction[:, 0],
     )
 
