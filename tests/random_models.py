@@ -40,7 +40,7 @@ FEATURES = frozenset(
         *("solimplimit", "motor", "ctrlrange", "forcerange"),
         *("integrator implicitfast", "frictionloss", "solreffriction", "solimpfriction"),
         *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
-        "geom box",
+        *("geom box", "fixed tendon", "driven tendon", "contact pair"),
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -67,11 +67,12 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         # What came later is drawn apart, so that the older seeds keep their bodies.
-        self.later = np.random.default_rng([seed, 1])
+        self.later, self.latest = (np.random.default_rng([seed, k]) for k in (1, 2))
         self.features: set[str] = set()
         self.names = 0
         self.joints: list[tuple[str, float]] = []
         self.bodies: list[str] = []
+        self.geoms: list[str] = []
 
     def chance(self, feature: str, share: float, rng: np.random.Generator | None = None) -> bool:
         """Whether something has a feature, which is then noted."""
@@ -151,9 +152,10 @@ class _Draw:
             kind, masks = "box", BOXES
             size = list(self.later.uniform(0.03, 0.15, 3))
         place = "" if upright else f' pos="{self.vector(0.05)}"{self.frame()}'
+        self.geoms.append(f"geom{len(self.geoms)}")
         return (
-            f'<geom type="{kind}" size="{_text(*size)}" density="{_text(density)}"'
-            f"{place}{masks}{self.contact()}/>"
+            f'<geom name="{self.geoms[-1]}" type="{kind}" size="{_text(*size)}"'
+            f' density="{_text(density)}"{place}{masks}{self.contact()}/>'
         )
 
     def joint(self, kind: str, density: float, number: int = 0) -> str:
@@ -293,7 +295,37 @@ class _Draw:
             if self.chance("forcerange", 0.3):
                 rows += ' forcelimited="true" forcerange="-0.3 0.5"'
             rows += "/>"
-        return f"<actuator>{rows}</actuator>"
+        return rows
+
+    def tendon(self, damps: bool) -> tuple[str, str]:
+        """A fixed tendon over two joints, and its actuator; both may be ""."""
+        if len(self.joints) < 2 or not self.chance("fixed tendon", 0.5, self.latest):
+            return "", ""
+        ends = self.latest.choice(len(self.joints), 2, replace=False)
+        heft = min(self.joints[i][1] for i in ends)
+        joints = "".join(
+            f'<joint joint="{self.joints[i][0]}" coef="{_text(self.latest.uniform(-2, 2))}"/>'
+            for i in ends
+        )
+        stiff, damp = (self.near(*x, self.latest) * heft for x in ((0.1, 10), (1e-3, 0.1)))
+        text = f'<fixed name="tendon" stiffness="{_text(stiff)}"'
+        text += f' damping="{_text(damp)}"' if damps else ""
+        driven = ""
+        if self.chance("driven tendon", 0.6, self.latest):
+            driven = f'<position tendon="tendon" kp="{_text(stiff)}"'
+            driven += f' kv="{_text(damp)}"/>' if damps else "/>"
+        return f"<tendon>{text}>{joints}</fixed></tendon>", driven
+
+    def pair(self) -> str:
+        """A named pair of the floor and a moving geom."""
+        if not self.chance("contact pair", 0.2, self.latest):
+            return ""
+        mu, margin = self.near(0.01, 1, self.latest), self.latest.choice([0, 0.005])
+        return (
+            f'<pair geom1="floor" geom2="{self.latest.choice(self.geoms)}" condim="3" gap="0.001"'
+            f' friction="{_text(mu, mu)}" margin="{_text(margin)}"'
+            f' solref="{_text(self.near(0.01, 0.05, self.latest), 1)}"/>'
+        )
 
     def option(self) -> str:
         text = f'timestep="{_text(self.rng.choice([0.001, 0.002, 0.005, 0.01]))}"'
@@ -323,7 +355,7 @@ def draw(seed: int) -> Drawn:
     if d.chance("tilted floor", 0.15):
         tilt = f' euler="{_text(*d.rng.uniform(-8, 8, 3))}"'
         apart = min(apart, 0.8)
-    world = f'<geom type="plane" size="1 1 1"{tilt}{FLOOR}{d.contact()}/>'
+    world = f'<geom name="floor" type="plane" size="1 1 1"{tilt}{FLOOR}{d.contact()}/>'
     if d.chance("second plane", 0.15):
         world += f'<geom type="plane" size="1 1 1" pos="0 -1 0" euler="-80 0 0"{FLOOR}/>'
     for k in range(trees):
@@ -335,10 +367,15 @@ def draw(seed: int) -> Drawn:
             world += d.static(place + d.rng.uniform(-0.3, 0.3, 2))
     if len(d.bodies) > 1 and d.chance("exclude", 0.3):
         first, second = d.rng.choice(d.bodies, 2, replace=False)
-        world_end = f'<contact><exclude body1="{first}" body2="{second}"/></contact>'
+        excluded = f'<exclude body1="{first}" body2="{second}"/>'
     else:
-        world_end = ""
-    xml = f"<mujoco>{d.option()}<worldbody>{world}</worldbody>{d.actuators()}{world_end}</mujoco>"
+        excluded = ""
+    option, actuators = d.option(), d.actuators()
+    tendon, driven = d.tendon(damps="implicitfast" not in option)
+    xml = (
+        f"<mujoco>{option}<worldbody>{world}</worldbody>{tendon}<actuator>{actuators}{driven}</actuator>"
+        f"<contact>{excluded}{d.pair()}</contact></mujoco>"
+    )
     return Drawn(xml, frozenset(d.features))
 
 
@@ -349,7 +386,7 @@ def _text(*numbers: float) -> str:
 def compiled(xml: str) -> Any:
     """MuJoCo's model with the sizes and places that float32 has, and its solver run as far as it goes."""
     model = oracle.oracle(xml)
-    for name in ("geom_size", "geom_margin", "geom_gap"):
+    for name in ("geom_size", "geom_margin", "geom_gap", "pair_margin", "pair_gap"):
         getattr(model, name)[:] = np.float32(getattr(model, name))
     for name in ("jnt_range", "jnt_margin", "qpos0"):
         getattr(model, name)[:] = np.float32(getattr(model, name))

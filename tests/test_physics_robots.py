@@ -275,7 +275,8 @@ TENDONS = """
     <fixed name="reel"><joint joint="c" coef="2"/><joint joint="a" coef=".1"/></fixed>
   </tendon>
   <actuator>
-    <position name="puller" tendon="pull" kp="9" {servo} ctrlrange="-1 1" gear="1.5"/><motor tendon="reel" gear="3"/>
+    <position name="puller" tendon="pull" kp="9" {servo} ctrlrange="-1 1" gear="1.5"/>
+    <motor tendon="reel" gear="3"/>
     <motor joint="b" gear=".5"/>
   </actuator>
   <sensor><tendonpos tendon="pull"/><tendonvel tendon="reel"/><actuatorpos actuator="puller"/></sensor>
