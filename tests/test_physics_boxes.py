@@ -167,3 +167,37 @@ def test_pairs_that_are_not_simulated_are_refused(change, told):
     with pytest.raises(SeedbedError, match=told) as caught:
         physics.load(PAIRS.format(flag="").replace(*change))
     assert "foot" in str(caught.value) and "floor" in str(caught.value)
+
+
+def test_friction_of_a_pair_and_gains_are_inputs():
+    text = PAIRS.format(flag="").replace(
+        "<contact>", '<actuator><position joint="bend" kp="3" kv=".1"/></actuator><contact>'
+    )
+    text = text.replace('<joint axis="0 1 0"/>', '<joint name="bend" axis="0 1 0"/>')
+    compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)
+    compiled.opt.tolerance, rng = 1e-12, np.random.default_rng(0)
+    data, n = mujoco.MjData(compiled), 8
+    gain = np.float32(rng.uniform(1, 5, (n, 1, 1)))
+    friction = np.float32(rng.uniform(0, 1, (n, 3, 1)) * np.ones(5))
+    qvel = np.float32(rng.normal(size=(n, 7)))
+    qpos = np.tile(np.float32(compiled.qpos0), (n, 1))
+    qpos[:, 2] = 0.195
+
+    def one(qpos: Any, qvel: Any, gain: Any, friction: Any) -> Any:
+        changed = model.replace(
+            pair_friction=friction,
+            actuator_gainprm=gain * np.float32([[1, 0, 0]]),
+            actuator_biasprm=gain * np.float32([[0, -1, -0.1]]),
+        )
+        return physics.step(changed, physics.init(changed, qpos, qvel), jnp.ones(1)).qvel
+
+    found = jax.jit(simd.vectorize(one))(qpos, qvel, gain, friction)
+    for i in range(n):
+        mujoco.mj_resetData(compiled, data)
+        data.qpos, data.qvel, data.ctrl = qpos[i], qvel[i], 1
+        compiled.actuator_gainprm[0, 0] = gain[i, 0, 0]
+        compiled.actuator_biasprm[0, 1:3] = -gain[i, 0, 0] * np.array([1, 0.1])
+        compiled.pair_friction[:] = friction[i]
+        mujoco.mj_step(compiled, data)
+        np.testing.assert_allclose(found[i], data.qvel, rtol=1e-3, atol=1e-4)
+    assert data.ncon

@@ -267,7 +267,7 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
     output = model.actuator_gainprm[:, 0] * clamped
     length = gear * jnp.stack(tendons.lengths(model, moment, qpos))
     speed = gear * jnp.stack(tendons.speeds(moment, qvel))
-    if model.actuator_gainprm[:, 1:].any() or model.actuator_biasprm.any():
+    if _may_differ(model.actuator_gainprm[:, 1:]) or _may_differ(model.actuator_biasprm):
         gain, bias = (
             prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
             for prm in (model.actuator_gainprm, model.actuator_biasprm)
@@ -290,6 +290,11 @@ def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -
         inside = (force[d] > least) & (force[d] < most)
         force[d], slope[d] = jnp.clip(force[d], least, most), jnp.where(inside, slope[d], 0)
     return Actuation(jnp.stack(force), output, length, speed, tuple(slope))
+
+
+def _may_differ(x: Array) -> bool:
+    """Returns whether an array may have a number that is not 0."""
+    return isinstance(x, jax.Array) or bool(x.any())
 
 
 def is_sane(x: jax.Array) -> jax.Array:

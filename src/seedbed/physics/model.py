@@ -32,7 +32,10 @@ REPLACEABLE = (
     "dof_armature",
     "dof_damping",
     "geom_friction",
+    "pair_friction",
     "actuator_gear",
+    "actuator_gainprm",
+    "actuator_biasprm",
 )
 """Fields that `Model.replace` accepts."""
 
@@ -167,21 +170,15 @@ class Model:
     pair_solimp: np.ndarray  # [npair, 5]
     pair_margin: np.ndarray  # [npair] m
     pair_gap: np.ndarray  # [npair] m
-    pair_friction: (
-        np.ndarray
-    )  # [npair, 5] sliding (1), twice, torsional and rolling (m); the first is used
-    tendon_moment: (
-        np.ndarray
-    )  # [ntendon, nv] what a unit of a dof adds to the length of a fixed one; ours
+    pair_friction: Array  # [npair, 5] sliding (1), twice, torsional, rolling (m); the first is used
+    tendon_moment: np.ndarray  # [ntendon, nv] weights of a fixed one's joints; ours
     tendon_stiffness: np.ndarray  # [ntendon] N/m, or N m/rad
     tendon_damping: np.ndarray  # [ntendon] N s/m, or N m s/rad
     tendon_lengthspring: np.ndarray  # [ntendon, 2] m or rad, between which its spring rests
-    actuator_moment: (
-        np.ndarray
-    )  # [nu, nv] the same of the lengths of actuators with a gear of 1; ours
+    actuator_moment: np.ndarray  # [nu, nv] the same, of what it drives; ours
     actuator_gear: Array  # [nu, 6]; a joint uses the first
-    actuator_gainprm: np.ndarray  # [nu, 3] force per control: fixed, per length, per velocity
-    actuator_biasprm: np.ndarray  # [nu, 3] force without control: fixed, per length, per velocity
+    actuator_gainprm: Array  # [nu, 3] force per control: fixed, per length, per velocity
+    actuator_biasprm: Array  # [nu, 3] force without control: fixed, per length, per velocity
     actuator_ctrllimited: np.ndarray  # [nu] bool
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
@@ -195,7 +192,8 @@ class Model:
         """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
 
         They are fields of the model: body_mass, body_inertia, body_ipos, jnt_stiffness, qpos_spring,
-        dof_armature, dof_damping, geom_friction and actuator_gear.
+        dof_armature, dof_damping, geom_friction, pair_friction, actuator_gear, actuator_gainprm and
+        actuator_biasprm (three columns of each).
 
         Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) do not change, just as
         in MuJoCo if a field is changed without mj_setConst.

@@ -209,7 +209,8 @@ def _parameters(model: Model, geom: np.ndarray) -> _Parameters:
     )
 
     def choose(mine: Array, of_geoms: Array) -> Array:
-        xp: Any = np if isinstance(of_geoms, np.ndarray) else jnp
+        constant = isinstance(mine, np.ndarray) and isinstance(of_geoms, np.ndarray)
+        xp: Any = np if constant else jnp
         here = (numbers >= 0).reshape(-1, *(1,) * (np.ndim(of_geoms) - 1))
         return xp.where(here, mine[numbers], of_geoms)
 
