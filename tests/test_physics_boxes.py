@@ -201,3 +201,22 @@ def test_friction_of_a_pair_and_gains_are_inputs():
         mujoco.mj_step(compiled, data)
         np.testing.assert_allclose(found[i], data.qvel, rtol=1e-3, atol=1e-4)
     assert data.ncon
+
+
+@pytest.mark.parametrize("turn", ["0 0 0", "45 0 0", "0 0 45", "30 20 0"])
+def test_boxes_of_one_turn_meet_by_their_faces(turn):
+    """Faces and edges are equally far apart there, and rounding must not choose an edge."""
+    model = pair(BOX)
+    data = mujoco.MjData(model)
+    spec = mujoco.MjSpec()
+    body = spec.worldbody.add_body()
+    body.alt.euler, spec.compiler.degree = [float(x) for x in turn.split()], True
+    quat = np.float32(spec.compile().body_quat[1])
+    data.qpos[3:7] = data.qpos[10:14] = quat
+    mujoco.mj_kinematics(model, data)
+    up = data.geom_xmat[0].reshape(3, 3)[:, 2]
+    data.qpos[7:10] = np.float32(0.1998 * up + 0.03 * data.geom_xmat[0].reshape(3, 3)[:, 0])
+    mujoco.mj_forward(model, data)
+    touches = jax.jit(box_box)(geom(model, data, 0), geom(model, data, 1), REACH)
+    assert sum(bool(t.exists) for t in touches) == data.ncon == 4
+    assert all(abs(float(t.dist) + 0.0002) < 1e-6 for t in touches if bool(t.exists))

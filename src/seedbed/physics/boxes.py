@@ -101,10 +101,10 @@ def box_box(one: Geom, two: Geom, reach: Array) -> tuple[Touch, ...]:
     first = _Frame(apart, [jnp.asarray(x) for x in box_axes(one)], list(box_sizes(one)))
     second = _Frame(-apart, [jnp.asarray(x) for x in box_axes(two)], list(box_sizes(two)))
     eps = float(jnp.finfo(apart.dtype).eps)
-    slack = reach + 8 * eps * functools.reduce(jnp.add, [*first.sizes, *second.sizes])
-    face, code, worst = _best_face(first, second)
-    edge, beyond = _best_edge(first, second, face)
-    meet = (worst <= slack) & (beyond <= slack)
+    rounding = 8 * eps * functools.reduce(jnp.add, [*first.sizes, *second.sizes])
+    face, code = _best_face(first, second)
+    edge, beyond = _best_edge(first, second, face + rounding)
+    meet = jnp.maximum(face, beyond) <= reach + rounding
     normal = _pick([*first.axes, *second.axes], code)
     alike = jnp.abs(math.dot(edge.axis, normal)) > 0.99
     by_face = (edge.sep <= face) | (alike & (edge.sep < face + 0.05 * jnp.abs(face)))
@@ -134,15 +134,15 @@ def _pick(values: Sequence[Array], i: Array) -> Array:
     return found
 
 
-def _best_face(first: _Frame, second: _Frame) -> tuple[Array, Array, Array]:
-    """Returns the largest separation along a face's normal, the face (0 to 5), and the separation again."""
+def _best_face(first: _Frame, second: _Frame) -> tuple[Array, Array]:
+    """Returns the largest separation along a face's normal, and the face (0 to 5)."""
     best, code = jnp.asarray(-jnp.inf, first.apart.dtype), jnp.int32(0)
     for k, (own, other) in enumerate(((first, second), (second, first))):
         for i, (axis, size) in enumerate(zip(own.axes, own.sizes, strict=True)):
             sep = jnp.abs(math.dot(axis, own.apart)) - size - _radius(other, axis)
             code = jnp.where(sep > best, 3 * k + i, code)
             best = jnp.maximum(best, sep)
-    return best, code, best
+    return best, code
 
 
 def _radius(box: _Frame, axis: Array) -> Array:
@@ -152,7 +152,10 @@ def _radius(box: _Frame, axis: Array) -> Array:
 
 
 def _best_edge(first: _Frame, second: _Frame, face: Array) -> tuple[_Edge, Array]:
-    """Returns the best pair of edges, of separation -inf if none beats a face, and the largest separation."""
+    """Returns the best pair of edges, and the largest separation across edges.
+
+    The separation of the best is -inf if none is larger than `face`, that of the best face, and its rounding.
+    """
     dtype = first.apart.dtype
     parallel = 1e-7 if dtype == jnp.float32 else 1e-16
     zero, none = jnp.zeros(3, dtype), jnp.asarray(-jnp.inf, dtype)
