@@ -105,7 +105,7 @@ def box_box(one: Geom, two: Geom, reach: Array) -> tuple[Touch, ...]:
     face, code = _best_face(first, second)
     edge, beyond = _best_edge(first, second, face + rounding)
     meet = jnp.maximum(face, beyond) <= reach + rounding
-    normal = _pick([*first.axes, *second.axes], code)
+    normal = pick([*first.axes, *second.axes], code)
     alike = jnp.abs(math.dot(edge.axis, normal)) > 0.99
     by_face = (edge.sep <= face) | (alike & (edge.sep < face + 0.05 * jnp.abs(face)))
     crossing = _crossing(first, second, edge)
@@ -126,7 +126,7 @@ def box_box(one: Geom, two: Geom, reach: Array) -> tuple[Touch, ...]:
     return tuple(touches)
 
 
-def _pick(values: Sequence[Array], i: Array) -> Array:
+def pick(values: Sequence[Array], i: Array) -> Array:
     """Returns values[i], for a small number of values."""
     found = values[-1]
     for k in range(len(values) - 2, -1, -1):
@@ -219,15 +219,15 @@ def _on_face(
         functools.partial(jnp.where, own), tuple(second)[1:], tuple(first)[1:]
     )
     # The face's frame: x and y along its sides, z out of it.
-    x, y, normal = (_pick(axes[k:] + axes[:k], a) for k in (1, 2, 0))
-    size_x, size_y, size_z = (_pick(sizes[k:] + sizes[:k], a) for k in (1, 2, 0))
+    x, y, normal = (pick(axes[k:] + axes[:k], a) for k in (1, 2, 0))
+    size_x, size_y, size_z = (pick(sizes[k:] + sizes[:k], a) for k in (1, 2, 0))
     up = jnp.where(math.dot(normal, apart) >= 0, 1, -1).astype(apart.dtype)
     z = normal * up
     slopes = [jnp.abs(math.dot(z, axis)) for axis in other_axes]
     steep = jnp.where(slopes[1] > slopes[0], 1, 0)
     steep = jnp.where(slopes[2] > jnp.maximum(slopes[0], slopes[1]), 2, steep)
-    u, v, w = (_pick(other_axes[k:] + other_axes[:k], steep) for k in (1, 2, 0))
-    size_u, size_v, size_w = (_pick(other_sizes[k:] + other_sizes[:k], steep) for k in (1, 2, 0))
+    u, v, w = (pick(other_axes[k:] + other_axes[:k], steep) for k in (1, 2, 0))
+    size_u, size_v, size_w = (pick(other_sizes[k:] + other_sizes[:k], steep) for k in (1, 2, 0))
     w = w * jnp.where(math.dot(z, w) > 0, -size_w, size_w)
 
     def local(way: Array) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seedbed.physics import math
-from seedbed.physics.boxes import box_axes, box_sizes, sphere_box
+from seedbed.physics.boxes import box_axes, box_sizes, pick, sphere_box
 from seedbed.physics.narrow import Geom, Touch
 from seedbed.types import Array
 
@@ -143,10 +143,6 @@ def _second(segment: _Segment, way: list[Array], nearest: _Nearest) -> tuple[Arr
     return jax.tree.map(functools.partial(jnp.where, nearest.edge < 0), over_face, found)
 
 
-def _pick(values: list[Array], k: Array) -> Array:
-    return jnp.where(k == 0, values[0], jnp.where(k == 1, values[1], values[2]))
-
-
 def _past(segment: _Segment) -> list[Array]:
     """Returns by how much t grows on the way through the box, along each axis."""
     tiny = float(jnp.finfo(segment.arm[0].dtype).tiny) ** 0.5
@@ -164,10 +160,10 @@ def _from_corner(
     sign = jnp.where(one, 1, -1).astype(nearest.t.dtype)
     ahead, behind = 1 - sign * nearest.t, 1 + sign * nearest.t
     past = _past(segment)
-    steep = jnp.square(_pick(way, axis)) > 0.5
-    edge = jnp.minimum(ahead, _pick(past, axis))
+    steep = jnp.square(pick(way, axis)) > 0.5
+    edge = jnp.minimum(ahead, pick(past, axis))
     face = jnp.minimum(
-        behind, jnp.minimum(_pick(past[1:] + past[:1], axis), _pick(past[2:] + past[:2], axis))
+        behind, jnp.minimum(pick(past[1:] + past[:1], axis), pick(past[2:] + past[:2], axis))
     )
     return (turned != 0) & (turned != 7), sign * jnp.where(steep, edge, -face)
 
@@ -180,15 +176,15 @@ def _along_edge(
     turned = turned & (7 - (1 << jnp.maximum(axis, 0)))
     slopes = [jnp.abs(x) for x in way]
     next_1, next_2 = (axis + 1) % 3, (axis + 2) % 3
-    swap = _pick(slopes, next_1) > _pick(slopes, next_2)
+    swap = pick(slopes, next_1) > pick(slopes, next_2)
     across = jnp.where(swap, next_1, next_2)
     on = (turned & (1 << across)) != 0
     sign = jnp.where(on, 1, -1).astype(nearest.t.dtype)
     past = _past(segment)
     same = ((towards & (1 << jnp.maximum(axis, 0))) != 0) == on
     left = jnp.where(same, 1 - nearest.at, 1 + nearest.at)
-    step = jnp.minimum(1 - sign * nearest.t, _pick(past, across))
-    step = jnp.minimum(step, 0.5 * left * _pick(past, axis))
+    step = jnp.minimum(1 - sign * nearest.t, pick(past, across))
+    step = jnp.minimum(step, 0.5 * left * pick(past, axis))
     return (turned == 1) | (turned == 2) | (turned == 4), sign * step
 
 

@@ -98,7 +98,7 @@ class Endless(Probe):
     length = 4
 
     def end(self, ended: Array) -> tuple[Array, Array]:
-        """Truncates all."""
+        """Returns the ended episodes as truncated, and none as terminated."""
         return np.zeros_like(ended), ended.copy()
 
 
