@@ -218,6 +218,9 @@ SENSORS = """
     <accelerometer site="toe"/><accelerometer site="post"/><gyro site="post" cutoff="1"/>
     <framepos objtype="site" objname="toe"/>
     <framepos objtype="geom" objname="shin" reftype="site" refname="imu"/>
+    <framequat objtype="site" objname="toe"/><framequat objtype="xbody" objname="leg"/>
+    <framequat objtype="geom" objname="shin" reftype="site" refname="post"/>
+    <framequat objtype="body" objname="trunk" reftype="body" refname="leg"/>
     <framexaxis objtype="site" objname="imu"/><frameyaxis objtype="body" objname="trunk"/>
     <framezaxis objtype="xbody" objname="leg" reftype="body" refname="trunk"/>
     <framelinvel objtype="body" objname="leg"/><frameangvel objtype="geom" objname="shin"/>

@@ -183,6 +183,28 @@ def _axis(number: int) -> _Compute:
     return compute
 
 
+def _frame_quat(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    """Returns the unit quaternion [4] of a frame, or its turn as another frame sees it."""
+    own = _quat(model, moment.kin, sensor.objtype, sensor.objid)
+    if sensor.refid < 0:
+        return own
+    reference = _quat(model, moment.kin, sensor.reftype, sensor.refid)
+    return math.quat_mul(reference * np.array([1, -1, -1, -1], own.dtype), own)
+
+
+def _quat(model: Model, kin: Kinematics, kind: int, number: int) -> jax.Array:
+    body = number
+    if kind == _OBJECT.mjOBJ_SITE:
+        body, local = int(model.site_bodyid[number]), model.site_quat[number]
+    elif kind == _OBJECT.mjOBJ_GEOM:
+        body, local = int(model.geom_bodyid[number]), model.geom_quat[number]
+    elif kind == _OBJECT.mjOBJ_BODY:
+        local = model.body_iquat[number]
+    else:
+        return kin.xquat[number]
+    return math.quat_mul(kin.xquat[body], local)
+
+
 def _frame_velocity(linear: bool) -> _Compute:
     def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
         frame, reference = _own(model, moment, sensor), _reference(model, moment, sensor)
@@ -223,6 +245,7 @@ _SENSORS: dict[int, _Compute] = {
         _KIND.mjSENS_FRAMEXAXIS: _axis(0),
         _KIND.mjSENS_FRAMEYAXIS: _axis(1),
         _KIND.mjSENS_FRAMEZAXIS: _axis(2),
+        _KIND.mjSENS_FRAMEQUAT: _frame_quat,
         _KIND.mjSENS_FRAMELINVEL: _frame_velocity(True),
         _KIND.mjSENS_FRAMEANGVEL: _frame_velocity(False),
         _KIND.mjSENS_FRAMEANGACC: _frame_acceleration(0),
