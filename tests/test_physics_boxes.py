@@ -124,6 +124,7 @@ PAIRS = """
     <pair geom1="hull" geom2="floor" condim="1"/>
     <pair geom1="hull" geom2="foot" condim="1" solref=".03 1"/>
   </contact>
+  <sensor>{sensors}</sensor>
 </mujoco>
 """  # noqa: E501
 
@@ -137,13 +138,13 @@ def ncon(model: physics.Model, qpos: np.ndarray) -> int:
 
 
 def test_named_pairs_have_their_own_constants():
-    found = random_models.judge(PAIRS.format(flag=""), 0, 60)
+    found = random_models.judge(PAIRS.format(flag="", sensors=""), 0, 60)
     assert len(found.error) > 40 and not found.flagged.any(), found.error.max()
     assert found.excused.mean() < 0.2
 
 
 def test_named_pairs_count_as_contacts():
-    text = PAIRS.format(flag="")
+    text = PAIRS.format(flag="", sensors="")
     compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)
     data = mujoco.MjData(compiled)
     data.qpos[2] = 0.04
@@ -152,7 +153,7 @@ def test_named_pairs_count_as_contacts():
 
 
 def test_no_contacts_means_no_named_pairs():
-    model = physics.load(PAIRS.format(flag='contact="disable"'))
+    model = physics.load(PAIRS.format(flag='contact="disable"', sensors=""))
     assert ncon(model, np.float32(model.qpos0)) == 0
 
 
@@ -165,12 +166,12 @@ def test_no_contacts_means_no_named_pairs():
 )
 def test_pairs_that_are_not_simulated_are_refused(change, told):
     with pytest.raises(SeedbedError, match=told) as caught:
-        physics.load(PAIRS.format(flag="").replace(*change))
+        physics.load(PAIRS.format(flag="", sensors="").replace(*change))
     assert "foot" in str(caught.value) and "floor" in str(caught.value)
 
 
 def test_friction_of_a_pair_and_gains_are_inputs():
-    text = PAIRS.format(flag="").replace(
+    text = PAIRS.format(flag="", sensors="").replace(
         "<contact>", '<actuator><position joint="bend" kp="3" kv=".1"/></actuator><contact>'
     )
     text = text.replace('<joint axis="0 1 0"/>', '<joint name="bend" axis="0 1 0"/>')
@@ -220,3 +221,38 @@ def test_boxes_of_one_turn_meet_by_their_faces(turn):
     touches = jax.jit(box_box)(geom(model, data, 0), geom(model, data, 1), REACH)
     assert sum(bool(t.exists) for t in touches) == data.ncon == 4
     assert all(abs(float(t.dist) + 0.0002) < 1e-6 for t in touches if bool(t.exists))
+
+
+COUNTED = """
+<contact geom1="foot" geom2="floor" reduce="mindist" num="1" data="found"/>
+<contact geom1="floor" geom2="foot" num="3" data="found"/><contact body1="trunk" num="2" data="found"/>
+<contact subtree1="trunk" geom2="floor" reduce="netforce" data="found"/><contact data="found" num="8"/>
+<contact geom1="hull" body2="leg" data="found"/>
+"""
+
+
+def test_contact_sensors_count_as_mujocos():
+    text = PAIRS.format(flag="", sensors=COUNTED).replace(' gap=".004"', "")
+    compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)
+    data, rng, n = mujoco.MjData(compiled), np.random.default_rng(0), 40
+    qpos = np.tile(np.float32(compiled.qpos0), (n, 1))
+    qpos[:, 2] = rng.uniform(0.02, 0.2, n)
+    qpos[:, 4:7], qpos[:, 7] = 0.1 * rng.normal(size=(n, 3)), rng.uniform(-3, 3, n)
+
+    def read(qpos: Any) -> Any:
+        start = physics.init(model, qpos, jnp.zeros(model.nv))
+        return physics.step_data(model, start, jnp.zeros(0)).sensordata
+
+    found = np.asarray(jax.jit(simd.vectorize(read))(qpos))
+    expected = []
+    for row in qpos:
+        data.qpos = row
+        mujoco.mj_forward(compiled, data)
+        expected.append(data.sensordata.copy())
+    np.testing.assert_array_equal(found, expected)
+    assert (np.max(expected, axis=0)[[0, 1, 2, 4, 6, 7]] > 0).all()
+
+
+def test_a_gap_keeps_a_contact_sensor_from_counting():
+    model = physics.load(PAIRS.format(flag="", sensors=COUNTED))
+    assert not any(sensor.simulated for sensor in model.sensors)

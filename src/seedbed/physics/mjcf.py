@@ -184,6 +184,11 @@ def _sensor(m: Any, i: int) -> Sensor:
     kind, number = int(m.sensor_objtype[i]), int(m.sensor_objid[i])
     own = kind != int(objects.mjOBJ_CAMERA)
     own &= kind != int(objects.mjOBJ_TENDON) or tendons.is_fixed(m, number)
+    if m.sensor_type[i] == mujoco.mjtSensor.mjSENS_CONTACT:
+        # Contacts in the gap, which MuJoCo counts, are not kept here.
+        counts = int(m.sensor_intprm[i, 0]) == 1 << int(mujoco.mjtConDataField.mjCONDATA_FOUND)
+        own &= counts and kind != int(objects.mjOBJ_SITE)
+        own &= not (m.geom_gap.any() or m.pair_gap.any())
     return Sensor(
         name=mujoco.mj_id2name(m, objects.mjOBJ_SENSOR, i) or "",
         kind=int(m.sensor_type[i]),
@@ -195,6 +200,7 @@ def _sensor(m: Any, i: int) -> Sensor:
         dim=int(m.sensor_dim[i]),
         cutoff=float(m.sensor_cutoff[i]),
         clipped=int(m.sensor_datatype[i]) == int(mujoco.mjtDataType.mjDATATYPE_REAL),
+        intprm=(int(m.sensor_intprm[i, 0]), int(m.sensor_intprm[i, 1])),
         simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),
     )
 

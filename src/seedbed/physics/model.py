@@ -79,6 +79,9 @@ class Sensor(NamedTuple):
     cutoff: float  # 0: none
     clipped: bool  # whether the cutoff is of both signs
     simulated: bool  # False for what its objects or delays keep from being computed
+    intprm: tuple[
+        int, int
+    ]  # of a contact sensor, the data that it gives, and how it reduces contacts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,10 +16,12 @@ import numpy as np
 from seedbed.arguments import checked
 from seedbed.nearest import did_you_mean
 from seedbed.physics import math
+from seedbed.physics.collision import Contacts
 from seedbed.physics.dynamics import Actuation, accelerations, body_motion
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
 from seedbed.physics.readout import absolute
+from seedbed.physics.slots import candidates, slots
 from seedbed.physics.tendons import lengths, speeds
 from seedbed.types import Array, SeedbedError
 
@@ -40,6 +42,7 @@ class Moment(NamedTuple):
     before: jax.Array  # [nv, 3] as of `dynamics.velocity`
     actuated: Actuation
     subtree_com: jax.Array  # [nbody, 3] in the world
+    contacts: Contacts
 
 
 class _Frame(NamedTuple):
@@ -234,6 +237,41 @@ def _subtree_velocity(model: Model, moment: Moment, sensor: Sensor) -> jax.Array
     return total / jnp.maximum(mass, 1e-15)
 
 
+def _found(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    """Returns the number of contacts between what a contact sensor names, in each place that it fills."""
+    total = jnp.int32(0)
+    points = moment.contacts.fixed, moment.contacts.moving
+    for kinds, group in zip(candidates(model), points, strict=True):
+        for slot, pair in enumerate(slots(model, kinds).geom):
+            first, second = (
+                [_is_of(model, kind, number, int(g)) for g in pair]
+                for kind, number in (
+                    (sensor.objtype, sensor.objid),
+                    (sensor.reftype, sensor.refid),
+                )
+            )
+            if (first[0] and second[1]) or (first[1] and second[0]):
+                total = total + group.active[slot]
+    place = np.arange(sensor.dim)
+    net = sensor.intprm[1] == _NET_FORCE
+    filled = place == 0 if net else place < total
+    return jnp.where(filled, total, 0).astype(moment.qpos.dtype)
+
+
+def _is_of(model: Model, kind: int, number: int, geom: int) -> bool:
+    """Returns whether a geom is what a contact sensor names: itself, of a body, of a subtree, or any."""
+    body = int(model.geom_bodyid[geom])
+    if kind == _OBJECT.mjOBJ_GEOM:
+        return number == geom
+    if kind == _OBJECT.mjOBJ_BODY:
+        return number == body
+    while kind == _OBJECT.mjOBJ_XBODY and body > number:
+        body = int(model.body_parentid[body])
+    return kind != _OBJECT.mjOBJ_XBODY or body == number
+
+
+_NET_FORCE = 3
+"""MuJoCo's number for a contact sensor that adds its contacts up."""
 _Compute = Callable[[Model, Moment, Sensor], Array]
 _SENSORS: dict[int, _Compute] = {
     int(kind): compute
@@ -245,6 +283,7 @@ _SENSORS: dict[int, _Compute] = {
         _KIND.mjSENS_FRAMEXAXIS: _axis(0),
         _KIND.mjSENS_FRAMEYAXIS: _axis(1),
         _KIND.mjSENS_FRAMEZAXIS: _axis(2),
+        _KIND.mjSENS_CONTACT: _found,
         _KIND.mjSENS_FRAMEQUAT: _frame_quat,
         _KIND.mjSENS_FRAMELINVEL: _frame_velocity(True),
         _KIND.mjSENS_FRAMEANGVEL: _frame_velocity(False),

@@ -209,7 +209,8 @@ def _forward(
     with named_scope("readout"):
         derived = readout(model, kin, motion, solution.wrench)
         com = derived["subtree_com"]
-        read = Moment(kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated, com)
+        now = kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated
+        read = Moment(*now, subtree_com=com, contacts=contacts)
         derived["sensordata"] = sensordata(model, read)
     done = Data(
         *state,
