@@ -147,10 +147,14 @@ def test_a_robot_of_ones_own_is_told_of_and_can_be_trained(capsys):
     assert not now.terminated.any() and (now.reward > 0).all()
 
 
-def test_a_free_body_that_carries_nothing_turns_as_mujocos_implicitfast():
+WELDED = '<body pos=".1 .05 .02" euler="20 0 0"><geom type="box" size=".03 .04 .05"/></body>'
+
+
+@pytest.mark.parametrize("welded", ["", WELDED, WELDED + WELDED.replace(".1 .", "-.1 .")])
+def test_a_free_body_without_joints_turns_as_mujocos_implicitfast(welded):
     text = (
         '<mujoco><option integrator="implicitfast" timestep=".01"/><worldbody><body pos="0 0 1">'
-        '<freejoint/><geom type="capsule" size=".05 .2" pos=".1 0 .05" euler="30 0 0"/></body>'
+        f'<freejoint/><geom type="capsule" size=".05 .2" pos=".1 0 .05" euler="30 0 0"/>{welded}</body>'
         "</worldbody></mujoco>"
     )
     compiled = oracle.oracle(text)

@@ -64,31 +64,20 @@ def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Seque
 def _lone_bodies(
     model: Model, data: Data, mass: Matrix, force: jax.Array, qacc: jax.Array
 ) -> jax.Array:
-    """Replaces the accelerations of free bodies that carry nothing: gyroscopic forces are implicit, too.
+    """Replaces the accelerations of trees of one free body: gyroscopic forces are implicit, too.
 
-    Source: mjd_freeMhat. Their part of the matrix is not symmetric, and apart from the others.
+    What is welded to it counts as the body. Source: mjd_freeMhat, whose part of the matrix is not symmetric,
+    and apart from the others.
     """
     h, found = model.opt.timestep, math.unstack(qacc)
     for b in model.roots:
         joint = int(model.body_jntadr[b])
-        carries = any(model.body_weldid[c] == b for c in range(b + 1, model.nbody)) or any(
-            parent == b for parent in model.tree_parent
-        )
+        carries = any(model.tree_parent[c] == b for c in model.moving)
         if model.jnt_type[joint] != FREE or model.body_jntnum[b] != 1 or carries:
             continue
         d = int(model.jnt_dofadr[joint])
         spin, turn = data.qvel[d + 3 : d + 6], math.quat_to_mat(data.xquat[b])
-        arm = jnp.asarray(model.body_ipos[b])
-        axes = math.np_quat_to_mat(model.body_iquat[b])
-        square = math.dot(arm, arm) * np.eye(3) - arm[:, None] * arm[None]
-        inertia = (axes * model.body_inertia[b][None]) @ axes.T + model.body_mass[b] * square
-        momentum = math.apply(inertia, spin)
-        columns = []
-        for e in np.eye(3, dtype=qacc.dtype):
-            lean = math.cross(e, math.cross(spin, arm)) + math.cross(spin, math.cross(e, arm))
-            push = model.body_mass[b] * math.apply(turn, lean)
-            twist = math.cross(e, momentum) + math.cross(spin, math.apply(inertia, e))
-            columns.append([*math.unstack(push), *math.unstack(twist)])
+        columns = _gyroscopic(model, b, spin, turn)
         rows = []
         for i in range(6):
             row = [mass.get((d + max(i, k), d + min(i, k)), 0) for k in range(6)]
@@ -96,6 +85,25 @@ def _lone_bodies(
             rows.append([*row[:3], *(row[3 + k] + h * columns[k][i] for k in range(3))])
         found[d : d + 6] = linear.eliminate(rows, [force[d + i] for i in range(6)])
     return jnp.stack(found)
+
+
+def _gyroscopic(model: Model, body: int, spin: jax.Array, turn: jax.Array) -> list[list[Array]]:
+    """Returns the derivative of the inertial forces [6] of a free body by each component of its spin."""
+    parts = model.parts
+    columns = []
+    for e in np.eye(3, dtype=spin.dtype):
+        push, twist = jnp.zeros(3, spin.dtype), jnp.zeros(3, spin.dtype)
+        for k in (k for k, carrier in enumerate(parts.body) if carrier == body):
+            mass, arm, (base, *excess) = parts.mass[k], parts.pos[k], math.unstack(parts.inertia[k])
+            moments = jnp.stack([jnp.asarray(base), *(base + x for x in excess)])
+            square = math.dot(arm, arm) * np.eye(3) - arm[:, None] * arm[None]
+            inertia = (parts.axes[k] * moments[None]) @ parts.axes[k].T + mass * square
+            lean = math.cross(e, math.cross(spin, arm)) + math.cross(spin, math.cross(e, arm))
+            push = push + mass * math.apply(turn, lean)
+            momentum = math.apply(inertia, spin)
+            twist = twist + math.cross(e, momentum) + math.cross(spin, math.apply(inertia, e))
+        columns.append([*math.unstack(push), *math.unstack(twist)])
+    return columns
 
 
 def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> Data:
