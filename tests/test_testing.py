@@ -200,6 +200,12 @@ class RandomStart(Walk):
         return EnvState.opening(place := 0 * jax.random.normal(key) + HIDDEN.normal(), place)
 
 
+class RewardsStart(Walk):
+    def reset(self, key):
+        state = super().reset(key)
+        return state._replace(timestep=state.timestep._replace(reward=jnp.float32(1)))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Needy(Walk):
     length: float
@@ -217,6 +223,7 @@ def test_tasks_hold_the_contract():
         (Endless(episode_steps=0), "Endless: no episode ended in 50 steps of 16 environments"),
         (Random(), "Random.step is not a function of its arguments"),
         (RandomStart(), "RandomStart.reset is not a function of its arguments"),
+        (RewardsStart(), "RewardsStart.reset opens an episode with a reward"),
         (Needy(length=1.0), "Needy.length has no default"),
     ],
 )

@@ -277,6 +277,16 @@ def check_task(task: Environment, steps: int = 1000, seed: int = 0) -> None:
     with naming(f"{name}.reset", _TASKS):
         one, other = (jax.jit(jax.vmap(lambda key: env.reset(key)))(keys) for _ in range(2))
     _require_equal(name, "reset", one, other)
+    opened = one.timestep
+    if (
+        np.any(opened.reward)
+        or np.any(opened.terminated | opened.truncated)
+        or not np.all(opened.first)
+    ):
+        raise SeedbedError(
+            f"{name}.reset opens an episode with a reward, at its end, or without `first`; return "
+            f"EnvState.opening(...) (see {_TASKS})"
+        )
     rng = np.random.default_rng(seed)
     step = jax.jit(simd.vectorize(env.step))
     state, ends = one, 0
