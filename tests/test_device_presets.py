@@ -27,6 +27,7 @@ from seedbed.envs.device import changes
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.ant import Ant
 from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+from seedbed.envs.device.randomisation import Offset, Scale, randomise
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import is_on_device
 from seedbed.envs.host.gym import FactoryEnv, GymEnv
@@ -140,7 +141,7 @@ def test_wrapped_environments_are_saved_too():
     env = changes.scale_reward(changes.clip_action(Pendulum()), 0.1)
     config = TrainConfig(env, Ppo(), FusedConfig(seeds=3, devices=(1,)), "mine/ppo")
     assert round_trip(config) == config
-    env = changes.randomise(Ant(), {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)})
+    env = randomise(Ant(), Scale("body_mass", 0.5, 2), Offset("body_ipos", -0.1, 0.1, of="torso"))
     config = dataclasses.replace(config, env=env)
     assert round_trip(config) == config
 

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from gymnasium.wrappers.utils import RunningMeanStd
 
-from seedbed import simd
-from seedbed.envs.device import changes, wrappers
+from seedbed import physics, simd
+from seedbed.envs.device import changes, randomisation, wrappers
 from seedbed.envs.device.classic.acrobot import Acrobot
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.classic.mountain_car import MountainCar
 from seedbed.envs.device.classic.pendulum import Pendulum
 from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+from seedbed.envs.device.mujoco import MujocoTask, Verdict, noisy_rest
 from seedbed.envs.device.probes import DelayProbe, TruncationProbe
+from seedbed.envs.device.randomisation import Offset, Scale
 from seedbed.envs.host.contract import is_on_device
 from seedbed.types import (
     ArraySpec,
@@ -246,32 +248,34 @@ def test_what_a_task_gets_wrong_is_named(part, text):
         jax.eval_shape(lambda key: env.step(env.reset(key), jnp.zeros(2)), jax.random.key(0))
 
 
-RANGES = {"body_mass": (0.5, 2.0), "dof_damping": (0.9, 1.1)}
+DRAWS = (Scale("body_mass", 0.5, 2, log=True), Offset("dof_damping", 0.1, 0.3, of="slider"))
 POLES = InvertedDoublePendulum(episode_steps=5, integrator="euler")
 
 
 def test_the_model_is_drawn_anew_in_every_episode():
-    states = roll(wrappers.training(changes.randomise(POLES, RANGES)))
-    now, factors, model = states.timestep, states.inner[0][0][1], POLES.physics_model()
-    assert sorted(factors) == sorted(RANGES)
-    for name, (low, high) in RANGES.items():
-        assert factors[name].shape[2:] == getattr(model, name).shape
-        drawn = factors[name][now.first]
-        assert (drawn >= low).all() and (drawn < high).all() and np.ptp(drawn) > 0.9 * (high - low)
-        assert len(np.unique(drawn, axis=0)) == len(drawn)
+    states = roll(wrappers.training(randomisation.randomise(POLES, *DRAWS)))
+    now, leaves, model = states.timestep, states.inner[0][0][1], POLES.physics_model()
+    derived = {"body_invweight0", "dof_invweight0"}
+    assert set(leaves) == {"body_mass", "body_inertia", "dof_damping"} | derived
+    for name, drawn in leaves.items():
+        assert drawn.shape[2:] == getattr(model, name).shape
+        assert len(np.unique(drawn[now.first], axis=0)) == now.first.sum()
         kept = ~now.first[1:]
-        np.testing.assert_array_equal(factors[name][1:][kept], factors[name][:-1][kept])
+        np.testing.assert_array_equal(drawn[1:][kept], drawn[:-1][kept])
+    heavier = leaves["body_mass"][now.first][:, 1:] / model.body_mass[1:].astype(np.float32)
+    assert heavier.min() > 0.5 and heavier.max() < 2 and abs(np.median(np.log(heavier))) < 0.2
+    turned = leaves["body_inertia"][now.first][:, 1:] / model.body_inertia[1:].astype(np.float32)
+    np.testing.assert_allclose(turned, np.broadcast_to(heavier[..., None], turned.shape), rtol=1e-5)
+    added = leaves["dof_damping"][now.first] - model.dof_damping.astype(np.float32)
+    assert (added[:, 0] > 0.099).all() and (added[:, 0] < 0.301).all() and not added[:, 1:].any()
 
 
 @pytest.mark.slow
 def test_the_drawn_model_is_what_is_simulated():
     """Compares with the task around a model that was changed by hand."""
-    env = changes.randomise(POLES, RANGES)
+    env = randomisation.randomise(POLES, *DRAWS)
     states, model = roll(env), POLES.physics_model()
-    leaves = {
-        name: (getattr(model, name) * factor[0]).astype(np.float32)
-        for name, factor in states.inner[1].items()
-    }
+    leaves = {name: leaf[0] for name, leaf in states.inner[1].items()}
 
     def by_hand(state, action, leaves):
         return dataclasses.replace(POLES, model=model.replace(**leaves)).step(state, action)
@@ -285,10 +289,52 @@ def test_the_drawn_model_is_what_is_simulated():
     assert np.abs(plainly.inner.qvel - after.inner[0].qvel).max() > 0.01
 
 
+SERVOS = """<mujoco><default><geom contype="0"/></default><worldbody><body><freejoint/><geom size=".2"/>
+<body pos=".3 0 0"><joint name="hip"/><geom size=".1"/></body>
+<body pos="-.3 0 0"><joint name="knee"/><geom size=".1"/></body>
+</body></worldbody><actuator><position name="hip" joint="hip" kp="20"/>
+<position name="knee" joint="knee" kp="30" kv="1"/><velocity name="spin" joint="knee" kv="2"/>
+<motor joint="hip"/></actuator></mujoco>"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Servos(MujocoTask):
+    """A task of the robot above, on which nothing is asked of it."""
+
+    frame_skip: int = 1
+
+    def initial(self, key):
+        return noisy_rest(self.physics_model(), key, 0.01)
+
+    def observe(self, now):
+        return now.qpos
+
+    def judge(self, before, now, action):
+        return Verdict(jnp.float32(0), jnp.bool_(False), {})
+
+
+def test_servos_are_varied_with_both_of_their_numbers():
+    draws = Scale("kp", 0.5, 2, of="hip"), Offset("kv", 0.1, 0.2), Offset("gravity", -1, 1)
+    env = randomisation.randomise(Servos(xml_file="", model=physics.load(SERVOS)), *draws)
+    leaves = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 64)).inner[1]
+    gain, bias, gravity = (
+        np.asarray(leaves[name]) for name in ("actuator_gainprm", "actuator_biasprm", "gravity")
+    )
+    np.testing.assert_array_equal(gain[:, :2, 0], -bias[:, :2, 1])
+    assert (gain[:, 0, 0].min() < 15) and (gain[:, 0, 0].max() > 30)
+    assert (gain[:, 1] == [30, 0, 0]).all()
+    assert (bias[:, 0, 2] == 0).all()  # no kv in the file
+    assert ((bias[:, 1, 2] < -1.1) & (bias[:, 1, 2] > -1.2)).all()
+    # A velocity servo, whose gain is its kv, and a motor.
+    np.testing.assert_array_equal(gain[:, 2, 0], -bias[:, 2, 2])
+    assert (gain[:, 3] == [1, 0, 0]).all() and not bias[:, 3].any()
+    assert np.ptp(gravity, axis=0).min() > 1.5
+
+
 def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
-    wrapped = wrappers.time_limit(changes.randomise(POLES, RANGES), 7)
+    wrapped = wrappers.time_limit(randomisation.randomise(POLES, *DRAWS), 7)
     exact = wrappers.with_integrator(wrapped, "xml")
-    assert exact.episode_steps == 7 and exact.env.ranges == wrapped.env.ranges
+    assert exact.episode_steps == 7 and exact.env.draws == wrapped.env.draws
     assert exact.env.env == dataclasses.replace(POLES, integrator="xml")
     assert wrappers.with_integrator(exact, "euler") == wrapped
 
@@ -310,16 +356,26 @@ def test_the_integrator_is_changed_within_wrappers_and_nothing_else_is():
         (lambda: changes.scale_reward(Walk(), float("nan")), "the factor is nan"),
         (lambda: changes.clip_action(CartPole()), "CartPole are Discrete"),
         (lambda: changes.normalise_observation(Counted()), "observation of Counted is uint8"),
-        (lambda: changes.randomise(Walk(), RANGES), r"Walk has no physics_model\(\)"),
-        (lambda: changes.randomise(POLES, {"geom_size": (1, 1)}), "'geom_size' cannot be"),
-        (lambda: changes.randomise(POLES, {"body_mas": (1, 1)}), "mean body_mass"),
-        (lambda: changes.randomise(POLES, {"body_mass": (0, 1)}), "two positive factors"),
-        (lambda: changes.randomise(POLES, {"body_mass": (2, 1)}), "the lower first"),
+        (lambda: varied(DRAWS[0], env=Walk()), r"Walk has no physics_model\(\)"),
+        (lambda: varied(Scale("geom_type", 1, 1)), "'geom_type' cannot be"),
+        (lambda: varied(Scale("body_mas", 1, 1)), "mean body_mass"),
+        (lambda: varied(Scale("body_mass", 0, 1)), "factors are positive"),
+        (lambda: varied(Scale("body_mass", 2, 1)), "the lower first"),
+        (lambda: varied(Offset("body_ipos", 0, float("nan"))), "two finite numbers"),
+        (lambda: varied(Offset("dof_damping", -1, 0)), "may make it -"),
+        (lambda: varied(Offset("body_mass", -20, 0, of="cart")), "may make it -"),
+        (lambda: varied(Scale("dof_damping", 1, 2, of="sliders")), "named 'sliders'; .*slider"),
+        (lambda: varied(Scale("kp", 1, 2)), "'kp' has no element"),
+        (lambda: varied({"body_mass": (0.5, 2)}), "is no draw; give Scale"),
     ],
 )
 def test_what_cannot_be_wrapped_is_refused(make, text):
     with pytest.raises(SeedbedError, match=text):
         make()
+
+
+def varied(*draws, env=POLES):
+    return randomisation.randomise(env, *draws)
 
 
 class Counted(Walk):

@@ -69,9 +69,6 @@ REFUSED = {
     "condim=4 of contact pair": {
         "rest": '<contact><pair geom1="floor" geom2="ball" condim="4"/></contact>'
     },
-    "mocap body that touches or carries": {
-        "world": '<body mocap="true"><body><geom size=".1"/></body></body>'
-    },
     "limits of tendon (string)": {
         "rest": '<tendon><fixed name="string" limited="true" range="0 1">'
         '<joint joint="hinge" coef="1"/></fixed></tendon>'
@@ -206,8 +203,8 @@ def test_leaves_are_replaced_by_name_and_shape():
     model = physics.load(xml())
     heavier = model.replace(body_mass=model.body_mass * 2)
     np.testing.assert_allclose(heavier.parts.mass, 2 * model.parts.mass)
-    with pytest.raises(SeedbedError, match="geom_size is not replaceable; these are: body_mass"):
-        model.replace(geom_size=model.geom_size)
+    with pytest.raises(SeedbedError, match="geom_quat is not replaceable; these are: gravity, "):
+        model.replace(geom_quat=model.geom_quat)
     with pytest.raises(SeedbedError, match=r"body_mass has shape \(5,\) instead of \(2,\)"):
         model.replace(body_mass=np.ones(5))
     with pytest.raises(SeedbedError, match="body_mass is of type int32: give"):

@@ -1,5 +1,6 @@
 """MuJoCo's physics for one environment, as pure JAX functions."""
 
+from seedbed.physics.constants import set_const
 from seedbed.physics.mjcf import load
 from seedbed.physics.model import Data, Model, State
 from seedbed.physics.sensors import sensor
@@ -15,6 +16,7 @@ __all__ = [
     "load",
     "make_data",
     "sensor",
+    "set_const",
     "step",
     "step_data",
 ]

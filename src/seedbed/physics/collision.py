@@ -165,6 +165,9 @@ def _seen(model: Model, kin: Kinematics, geom: int, tree: int) -> Array:
     """Returns the position [3] of a geom relative to the reference point of a tree that is not its own."""
     body = model.geom_bodyid[geom]
     if model.body_treeid[body] < 0:
+        if model.body_carrierid[body]:
+            pos = kin.geom_xpos[geom]
+            return between(Origin(pos, jnp.zeros_like(pos)), kin.origins[tree])
         fixed = Origin(model.welds.geom_pos[geom], model.welds.geom_low[geom])
         return between(fixed, kin.origins[tree])
     return kin.geom_xpos[geom] + between(origin_of(model, kin, body), kin.origins[tree])

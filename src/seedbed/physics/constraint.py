@@ -111,7 +111,7 @@ def _group(table: Slots, columns: dict[str, Array]) -> Group:
     return Group(table, columns if table.basis is None else columns | {"basis": table.basis})
 
 
-def limit_table(model: Model) -> dict[str, np.ndarray]:
+def limit_table(model: Model) -> dict[str, Array]:
     """Makes the table of joint limits, by row: address, dof, bounds, margin and solver parameters.
 
     The two bounds of a joint share a row if they cannot both be active at once. Otherwise each has its own.
@@ -136,9 +136,9 @@ def limit_table(model: Model) -> dict[str, np.ndarray]:
     }
 
 
-def friction_table(model: Model) -> dict[str, np.ndarray]:
+def friction_table(model: Model) -> dict[str, Array]:
     """Makes the table of friction losses, by row: dof, most force in N or N m, and solver parameters."""
-    d = np.flatnonzero(model.dof_frictionloss > 0)
+    d = np.flatnonzero(model.dof_rubs)
     return {
         "dof": d,
         "friction": model.dof_frictionloss[d],
@@ -283,7 +283,7 @@ def _dof_rows(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
         *(
             jnp.concatenate([jnp.asarray(above), jnp.asarray(below)])
             for above, below in (
-                (limits.sign, np.ones_like(bound)),
+                (limits.sign, np.ones(len(friction["dof"]), qpos.dtype)),
                 (limits.stiffness, stiffness),
                 (limits.aref, -row["damper"] * jnp.stack([qvel[d] for d in friction["dof"]])),
                 (-free, -bound),

@@ -188,6 +188,24 @@ def passive(
     return force
 
 
+def applied_wrench(model: Model, kin: Kinematics, xfrc_applied: Array) -> jax.Array:
+    """Returns the wrenches [nbody, 6] of forces and torques [nbody, 6] at the centres of mass.
+
+    They are about the reference point of each body's tree; nothing acts on the world.
+    """
+    push, turn = xfrc_applied[:, :3], xfrc_applied[:, 3:]
+    wrench = jnp.concatenate([turn + math.cross(kin.xipos, push), push], axis=1)
+    return wrench * (np.arange(model.nbody) > 0)[:, None].astype(wrench.dtype)
+
+
+def applied(model: Model, kin: Kinematics, wrench: Array) -> jax.Array:
+    """Returns the forces [nv] on the dofs of wrenches [nbody, 6] on the bodies (mj_xfrcAccumulate)."""
+    moving = np.flatnonzero(model.body_weldid)
+    return project(
+        model, kin.cdof, _gather(model, model.body_weldid[moving], _select(wrench, moving))
+    )
+
+
 def _gravity_compensation(model: Model, kin: Kinematics) -> jax.Array:
     """Computes the wrenches [nbody, 6] on the moving bodies that carry shares of weights (mj_gravcomp)."""
     bodies = np.array([b for b in np.flatnonzero(model.body_gravcomp) if model.body_weldid[b]])

@@ -7,7 +7,7 @@ their precision far from the world's origin and from other trees.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,15 @@ from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model, Origin
 from seedbed.types import Array
 
 
+class Mocap(NamedTuple):
+    """Where mocap bodies are, in the world."""
+
+    pos: Array  # [nmocap, 3] m
+    quat: Array  # [nmocap, 4] of any length but 0
+
+
 class _Frames(NamedTuple):
-    """Poses of the moving bodies, by body number (0: the world), and the axis and anchor of each dof."""
+    """Poses of the moving and mocap bodies, by number (0: the world), and axis and anchor of each dof."""
 
     pos: dict[int, Array]  # [3]
     mat: dict[int, Array]  # [3, 3]
@@ -29,11 +36,17 @@ class _Frames(NamedTuple):
     anchor: list[Array]  # [3]
 
 
-def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics:
-    """Computes forward kinematics from qpos [nq] and its residue (mj_kinematics, mj_comPos)."""
-    origins = reference_points(model, qpos, qpos_low)
-    frames = _chain(model, qpos)
-    welds, carrier = model.welds, model.body_weldid
+def kinematics(
+    model: Model, qpos: jax.Array, qpos_low: jax.Array, mocap: Mocap | None = None
+) -> Kinematics:
+    """Computes forward kinematics from qpos [nq] and its residue (mj_kinematics, mj_comPos).
+
+    Without `mocap`, mocap bodies are where the file has them.
+    """
+    frames = _placed(model, qpos.dtype, mocap)
+    origins = reference_points(model, qpos, qpos_low, frames)
+    _chain(model, qpos, frames)
+    welds, carrier = model.welds, model.body_carrierid
     mat = _rows(frames.mat, carrier)
     xmat = math.matmul(mat, welds.body_mat)
     xpos = _rows(frames.pos, carrier) + math.apply(mat, welds.body_pos)
@@ -58,12 +71,35 @@ def kinematics(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> Kinematics
     )
 
 
-def reference_points(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> tuple[Origin, ...]:
-    """Returns the position of each tree's root after its translation, in the order of `model.roots`."""
+def _placed(model: Model, dtype: Any, mocap: Mocap | None) -> _Frames:
+    """Returns the frames of the world and of the mocap bodies, to which others are added."""
+    zero, eye = np.zeros(3, dtype), np.eye(3, dtype=dtype)
+    frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], dtype)}, {}, [], [])
+    for number, b in enumerate(model.mocaps):
+        pos, quat = model.body_pos[b], model.body_quat[b]
+        frames.pos[b], frames.quat[b] = pos, quat
+        frames.mat[b] = math.np_quat_to_mat(quat).astype(dtype)
+        if mocap is not None:
+            frames.pos[b] = jnp.asarray(mocap.pos[number])
+            frames.quat[b] = math.normalize_quat(jnp.asarray(mocap.quat[number]))
+            frames.mat[b] = math.quat_to_mat(frames.quat[b])
+    return frames
+
+
+def reference_points(
+    model: Model, qpos: jax.Array, qpos_low: jax.Array, frames: _Frames
+) -> tuple[Origin, ...]:
+    """Returns the position of each tree's root after its translation, in the order of `model.roots`.
+
+    The `frames` are those of the world and of the mocap bodies.
+    """
     q, q_low = math.unstack(qpos), math.unstack(qpos_low)
     points = []
     for root in model.roots:
         high, low = model.welds.rest_pos[root], model.welds.rest_low[root]
+        above = model.carrier_above(root)
+        if above:
+            high, low = frames.pos[above] + math.apply(frames.mat[above], high), np.zeros_like(low)
         for j in model.joints(root):
             i, d = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
             if d not in model.root_dofs:
@@ -73,6 +109,7 @@ def reference_points(model: Model, qpos: jax.Array, qpos_low: jax.Array) -> tupl
                 high, low = qpos[i : i + 3], qpos_low[k : k + 3]
                 break
             axis = model.welds.rest_mat[root] @ model.jnt_axis[j]
+            axis = math.apply(frames.mat[above], axis) if above else axis
             moved, lost = math.two_sum(q[i], -model.qpos0[i])
             high, rounded = math.two_sum(high, axis * moved)
             low = low + (rounded + axis * (lost + q_low[k]))
@@ -94,15 +131,13 @@ def origin_of(model: Model, kin: Kinematics, body: int | np.integer) -> Origin:
     return Origin(zero, zero)
 
 
-def _chain(model: Model, qpos: jax.Array) -> _Frames:
-    """Computes the poses of the moving bodies from the roots outwards."""
+def _chain(model: Model, qpos: jax.Array, frames: _Frames) -> None:
+    """Adds the poses of the moving bodies to the frames, from the roots outwards."""
     zero, eye = np.zeros(3, qpos.dtype), np.eye(3, dtype=qpos.dtype)
-    frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], qpos.dtype)}, {}, [], [])
     q, turns, welds = math.unstack(qpos), _hinge_turns(model, qpos), model.welds
     for b in model.moving:
-        carrier = model.tree_parent[b]
-        pos = zero
-        if carrier:
+        carrier, pos = model.carrier_above(b), zero
+        if model.tree_parent[b]:
             pos = frames.pos[carrier] + math.apply(frames.mat[carrier], welds.rest_pos[b])
         mat = math.matmul(frames.mat[carrier], welds.rest_mat[b])
         quat = math.quat_mul(frames.quat[carrier], welds.rest_quat[b])
@@ -132,7 +167,6 @@ def _chain(model: Model, qpos: jax.Array) -> _Frames:
                 pos, point = anchor - math.apply(mat, model.jnt_pos[j]), anchor
         frames.pos[b], frames.mat[b], frames.quat[b] = pos, mat, quat
         frames.point[b] = pos if point is None else point
-    return frames
 
 
 def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, jax.Array]]:
@@ -142,7 +176,7 @@ def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, ja
         return {}
     address = model.jnt_qposadr[hinges]
     q = math.unstack(qpos)
-    angle = jnp.stack([q[i] for i in address]) - model.qpos0[address]
+    angle = jnp.stack([q[i] for i in address]) - _picked(model.qpos0, address)
     axis = model.jnt_axis[hinges]
     outer = axis[:, :, None] * axis[:, None, :]
     skew = np.cross(np.eye(3, dtype=qpos.dtype), axis[:, None, :])
@@ -152,6 +186,14 @@ def _hinge_turns(model: Model, qpos: jax.Array) -> dict[int, tuple[jax.Array, ja
     quats = jnp.concatenate([jnp.cos(half), jnp.sin(half) * axis], axis=1)
     rotations = zip(math.unstack(mats, 0), math.unstack(quats, 0), strict=True)
     return {int(j): rotation for j, rotation in zip(hinges, rotations, strict=True)}
+
+
+def _picked(x: Array, places: np.ndarray) -> Array:
+    """Returns elements of x [n]; the places must be constants."""
+    if isinstance(x, np.ndarray):
+        return x[places]
+    elements = math.unstack(x)
+    return jnp.stack([elements[i] for i in places])
 
 
 def _rows(table: dict[int, Array], bodies: np.ndarray) -> Array:

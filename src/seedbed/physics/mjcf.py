@@ -13,7 +13,8 @@ import numpy as np
 
 from seedbed.arguments import refusal, require
 from seedbed.physics import tendons
-from seedbed.physics.model import Keyframe, Model, Option, Sensor
+from seedbed.physics.leaves import reaches
+from seedbed.physics.model import Keyframe, Model, Names, Option, Sensor
 from seedbed.physics.refusals import FOLDED, grouped, unsupported
 from seedbed.physics.rigid import parts_of, welds_of
 from seedbed.printable import printable
@@ -128,10 +129,13 @@ def from_mujoco(compiled: Any) -> Model:
     for field in dataclasses.fields(Model):
         if field.name not in (
             "opt",
+            "dof_rubs",
+            "body_carrierid",
             "geom_lever",
             "geom_extent",
             "welds",
             "parts",
+            "names",
             "keyframes",
             "sensors",
             "tendon_moment",
@@ -140,9 +144,10 @@ def from_mujoco(compiled: Any) -> Model:
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["tendon_moment"], fields["actuator_moment"] = tendons.moments(compiled)
+    fields["names"] = _names(compiled)
     fields["sensors"] = tuple(_sensor(compiled, i) for i in range(compiled.nsensor))
-    # A mocap body that is accepted stands still.
     weld = fields["body_weldid"]
+    fields["body_carrierid"] = weld.copy()
     weld[np.isin(weld, np.flatnonzero(compiled.body_mocapid >= 0))] = 0
     fields["opt"] = Option(
         timestep=float(option.timestep),
@@ -169,12 +174,27 @@ def from_mujoco(compiled: Any) -> Model:
         )
         for i in range(compiled.nkey)
     )
-    offsets = fields["geom_pos"] - fields["body_ipos"][fields["geom_bodyid"]]
-    fields["geom_lever"] = np.linalg.norm(offsets, axis=1) + fields["geom_rbound"]
-    fields["geom_extent"] = _extents(fields)
+    fields["dof_rubs"] = fields["dof_frictionloss"] > 0
+    fields |= reaches(fields)
     fields["welds"] = welds_of(fields)
     fields["parts"] = parts_of(fields)
     return Model(**fields)
+
+
+def _names(m: Any) -> Names:
+    kinds = mujoco.mjtObj
+    return Names(
+        *(
+            tuple(mujoco.mj_id2name(m, kind, i) or "" for i in range(count))
+            for kind, count in (
+                (kinds.mjOBJ_BODY, m.nbody),
+                (kinds.mjOBJ_JOINT, m.njnt),
+                (kinds.mjOBJ_GEOM, m.ngeom),
+                (kinds.mjOBJ_SITE, m.nsite),
+                (kinds.mjOBJ_ACTUATOR, m.nu),
+            )
+        )
+    )
 
 
 def _sensor(m: Any, i: int) -> Sensor:
@@ -203,16 +223,3 @@ def _sensor(m: Any, i: int) -> Sensor:
         intprm=(int(m.sensor_intprm[i, 0]), int(m.sensor_intprm[i, 1])),
         simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),
     )
-
-
-def _extents(fields: dict[str, Any]) -> np.ndarray:
-    """Computes how far geoms reach from the root of their tree if all is stretched out, [ngeom] in m.
-
-    A static geom reaches as far as from its own center.
-    """
-    body, parent, weld = (fields[name] for name in ("geom_bodyid", "body_parentid", "body_weldid"))
-    reach = np.zeros(len(parent))
-    for b in np.flatnonzero(weld[parent]):
-        reach[b] = reach[parent[b]] + np.linalg.norm(fields["body_pos"][b])
-    own = reach[body] + np.linalg.norm(fields["geom_pos"], axis=1)
-    return np.where(weld[body], own, 0) + fields["geom_rbound"]

@@ -11,40 +11,24 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
-from seedbed.physics.rigid import Parts, Welds, parts_of
-from seedbed.types import Array, SeedbedError
+from seedbed.physics.leaves import leaf, replaced
+from seedbed.physics.rigid import Parts, Welds
+from seedbed.types import Array
 
 FREE, SLIDE, HINGE = 0, 2, 3
 """MuJoCo's numbers for the joint types (mjtJoint)."""
 EULER, RK4, IMPLICITFAST = 0, 1, 3
 """MuJoCo's numbers for the integrators (mjtIntegrator)."""
 
-REPLACEABLE = (
-    "body_mass",
-    "body_inertia",
-    "body_ipos",
-    "jnt_stiffness",
-    "qpos_spring",
-    "dof_armature",
-    "dof_damping",
-    "geom_friction",
-    "pair_friction",
-    "actuator_gear",
-    "actuator_gainprm",
-    "actuator_biasprm",
-)
-"""Fields that `Model.replace` accepts."""
-
 
 class Option(NamedTuple):
     """The fields of MuJoCo's mjOption that this engine reads."""
 
     timestep: float  # s
-    gravity: np.ndarray  # [3] m/s^2
+    gravity: Array  # [3] m/s^2
     density: float  # kg/m^3, of the medium
     viscosity: float  # kg/(m s)
     wind: np.ndarray  # [3] m/s
@@ -63,6 +47,16 @@ class Keyframe(NamedTuple):
     qpos: np.ndarray  # [nq]
     qvel: np.ndarray  # [nv]
     ctrl: np.ndarray  # [nu]
+
+
+class Names(NamedTuple):
+    """The names of a model's elements, by number; "" for those without one."""
+
+    body: tuple[str, ...]
+    joint: tuple[str, ...]
+    geom: tuple[str, ...]
+    site: tuple[str, ...]
+    actuator: tuple[str, ...]
 
 
 class Sensor(NamedTuple):
@@ -99,12 +93,16 @@ class Model:
     njnt: int  # joints
     ngeom: int  # geoms
     nsite: int  # sites
-    qpos0: np.ndarray  # [nq] m and rad, the pose of the file
+    nmocap: int  # bodies that are placed from outside
+    qpos0: Array  # [nq] m and rad, the pose of the file
     qpos_spring: Array  # [nq] m and rad, where springs rest
     body_parentid: np.ndarray  # [nbody]
     body_rootid: np.ndarray  # [nbody] the child of the world above it
     body_treeid: np.ndarray  # [nbody] its tree of moving bodies; -1: static
     body_weldid: np.ndarray  # [nbody] the moving body that carries a body; 0: static
+    body_carrierid: np.ndarray  # [nbody] the same, and the mocap body that carries it; ours
+    body_mocapid: np.ndarray  # [nbody] number of a mocap body; -1: it is none
+    body_simple: np.ndarray  # [nbody] 2: alone, and slides along its own axes
     body_jntnum: np.ndarray  # [nbody] number of its joints
     body_jntadr: np.ndarray  # [nbody] its first joint; -1: none
     body_dofnum: np.ndarray  # [nbody]
@@ -116,7 +114,7 @@ class Model:
     body_mass: Array  # [nbody] kg
     body_gravcomp: np.ndarray  # [nbody] share of its weight that is carried
     body_inertia: Array  # [nbody, 3] kg m^2, about those axes
-    body_invweight0: np.ndarray  # [nbody, 2] 1/kg and 1/(kg m^2)
+    body_invweight0: Array  # [nbody, 2] 1/kg and 1/(kg m^2)
     jnt_type: np.ndarray  # [njnt] FREE, SLIDE or HINGE
     jnt_qposadr: np.ndarray  # [njnt] its first number in qpos
     jnt_dofadr: np.ndarray  # [njnt] its first degree of freedom
@@ -136,8 +134,9 @@ class Model:
     dof_parentid: np.ndarray  # [nv] the one before it in its tree; -1: none
     dof_armature: Array  # [nv] kg, or kg m^2
     dof_damping: Array  # [nv] N s/m, or N m s/rad
-    dof_invweight0: np.ndarray  # [nv] 1/kg, or 1/(kg m^2)
-    dof_frictionloss: np.ndarray  # [nv] N, or N m
+    dof_invweight0: Array  # [nv] 1/kg, or 1/(kg m^2)
+    dof_frictionloss: Array  # [nv] N, or N m
+    dof_rubs: np.ndarray  # [nv] bool: it has a friction loss, whatever its size; ours
     dof_solref: np.ndarray  # [nv, 2] s and 1, of friction losses
     dof_solimp: np.ndarray  # [nv, 5] of friction losses
     geom_type: np.ndarray  # [ngeom] mjtGeom
@@ -149,15 +148,13 @@ class Model:
     geom_solmix: np.ndarray  # [ngeom]
     geom_solref: np.ndarray  # [ngeom, 2] s and 1
     geom_solimp: np.ndarray  # [ngeom, 5]
-    geom_size: np.ndarray  # [ngeom, 3] m
+    geom_size: Array  # [ngeom, 3] m
     geom_lever: (
-        np.ndarray
-    )  # [ngeom] m, from its body's centre of mass to its farthest point, at most; ours
-    geom_extent: (
-        np.ndarray
-    )  # [ngeom] m, from the root of its tree to its farthest point, at most; ours
-    geom_rbound: np.ndarray  # [ngeom] m, radius of a sphere around it; 0: plane
-    geom_pos: np.ndarray  # [ngeom, 3] m, in the body's frame
+        Array  # [ngeom] m, from its body's centre of mass to its farthest point, at most; ours
+    )
+    geom_extent: Array  # [ngeom] m, from the root of its tree to its farthest point, at most; ours
+    geom_rbound: Array  # [ngeom] m, radius of a sphere around it; 0: plane
+    geom_pos: Array  # [ngeom, 3] m, in the body's frame
     geom_quat: np.ndarray  # [ngeom, 4] in the body's frame
     geom_friction: Array  # [ngeom, 3] sliding (1), torsional and rolling (m); the first is used
     geom_margin: np.ndarray  # [ngeom] m
@@ -186,6 +183,7 @@ class Model:
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
     actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
+    names: Names  # of its elements; ours
     keyframes: tuple[Keyframe, ...]  # states with a name; ours
     sensors: tuple[Sensor, ...]  # in the order of sensordata; ours
     welds: Welds  # which bodies are fixed to which; ours
@@ -194,33 +192,24 @@ class Model:
     def replace(self, **leaves: Array) -> Model:
         """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
 
-        They are fields of the model: body_mass, body_inertia, body_ipos, jnt_stiffness, qpos_spring,
-        dof_armature, dof_damping, geom_friction, pair_friction, actuator_gear, actuator_gainprm and
-        actuator_biasprm (three columns of each).
+        They are fields of the model (`seedbed.physics.leaves.LEAVES`), and `gravity`. Of gains and biases
+        there are three columns. Dofs without friction loss stay without.
 
-        Constants that MuJoCo derives at compile time (invweight0 of bodies and dofs) do not change, just as
-        in MuJoCo if a field is changed without mj_setConst.
+        What follows from sizes, places and masses is kept consistent, but for the constants that MuJoCo
+        derives at qpos0 when it compiles: `physics.set_const` computes them anew.
 
         Raises:
             SeedbedError: a leaf cannot be replaced, or its array is not of floats or has another shape.
         """
-        for name, value in leaves.items():
-            if name not in REPLACEABLE:
-                known = ", ".join(REPLACEABLE)
-                raise SeedbedError(f"model.replace: {name} is not replaceable; these are: {known}")
-            kind = getattr(value, "dtype", type(value).__name__)
-            if not (hasattr(value, "dtype") and jnp.issubdtype(kind, jnp.floating)):
-                raise SeedbedError(
-                    f"model.replace: {name} is of type {kind}: give an array of floating-point numbers"
-                )
-            have, given = np.shape(getattr(self, name)), np.shape(value)
-            if have != given:
-                raise SeedbedError(
-                    f"model.replace: {name} has shape {given} instead of {have}: give one"
-                    " environment's, and batch with simd.vectorize or jax.vmap"
-                )
-        model = dataclasses.replace(self, **leaves)
-        return dataclasses.replace(model, parts=parts_of(vars(model)))
+        return Model(**replaced(self._fields, leaves))
+
+    def leaf(self, name: str) -> Array:
+        """Returns a leaf that `replace` takes, by its name."""
+        return leaf(self._fields, name)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def astype(self, dtype: Any) -> Model:
         """Returns the model with every floating-point array cast to `dtype`; numpy arrays stay numpy.
@@ -231,10 +220,9 @@ class Model:
         welds = self.welds._replace(
             rest_low=rest - rest.astype(dtype), geom_low=geom - geom.astype(dtype)
         )
-        leaves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        leaves["welds"] = welds
-        texts = {name: leaves.pop(name) for name in ("keyframes", "sensors")}
-        cast = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
+        leaves: dict[str, Any] = {**self._fields, "welds": welds}
+        texts = {name: leaves.pop(name) for name in ("names", "keyframes", "sensors")}
+        cast: Any = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
         return Model(**cast, **texts)
 
     @functools.cached_property
@@ -243,9 +231,18 @@ class Model:
         return tuple(b for b in range(1, self.nbody) if self.body_jntnum[b])
 
     @functools.cached_property
+    def mocaps(self) -> tuple[int, ...]:
+        """Lists the mocap bodies, in the order of their numbers."""
+        return tuple(int(b) for b in np.argsort(self.body_mocapid)[self.nbody - self.nmocap :])
+
+    @functools.cached_property
     def tree_parent(self) -> tuple[int, ...]:
         """Lists, for each body, the moving body that carries its parent; 0: static."""
         return tuple(int(self.body_weldid[p]) for p in self.body_parentid)
+
+    def carrier_above(self, body: int) -> int:
+        """Returns the moving or mocap body that carries a body's parent; 0: the world."""
+        return int(self.body_carrierid[self.body_parentid[body]])
 
     def joints(self, body: int) -> range:
         """Returns the joints of a body, in order."""
@@ -270,6 +267,16 @@ class Model:
                     break
                 dofs.append(address)
         return tuple(dofs)
+
+
+class Inputs(NamedTuple):
+    """What acts on one environment from outside during a step: fields of mjData."""
+
+    ctrl: Array  # [nu] in the units of the actuators
+    qfrc_applied: Array | None = None  # [nv] N and N m
+    xfrc_applied: Array | None = None  # [nbody, 6] N and N m in world axes, at centres of mass
+    mocap_pos: Array | None = None  # [nmocap, 3] m, of mocap bodies in the world
+    mocap_quat: Array | None = None  # [nmocap, 4] w, x, y, z; of any length but 0
 
 
 class State(NamedTuple):

@@ -106,23 +106,6 @@ def unsupported(m: Any) -> Iterator[Refusal]:
             if what == "equality constraint" and not m.eq_active0[i]:
                 continue
             yield Refusal(what, remedy, _named(m, kind, i))
-    for b in _moved_by_hand(m):
-        remedy = "make it a static body"
-        yield Refusal(
-            "mocap body that touches or carries", remedy, _named(m, objects.mjOBJ_BODY, b)
-        )
-
-
-def _moved_by_hand(m: Any) -> Iterator[int]:
-    """Yields the mocap bodies that something else feels. Others are marks, and may stand still."""
-    touching = {int(m.geom_bodyid[g]) for pair in slots.pairs(m) for g in pair}
-    for mocap in np.flatnonzero(m.body_mocapid >= 0):
-        carried = {int(mocap)}
-        for b in range(mocap + 1, m.nbody):
-            if int(m.body_parentid[b]) in carried:
-                carried.add(b)
-        if carried & touching or any(m.body_jntnum[b] for b in carried):
-            yield int(mocap)
 
 
 def _named(m: Any, kind: Any, i: int | np.integer) -> str:

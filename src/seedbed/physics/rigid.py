@@ -13,19 +13,19 @@ from seedbed.types import Array
 
 
 class Welds(NamedTuple):
-    """Fixed poses of bodies, geoms and sites in the frame of the moving body that carries them.
+    """Fixed poses of bodies, geoms and sites in the frame of the moving or mocap body that carries them.
 
-    If they are static, the frame is that of the world.
+    If nothing carries them, the frame is that of the world.
     """
 
     body_pos: np.ndarray  # [nbody, 3]
     body_quat: np.ndarray  # [nbody, 4]
     body_mat: np.ndarray  # [nbody, 3, 3]
-    geom_pos: np.ndarray  # [ngeom, 3]
-    geom_low: np.ndarray  # [ngeom, 3] what rounding took from geom_pos (`Model.astype`)
+    geom_pos: Array  # [ngeom, 3]
+    geom_low: Array  # [ngeom, 3] what rounding took from geom_pos (`Model.astype`)
     geom_mat: np.ndarray  # [ngeom, 3, 3]
     site_pos: np.ndarray  # [nsite, 3]
-    # Pose of a body with its joints at rest, in the frame of the moving body that carries its parent.
+    # Pose of a body with its joints at rest, in the frame of what carries its parent.
     rest_pos: np.ndarray  # [nbody, 3]
     rest_low: np.ndarray  # [nbody, 3] what rounding took from rest_pos (`Model.astype`)
     rest_quat: np.ndarray  # [nbody, 4]
@@ -56,28 +56,34 @@ def welds_of(fields: Mapping[str, np.ndarray]) -> Welds:
         p = parent[b]
         rest_pos[b] = pos[p] + math.np_quat_to_mat(quat[p]) @ fields["body_pos"][b]
         rest_quat[b] = math.np_quat_mul(quat[p], fields["body_quat"][b])
-        if not jntnum[b]:
+        if not jntnum[b] and fields["body_mocapid"][b] < 0:
             pos[b], quat[b] = rest_pos[b], rest_quat[b]
-    mat = _matrices(quat)
-
-    def place(body: np.ndarray, local: np.ndarray) -> np.ndarray:
-        return math.tidy(pos[body] + np.einsum("nij,nj->ni", mat[body], local))
-
-    geom_pos = place(fields["geom_bodyid"], fields["geom_pos"])
-    return Welds(
+    mat, none = _matrices(quat), np.zeros((0, 3))
+    welds = Welds(
         body_pos=math.tidy(pos),
         body_quat=math.tidy(quat),
         body_mat=mat,
-        geom_pos=geom_pos,
-        geom_low=np.zeros_like(geom_pos),
+        geom_pos=none,
+        geom_low=none,
         geom_mat=math.tidy(mat[fields["geom_bodyid"]] @ _matrices(fields["geom_quat"])),
-        site_pos=place(fields["site_bodyid"], fields["site_pos"]),
+        site_pos=none,
         rest_pos=math.tidy(rest_pos),
         rest_low=np.zeros_like(rest_pos),
         rest_quat=math.tidy(rest_quat),
         rest_mat=_matrices(rest_quat),
         inertial_mat=_matrices(fields["body_iquat"]),
     )
+    geom_pos = place(welds, fields["geom_bodyid"], fields["geom_pos"])
+    site_pos = place(welds, fields["site_bodyid"], fields["site_pos"])
+    return welds._replace(geom_pos=geom_pos, geom_low=np.zeros_like(geom_pos), site_pos=site_pos)
+
+
+def place(welds: Welds, body: np.ndarray, local: Array) -> Array:
+    """Returns points [n, 3], in the frames of bodies [n], in the frames of what carries the bodies."""
+    if not isinstance(local, np.ndarray):
+        return welds.body_pos[body] + math.apply(welds.body_mat[body], local)
+    turned = np.einsum("nij,nj->ni", welds.body_mat[body], local)
+    return math.tidy(welds.body_pos[body] + turned)
 
 
 def _matrices(quats: np.ndarray) -> np.ndarray:

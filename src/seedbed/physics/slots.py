@@ -99,12 +99,14 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
     `model` is a Model or MuJoCo's MjModel.
     """
     named = named_pairs(model)
-    for i, j in named:
-        if model.body_weldid[model.geom_bodyid[i]] != model.body_weldid[model.geom_bodyid[j]]:
-            yield i, j
+    weld = model.body_carrierid if isinstance(model, Model) else model.body_weldid
+    above, moves = weld[model.body_parentid], model.body_dofnum[weld] > 0
+    for pair in named:
+        b1, b2 = (int(model.geom_bodyid[g]) for g in pair)
+        if weld[b1] != weld[b2] and (moves[b1] or moves[b2]):
+            yield pair
     filters = _filters_parents(model)
     excluded = {int(signature) for signature in model.exclude_signature}
-    weld, above = model.body_weldid, model.body_weldid[model.body_parentid]
     for i in range(model.ngeom):
         for j in range(i + 1, model.ngeom):
             b1, b2 = int(model.geom_bodyid[i]), int(model.geom_bodyid[j])
@@ -113,7 +115,8 @@ def pairs(model: Any) -> Iterator[tuple[int, int]]:
                 model.geom_contype[j] & model.geom_conaffinity[i]
             )
             related = filters and w1 and w2 and (w1 == above[w2] or w2 == above[w1])
-            if masks and w1 != w2 and not related and (b1 << 16) + b2 not in excluded:
+            met = w1 != w2 and (moves[b1] or moves[b2]) and not related
+            if masks and met and (b1 << 16) + b2 not in excluded:
                 pair = _ordered(model, i, j)
                 if pair not in named:
                     yield pair
@@ -251,8 +254,9 @@ def _mixed(model: Model, geom: np.ndarray) -> _Parameters:
 def _plane_basis(model: Model, geoms: np.ndarray) -> np.ndarray | None:
     """Returns the axes z, x and y [n, 3, 3] of geoms in the world, or None if not all are planes.
 
-    Planes are static, so the axes are constant.
+    Planes are static, so the axes are constant, unless a mocap body carries one: then it is None, too.
     """
-    if not len(geoms) or (model.geom_type[geoms] != PLANE).any():
+    placed = model.body_carrierid[model.geom_bodyid[geoms]] > 0
+    if not len(geoms) or placed.any() or (model.geom_type[geoms] != PLANE).any():
         return None
     return model.welds.geom_mat[geoms].swapaxes(1, 2)[:, [2, 0, 1]]

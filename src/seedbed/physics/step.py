@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,12 +11,15 @@ import numpy as np
 from jax import named_scope
 
 from seedbed.arguments import checked, shown
+from seedbed.nearest import did_you_mean
 from seedbed.physics import linear
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
 from seedbed.physics.dynamics import (
     Matrix,
     actuation,
+    applied,
+    applied_wrench,
     bias,
     is_sane,
     mass_matrix,
@@ -24,8 +28,8 @@ from seedbed.physics.dynamics import (
 )
 from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
-from seedbed.physics.kinematics import kinematics
-from seedbed.physics.model import RK4, Data, Keyframe, Model, State
+from seedbed.physics.kinematics import Mocap, kinematics
+from seedbed.physics.model import RK4, Data, Inputs, Keyframe, Model, State
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
 from seedbed.physics.sensors import Moment, sensordata
@@ -49,16 +53,16 @@ def init(
     is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has another
     shape, or if there is no such keyframe.
     """
-    begin = Keyframe("", 0.0, np.asarray(model.qpos0), np.zeros(model.nv), np.zeros(model.nu))
+    begin = Keyframe("", 0.0, model.qpos0, np.zeros(model.nv), np.zeros(model.nu))
     begin = begin if keyframe is None else _keyframe(model, keyframe)
     dtype = jnp.result_type(float) if qpos is None else _array("qpos", qpos).dtype
-    start = np.asarray(begin.qpos, dtype) if qpos is None else qpos
+    start = jnp.asarray(begin.qpos, dtype) if qpos is None else qpos
     speed = np.asarray(begin.qvel, dtype) if qvel is None else qvel
     return State(
         time=jnp.asarray(begin.time, dtype),
-        qpos=_floats("qpos", start, model.nq, dtype),
+        qpos=_floats("qpos", start, (model.nq,), dtype),
         qpos_low=jnp.zeros(len(model.root_dofs), dtype),
-        qvel=_floats("qvel", speed, model.nv, dtype),
+        qvel=_floats("qvel", speed, (model.nv,), dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),
     )
@@ -112,40 +116,44 @@ def make_data(model: Model, state: State) -> Data:
 
 
 @checked
-def forward(model: Model, state: State) -> Data:
-    """Computes the derived fields at the `state` of a `model`, with zero control (mj_forward).
+def forward(model: Model, state: State, **given: Array) -> Data:
+    """Computes the derived fields at the `state` of a `model` (mj_forward).
 
+    `given` are inputs, by the names of `step`'s; control is zero without one.
     Returns the data of one environment, whose state is the one given.
 
-    Raises SeedbedError if the state does not fit the model, or is a batch.
+    Raises SeedbedError if the state or an input does not fit the model, or is a batch.
     """
     dtype = _check(model, state)
-    return _forward(model.astype(dtype), state, jnp.zeros(model.nu, dtype))[0]
+    return _forward(model.astype(dtype), state, _inputs(model, given, dtype))[0]
 
 
 @checked
-def step(model: Model, state: State, ctrl: Array) -> State:
+def step(model: Model, state: State, ctrl: Array, **given: Array) -> State:
     """Advances one environment by the time step of the `model` under `ctrl` [nu].
 
-    `ctrl` has the unit that the model's actuators give it, and is clipped to their `ctrlrange`.
+    `ctrl` has the unit that the model's actuators give it, and is clipped to their `ctrlrange`. What else
+    acts is `given` by MuJoCo's names: `qfrc_applied` [nv] in N and N m, `xfrc_applied` [nbody, 6], forces
+    and torques at the centres of mass in world axes, and the poses of mocap bodies, `mocap_pos` [nmocap, 3]
+    and `mocap_quat` [nmocap, 4]; without them, forces are zero, and mocap bodies where the file has them.
 
     Returns the next state. If MuJoCo would warn of a bad position, velocity or acceleration and reset, the
     environment keeps its `state` and `diverged` is set; it then stays frozen. Raises SeedbedError if the
     state or `ctrl` does not fit the model, or is a batch.
     """
-    return step_data(model, state, ctrl).state
+    return step_data(model, state, ctrl, **given).state
 
 
 @checked
-def step_data(model: Model, state: State, ctrl: Array) -> Data:
+def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
     """Advances one environment as `step` does, and returns what mjData holds after mj_step.
 
-    `model`, `state` and `ctrl` [nu] are those of `step`. In a kernel, fields that nobody reads cost nothing;
-    those that it returns are written for each step.
+    `model`, `state`, `ctrl` [nu] and what else is `given` are those of `step`. In a kernel, fields that
+    nobody reads cost nothing; those that it returns are written for each step.
     Raises SeedbedError as `step` does.
     """
     dtype = _check(model, state)
-    ctrl = _floats("ctrl", ctrl, model.nu, dtype)
+    inputs = _inputs(model, given | {"ctrl": ctrl}, dtype)
     model = model.astype(dtype)
     bad = state.diverged | ~(is_sane(state.qpos).all() & is_sane(state.qvel).all())
     # A bad environment's lane computes with harmless numbers, so that its loops end when the others end.
@@ -157,12 +165,12 @@ def step_data(model: Model, state: State, ctrl: Array) -> Data:
         diverged=bad,
     )
     if model.opt.integrator != RK4:
-        done, mass, force, slope = _forward(model, begun, ctrl)
+        done, mass, force, slope = _forward(model, begun, inputs)
         with named_scope("integration"):
             done = euler(model, done, mass, force, slope)
     else:
         begun_data = make_data(model, begun)
-        done = runge_kutta(model, begun_data, lambda at: _forward(model, at, ctrl)[0])
+        done = runge_kutta(model, begun_data, lambda at: _forward(model, at, inputs)[0])
     kept = make_data(model, state)
     kept = jax.tree.map(lambda new, old: jnp.where(done.diverged, old, new), done, kept)
     return kept._replace(diverged=done.diverged)
@@ -183,20 +191,26 @@ def energy(model: Model, state: State) -> jax.Array:
 
 
 def _forward(
-    model: Model, state: State, ctrl: jax.Array
+    model: Model, state: State, inputs: Inputs
 ) -> tuple[Data, Matrix, jax.Array, tuple[Array, ...]]:
     """Runs one forward pass; returns the data, the mass matrix M, M qacc [nv], and the actuators' slopes."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
-        kin = kinematics(model, qpos, state.qpos_low)
+        kin = kinematics(model, qpos, state.qpos_low, _mocap(inputs))
     with named_scope("inertia"):
         mass = mass_matrix(model, kin)
     with named_scope("velocity"):
         motion, before = velocity(model, kin.cdof, qvel)
     with named_scope("smooth_forces"):
-        actuated = actuation(model, ctrl, qpos, qvel)
+        actuated = actuation(model, inputs.ctrl, qpos, qvel)
         smooth = actuated.force + passive(model, kin, qpos, qvel, motion)
         smooth = smooth - bias(model, kin, qvel, motion, before)
+        pushed = None
+        if inputs.xfrc_applied is not None:
+            pushed = applied_wrench(model, kin, inputs.xfrc_applied)
+            smooth = smooth + applied(model, kin, pushed)
+        if inputs.qfrc_applied is not None:
+            smooth = smooth + inputs.qfrc_applied
         qacc_smooth = divide(linear.pattern(model.nv, set(mass)), mass, smooth)
     with named_scope("collision"):
         contacts = detect(model, kin)
@@ -207,7 +221,8 @@ def _forward(
         solution = solve(model, kin, mass, *start, contacts, rows)
         error = relative_error(model, solution, qacc_smooth, qvel)
     with named_scope("readout"):
-        derived = readout(model, kin, motion, solution.wrench)
+        wrench = solution.wrench if pushed is None else solution.wrench + pushed
+        derived = readout(model, kin, motion, wrench)
         com = derived["subtree_com"]
         now = kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated
         read = Moment(*now, subtree_com=com, contacts=contacts)
@@ -226,26 +241,57 @@ def _forward(
     return done, mass, smooth + solution.force, actuated.slope
 
 
+def _mocap(inputs: Inputs) -> Mocap | None:
+    if inputs.mocap_pos is None or inputs.mocap_quat is None:
+        return None
+    return Mocap(inputs.mocap_pos, inputs.mocap_quat)
+
+
+def _inputs(model: Model, given: Mapping[str, Array], dtype: Any) -> Inputs:
+    """Returns the inputs of a step, by name; what is not given is None, or what the file has.
+
+    Raises SeedbedError, with its name, if one is unknown or does not fit the model.
+    """
+    shapes = {
+        "ctrl": (model.nu,),
+        "qfrc_applied": (model.nv,),
+        "xfrc_applied": (model.nbody, 6),
+        "mocap_pos": (model.nmocap, 3),
+        "mocap_quat": (model.nmocap, 4),
+    }
+    for name in given:
+        if name not in shapes:
+            hint = did_you_mean(name, shapes) or f": inputs are {', '.join(shapes)}"
+            raise SeedbedError(f"{name} is no input of a step{hint}")
+    found = {name: _floats(name, value, shapes[name], dtype) for name, value in given.items()}
+    found.setdefault("ctrl", jnp.zeros(model.nu, dtype))
+    if found.keys() & {"mocap_pos", "mocap_quat"}:
+        bodies = np.array(model.mocaps, int)
+        found.setdefault("mocap_pos", jnp.asarray(model.body_pos[bodies], dtype))
+        found.setdefault("mocap_quat", jnp.asarray(model.body_quat[bodies], dtype))
+    return Inputs(**found)
+
+
 def _check(model: Model, state: State) -> Any:
     """Returns the dtype of a state. Raises SeedbedError if its sizes are not the model's or it is a batch."""
     dtype = _array("qpos", state.qpos).dtype
-    _floats("qpos", state.qpos, model.nq, dtype)
-    _floats("qpos_low", state.qpos_low, len(model.root_dofs), dtype)
+    _floats("qpos", state.qpos, (model.nq,), dtype)
+    _floats("qpos_low", state.qpos_low, (len(model.root_dofs),), dtype)
     for name in ("qvel", "qacc_warmstart"):
-        _floats(name, getattr(state, name), model.nv, dtype)
+        _floats(name, getattr(state, name), (model.nv,), dtype)
     for name in ("time", "diverged"):
         if (shape := _array(name, getattr(state, name)).shape) != ():
             raise SeedbedError(f"{name} has shape {shape} instead of (): {_ONE}")
     return dtype
 
 
-def _floats(name: str, value: Array, size: int, dtype: Any) -> jax.Array:
-    """Casts an array to `dtype`. Raises SeedbedError, with `name`, if it is not `size` floats."""
+def _floats(name: str, value: Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Casts an array to `dtype`. Raises SeedbedError, with `name`, unless it holds floats in a `shape`."""
     array = _array(name, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise SeedbedError(f"{name} holds {array.dtype}: give floating-point numbers")
-    if array.shape != (size,):
-        raise SeedbedError(f"{name} has shape {array.shape} instead of ({size},): {_ONE}")
+    if array.shape != shape:
+        raise SeedbedError(f"{name} has shape {array.shape} instead of {shape}: {_ONE}")
     return array.astype(dtype)
 
 

@@ -40,7 +40,11 @@ OWN = frozenset(
         ),
         *(
             f"seedbed.envs.device.changes:{name}"
-            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation", "_Randomise")
+            for name in ("_ScaleReward", "_ClipAction", "_NormaliseObservation")
+        ),
+        *(
+            f"seedbed.envs.device.randomisation:{name}"
+            for name in ("_Randomise", "Scale", "Offset")
         ),
         "seedbed.run.options:ParamServerConfig",
         # What gradients are made of.

@@ -1,18 +1,15 @@
-"""Wrappers that change a task: its rewards, actions, observations or model. The runtime adds none of them."""
+"""Wrappers that change a task: its rewards, actions or observations. The runtime adds none of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from seedbed.envs.device.wrappers import Wrapper, reopen_child, step_child, unwrapped, wrapped
-from seedbed.nearest import did_you_mean
-from seedbed.physics.model import REPLACEABLE, Model
+from seedbed.envs.device.wrappers import Wrapper, wrapped
 from seedbed.types import Array, Box, Environment, EnvState, SeedbedError, Tree
 
 
@@ -49,33 +46,6 @@ def normalise_observation(env: Environment) -> Environment:
                 f"{type(env).__name__} is {leaf.dtype}; only float32 can be normalised"
             )
     return _NormaliseObservation(env)
-
-
-def randomise(env: Environment, ranges: Mapping[str, tuple[float, float]]) -> Environment:
-    """Draws new physics for each episode: multiplies leaves of the model by random factors.
-
-    Every element of a leaf, such as `body_mass` `[nbody]` or `geom_friction` `[ngeom, 3]`, has its own
-    factor, uniform between the two bounds. This must be the innermost wrapper. Raises SeedbedError if `env`
-    is not a MuJoCo task, if a leaf cannot be varied, or if the bounds are not positive and in order.
-    """
-    if not hasattr(env, "physics_model"):
-        raise SeedbedError(
-            f"randomise: {type(env).__name__} has no physics_model(); wrap a MuJoCo task, and wrap it "
-            "in this before anything else"
-        )
-    for name, bounds in ranges.items():
-        if name not in REPLACEABLE:
-            raise SeedbedError(
-                f"randomise: the model's {name!r} cannot be varied{did_you_mean(name, REPLACEABLE)} "
-                f"Known are {', '.join(REPLACEABLE)}"
-            )
-        if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
-            raise SeedbedError(
-                f"randomise: the range of {name!r} is {bounds}; give two positive factors, the lower "
-                "first"
-            )
-    pairs = sorted(ranges.items())
-    return _Randomise(env, tuple((name, float(low), float(high)) for name, (low, high) in pairs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,33 +103,3 @@ class _NormaliseObservation(Wrapper):
         )
         timestep = child.timestep._replace(observation=scaled)
         return wrapped(child._replace(timestep=timestep), (total, mean_now, variance))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Randomise(Wrapper):
-    """The wrapper of `randomise`; its state is the factors of this episode, by the leaf's name."""
-
-    ranges: tuple[tuple[str, float, float], ...]
-
-    def reopen(self, key: Array, last: EnvState | None) -> EnvState:
-        key, drawing = jax.random.split(key)
-        model: Model = self.env.physics_model()  # type: ignore[attr-defined]
-        keys = jax.random.split(drawing, len(self.ranges))
-        factors = {
-            name: jax.random.uniform(keys[i], jnp.shape(getattr(model, name)), None, low, high)
-            for i, (name, low, high) in enumerate(self.ranges)
-        }
-        return wrapped(reopen_child(self._varied(factors), key, None), factors)
-
-    def step(self, state: EnvState, action: Array) -> EnvState:
-        child, factors = unwrapped(state)
-        return wrapped(step_child(self._varied(factors), child, action), factors)
-
-    def _varied(self, factors: dict[str, Array]) -> Environment:
-        """Returns the task with a model whose leaves are multiplied by the factors."""
-        model: Model = self.env.physics_model()  # type: ignore[attr-defined]
-        leaves = {
-            name: jnp.asarray(getattr(model, name), jnp.float32) * factor
-            for name, factor in factors.items()
-        }
-        return dataclasses.replace(self.env, model=model.replace(**leaves))  # type: ignore[type-var]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -23,8 +22,6 @@ import numpy as np
 from seedbed import physics
 from seedbed.physics.model import EULER
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
-
-mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 """Folder of the MJCF files that Gymnasium installs."""
@@ -79,6 +76,10 @@ class MujocoTask(abc.ABC):
         """Returns the parts of a state, besides positions and velocities, that the next `judge` uses."""
         return ()
 
+    def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
+        """Returns what acts besides the action in a step from `before`, as arguments of `physics.step`."""
+        return {}
+
     def physics_model(self) -> physics.Model:
         """Returns the model to simulate: `model` if it is given, else that of the MJCF file."""
         if self.model is not None:
@@ -97,10 +98,11 @@ class MujocoTask(abc.ABC):
 
     def body(self, name: str) -> int:
         """Returns the number of the body with this name; raises SeedbedError if there is none."""
-        found = _bodies(self.xml_file)
+        found = self.physics_model().names.body
         if name not in found:
-            raise SeedbedError(f"{self.xml_file} has no body {name!r}; it has {', '.join(found)}")
-        return found[name]
+            known = ", ".join(each for each in found if each)
+            raise SeedbedError(f"{self.xml_file} has no body {name!r}; it has {known}")
+        return found.index(name)
 
     @property
     def spec(self) -> EnvSpec:
@@ -146,8 +148,10 @@ class MujocoTask(abc.ABC):
             qpos_low=before.qpos_low, qacc_warmstart=before.qacc_warmstart
         )
 
+        acting = self.applied(before, action)
+
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
-            now = physics.step_data(model, carry[0].state, action)
+            now = physics.step_data(model, carry[0].state, action, **acting)
             return (now, jnp.maximum(carry[1], now.solver_error)), None
 
         begun = physics.make_data(model, start), jnp.float32(0)
@@ -255,12 +259,6 @@ def _load(xml_file: str) -> dict[str, physics.Model]:
     model = physics.load(_path(xml_file))
     euler = dataclasses.replace(model, opt=model.opt._replace(integrator=EULER))
     return {"xml": model, "euler": euler}
-
-
-@functools.cache
-def _bodies(xml_file: str) -> dict[str, int]:
-    compiled = mujoco.MjModel.from_xml_path(str(_path(xml_file)))
-    return {compiled.body(i).name: i for i in range(compiled.nbody)}
 
 
 def _path(xml_file: str) -> Path:

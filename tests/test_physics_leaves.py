@@ -1,0 +1,151 @@
+"""Leaves that are replaced, all of them at once, against a model of MuJoCo's with the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mujoco
+import numpy as np
+import pytest
+
+import mujoco_states as oracle
+from numpy_jaxpr import evaluate
+from seedbed import physics, simd
+from seedbed.physics.leaves import LEAVES
+
+ROBOT = """
+<mujoco>
+  <option timestep=".004"/>
+  <default><joint damping=".5" armature=".01" frictionloss=".1" stiffness="2" limited="true"
+    range="-40 40"/></default>
+  <worldbody>
+    <geom name="floor" type="plane" size="5 5 .1"/>
+    <geom name="step" type="box" size=".2 .3 .05" pos=".3 0 .05"/>
+    <body name="trunk" pos="0 0 .3">
+      <freejoint/>
+      <geom name="trunk" type="box" size=".2 .1 .05" mass="4"/>
+      <body pos="0 0 .06"><geom name="head" type="cylinder" size=".05 .03"
+        mass=".5" contype="0" conaffinity="0"/></body>
+      <body name="left" pos=".15 .12 0">
+        <joint name="hip" axis="0 1 0"/><geom type="capsule" size=".03" fromto="0 0 0 0 0 -.15"/>
+        <body pos="0 0 -.15"><joint name="knee" axis="0 1 0" ref="10"/>
+          <geom name="foot" size=".04" pos="0 0 -.1"/></body>
+      </body>
+      <body pos="-.15 -.12 0">
+        <joint name="other" axis="0 1 0"/><geom type="capsule" size=".03" fromto="0 0 0 0 0 -.2"/>
+      </body>
+    </body>
+    <body name="sled" pos="-.6 0 .1" simple="false">
+      <joint type="slide" axis="1 0 0" limited="false"/><joint type="slide" axis="0 0 1" limited="false"/>
+      <geom type="box" size=".1 .1 .1"/>
+    </body>
+  </worldbody>
+  <contact><pair geom1="foot" geom2="floor" friction=".8 .8 .01 .0001 .0001"/></contact>
+  <actuator><position joint="hip" kp="20" kv=".3"/><position joint="knee" kp="15"/><motor joint="other"/>
+  </actuator>
+</mujoco>
+"""
+
+
+def changed(rng: np.random.Generator, name: str, old: np.ndarray) -> np.ndarray:
+    """Numbers like the old ones, rounded to float32: factors, or offsets where a sign may change."""
+    if name in ("gravity", "qpos0", "qpos_spring", "body_ipos", "geom_pos"):
+        new = old + rng.uniform(-0.02, 0.02, old.shape)
+    elif name in ("actuator_gear", "pair_friction"):
+        new = old * rng.uniform(0.8, 1.2, (len(old), 1))
+    else:
+        new = old * rng.uniform(0.8, 1.2, old.shape)
+    return np.float64(np.float32(new))
+
+
+def put(compiled: Any, name: str, value: np.ndarray) -> None:
+    if name == "gravity":
+        compiled.opt.gravity[:] = value
+    elif name in ("actuator_gainprm", "actuator_biasprm"):
+        getattr(compiled, name)[:, :3] = value
+    else:
+        getattr(compiled, name)[:] = value
+
+
+def varied(names: Any, seed: int) -> tuple[Any, physics.Model, dict[str, np.ndarray]]:
+    """MuJoCo's model with other numbers, ours as loaded, and the numbers."""
+    compiled, model = oracle.oracle(ROBOT), physics.load(ROBOT)
+    leaves = {}
+    for name in names:
+        rng = np.random.default_rng([seed, list(LEAVES).index(name)])
+        old = model.opt.gravity if name == "gravity" else getattr(model, name)
+        leaves[name] = changed(rng, name, old)
+        put(compiled, name, leaves[name])
+    # What MuJoCo's compiler would have made of it: no frames that coincide, and bounds of collisions.
+    compiled.body_sameframe[:] = compiled.geom_sameframe[:] = 0
+    compiled.geom_rbound[compiled.geom_rbound > 0] *= 2
+    compiled.geom_aabb[:, 3:] *= 2
+    return compiled, model, leaves
+
+
+DERIVED = ("body_invweight0", "dof_invweight0")
+
+
+def test_a_step_of_replaced_leaves_is_that_of_a_changed_model():
+    compiled, model, leaves = varied(LEAVES, 0)
+    given = oracle.cases(ROBOT, 60)
+    wanted = oracle.after_step(compiled, given, ["qvel"])["qvel"]
+
+    def step(leaves: Any, *state: Any) -> Any:
+        qpos, qvel, ctrl, warmstart = state
+        now = physics.init(model, qpos, qvel)._replace(qacc_warmstart=warmstart)
+        return physics.step(model.replace(**leaves), now, ctrl).qvel
+
+    batched = {name: np.broadcast_to(x, (60, *x.shape)) for name, x in leaves.items()}
+    found = evaluate(jax.vmap(step), batched, *given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-7)
+    # Each of them is felt.
+    for name in LEAVES:
+        without = varied([other for other in LEAVES if other != name], 0)[0]
+        other = oracle.after_step(without, given, ["qvel"])["qvel"]
+        assert np.abs(other - wanted).max() > 1e-5, name
+
+
+def test_a_kernel_takes_leaves_by_environment():
+    """Those of the inertia with what MuJoCo derives from them, and all others, in float32."""
+    compiled, model, leaves = varied([name for name in LEAVES if name not in DERIVED], 1)
+    mujoco.mj_setConst(compiled, mujoco.MjData(compiled))
+    given = oracle.cases(ROBOT, 120)
+
+    def step(leaves: Any, state: physics.State, ctrl: Any) -> physics.State:
+        return physics.step(physics.set_const(model.replace(**leaves)), state, ctrl)
+
+    shared = {name: np.broadcast_to(np.float32(x), (120, *x.shape)) for name, x in leaves.items()}
+    state = oracle.states(model, given.qpos, given.qvel)
+    found = jax.jit(simd.vectorize(step))(shared, state, jnp.float32(given.ctrl))
+    error = oracle.step_error(compiled, given, np.asarray(found.qvel))
+    assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
+
+
+@pytest.mark.parametrize("source", [ROBOT, oracle.path("humanoid"), oracle.path("pusher_v5")])
+def test_derived_constants_are_mujocos(source):
+    model, compiled = physics.load(source), oracle.oracle(source)
+    rng = np.random.default_rng(2)
+    names = ["body_mass", "body_inertia", "dof_armature", "qpos0"]
+    # A body that is alone and slides along its own axes must stay that, in MuJoCo.
+    names += [] if (model.body_simple == 2).any() else ["body_ipos"]
+    leaves = {name: changed(rng, name, getattr(model, name)) for name in names}
+    for name, value in leaves.items():
+        put(compiled, name, value)
+    mujoco.mj_setConst(compiled, mujoco.MjData(compiled))
+    exact = physics.set_const(model.replace(**leaves))
+    assert all(isinstance(getattr(exact, name), np.ndarray) for name in DERIVED)
+    one = {name: jnp.float32(x) for name, x in leaves.items()}
+    traced = jax.jit(lambda leaves: physics.set_const(model.replace(**leaves)).body_invweight0)(one)
+    np.testing.assert_allclose(traced, exact.body_invweight0, rtol=1e-4)
+    for name in DERIVED:
+        np.testing.assert_allclose(getattr(exact, name), getattr(compiled, name), rtol=2e-4)
+
+
+def test_nothing_is_derived_where_nothing_changed():
+    model = physics.load(ROBOT)
+    same = physics.set_const(model)
+    for name in DERIVED:
+        np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
