@@ -120,16 +120,64 @@ def test_extra_series_are_carried(tmp_path):
     np.testing.assert_equal(np.frombuffer(raw, "<f4", 3, start), np.arange(3))
 
 
-def test_unknown_shape_is_named(tmp_path):
-    model = mujoco.MjModel.from_xml_string(
-        """<mujoco><asset><hfield name="hills" nrow="3" ncol="3" size="1 1 1 1"/></asset>
-        <worldbody><geom name="moor" type="hfield" hfield="hills"/>
-        <body><freejoint/><geom size="1"/></body></worldbody></mujoco>"""
-    )
-    recording = Recording(model, (Episode(np.eye(2, 7), np.ones(1), 0.1),), "moor")
-    with pytest.raises(SeedbedError, match="geom moor has the shape hfield"):
-        write_html(recording, tmp_path / "out.html")
-    assert not list(tmp_path.iterdir())
+SURFACES = """<mujoco><asset><hfield name="hills" nrow="4" ncol="3" size="1 2 .5 1"
+  elevation="0 1 2 3 4 5 6 7 8 9 0 1"/>
+<mesh name="roof" vertex="0 0 0 1 0 0 0 1 0 0 0 1 1 1 0"/></asset>
+<worldbody><geom name="moor" type="hfield" hfield="hills" pos="3 0 0"/>
+<body><freejoint/><geom type="mesh" mesh="roof" rgba="1 0 0 1"/>
+<geom type="mesh" mesh="roof" pos="0 0 1" rgba="1 0 0 1"/></body></worldbody></mujoco>"""
+
+
+def unpacked(surface: dict) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points, normals and faces, as web/src/data.js reads them."""
+    raw = gzip.decompress(base64.b64decode(surface["data"]))
+    faces, points = surface["faces"], surface["points"]
+    place = np.frombuffer(raw, "<u2", 3 * points, 12 * faces).reshape(-1, 3) / 65535
+    normal = np.frombuffer(raw, "<i1", 3 * points, 12 * faces + 6 * points).reshape(-1, 3) / 127
+    face = np.frombuffer(raw, "<u4", 3 * faces).reshape(-1, 3)
+    return surface["low"] + place * surface["size"], normal, face
+
+
+def surfaced(path: Path) -> tuple[mujoco.MjModel, dict]:
+    model = mujoco.MjModel.from_xml_string(SURFACES)
+    episode = Episode(np.eye(2, 7, 3), np.ones(1), 0.1)
+    write_html(Recording(model, (episode,), "moor"), path)
+    return model, read_replay(path)
+
+
+def test_meshes_and_height_fields_are_carried(tmp_path):
+    model, replay = surfaced(tmp_path / "out.html")
+    assert [geom["surface"] for geom in replay["geoms"]] == [0, 1, 1]
+    hills, roof = map(unpacked, replay["surfaces"])
+    place, normal, face = roof
+    wanted = model.mesh_vert[model.mesh_face]
+    np.testing.assert_allclose(place[face], wanted, atol=2e-5)
+    np.testing.assert_allclose(normal[face], model.mesh_normal[model.mesh_facenormal], atol=5e-3)
+    place, normal, face = hills
+    height = model.hfield_data.reshape(4, 3) * 0.5
+    assert place[:, 2].max() == 0.5 and len(face) == 2 * 3 * 2
+    for x, y, z in place:
+        row, column = round((y + 2) / 4 * 3), round((x + 1) / 2 * 2)
+        assert z == pytest.approx(height[row, column], abs=1e-5)
+    # Triangles turn to the side on which the normals are, which is up.
+    a, b, c = (place[face[:, k]] for k in range(3))
+    assert (np.cross(b - a, c - a)[:, 2] > 0).all() and (normal[:, 2] > 0).all()
+
+
+@needs_browser
+def test_a_browser_draws_meshes(tmp_path):
+    path = tmp_path / "out.html"
+    surfaced(path)
+    browser = Browser(f"{path.as_uri()}#step=0", tmp_path / "profile")
+    try:
+        ready = "document.documentElement.dataset.state === 'ready'"
+        wait_until(lambda: browser.evaluate(ready), "the page is ready")
+        assert browser.evaluate("document.getElementById('notice').hidden")
+        image = base64.b64decode(browser.call("Page.captureScreenshot")["data"])
+    finally:
+        browser.close()
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
+    assert (pixels[..., 0] - pixels[..., 1:].max(-1) > 60).mean() > 0.005
 
 
 @pytest.mark.parametrize(

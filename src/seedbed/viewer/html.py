@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seedbed import strict_json
-from seedbed.types import SeedbedError
 from seedbed.viewer.recording import (
     Episode,
     MjModel,
@@ -25,6 +24,7 @@ from seedbed.viewer.recording import (
     mujoco,
     written_whole,
 )
+from seedbed.viewer.surfaces import describe_surface, surface_of
 
 WEB = Path(__file__).parent / "web"
 """The folder of the pages and their scripts. `make web` makes `replay.js` and `report.js`."""
@@ -47,7 +47,7 @@ _UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 def write_html(recording: Recording, path: str | Path) -> None:
     """Writes the replay page to `path`, which must end in .html.
 
-    Raises SeedbedError if the file cannot be written, or if the page cannot draw a geom, which it names.
+    Raises SeedbedError if the file cannot be written.
     """
     replay = describe(recording)
     parts = {"title": html.escape(recording.title), "data": json_in_page(replay)}
@@ -77,14 +77,16 @@ def json_in_page(value: Any) -> str:
 
 
 def describe(recording: Recording) -> dict[str, Any]:
-    """Returns what the page shows, as JSON values. Raises SeedbedError if it cannot draw a geom."""
+    """Returns what the page shows, as JSON values."""
     view = find_view(recording)
-    geoms = _describe_geoms(recording.model)
+    surfaces: dict[tuple[int, int], int] = {}
+    geoms = _describe_geoms(recording.model, surfaces)
     bodies = sorted({geom["body"] for geom in geoms if geom["body"] > 0})
     return {
         "title": recording.title,
         "bodies": bodies,
         "geoms": geoms,
+        "surfaces": [describe_surface(recording.model, each) for each in surfaces],
         "follows": view.body >= 0,
         "radius": view.radius,
         "azimuth": view.azimuth,
@@ -93,28 +95,27 @@ def describe(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _describe_geoms(model: MjModel) -> list[dict[str, Any]]:
+def _describe_geoms(model: MjModel, surfaces: dict[tuple[int, int], int]) -> list[dict[str, Any]]:
     """Returns shape, sizes, colour, body and place in that body of every geom that MuJoCo would show.
 
-    A geom of a body that never moves is placed in the world, body 0. Raises SeedbedError if the page cannot
-    draw a shape.
+    A geom of a body that never moves is placed in the world, body 0. Those with a surface have its number;
+    numbers are added to `surfaces`.
     """
     described = []
     for index in range(model.ngeom):
         rgba = _colour(model, index)
         if model.geom_group[index] >= SHOWN_GROUPS or rgba[3] == 0.0:
             continue
-        kind = mujoco.mjtGeom(model.geom_type[index])
-        if kind not in SHAPES:
-            name = model.geom(index).name or f"number {index}"
-            raise SeedbedError(
-                f"geom {name} has the shape {kind.name.removeprefix('mjGEOM_').lower()}, which a replay "
-                f"cannot draw; it draws {', '.join(SHAPES.values())} (a video draws all)"
-            )
+        surface = surface_of(model, index)
+        shape: dict[str, Any] = {"shape": "surface"}
+        if surface is None:
+            shape["shape"] = SHAPES[mujoco.mjtGeom(model.geom_type[index])]
+        else:
+            shape["surface"] = surfaces.setdefault(surface, len(surfaces))
         body = int(model.geom_bodyid[index])
         described.append(
             {
-                "shape": SHAPES[kind],
+                **shape,
                 "body": body if model.body_weldid[body] else 0,
                 "size": _rounded(model.geom_size[index]),
                 "rgba": _rounded(rgba),

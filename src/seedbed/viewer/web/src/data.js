@@ -1,13 +1,30 @@
-// Unpacks what seedbed.viewer.html packed; the layout is that of its function _encode.
-import { Quaternion, Vector3 } from "three";
+// Unpacks what seedbed.viewer packed; layouts are those of html._encode and surfaces.describe_surface.
+import { BufferAttribute, BufferGeometry, Quaternion, Vector3 } from "three";
 
 export const replay = JSON.parse(document.getElementById("replay").textContent);
 
+async function unpack(data) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
+}
+
+// Returns the geometry of a mesh or height field.
+export async function unpackSurface({ points, faces, low, size, data }) {
+  const buffer = await unpack(data);
+  const place = new Uint16Array(buffer, 12 * faces, 3 * points);
+  const normal = new Int8Array(buffer, 12 * faces + 6 * points, 3 * points);
+  const position = Float32Array.from(place, (value, index) => low[index % 3] + (size[index % 3] * value) / 65535);
+  const geometry = new BufferGeometry();
+  geometry.setIndex(new BufferAttribute(new Uint32Array(buffer, 0, 3 * faces), 1));
+  geometry.setAttribute("position", new BufferAttribute(position, 3));
+  geometry.setAttribute("normal", new BufferAttribute(normal, 3, true));
+  return geometry;
+}
+
 // Returns one episode with its sequences: positions [body][axis][frame], and so on.
 export async function unpackEpisode(packed) {
-  const bytes = Uint8Array.from(atob(packed.data), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const buffer = await new Response(stream).arrayBuffer();
+  const buffer = await unpack(packed.data);
   const frames = packed.steps + 1;
   let offset = 0;
   const take = (Type, length) => {

@@ -1,6 +1,6 @@
 // Ties the page together: time runs, keys and buttons act, scene and charts follow.
 import { Chart, format } from "./chart.js";
-import { replay, unpackEpisode } from "./data.js";
+import { replay, unpackEpisode, unpackSurface } from "./data.js";
 import { Stage } from "./scene.js";
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 4];
@@ -169,7 +169,7 @@ function tick(now) {
 async function start() {
   fillLists();
   try {
-    stage = new Stage(element("scene"));
+    stage = new Stage(element("scene"), await Promise.all(replay.surfaces.map(unpackSurface)));
   } catch (error) {
     element("notice").hidden = false;
     element("notice").textContent = `This browser cannot draw in three dimensions (${error.message}). The charts still work.`;

@@ -14,7 +14,7 @@ const TILES = 400; // of the ground, across
 const TEXELS = 128; // of a tile, across
 
 export class Stage {
-  constructor(canvas) {
+  constructor(canvas, surfaces) {
     this.renderer = new WebGLRenderer({ canvas, antialias: true });
     this.renderer.shadowMap.enabled = true;
     this.renderer.shadowMap.type = PCFShadowMap;
@@ -33,7 +33,7 @@ export class Stage {
     this.addLight();
     this.bodies = replay.bodies.map(() => new Group());
     for (const body of this.bodies) this.scene.add(body);
-    for (const geom of replay.geoms) this.addGeom(geom);
+    for (const geom of replay.geoms) this.addGeom(geom, surfaces);
     if (this.grounds.length) this.controls.maxPolarAngle = 0.5 * Math.PI; // not from below the ground
   }
 
@@ -75,10 +75,10 @@ export class Stage {
     this.scene.add(this.sun, this.sun.target);
   }
 
-  addGeom(geom) {
+  addGeom(geom, surfaces) {
     const [w, x, y, z] = geom.quaternion;
     const ground = geom.shape === "plane" && isGround(geom);
-    const mesh = ground ? this.makeGround() : makeMesh(geom);
+    const mesh = ground ? this.makeGround() : makeMesh(geom, surfaces[geom.surface]);
     mesh.position.set(...geom.position);
     mesh.quaternion.set(x, y, z, w);
     const body = replay.bodies.indexOf(geom.body);
@@ -188,13 +188,13 @@ function makeTexture(renderer) {
   return texture;
 }
 
-function makeMesh({ shape, size, rgba }) {
+function makeMesh({ shape, size, rgba }, surface) {
   const [r, g, b, a] = rgba;
   const material = new MeshStandardMaterial({
     color: new Color().setRGB(r, g, b, SRGBColorSpace), roughness: 0.55,
     transparent: a < 1, opacity: a, side: shape === "plane" ? DoubleSide : FrontSide,
   });
-  const mesh = new Mesh(makeGeometry(shape, size), material);
+  const mesh = new Mesh(surface ?? makeGeometry(shape, size), material);
   mesh.castShadow = shape !== "plane";
   mesh.receiveShadow = true;
   return mesh;
