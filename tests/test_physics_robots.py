@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 import dog
 import mujoco_states as oracle
 import random_models
+from numpy_jaxpr import evaluate
 from seedbed import cli, physics, simd
 from seedbed.physics import slots
 from seedbed.types import SeedbedError
@@ -209,7 +211,7 @@ SENSORS = """
     <body name="trunk" pos="0 0 .3"><freejoint/>
       <geom name="trunk" type="box" size=".15 .1 .05" pos=".02 0 0" euler="0 5 0"/>
       <site name="imu" pos=".05 .02 .03" euler="30 40 50"/>
-      <body name="leg" pos=".15 0 0"><joint name="hip" axis="0 1 0"/>
+      <body name="leg" pos=".15 0 0"><joint name="hip" axis="0 1 0"/><site name="ankle" euler="10 0 5"/>
         <geom type="capsule" size=".03" fromto="0 0 0 0 0 -.2" contype="0" conaffinity="0"/>
         <body pos="0 0 -.2"><joint name="knee" axis="0 1 0"/>
           <geom name="shin" type="capsule" size=".03" fromto="0 0 0 0 0 -.2" contype="0" conaffinity="0"/>
@@ -234,7 +236,9 @@ SENSORS = """
     <framelinacc objtype="site" objname="toe"/><frameangacc objtype="body" objname="leg"/>
     <jointpos joint="hip"/><jointvel joint="knee" cutoff=".2"/><jointactuatorfrc joint="hip"/>
     <actuatorpos actuator="servo"/><actuatorvel actuator="servo"/><actuatorfrc actuator="drive"/>
-    <subtreecom body="leg"/><subtreelinvel body="trunk"/><clock/><touch name="touch" site="toe"/>
+    <subtreecom body="leg"/><subtreelinvel body="trunk"/><clock/>
+    <force site="toe"/><torque site="toe"/><force site="ankle"/><torque site="ankle"/>
+    <subtreeangmom body="leg"/><subtreeangmom body="trunk"/><magnetometer name="compass" site="toe"/>
   </sensor>
 </mujoco>
 """
@@ -263,8 +267,66 @@ def test_sensors_read_what_mujocos_read(integrator):
     np.testing.assert_array_equal(physics.sensor(model, one, "up"), one.sensordata[6:9])
     with pytest.raises(SeedbedError, match="no sensor 'gyr'; did you mean gyro"):
         physics.sensor(model, one, "gyr")
-    with pytest.raises(SeedbedError, match="touch is of a kind that is not simulated"):
-        physics.sensor(model, one, "touch")
+    with pytest.raises(SeedbedError, match="compass is of a kind that is not simulated"):
+        physics.sensor(model, one, "compass")
+
+
+TOUCH = """
+<mujoco>
+  <worldbody>
+    <geom type="plane" size="5 5 .1"/>
+    <site name="ground" type="box" size=".1 .2 .1"/>
+    <body name="trunk" pos="0 0 .12"><freejoint/>
+      <geom type="box" size=".15 .1 .05"/>
+      <site name="ball" pos=".15 .1 -.05" size=".02"/>
+      <site name="pill" type="capsule" pos="-.15 .1 -.05" size=".03 .05" euler="90 20 0"/>
+      <site name="egg" type="ellipsoid" pos=".15 -.1 -.05" size=".03 .01 .05" euler="40 20 0"/>
+      <site name="can" type="cylinder" pos="-.15 -.1 -.05" size=".03 .02" euler="10 20 30"/>
+      <site name="bar" type="box" pos="0 0 -.05" size=".2 .02 .03" euler="0 0 40"/>
+      <site name="far" pos=".15 .1 -.3" size=".05"/>
+      <body pos=".2 0 0"><joint axis="0 1 0" damping=".1"/>
+        <geom type="capsule" size=".03" fromto="0 0 0 .1 0 -.1"/><site name="toe" pos=".1 0 -.1" size=".03"/>
+      </body></body>
+    <body name="load" pos="0 0 .3"><freejoint/><geom size=".06"/><site name="skin" size=".061"/></body>
+  </worldbody>
+  <sensor>%s</sensor>
+</mujoco>
+"""
+
+
+def test_touch_sensors_feel_the_forces_that_mujocos_feel():
+    names = ("ground", "ball", "pill", "egg", "can", "bar", "far", "toe", "skin")
+    text = TOUCH % "".join(f'<touch site="{name}"/>' for name in names)
+    compiled, model = oracle.oracle(text), physics.load(text)
+    data, rng, found = mujoco.MjData(compiled), np.random.default_rng(0), []
+    while len(found) < 120:
+        mujoco.mj_resetData(compiled, data)
+        mujoco.mj_integratePos(compiled, data.qpos, 0.3 * rng.normal(size=compiled.nv), 1)
+        data.qpos[[0, 1, 2, 8, 9, 10]] = (
+            *rng.normal(size=2) * 0.05,
+            0.2,
+            *rng.normal(size=2) * 0.08,
+            0.5,
+        )
+        for t in range(400):
+            if t % 25 == 24:
+                fields = data.qpos, data.qvel, data.ctrl, data.qacc_warmstart
+                found.append([np.float64(np.float32(x)) for x in fields])
+            mujoco.mj_step(compiled, data)
+    cases = oracle.Cases(*(np.stack(column) for column in zip(*found, strict=True)))
+    wanted = oracle.after_step(compiled, cases, ["sensordata"])["sensordata"]
+    assert (np.delete(wanted, 6, axis=1) > 0).sum(0).min() >= 5, "each is touched"
+
+    def step(*state: Any) -> Any:
+        qpos, qvel, ctrl, warmstart = state
+        now = physics.init(model, qpos, qvel)._replace(qacc_warmstart=warmstart)
+        return physics.step_data(model, now, ctrl).sensordata
+
+    exact = evaluate(jax.vmap(step), *cases)
+    np.testing.assert_allclose(exact, wanted, rtol=1e-6, atol=1e-6 * wanted.max())
+    single = jax.jit(simd.vectorize(step))(*(jnp.asarray(x, jnp.float32) for x in cases))
+    close = np.isclose(single, wanted, rtol=1e-3, atol=1e-4 * wanted.max())
+    assert close.mean() > 0.99  # a ray may graze a site
 
 
 TENDONS = """

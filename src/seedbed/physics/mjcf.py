@@ -22,6 +22,10 @@ from seedbed.types import SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 
+_CLIPPED = tuple(
+    int(kind)
+    for kind in (mujoco.mjtDataType.mjDATATYPE_REAL, mujoco.mjtDataType.mjDATATYPE_POSITIVE)
+)
 ITERATIONS = 100
 """Most iterations of the solver: MuJoCo's default. The solver converges in fewer than 15."""
 
@@ -219,7 +223,7 @@ def _sensor(m: Any, i: int) -> Sensor:
         adr=int(m.sensor_adr[i]),
         dim=int(m.sensor_dim[i]),
         cutoff=float(m.sensor_cutoff[i]),
-        clipped=int(m.sensor_datatype[i]) == int(mujoco.mjtDataType.mjDATATYPE_REAL),
+        clipped=int(m.sensor_datatype[i]) in _CLIPPED,
         intprm=(int(m.sensor_intprm[i, 0]), int(m.sensor_intprm[i, 1])),
         simulated=bool(referred and own and not (m.sensor_delay[i] or m.sensor_interval[i].any())),
     )

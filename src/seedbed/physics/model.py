@@ -160,6 +160,8 @@ class Model:
     geom_margin: np.ndarray  # [ngeom] m
     geom_gap: np.ndarray  # [ngeom] m
     site_bodyid: np.ndarray  # [nsite]
+    site_type: np.ndarray  # [nsite] mjtGeom
+    site_size: np.ndarray  # [nsite, 3] m
     site_pos: np.ndarray  # [nsite, 3] m, in the body's frame
     site_quat: np.ndarray  # [nsite, 4] in the body's frame
     exclude_signature: np.ndarray  # [k] pairs of bodies that do not touch

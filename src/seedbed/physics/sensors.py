@@ -20,9 +20,11 @@ from seedbed.physics.collision import Contacts
 from seedbed.physics.dynamics import Actuation, accelerations, body_motion
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
+from seedbed.physics.problem import Problem
 from seedbed.physics.readout import absolute
 from seedbed.physics.slots import candidates, slots
 from seedbed.physics.tendons import lengths, speeds
+from seedbed.physics.touch import touches
 from seedbed.types import Array, SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -43,6 +45,8 @@ class Moment(NamedTuple):
     actuated: Actuation
     subtree_com: jax.Array  # [nbody, 3] in the world
     contacts: Contacts
+    wrench: jax.Array  # [nbody, 6] of contacts and applied forces, about the reference points
+    problem: Problem  # the solver's, whose solution is qacc
 
 
 class _Frame(NamedTuple):
@@ -59,7 +63,14 @@ def sensordata(model: Model, moment: Moment) -> jax.Array:
     """Computes all sensors [nsensordata] of one environment."""
     dtype = moment.qpos.dtype
     rows: list[Array] = []
+    touching = [s for s in model.sensors if s.kind == _KIND.mjSENS_TOUCH and s.simulated]
+    sites = [s.objid for s in touching]
+    felt = touches(model, moment.kin, moment.problem, moment.qacc, sites) if sites else None
     for sensor in model.sensors:
+        if felt is not None and sensor in touching:
+            value = felt[touching.index(sensor)][None]
+            rows.append(jnp.minimum(value, sensor.cutoff) if sensor.cutoff > 0 else value)
+            continue
         compute = _SENSORS.get(sensor.kind)
         if compute is None or not sensor.simulated:
             rows.append(np.full(sensor.dim, np.nan, dtype))
@@ -73,7 +84,7 @@ def sensordata(model: Model, moment: Moment) -> jax.Array:
 
 def is_simulated(sensor: Sensor) -> bool:
     """Returns whether a sensor has a value."""
-    return sensor.simulated and sensor.kind in _SENSORS
+    return sensor.simulated and (sensor.kind in _SENSORS or sensor.kind == _KIND.mjSENS_TOUCH)
 
 
 @checked
@@ -144,14 +155,28 @@ def _velocimeter(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
     return _to(frame.mat, frame.velocity)
 
 
-def _acceleration(model: Model, moment: Moment, frame: _Frame) -> tuple[Array, Array]:
+class _Accelerations(NamedTuple):
+    """How the moving bodies accelerate: if qacc were zero, and what qacc adds."""
+
+    turning: Array  # [nbody, 3]
+    linear: list[Array]  # [3] each, of the bodies' points
+    pushed: Array  # [nbody, 6]
+
+
+def _accelerations(model: Model, moment: Moment) -> _Accelerations:
+    now = moment.kin, moment.qvel, moment.motion, moment.before
+    pushed = body_motion(model, moment.kin.cdof, moment.qacc)
+    return _Accelerations(*accelerations(model, *now), pushed)
+
+
+def _acceleration(
+    model: Model, kin: Kinematics, bodies: _Accelerations, frame: _Frame
+) -> tuple[Array, Array]:
     """Returns the angular and the linear acceleration of a frame; gravity is part of the second."""
     carrier = int(model.body_weldid[frame.body])
     if not carrier:
         return np.zeros(3, frame.pos.dtype), jnp.asarray(-model.opt.gravity)
-    kin = moment.kin
-    turning, linear = accelerations(model, kin, moment.qvel, moment.motion, moment.before)
-    pushed = body_motion(model, kin.cdof, moment.qacc)[carrier]
+    turning, linear, pushed = bodies.turning, bodies.linear, bodies.pushed[carrier]
     arm = frame.pos - kin.point[carrier]
     whirl = math.cross(frame.spin, math.cross(frame.spin, arm))
     moved = linear[carrier] + math.cross(turning[carrier], arm) + whirl
@@ -160,12 +185,14 @@ def _acceleration(model: Model, moment: Moment, frame: _Frame) -> tuple[Array, A
 
 def _accelerometer(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
     frame = _own(model, moment, sensor)
-    return _to(frame.mat, _acceleration(model, moment, frame)[1])
+    bodies = _accelerations(model, moment)
+    return _to(frame.mat, _acceleration(model, moment.kin, bodies, frame)[1])
 
 
 def _frame_acceleration(part: int) -> _Compute:
     def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
-        return _acceleration(model, moment, _own(model, moment, sensor))[part]
+        bodies, own = _accelerations(model, moment), _own(model, moment, sensor)
+        return _acceleration(model, moment.kin, bodies, own)[part]
 
     return compute
 
@@ -224,17 +251,78 @@ def _frame_velocity(linear: bool) -> _Compute:
 
 def _subtree_velocity(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
     """Returns the velocity of the centre of mass of a body with its descendants."""
-    inside = {sensor.objid}
-    for b in range(sensor.objid + 1, model.nbody):
-        if int(model.body_parentid[b]) in inside:
-            inside.add(b)
-    moving = [b for b in sorted(inside) if model.body_weldid[b]]
-    total, mass = jnp.zeros(3, moment.qpos.dtype), sum(model.body_mass[b] for b in sorted(inside))
-    for b in moving:
-        carried = moment.motion[int(model.body_weldid[b])]
-        velocity = carried[3:] + math.cross(carried[:3], moment.kin.xipos[b])
-        total = total + model.body_mass[b] * velocity
+    bodies = _subtree(model, sensor.objid)
+    total, mass = jnp.zeros(3, moment.qpos.dtype), sum(model.body_mass[b] for b in bodies)
+    for b in bodies:
+        if model.body_weldid[b]:
+            total = total + model.body_mass[b] * _centre(model, moment, b).velocity
     return total / jnp.maximum(mass, 1e-15)
+
+
+def _subtree_momentum(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
+    """Returns the angular momentum of a body with its descendants about their centre of mass."""
+    velocity = _subtree_velocity(model, moment, sensor)
+    total = jnp.zeros(3, moment.qpos.dtype)
+    for b in _subtree(model, sensor.objid):
+        frame = _centre(model, moment, b)
+        spin = _turned(frame.mat, model.body_inertia[b], frame.spin)
+        arm = (
+            moment.kin.xipos[b] + _to_world(model, moment.kin, b) - moment.subtree_com[sensor.objid]
+        )
+        swing = math.cross(arm, frame.velocity - velocity)
+        total = total + spin + model.body_mass[b] * swing
+    return total
+
+
+def _subtree(model: Model, body: int) -> list[int]:
+    """Lists a body and its descendants."""
+    inside = [body]
+    for b in range(body + 1, model.nbody):
+        if int(model.body_parentid[b]) in inside:
+            inside.append(b)
+    return inside
+
+
+def _centre(model: Model, moment: Moment, body: int) -> _Frame:
+    return _frame(model, moment, _OBJECT.mjOBJ_BODY, body)
+
+
+def _turned(mat: Array, moments: Array, vector: Array) -> jax.Array:
+    """Returns the product of an inertia, given by its axes [3, 3] and moments [3], and a vector [3]."""
+    return math.apply(mat, moments * _to(mat, vector))
+
+
+def _to_world(model: Model, kin: Kinematics, body: int) -> Array:
+    origin = origin_of(model, kin, body)
+    return origin.high + origin.low
+
+
+def _interaction(part: int) -> _Compute:
+    """Returns the function of a torque (0) or force (1) sensor: what the parent does to the site's body.
+
+    It is what moves the body with all that hangs from it, without what acts on them from outside. Source:
+    mj_rnePostConstraint, cfrc_int.
+    """
+
+    def compute(model: Model, moment: Moment, sensor: Sensor) -> Array:
+        site, bodies = _own(model, moment, sensor), _accelerations(model, moment)
+        force = jnp.zeros(3, moment.qpos.dtype)
+        torque = force
+        for b in _subtree(model, site.body):
+            frame = _centre(model, moment, b)
+            turning, moving = _acceleration(model, moment.kin, bodies, frame)
+            mass, moments = model.body_mass[b], model.body_inertia[b]
+            momentum = _turned(frame.mat, moments, frame.spin)
+            whirl = _turned(frame.mat, moments, turning) + math.cross(frame.spin, momentum)
+            push, arm = mass * moving, _apart(model, moment.kin, frame, site)
+            origin = arm - frame.pos
+            outside = moment.wrench[b]
+            force = force + push - outside[3:]
+            twist = outside[:3] + math.cross(origin, outside[3:])
+            torque = torque + whirl + math.cross(arm, push) - twist
+        return _to(site.mat, force if part else torque)
+
+    return compute
 
 
 def _found(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
@@ -299,6 +387,9 @@ _SENSORS: dict[int, _Compute] = {
         _KIND.mjSENS_ACTUATORFRC: lambda m, at, s: at.actuated.output[s.objid],
         _KIND.mjSENS_SUBTREECOM: lambda m, at, s: at.subtree_com[s.objid],
         _KIND.mjSENS_SUBTREELINVEL: _subtree_velocity,
+        _KIND.mjSENS_SUBTREEANGMOM: _subtree_momentum,
+        _KIND.mjSENS_TORQUE: _interaction(0),
+        _KIND.mjSENS_FORCE: _interaction(1),
         _KIND.mjSENS_CLOCK: lambda m, at, s: at.time,
     }.items()
 }

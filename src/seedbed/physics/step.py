@@ -13,6 +13,7 @@ from jax import named_scope
 from seedbed.arguments import checked, shown
 from seedbed.nearest import did_you_mean
 from seedbed.physics import linear
+from seedbed.physics.assembly import raised
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
 from seedbed.physics.dynamics import (
@@ -30,6 +31,7 @@ from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
 from seedbed.physics.kinematics import Mocap, kinematics
 from seedbed.physics.model import RK4, Data, Inputs, Keyframe, Model, State
+from seedbed.physics.problem import pose
 from seedbed.physics.readout import energy as energy_of
 from seedbed.physics.readout import readout
 from seedbed.physics.sensors import Moment, sensordata
@@ -225,7 +227,8 @@ def _forward(
         derived = readout(model, kin, motion, wrench)
         com = derived["subtree_com"]
         now = kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated
-        read = Moment(*now, subtree_com=com, contacts=contacts)
+        problem = raised(pose(model, kin, mass, contacts, rows), solution.compensation)
+        read = Moment(*now, subtree_com=com, contacts=contacts, wrench=wrench, problem=problem)
         derived["sensordata"] = sensordata(model, read)
     done = Data(
         *state,
