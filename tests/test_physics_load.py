@@ -52,8 +52,8 @@ REFUSED = {
     "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},
     "plane-ellipsoid contact (floor with ball)": {"geom": 'type="ellipsoid" size=".1 .1 .1"'},
     "condim=6 of geom (ball)": {"geom": 'size=".1" condim="6"'},
-    "actuator with an activation (arm)": {
-        "rest": '<actuator><intvelocity name="arm" joint="hinge" actrange="0 1"/></actuator>'
+    "actuator with the activation muscle (arm)": {
+        "rest": '<actuator><general name="arm" joint="hinge" dyntype="muscle"/></actuator>'
     },
     "actuator that is not affine (arm)": {
         "rest": '<actuator><general name="arm" joint="hinge" gaintype="muscle" lengthrange="0 1" '

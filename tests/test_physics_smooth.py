@@ -14,6 +14,7 @@ import mujoco_states as oracle
 from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import dynamics, linear, math
+from seedbed.physics.actuators import actuation
 from seedbed.physics.kinematics import kinematics
 from seedbed.physics.readout import absolute, readout
 
@@ -91,7 +92,7 @@ def smooth(model: physics.Model, qpos: Any, qvel: Any, ctrl: Any) -> dict[str, A
     matrix = dynamics.mass_matrix(model, kin)
     bias = dynamics.bias(model, kin, qvel, motion, before)
     passive = dynamics.passive(model, kin, qpos, qvel, motion)
-    actuator = dynamics.actuation(model, ctrl, qpos, qvel).force
+    actuator = actuation(model, ctrl, qpos, qvel, jnp.zeros(0)).force
     factor = linear.factor(linear.pattern(model.nv, set(matrix)), matrix)
     zero = jnp.zeros((), qpos.dtype)
     size = range(model.nv)
@@ -179,8 +180,8 @@ def _subtree_mass(compiled: Any) -> np.ndarray:
 def test_a_bad_control_zeroes_all(bad):
     model = physics.load(ZOO).astype(np.float32)
     ctrl = np.array([0.5, bad, 0.5], np.float32)
-    still = jnp.zeros(model.nq), jnp.zeros(model.nv)
-    assert not dynamics.actuation(model, jnp.asarray(ctrl), *still).force.any()
+    still = jnp.zeros(model.nq), jnp.zeros(model.nv), jnp.zeros(0)
+    assert not actuation(model, jnp.asarray(ctrl), *still).force.any()
 
 
 def test_an_infinite_control_is_clamped_where_it_is_limited():
@@ -189,8 +190,8 @@ def test_an_infinite_control_is_clamped_where_it_is_limited():
     data = mujoco.MjData(compiled)
     data.ctrl = [np.inf, 0.3, -0.4]
     mujoco.mj_forward(compiled, data)
-    still = jnp.zeros(model.nq), jnp.zeros(model.nv)
-    found = dynamics.actuation(model, jnp.asarray(data.ctrl, jnp.float32), *still).force
+    still = jnp.zeros(model.nq), jnp.zeros(model.nv), jnp.zeros(0)
+    found = actuation(model, jnp.asarray(data.ctrl, jnp.float32), *still).force
     np.testing.assert_allclose(found, data.qfrc_actuator, rtol=1e-6)
 
 

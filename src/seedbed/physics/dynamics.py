@@ -6,7 +6,7 @@ motions of the moving bodies [nbody, 6]; the rows of other bodies are zero.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -254,65 +254,6 @@ def _inertia_box(model: Model) -> Array:
     scale = xp.where(heavy, 6 / xp.where(heavy, model.body_mass, 1), 0)
     squares = [iy + iz - ix, ix + iz - iy, ix + iy - iz]
     return xp.stack([xp.sqrt(xp.maximum(square, 1e-15) * scale) for square in squares], axis=-1)
-
-
-class Actuation(NamedTuple):
-    """The actuators' forces on the dofs, and how they change with the velocity."""
-
-    force: jax.Array  # [nv] N and N m, qfrc_actuator
-    output: jax.Array  # [nu] N and N m, of each actuator
-    length: jax.Array  # [nu] m and rad
-    speed: jax.Array  # [nu] m/s and rad/s
-    slope: tuple[Array, ...]  # by dof, N s/m and N m s: derivative of its force by its own velocity
-
-
-def actuation(model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array) -> Actuation:
-    """Computes the joint forces of the actuators at ctrl [nu] (mj_fwdActuation).
-
-    If any control, after clamping, is not finite or is larger than 1e10 in size, all controls count as zero.
-    At a bound of its own force or the joint's, an actuator has no slope (mjd_actuator_vel).
-    """
-    force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
-    slope = list(force)
-    if not model.nu:
-        none = jnp.zeros(0, ctrl.dtype)
-        return Actuation(jnp.stack(force), none, none, none, tuple(slope))
-    moment = model.actuator_moment
-    gear = model.actuator_gear[:, 0]
-    low, high = model.actuator_ctrlrange.T
-    clamped = jnp.where(model.actuator_ctrllimited, jnp.clip(ctrl, low, high), ctrl)
-    clamped = jnp.where(jnp.all(is_sane(clamped)), clamped, 0)
-    output = model.actuator_gainprm[:, 0] * clamped
-    length = gear * jnp.stack(tendons.lengths(model, moment, qpos))
-    speed = gear * jnp.stack(tendons.speeds(moment, qvel))
-    if _may_differ(model.actuator_gainprm[:, 1:]) or _may_differ(model.actuator_biasprm):
-        gain, bias = (
-            prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
-            for prm in (model.actuator_gainprm, model.actuator_biasprm)
-        )
-        output = gain * clamped + bias
-    low, high = model.actuator_forcerange.T
-    limited = model.actuator_forcelimited
-    inside = ~limited | ((output > low) & (output < high))
-    output = jnp.where(limited, jnp.clip(output, low, high), output)
-    bend = model.actuator_gainprm[:, 2] * clamped + model.actuator_biasprm[:, 2]
-    bend = jnp.where(inside, bend, 0) * gear * gear
-    for row, term, more in zip(
-        moment, math.unstack(output * gear), math.unstack(bend), strict=True
-    ):
-        for d in np.flatnonzero(row):
-            force[d] = force[d] + (term if row[d] == 1 else row[d] * term)
-            slope[d] = slope[d] + (more if row[d] == 1 else row[d] ** 2 * more)
-    for j in np.flatnonzero(model.jnt_actfrclimited):
-        d, (least, most) = model.jnt_dofadr[j], model.jnt_actfrcrange[j]
-        inside = (force[d] > least) & (force[d] < most)
-        force[d], slope[d] = jnp.clip(force[d], least, most), jnp.where(inside, slope[d], 0)
-    return Actuation(jnp.stack(force), output, length, speed, tuple(slope))
-
-
-def _may_differ(x: Array) -> bool:
-    """Returns whether an array may have a number that is not 0."""
-    return isinstance(x, jax.Array) or bool(x.any())
 
 
 def is_sane(x: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import linear, math
+from seedbed.physics.actuators import next_activation
 from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.implicit import divide
 from seedbed.physics.model import FREE, IMPLICITFAST, Data, Model, State
@@ -56,6 +57,7 @@ def euler(model: Model, data: Data, mass: Matrix, force: jax.Array, slope: Seque
         qpos=qpos,
         qpos_low=qpos_low,
         qvel=qvel,
+        act=next_activation(model, data.act, data.act_dot),
         qacc_warmstart=data.qacc,
         diverged=data.diverged | ~is_sane(data.qacc).all(),
     )
@@ -115,39 +117,45 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
     """
     h, dtype = model.opt.timestep, data.qpos.dtype
 
-    def move(velocity: jax.Array, qacc: jax.Array) -> State:
+    def move(velocity: jax.Array, qacc: jax.Array, act: jax.Array) -> State:
         qpos, low = integrate_pos(model, data.qpos, data.qpos_low, velocity, h)
-        return data.state._replace(qpos=qpos, qpos_low=low, qvel=data.qvel + h * qacc)
+        moved = data.qvel + h * qacc
+        return data.state._replace(qpos=qpos, qpos_low=low, qvel=moved, act=act)
 
     def stage(carry: Any, row: Any) -> tuple[Any, None]:
-        begun, way, mean_velocity, mean_qacc = carry
+        begun, way, mean_velocity, mean_qacc, mean_rate = carry
         done = forward(begun.state)
         velocity = _on_the_way(model, done.qvel, h * way)
         mean_velocity = mean_velocity + row["weight"] * velocity
         mean_qacc = mean_qacc + row["weight"] * done.qacc
+        mean_rate = mean_rate + row["weight"] * done.act_dot
         way = row["reach"] * velocity
-        target = move(way, row["reach"] * done.qacc)
+        act = data.act + h * row["reach"] * done.act_dot
+        target = move(way, row["reach"] * done.qacc, act)
         after = done._replace(
             qpos=target.qpos,
             qpos_low=target.qpos_low,
             qvel=target.qvel,
+            act=act,
             qacc_warmstart=done.qacc,
             sensordata=jnp.where(row["first"], done.sensordata, begun.sensordata),
             solver_niter=jnp.maximum(begun.solver_niter, done.solver_niter),
             solver_error=jnp.maximum(begun.solver_error, done.solver_error),
             diverged=begun.diverged | (row["first"] & ~is_sane(done.qacc).all()),
         )
-        return (after, way, mean_velocity, mean_qacc), None
+        return (after, way, mean_velocity, mean_qacc, mean_rate), None
 
-    none = jnp.zeros(model.nv, dtype)
+    none, still = jnp.zeros(model.nv, dtype), jnp.zeros(model.na, dtype)
     rows = {name: math.constant(column, dtype) for name, column in TABLEAU.items()}
-    (last, _, velocity, qacc), _ = lax.scan(recomputed(stage), (data, none, none, none), rows)
-    target = move(velocity, qacc)
+    begin = data, none, none, none, still
+    (last, _, velocity, qacc, act_dot), _ = lax.scan(recomputed(stage), begin, rows)
+    target = move(velocity, qacc, next_activation(model, data.act, act_dot))
     return last._replace(
         time=data.time + h,
         qpos=target.qpos,
         qpos_low=target.qpos_low,
         qvel=target.qvel,
+        act=target.act,
         qacc=qacc,
     )
 

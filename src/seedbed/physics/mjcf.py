@@ -128,7 +128,6 @@ def with_flags(compiled: Any) -> Any:
 
 def from_mujoco(compiled: Any) -> Model:
     """Copies the fields of a compiled model. It does not check for features that are not simulated."""
-    option = compiled.opt
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Model):
         if field.name not in (
@@ -153,7 +152,34 @@ def from_mujoco(compiled: Any) -> Model:
     weld = fields["body_weldid"]
     fields["body_carrierid"] = weld.copy()
     weld[np.isin(weld, np.flatnonzero(compiled.body_mocapid >= 0))] = 0
-    fields["opt"] = Option(
+    fields["opt"] = _option(compiled)
+    affine_gain = compiled.actuator_gaintype == mujoco.mjtGain.mjGAIN_AFFINE
+    affine_bias = compiled.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
+    fields["actuator_dynprm"] = fields["actuator_dynprm"][:, :1]
+    fields["actuator_gainprm"] = fields["actuator_gainprm"][:, :3]
+    fields["actuator_gainprm"][~affine_gain, 1:] = 0
+    fields["actuator_biasprm"] = fields["actuator_biasprm"][:, :3] * affine_bias[:, None]
+    fields["keyframes"] = tuple(
+        Keyframe(
+            mujoco.mj_id2name(compiled, mujoco.mjtObj.mjOBJ_KEY, i) or "",
+            float(compiled.key_time[i]),
+            *(
+                np.array(getattr(compiled, f"key_{name}")[i])
+                for name in ("qpos", "qvel", "act", "ctrl")
+            ),
+        )
+        for i in range(compiled.nkey)
+    )
+    fields["dof_rubs"] = fields["dof_frictionloss"] > 0
+    fields |= reaches(fields)
+    fields["welds"] = welds_of(fields)
+    fields["parts"] = parts_of(fields)
+    return Model(**fields)
+
+
+def _option(compiled: Any) -> Option:
+    option = compiled.opt
+    return Option(
         timestep=float(option.timestep),
         gravity=np.array(option.gravity),
         density=float(option.density),
@@ -165,24 +191,6 @@ def from_mujoco(compiled: Any) -> Model:
         refsafe=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE,
         filterparent=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT,
     )
-    affine_gain = compiled.actuator_gaintype == mujoco.mjtGain.mjGAIN_AFFINE
-    affine_bias = compiled.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
-    fields["actuator_gainprm"] = fields["actuator_gainprm"][:, :3]
-    fields["actuator_gainprm"][~affine_gain, 1:] = 0
-    fields["actuator_biasprm"] = fields["actuator_biasprm"][:, :3] * affine_bias[:, None]
-    fields["keyframes"] = tuple(
-        Keyframe(
-            mujoco.mj_id2name(compiled, mujoco.mjtObj.mjOBJ_KEY, i) or "",
-            float(compiled.key_time[i]),
-            *(np.array(x[i]) for x in (compiled.key_qpos, compiled.key_qvel, compiled.key_ctrl)),
-        )
-        for i in range(compiled.nkey)
-    )
-    fields["dof_rubs"] = fields["dof_frictionloss"] > 0
-    fields |= reaches(fields)
-    fields["welds"] = welds_of(fields)
-    fields["parts"] = parts_of(fields)
-    return Model(**fields)
 
 
 def _names(m: Any) -> Names:

@@ -40,12 +40,13 @@ class Option(NamedTuple):
 
 
 class Keyframe(NamedTuple):
-    """A state of the file (mjModel's key_qpos, key_qvel and key_ctrl)."""
+    """A state of the file (mjModel's key_qpos, key_qvel, key_act and key_ctrl)."""
 
     name: str
     time: float  # s
     qpos: np.ndarray  # [nq]
     qvel: np.ndarray  # [nv]
+    act: np.ndarray  # [na]
     ctrl: np.ndarray  # [nu]
 
 
@@ -89,6 +90,7 @@ class Model:
     nq: int  # numbers in qpos
     nv: int  # degrees of freedom
     nu: int  # controls
+    na: int  # activations
     nbody: int  # bodies, with the world as body 0
     njnt: int  # joints
     ngeom: int  # geoms
@@ -181,6 +183,12 @@ class Model:
     actuator_gear: Array  # [nu, 6]; a joint uses the first
     actuator_gainprm: Array  # [nu, 3] force per control: fixed, per length, per velocity
     actuator_biasprm: Array  # [nu, 3] force without control: fixed, per length, per velocity
+    actuator_dyntype: np.ndarray  # [nu] mjtDyn: kind of activation
+    actuator_dynprm: np.ndarray  # [nu, 1] s, time constant of a filter
+    actuator_actadr: np.ndarray  # [nu] its activation; -1: none
+    actuator_actlimited: np.ndarray  # [nu] bool
+    actuator_actrange: np.ndarray  # [nu, 2]
+    actuator_actearly: np.ndarray  # [nu] bool: forces are of the next activation
     actuator_ctrllimited: np.ndarray  # [nu] bool
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
@@ -203,14 +211,14 @@ class Model:
         Raises:
             SeedbedError: a leaf cannot be replaced, or its array is not of floats or has another shape.
         """
-        return Model(**replaced(self._fields, leaves))
+        return Model(**replaced(self._by_name, leaves))
 
     def leaf(self, name: str) -> Array:
         """Returns a leaf that `replace` takes, by its name."""
-        return leaf(self._fields, name)
+        return leaf(self._by_name, name)
 
     @property
-    def _fields(self) -> dict[str, Any]:
+    def _by_name(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def astype(self, dtype: Any) -> Model:
@@ -222,7 +230,7 @@ class Model:
         welds = self.welds._replace(
             rest_low=rest - rest.astype(dtype), geom_low=geom - geom.astype(dtype)
         )
-        leaves: dict[str, Any] = {**self._fields, "welds": welds}
+        leaves: dict[str, Any] = {**self._by_name, "welds": welds}
         texts = {name: leaves.pop(name) for name in ("names", "keyframes", "sensors")}
         cast: Any = jax.tree.map(lambda leaf: math.constant(leaf, dtype), leaves)
         return Model(**cast, **texts)
@@ -291,6 +299,7 @@ class State(NamedTuple):
     qpos: Array  # [nq] m and rad; quaternions of free joints
     qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
+    act: Array  # [na] activations of actuators
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
 
@@ -307,6 +316,7 @@ class Data(NamedTuple):
     qpos: Array  # [nq] m and rad; quaternions of free joints
     qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
+    act: Array  # [na] activations of actuators
     qacc_warmstart: Array  # [nv] m/s^2 and rad/s^2, where the solver starts
     diverged: Array  # bool: frozen, because MuJoCo would have warned and reset; ours
     ncon: Array  # int32, contacts
@@ -315,6 +325,7 @@ class Data(NamedTuple):
     qacc: Array  # [nv] m/s^2 and rad/s^2
     qfrc_actuator: Array  # [nv] N and N m
     actuator_force: Array  # [nu] N and N m
+    act_dot: Array  # [na] 1/s, rates of the activations
     qfrc_constraint: Array  # [nv] N and N m, of limits and contacts
     xpos: Array  # [nbody, 3] m, in world axes
     xquat: Array  # [nbody, 4] w, x, y, z

@@ -44,6 +44,12 @@ INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_F
 _JOINT = [int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)]
 _GAINS = [int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)]
 _BIASES = [int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)]
+_ACTIVATIONS = [
+    int(mujoco.mjtDyn.mjDYN_NONE),
+    int(mujoco.mjtDyn.mjDYN_INTEGRATOR),
+    int(mujoco.mjtDyn.mjDYN_FILTER),
+    int(mujoco.mjtDyn.mjDYN_FILTEREXACT),
+]
 WIDTH = 78
 """The most characters of a line about a kind; it is indented by two in a terminal of 80."""
 _MOST_NAMES, _LONGEST_NAME = 3, 24
@@ -223,6 +229,7 @@ def _actuators(m: Any) -> Iterator[Refusal]:
             "damping": m.actuator_damping[i] or m.actuator_dampingpoly[i].any(),
             "armature": m.actuator_armature[i],
             "several controls": m.actuator_ctrlnum[i] != 1 or m.actuator_outnum[i] != 1,
+            "several activations": m.actuator_actnum[i] > 1,
         }
         for what, found in refused.items():
             if found:
@@ -247,8 +254,9 @@ def _implicit(m: Any) -> bool:
 
 def _not_affine(m: Any, i: int) -> str:
     """Returns what keeps an actuator from being simulated; "" for one whose force is affine."""
-    if m.actuator_dyntype[i] != mujoco.mjtDyn.mjDYN_NONE:
-        return "actuator with an activation"
+    if int(m.actuator_dyntype[i]) not in _ACTIVATIONS:
+        kind = mujoco.mjtDyn(m.actuator_dyntype[i]).name.removeprefix("mjDYN_").lower()
+        return f"actuator with the activation {kind}"
     affine = int(m.actuator_gaintype[i]) in _GAINS and int(m.actuator_biastype[i]) in _BIASES
     return "" if affine else "actuator that is not affine"
 

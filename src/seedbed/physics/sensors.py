@@ -16,8 +16,9 @@ import numpy as np
 from seedbed.arguments import checked
 from seedbed.nearest import did_you_mean
 from seedbed.physics import math
+from seedbed.physics.actuators import Actuation
 from seedbed.physics.collision import Contacts
-from seedbed.physics.dynamics import Actuation, accelerations, body_motion
+from seedbed.physics.dynamics import accelerations, body_motion
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
 from seedbed.physics.problem import Problem

@@ -13,12 +13,12 @@ from jax import named_scope
 from seedbed.arguments import checked, shown
 from seedbed.nearest import did_you_mean
 from seedbed.physics import linear
+from seedbed.physics.actuators import actuation
 from seedbed.physics.assembly import raised
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
 from seedbed.physics.dynamics import (
     Matrix,
-    actuation,
     applied,
     applied_wrench,
     bias,
@@ -55,7 +55,9 @@ def init(
     is that of `qpos`, or JAX's default. Raises SeedbedError if an array is not of floats or has another
     shape, or if there is no such keyframe.
     """
-    begin = Keyframe("", 0.0, model.qpos0, np.zeros(model.nv), np.zeros(model.nu))
+    begin = Keyframe(
+        "", 0.0, model.qpos0, np.zeros(model.nv), np.zeros(model.na), np.zeros(model.nu)
+    )
     begin = begin if keyframe is None else _keyframe(model, keyframe)
     dtype = jnp.result_type(float) if qpos is None else _array("qpos", qpos).dtype
     start = jnp.asarray(begin.qpos, dtype) if qpos is None else qpos
@@ -65,6 +67,7 @@ def init(
         qpos=_floats("qpos", start, (model.nq,), dtype),
         qpos_low=jnp.zeros(len(model.root_dofs), dtype),
         qvel=_floats("qvel", speed, (model.nv,), dtype),
+        act=jnp.asarray(begin.act, dtype),
         qacc_warmstart=jnp.zeros(model.nv, dtype),
         diverged=jnp.bool_(False),
     )
@@ -104,6 +107,7 @@ def make_data(model: Model, state: State) -> Data:
         qacc=zeros(nv),
         qfrc_actuator=zeros(nv),
         actuator_force=zeros(model.nu),
+        act_dot=zeros(model.na),
         qfrc_constraint=zeros(nv),
         xpos=zeros(nbody, 3),
         xquat=zeros(nbody, 4),
@@ -163,6 +167,7 @@ def step_data(model: Model, state: State, ctrl: Array, **given: Array) -> Data:
         qpos=jnp.where(bad, model.qpos0, state.qpos),
         qpos_low=jnp.where(bad, 0, state.qpos_low),
         qvel=jnp.where(bad, 0, state.qvel),
+        act=jnp.where(bad, 0, state.act),
         qacc_warmstart=jnp.where(bad, 0, state.qacc_warmstart),
         diverged=bad,
     )
@@ -204,7 +209,7 @@ def _forward(
     with named_scope("velocity"):
         motion, before = velocity(model, kin.cdof, qvel)
     with named_scope("smooth_forces"):
-        actuated = actuation(model, inputs.ctrl, qpos, qvel)
+        actuated = actuation(model, inputs.ctrl, qpos, qvel, state.act)
         smooth = actuated.force + passive(model, kin, qpos, qvel, motion)
         smooth = smooth - bias(model, kin, qvel, motion, before)
         pushed = None
@@ -238,6 +243,7 @@ def _forward(
         qacc=solution.qacc,
         qfrc_actuator=actuated.force,
         actuator_force=actuated.output,
+        act_dot=actuated.act_dot,
         qfrc_constraint=solution.qfrc_constraint,
         **derived,
     )
@@ -280,6 +286,7 @@ def _check(model: Model, state: State) -> Any:
     dtype = _array("qpos", state.qpos).dtype
     _floats("qpos", state.qpos, (model.nq,), dtype)
     _floats("qpos_low", state.qpos_low, (len(model.root_dofs),), dtype)
+    _floats("act", state.act, (model.na,), dtype)
     for name in ("qvel", "qacc_warmstart"):
         _floats(name, getattr(state, name), (model.nv,), dtype)
     for name in ("time", "diverged"):

@@ -57,7 +57,7 @@ def touches(
     tables = [group.slots for group in groups(model) if len(group.slots.geom)]
     for side, table in zip(problem.sides, tables, strict=True):
         signs, ways = _places(model, kin, table, sites)
-        total, _ = over_slots(side, slot, total, side.aref, signs.astype(qacc.dtype), ways)
+        total, _ = over_slots(side, slot, total, side.aref, jnp.asarray(signs, qacc.dtype), ways)
     return total
 
 

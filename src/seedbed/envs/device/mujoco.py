@@ -35,6 +35,7 @@ class TaskState(NamedTuple):
     qvel: Array  # [nv]
     qacc_warmstart: Array  # [nv]
     kept: Tree  # the task's `keep` of the state
+    act: Tree = ()  # [na]; () if no actuator has an activation
 
 
 class Verdict(NamedTuple):
@@ -147,6 +148,8 @@ class MujocoTask(abc.ABC):
         start = physics.init(model, before.qpos, before.qvel)._replace(
             qpos_low=before.qpos_low, qacc_warmstart=before.qacc_warmstart
         )
+        if model.na:
+            start = start._replace(act=before.act)
 
         acting = self.applied(before, action)
 
@@ -170,7 +173,9 @@ class MujocoTask(abc.ABC):
         )
 
     def _carry(self, now: physics.Data) -> TaskState:
-        return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, self.keep(now))
+        act = now.act if self.physics_model().na else ()
+        kept = self.keep(now)
+        return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept, act)
 
 
 def noise(key: Array, size: int, scale: float) -> jax.Array:
