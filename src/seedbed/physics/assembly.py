@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from seedbed.physics import math
-from seedbed.physics.collision import Points, Row, frame_of, row_of
+from seedbed.physics.collision import Points, Row, frame_of, row_of, scan_slots
 from seedbed.physics.cone import Rise, compliance, curvature, push, rise, rise_of_rows
 from seedbed.physics.constraint import motion_of, velocity
 from seedbed.physics.dynamics import Matrix, body_motion, composite, project
@@ -55,11 +54,12 @@ def over_slots(
     Returns the last carry and the stacked outs [n, ...].
     """
 
-    def slot(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
-        point, stiffness, row, *values = inputs
+    def slot(
+        carry: Any, point: Points, row: Row, stiffness: Array, *values: Array
+    ) -> tuple[Any, Any]:
         return body(carry, point, stiffness, row | side.same, *values)
 
-    return lax.scan(slot, carry, (side.points, side.stiffness, side.table, *arrays))
+    return scan_slots(side.points, side.table, slot, carry, side.stiffness, *arrays)
 
 
 def rewrite_slots(
@@ -112,16 +112,14 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
 def along(problem: Problem, slack: Slack, step: Slack, size: jax.Array) -> Rise:
     """Returns the Rise of `size` times `step` from `slack`."""
     total = _rise_of_dofs(problem, slack, step.dofs, size)
+
+    def slot(
+        total: Rise, point: Points, stiffness: Array, row: Row, slack: Array, step: Array
+    ) -> tuple[Rise, None]:
+        return _added(point.active, total, rise(stiffness, row["mu"], slack, step, size)), None
+
     for side, *ends in zip(problem.sides, slack.sides, step.sides, strict=True):
-        same = {"mu": side.same["mu"]} if "mu" in side.same else {}
-
-        def slot(total: Rise, inputs: Any, same: Row = same) -> tuple[Rise, None]:
-            active, stiffness, row, slack, step = inputs
-            mu = (row | same)["mu"]
-            return _added(active, total, rise(stiffness, mu, slack, step, size)), None
-
-        row = {} if same else {"mu": side.table["mu"]}
-        total, _ = lax.scan(slot, total, (side.points.active, side.stiffness, row, *ends))
+        total, _ = over_slots(side, slot, total, *ends)
     return total
 
 

@@ -6,6 +6,7 @@ collider of that kind; a test of bounding spheres comes first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +26,15 @@ Row = dict[str, Any]
 """One row of a constant table: values by column name."""
 
 
+MOST_SLOTS, MOST_CONTACTS = 256, 128
+"""If a group has more slots than the first number, only contacts that are there are kept, at most the second.
+
+They are packed in the order of their slots; so the cost of a step follows what touches.
+"""
+
+
 class Points(NamedTuple):
-    """The contacts of a group, one for each slot [n]; zero if the slot is not active.
+    """The contacts of a group, one for each slot [n], or packed; zero if not active.
 
     A frame has three rows: the normal from geom 1 to geom 2, and two tangents. Its constant parts are not
     stored, so that the shape of `frame` is [n, 3, 3]; [n, 1, 3] without friction; [n, 2] on planes (the x
@@ -37,6 +45,7 @@ class Points(NamedTuple):
     dist: jax.Array
     pos: jax.Array  # [n, 3] relative to the reference point of `Slots.frame`
     frame: jax.Array
+    slot: jax.Array  # [n, 1] int32, the slot of each contact, if they are packed; otherwise [n, 0]
     # [n, 3] the way from there to the reference point of the other body; [n, 0] if it is not needed
     apart: jax.Array
 
@@ -47,6 +56,29 @@ class Contacts(NamedTuple):
     fixed: Points  # with the static world
     moving: Points  # between moving bodies
     ncon: jax.Array  # int32: number of contacts that MuJoCo would list, with those in the gap
+    lost: Array  # bool: there are more contacts than can be kept; a constant if none can be lost
+
+
+def scan_slots(
+    points: Points, table: Row, body: Callable[..., tuple[Any, Any]], carry: Any, *arrays: jax.Array
+) -> tuple[Any, Any]:
+    """Scans body(carry, point, row, *values) -> (carry, out) over the contacts of a group.
+
+    `table` has a row for each slot, and the `arrays` one for each contact. Returns the last carry and outs.
+    """
+    if not points.slot.shape[1]:
+
+        def slot(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+            return body(carry, *inputs)
+
+        return lax.scan(slot, carry, (points, table, *arrays))
+
+    def packed(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+        point, *values = inputs
+        row = {name: row_of(column, point.slot[0]) for name, column in table.items()}
+        return body(carry, point, row, *values)
+
+    return lax.scan(packed, carry, (points, *arrays))
 
 
 def split(**columns: Array) -> tuple[Row, Row]:
@@ -83,26 +115,40 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
     """Computes the contacts of one configuration (mj_collision)."""
     dtype = kin.geom_xpos.dtype
     ncon = jnp.int32(0)
-    groups = []
+    groups: list[Points] = []
+    lost: Array = np.zeros((), bool)
     for kinds in candidates(model):
         table = slots(model, kinds)
         n, friction = len(table.geom), table.rows > 1
+        packed = n > MOST_SLOTS
+        n = MOST_CONTACTS if packed else n
         shape = (3 if friction else 1, 3) if table.basis is None else (2 if friction else 0,)
         points = (
             jnp.zeros(n, bool),
             jnp.zeros(n, dtype),
             jnp.zeros((n, 3), dtype),
             jnp.zeros((n, *shape), dtype),
+            jnp.zeros((n, int(packed)), np.int32),
         )
         positions, places = _places(model, kin, table)
-        first = 0
+        first, found = 0, _Found(ncon, points, jnp.int32(0) if packed else None)
         for kind in kinds:
             after = first + len(kind.pairs) * COLLIDERS[kind.types][1]
             place = Placing(first, positions, places[first:after])
-            ncon, points = _detect_kind(model, kin, kind, place, ncon, points)
+            found = _detect_kind(model, kin, kind, place, found)
             first = after
-        groups.append(Points(*points, apart=_apart(model, kin, table)))
-    return Contacts(groups[0], groups[1], ncon)
+        ncon, points, count = found
+        groups.append(Points(*points, apart=_apart(model, kin, table, points[-1])))
+        lost = lost if count is None else (count > MOST_CONTACTS) | lost
+    return Contacts(groups[0], groups[1], ncon, lost)
+
+
+class _Found(NamedTuple):
+    """What a search for contacts has found so far."""
+
+    ncon: jax.Array  # see Contacts
+    points: tuple[jax.Array, ...]  # the fields of Points before `apart`
+    count: jax.Array | None  # int32, contacts so far, if they are packed
 
 
 class Placing(NamedTuple):
@@ -113,15 +159,15 @@ class Placing(NamedTuple):
     rows: np.ndarray  # [slots of the kind, 2] in `positions`
 
 
-def _apart(model: Model, kin: Kinematics, table: Slots) -> jax.Array:
-    """Computes `Points.apart` of all slots: [n, 3], or [n, 0] if no wrench or motion needs it.
+def _apart(model: Model, kin: Kinematics, table: Slots, slot: jax.Array) -> jax.Array:
+    """Computes `Points.apart`: [n, 3], or [n, 0] if no wrench or motion needs it.
 
-    Contacts between trees need it, and static bodies other than the world.
+    Contacts between trees need it, and static bodies other than the world. `slot` is that of Points.
     """
     tree = model.body_treeid[table.body]
     needed = (tree[:, 0] != tree[:, 1]) & ((tree >= 0) | (table.body > 0)).all(1)
     if not needed.any():
-        return jnp.zeros((len(table.geom), 0), kin.xpos.dtype)
+        return jnp.zeros((len(slot), 0), kin.xpos.dtype)
     ways: dict[tuple[int, int], Array] = {}
     rows = []
     for body, ends in zip(table.frame, table.mover, strict=True):
@@ -129,8 +175,16 @@ def _apart(model: Model, kin: Kinematics, table: Slots) -> jax.Array:
         key = int(model.body_treeid[body]), int(model.body_treeid[other])
         if key not in ways:
             ways[key] = between(origin_of(model, kin, other), origin_of(model, kin, body))
-        rows.append(ways[key])
-    return jnp.stack(rows)
+        rows.append(key)
+    if not slot.shape[1]:
+        return jnp.stack([ways[key] for key in rows])
+    keys, every = list(ways), jnp.stack([jnp.asarray(way) for way in ways.values()])
+    number = np.array([keys.index(key) for key in rows], np.int32)
+
+    def way(_: tuple[()], slot: jax.Array) -> tuple[tuple[()], jax.Array]:
+        return (), row_of(every, row_of(number, slot[0]))
+
+    return lax.scan(way, (), slot)[1]
 
 
 def _places(model: Model, kin: Kinematics, table: Slots) -> tuple[jax.Array, np.ndarray]:
@@ -178,12 +232,9 @@ def _detect_kind(
     kin: Kinematics,
     kind: PairKind,
     placing: Placing,
-    ncon: jax.Array,
-    points: tuple[jax.Array, ...],
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Adds the contacts of one kind of pair to `ncon` and, from `placing.slot` on, to `points`.
-
-    `points` are the fields of Points before `apart`.
+    found: _Found,
+) -> _Found:
+    """Adds the contacts of one kind of pair, whose slots begin at `placing.slot`, to what was `found`.
 
     Every result of a collider is used only under the mask `near`, so that a kernel skips the collider if the
     pair is near in none of its lanes. Only active slots are written.
@@ -204,25 +255,34 @@ def _detect_kind(
 
     def pair(carry: Any, row: Row) -> tuple[Any, None]:
         row = row | same
-        ncon, points = carry
+        ncon, points, count = carry
         first, second = geom(row, "1"), geom(row, "2")
         apart = second.pos - first.pos
         near = jnp.bool_(True) if kind.types[0] == PLANE else math.dot(apart, apart) <= row["bound"]
-        number = ncon
+        number, kept_now = ncon, count
         for k, touch in enumerate(collider(first, second, row["reach"])):
             dist = jnp.where(touch.exists, touch.dist, jnp.inf)
             active = dist < row["touching"]
-            new = active, dist, touch.pos, _store_frame(touch, row, points[-1].shape[1:])
             slot = row["slot"] + k
+            own = slot[None] if kept_now is not None else jnp.zeros(0, np.int32)
+            stored = _store_frame(touch, row, points[3].shape[1:])
+            new = active, dist, touch.pos, stored, own
+            held = active
+            if kept_now is not None:
+                slot = jnp.minimum(kept_now, MOST_CONTACTS - 1)
+                held = active & (kept_now < MOST_CONTACTS)
+                kept_now = jnp.where(active, kept_now + 1, kept_now)
             old = tuple(math.take(array, slot) for array in points)
             kept = (
-                jnp.where(near, jnp.where(active, x, y), y) for x, y in zip(new, old, strict=True)
+                jnp.where(near, jnp.where(held, x, y), y) for x, y in zip(new, old, strict=True)
             )
             points = tuple(math.put(x, slot, y) for x, y in zip(points, kept, strict=True))
             number = jnp.where(dist <= row["counted"], number + 1, number)
-        return (jnp.where(near, number, ncon), points), None
+        if count is not None:
+            kept_now = jnp.where(near, kept_now, count)
+        return _Found(jnp.where(near, number, ncon), points, kept_now), None
 
-    return lax.scan(pair, (ncon, points), rows)[0]
+    return lax.scan(pair, found, rows)[0]
 
 
 def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, Array]:

@@ -16,7 +16,15 @@ import numpy as np
 from jax import lax
 
 from seedbed.physics import linear, math
-from seedbed.physics.collision import Contacts, Points, Row, frame_of, row_of, split
+from seedbed.physics.collision import (
+    Contacts,
+    Points,
+    Row,
+    frame_of,
+    row_of,
+    scan_slots,
+    split,
+)
 from seedbed.physics.cone import gains
 from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.model import FREE, Kinematics, Model
@@ -339,8 +347,7 @@ def _contacts(
         inertia = cdof, linear.factor(linear.pattern(model.nv, set(entries)), entries)
     same, rows = split(**{name: math.constant(x, dtype) for name, x in columns.items()})
 
-    def slot(worst: Worst, inputs: tuple[Points, Row]) -> tuple[Worst, Edges]:
-        here, row = inputs
+    def slot(worst: Worst, here: Points, row: Row) -> tuple[Worst, Edges]:
         row = row | same
         speed = velocity(here, row, motion_of(here, row, motion))
         excess = here.dist - row["margin"]
@@ -367,4 +374,4 @@ def _contacts(
         hardest, gave = (jnp.where(here.active, x, y) for x, y in worse)
         return (hardest, gave), Edges(*found)
 
-    return lax.scan(slot, worst, (points, rows))
+    return scan_slots(points, rows, slot, worst)

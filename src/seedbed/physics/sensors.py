@@ -17,7 +17,7 @@ from seedbed.arguments import checked
 from seedbed.nearest import did_you_mean
 from seedbed.physics import math
 from seedbed.physics.actuators import Actuation
-from seedbed.physics.collision import Contacts
+from seedbed.physics.collision import Contacts, Points, Row, scan_slots
 from seedbed.physics.dynamics import accelerations, body_motion
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
@@ -330,17 +330,18 @@ def _found(model: Model, moment: Moment, sensor: Sensor) -> jax.Array:
     """Returns the number of contacts between what a contact sensor names, in each place that it fills."""
     total = jnp.int32(0)
     points = moment.contacts.fixed, moment.contacts.moving
+    ends = (sensor.objtype, sensor.objid), (sensor.reftype, sensor.refid)
+
+    def count(total: Array, point: Points, row: Row) -> tuple[Array, None]:
+        return jnp.where(point.active & row["counted"], total + 1, total), None
+
     for kinds, group in zip(candidates(model), points, strict=True):
-        for slot, pair in enumerate(slots(model, kinds).geom):
-            first, second = (
-                [_is_of(model, kind, number, int(g)) for g in pair]
-                for kind, number in (
-                    (sensor.objtype, sensor.objid),
-                    (sensor.reftype, sensor.refid),
-                )
-            )
-            if (first[0] and second[1]) or (first[1] and second[0]):
-                total = total + group.active[slot]
+        counted = []
+        for pair in slots(model, kinds).geom:
+            first, second = ([_is_of(model, *end, int(g)) for g in pair] for end in ends)
+            counted.append((first[0] and second[1]) or (first[1] and second[0]))
+        if any(counted):
+            total, _ = scan_slots(group, {"counted": np.array(counted)}, count, total)
     place = np.arange(sensor.dim)
     net = sensor.intprm[1] == _NET_FORCE
     filled = place == 0 if net else place < total

@@ -227,6 +227,8 @@ def _forward(
         start = Smooth(smooth, qacc_smooth), state.qacc_warmstart
         solution = solve(model, kin, mass, *start, contacts, rows)
         error = relative_error(model, solution, qacc_smooth, qvel)
+        if isinstance(contacts.lost, jax.Array):
+            error = jnp.where(contacts.lost, 1, error)
     with named_scope("readout"):
         wrench = solution.wrench if pushed is None else solution.wrench + pushed
         derived = readout(model, kin, motion, wrench)

@@ -40,9 +40,8 @@ def touches(
         stiffness: Array,
         row: Row,
         aref: Array,
-        sides: Array,
-        ways: Array,
     ) -> tuple[jax.Array, None]:
+        sides, ways = row["rays"], row["ways"]
         slack = velocity(point, row, motion_of(point, row, motion)) - aref
         force, normal = push(stiffness, row["mu"], slack).force[0], frame_of(point, row)[0]
         felt = []
@@ -57,7 +56,9 @@ def touches(
     tables = [group.slots for group in groups(model) if len(group.slots.geom)]
     for side, table in zip(problem.sides, tables, strict=True):
         signs, ways = _places(model, kin, table, sites)
-        total, _ = over_slots(side, slot, total, side.aref, jnp.asarray(signs, qacc.dtype), ways)
+        added = {"rays": signs.astype(qacc.dtype), "ways": ways}
+        side = side._replace(table=side.table | added)
+        total, _ = over_slots(side, slot, total, side.aref)
     return total
 
 
