@@ -137,9 +137,9 @@ def detect(model: Model, kin: Kinematics) -> Contacts:
             place = Placing(first, positions, places[first:after])
             found = _detect_kind(model, kin, kind, place, found)
             first = after
-        ncon, points, count = found
+        ncon, points, total = found
         groups.append(Points(*points, apart=_apart(model, kin, table, points[-1])))
-        lost = lost if count is None else (count > MOST_CONTACTS) | lost
+        lost = lost if total is None else (total > MOST_CONTACTS) | lost
     return Contacts(groups[0], groups[1], ncon, lost)
 
 
@@ -148,7 +148,7 @@ class _Found(NamedTuple):
 
     ncon: jax.Array  # see Contacts
     points: tuple[jax.Array, ...]  # the fields of Points before `apart`
-    count: jax.Array | None  # int32, contacts so far, if they are packed
+    total: jax.Array | None  # int32, contacts so far, if they are packed
 
 
 class Placing(NamedTuple):
@@ -255,11 +255,11 @@ def _detect_kind(
 
     def pair(carry: Any, row: Row) -> tuple[Any, None]:
         row = row | same
-        ncon, points, count = carry
+        ncon, points, total = carry
         first, second = geom(row, "1"), geom(row, "2")
         apart = second.pos - first.pos
         near = jnp.bool_(True) if kind.types[0] == PLANE else math.dot(apart, apart) <= row["bound"]
-        number, kept_now = ncon, count
+        number, kept_now = ncon, total
         for k, touch in enumerate(collider(first, second, row["reach"])):
             dist = jnp.where(touch.exists, touch.dist, jnp.inf)
             active = dist < row["touching"]
@@ -278,8 +278,8 @@ def _detect_kind(
             )
             points = tuple(math.put(x, slot, y) for x, y in zip(points, kept, strict=True))
             number = jnp.where(dist <= row["counted"], number + 1, number)
-        if count is not None:
-            kept_now = jnp.where(near, kept_now, count)
+        if total is not None and kept_now is not None:
+            kept_now = jnp.where(near, kept_now, total)
         return _Found(jnp.where(near, number, ncon), points, kept_now), None
 
     return lax.scan(pair, found, rows)[0]

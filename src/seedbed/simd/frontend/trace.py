@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core
 
@@ -120,6 +121,9 @@ class Tracer:
 
     def lift(self, constant: Any, dtype: Any) -> Value:
         """Returns a known array, converted to `dtype`: constant nodes, or a table if it is large."""
+        if dtype == jax.dtypes.float0:
+            # The tangent of an integer, which has no number and which nothing reads.
+            dtype, constant = np.bool_, np.zeros(np.shape(constant), bool)
         array = np.asarray(constant).astype(dtype)
         if array.size > memory.LARGE:
             return Memory(memory.table(self.graph, array), array.shape, None)
