@@ -46,7 +46,7 @@ REFUSED = {
     "impratio=2": {"option": 'impratio="2"'},
     "noslip_iterations=3": {"option": 'noslip_iterations="3"'},
     "flag override='enable'": {"flag": '<flag override="enable"/>'},
-    "ball joint (hinge)": {"joint": 'type="ball"'},
+    "limits of ball joint (hinge)": {"joint": 'type="ball" range="0 90"'},
     "polynomial of joint (hinge)": {"joint": 'damping="1 2 3"'},
     "stiffness of free joint (hinge)": {"joint": 'type="free" stiffness="1"'},
     "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},

@@ -50,7 +50,7 @@ def actuation(
     output = model.actuator_gainprm[:, 0] * clamped
     length = gear * jnp.stack(tendons.lengths(model, moment, qpos))
     speed = gear * jnp.stack(tendons.speeds(moment, qvel))
-    if _may_differ(model.actuator_gainprm[:, 1:]) or _may_differ(model.actuator_biasprm):
+    if math.may_differ(model.actuator_gainprm[:, 1:]) or math.may_differ(model.actuator_biasprm):
         gain, bias = (
             prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
             for prm in (model.actuator_gainprm, model.actuator_biasprm)
@@ -106,8 +106,3 @@ def _time(model: Model) -> np.ndarray:
     """Returns the time constants [na] of filters in s; those of integrators are not used."""
     given = model.actuator_dynprm[model.actuator_actadr >= 0, 0]
     return np.maximum(given, np.asarray(1e-15, given.dtype))
-
-
-def _may_differ(x: Array) -> bool:
-    """Returns whether an array may have a number that is not 0."""
-    return isinstance(x, jax.Array) or bool(x.any())

@@ -15,7 +15,7 @@ from seedbed.physics import linear, math
 from seedbed.physics.dynamics import mass_matrix, path
 from seedbed.physics.kinematics import kinematics
 from seedbed.physics.leaves import LEAVES
-from seedbed.physics.model import FREE, Model
+from seedbed.physics.model import BALL, FREE, Model
 from seedbed.types import Array
 
 
@@ -80,7 +80,7 @@ def _of_joints(model: Model, dof: jax.Array) -> jax.Array:
         d, b = int(model.jnt_dofadr[j]), int(model.jnt_bodyid[j])
         if model.body_simple[b] == 2:
             rows[d] = 1 / jnp.maximum(mass[b], 1e-15)
-        elif model.jnt_type[j] == FREE:
-            for first in (d, d + 3):
+        elif model.jnt_type[j] in (FREE, BALL):
+            for first in (d, d + 3)[: 2 if model.jnt_type[j] == FREE else 1]:
                 rows[first : first + 3] = [sum(rows[first : first + 3]) / 3] * 3
     return jnp.stack(rows)

@@ -14,7 +14,7 @@ import numpy as np
 
 from seedbed.physics import math, tendons
 from seedbed.physics.linear import Entry
-from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.physics.model import BALL, FREE, Kinematics, Model
 from seedbed.types import Array
 
 Matrix = dict[Entry, Any]
@@ -172,12 +172,15 @@ def passive(
 ) -> jax.Array:
     """Computes the spring, damping and fluid forces [nv] (mj_passive, qfrc_passive)."""
     force = -model.dof_damping * qvel
-    scalar = [j for j in range(model.njnt) if model.jnt_type[j] != FREE]
     q = math.unstack(qpos)
     stretch: list[Array] = [np.zeros((), qpos.dtype)] * model.nv
-    for j in scalar:
+    for j in range(model.njnt):
         i, d = model.jnt_qposadr[j], model.jnt_dofadr[j]
-        stretch[d] = -model.jnt_stiffness[j] * (q[i] - model.qpos_spring[i])
+        if model.jnt_type[j] == BALL and math.may_differ(model.jnt_stiffness[j : j + 1]):
+            turned = math.quat_difference(qpos[i : i + 4], model.qpos_spring[i : i + 4])
+            stretch[d : d + 3] = math.unstack(-model.jnt_stiffness[j] * turned)
+        elif model.jnt_type[j] not in (FREE, BALL):
+            stretch[d] = -model.jnt_stiffness[j] * (q[i] - model.qpos_spring[i])
     force = force + jnp.stack(stretch)
     if tendons.has_forces(model):
         force = force + tendons.forces(model, qpos, qvel)
@@ -265,7 +268,7 @@ def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array
     """Sums terms [nv, k] from the root, over the dofs that move each body and over those before each dof.
 
     Returns both sums: [k] for each body, zero for bodies without joints, and [k] for each dof. The three
-    rotations of a free joint have the same dofs before them: its translations, but none of the rotations.
+    rotations of a free joint or a ball have the same dofs before them, and none of the rotations.
     """
     zero = np.zeros(terms.shape[1], terms.dtype)
     bodies: list[Array] = [zero] * model.nbody
@@ -276,7 +279,8 @@ def _accumulate(model: Model, terms: jax.Array) -> tuple[list[Array], list[Array
         first = int(model.body_dofadr[b])
         for d in range(first, first + model.body_dofnum[b]):
             joint = model.dof_jntid[d]
-            turn = model.jnt_type[joint] == FREE and d - model.jnt_dofadr[joint] > 3
+            first_turn = {FREE: 3, BALL: 0}.get(int(model.jnt_type[joint]), d)
+            turn = d - model.jnt_dofadr[joint] > first_turn
             before.append(before[-1] if turn else total)
             total = rows[d] if total is zero else total + rows[d]
         bodies[b] = total

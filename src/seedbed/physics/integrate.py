@@ -15,7 +15,7 @@ from seedbed.physics import linear, math
 from seedbed.physics.actuators import next_activation
 from seedbed.physics.dynamics import Matrix, is_sane
 from seedbed.physics.implicit import divide
-from seedbed.physics.model import FREE, IMPLICITFAST, Data, Model, State
+from seedbed.physics.model import BALL, FREE, IMPLICITFAST, Data, Model, State
 from seedbed.simd.derivative import recomputed
 from seedbed.types import Array
 
@@ -163,12 +163,11 @@ def runge_kutta(model: Model, data: Data, forward: Callable[[State], Data]) -> D
 def _on_the_way(model: Model, qvel: jax.Array, way: jax.Array) -> jax.Array:
     """Turns the velocity [nv] at the end of a move by `way` [nv] into the rate of change of `way` itself.
 
-    The two differ only in the rotation of a free joint: by the inverse of the exponential map's derivative.
-    Source: Munthe-Kaas (1998), Runge-Kutta methods on Lie groups.
+    The two differ only in the rotation of a free joint or a ball: by the inverse of the exponential map's
+    derivative. Source: Munthe-Kaas (1998), Runge-Kutta methods on Lie groups.
     """
     v = math.unstack(qvel)
-    for j in np.flatnonzero(model.jnt_type == FREE):
-        d = int(model.jnt_dofadr[j]) + 3
+    for _, d in model.turns:
         w, turn = qvel[d : d + 3], way[d : d + 3]
         square = math.dot(turn, turn)
         wide = square > 1
@@ -192,15 +191,15 @@ def integrate_pos(
     q, low, v = math.unstack(qpos), math.unstack(qpos_low), math.unstack(qvel)
     for j in range(model.njnt):
         i, d = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
-        free = model.jnt_type[j] == FREE
-        for k in range(3 if free else 1):
+        slides = {FREE: 3, BALL: 0}.get(int(model.jnt_type[j]), 1)
+        for k in range(slides):
             if d + k in model.root_dofs:
                 root = model.root_dofs.index(d + k)
                 q[i + k], low[root] = math.two_sum(q[i + k], low[root] + h * v[d + k])
             else:
                 q[i + k] = q[i + k] + h * v[d + k]
-        if free:
-            q[i + 3 : i + 7] = math.unstack(_turn(qpos[i + 3 : i + 7], qvel[d + 3 : d + 6], h))
+    for i, d in model.turns:
+        q[i : i + 4] = math.unstack(_turn(qpos[i : i + 4], qvel[d : d + 3], h))
     return jnp.stack(q), jnp.stack(low) if low else qpos_low
 
 

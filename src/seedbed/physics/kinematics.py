@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
-from seedbed.physics.model import FREE, HINGE, SLIDE, Kinematics, Model, Origin
+from seedbed.physics.model import BALL, FREE, HINGE, SLIDE, Kinematics, Model, Origin
 from seedbed.types import Array
 
 
@@ -156,6 +156,16 @@ def _chain(model: Model, qpos: jax.Array, frames: _Frames) -> None:
                 anchor = pos + math.apply(mat, model.jnt_pos[j])
             else:
                 anchor = point
+            if kind == BALL:
+                turn_quat = math.normalize_quat(qpos[i : i + 4])
+                mat, quat = (
+                    math.matmul(mat, math.quat_to_mat(turn_quat)),
+                    math.quat_mul(quat, turn_quat),
+                )
+                pos, point = anchor - math.apply(mat, model.jnt_pos[j]), anchor
+                frames.axis.extend(math.unstack(mat))
+                frames.anchor.extend([anchor] * 3)
+                continue
             frames.axis.append(math.apply(mat, model.jnt_axis[j]))
             frames.anchor.append(anchor)
             if kind == SLIDE:
@@ -214,7 +224,8 @@ def _motion_axes(model: Model, axis: list[Array], anchor: list[Array]) -> jax.Ar
     axes = jnp.stack(axis)
     kind = model.jnt_type[model.dof_jntid]
     place = np.arange(model.nv) - model.jnt_dofadr[model.dof_jntid]
-    turns = ((kind == HINGE) | ((kind == FREE) & (place >= 3)))[:, None].astype(axes.dtype)
+    turning = (kind == HINGE) | (kind == BALL) | ((kind == FREE) & (place >= 3))
+    turns = turning[:, None].astype(axes.dtype)
     linear = turns * math.cross(jnp.stack(anchor), axes) + (1 - turns) * axes
     return jnp.concatenate([turns * axes, linear], axis=1)
 
@@ -236,7 +247,7 @@ def _inertia(model: Model, frame: dict[int, Array]) -> jax.Array:
     lever = np.zeros((model.nbody, 3), model.jnt_pos.dtype)
     for b in model.moving:
         last = model.joints(b)[-1]
-        if model.jnt_type[last] == HINGE:
+        if model.jnt_type[last] in (HINGE, BALL):
             lever[b] = model.jnt_pos[last]
     bodies = np.array(parts.body, int)
     mat = _rows(frame, bodies)

@@ -192,3 +192,24 @@ def shift_inertia(inertia: Array, offset: Array) -> jax.Array:
             mass,
         ]
     )
+
+
+def may_differ(x: Array) -> bool:
+    """Returns whether an array may have a number that is not 0."""
+    return isinstance(x, jax.Array) or bool(x.any())
+
+
+def quat_difference(quat: Array, reference: Array) -> jax.Array:
+    """Returns the rotation vector [3] from a reference to a quaternion [4], in the reference's frame.
+
+    The first need not be normalised. Its angle is at most pi (mju_subQuat).
+    """
+    conjugate = reference * np.array([1, -1, -1, -1], reference.dtype)
+    w, *v = unstack(quat_mul(conjugate, normalize_quat(quat)))
+    # Of the two quaternions of a rotation, that of the smaller angle.
+    sign = jnp.where(w < 0, -1, 1)
+    w, v = sign * w, sign * jnp.stack(v)
+    square = dot(v, v)
+    near = square < 1e-12
+    size = jnp.sqrt(jnp.where(near, 1, square))
+    return v * jnp.where(near, 2 / jnp.where(near, w, 1), 2 * jnp.arctan2(size, w) / size)

@@ -18,7 +18,7 @@ from seedbed.physics.leaves import leaf, replaced
 from seedbed.physics.rigid import Parts, Welds
 from seedbed.types import Array
 
-FREE, SLIDE, HINGE = 0, 2, 3
+FREE, BALL, SLIDE, HINGE = 0, 1, 2, 3
 """MuJoCo's numbers for the joint types (mjtJoint)."""
 EULER, RK4, IMPLICITFAST = 0, 1, 3
 """MuJoCo's numbers for the integrators (mjtIntegrator)."""
@@ -117,7 +117,7 @@ class Model:
     body_gravcomp: np.ndarray  # [nbody] share of its weight that is carried
     body_inertia: Array  # [nbody, 3] kg m^2, about those axes
     body_invweight0: Array  # [nbody, 2] 1/kg and 1/(kg m^2)
-    jnt_type: np.ndarray  # [njnt] FREE, SLIDE or HINGE
+    jnt_type: np.ndarray  # [njnt] FREE, BALL, SLIDE or HINGE
     jnt_qposadr: np.ndarray  # [njnt] its first number in qpos
     jnt_dofadr: np.ndarray  # [njnt] its first degree of freedom
     jnt_bodyid: np.ndarray  # [njnt]
@@ -254,6 +254,18 @@ class Model:
         """Returns the moving or mocap body that carries a body's parent; 0: the world."""
         return int(self.body_carrierid[self.body_parentid[body]])
 
+    @functools.cached_property
+    def turns(self) -> tuple[tuple[int, int], ...]:
+        """Lists the quaternions of free joints and balls: the first number in qpos, and in qvel."""
+        found = []
+        for j in range(self.njnt):
+            i, d = int(self.jnt_qposadr[j]), int(self.jnt_dofadr[j])
+            if self.jnt_type[j] == FREE:
+                found.append((i + 3, d + 3))
+            elif self.jnt_type[j] == BALL:
+                found.append((i, d))
+        return tuple(found)
+
     def joints(self, body: int) -> range:
         """Returns the joints of a body, in order."""
         first = int(self.body_jntadr[body])
@@ -296,7 +308,7 @@ class State(NamedTuple):
     """
 
     time: Array  # s
-    qpos: Array  # [nq] m and rad; quaternions of free joints
+    qpos: Array  # [nq] m and rad; quaternions of free joints and balls
     qpos_low: Array  # [n] m, rounding residues of the roots' translations (`Model.root_dofs`); ours
     qvel: Array  # [nv] m/s and rad/s
     act: Array  # [na] activations of actuators
@@ -367,7 +379,7 @@ class Kinematics(NamedTuple):
     geom_xmat: jax.Array  # [ngeom, 3, 3]
     site_xpos: jax.Array  # [nsite, 3]
     cdof: jax.Array  # [nv, 6] motion per unit velocity of each dof
-    # [nbody, 3] of moving bodies: the anchor of the last joint if it is a hinge, otherwise the position
+    # [nbody, 3] of moving bodies: the anchor of the last joint if it turns, otherwise the position
     point: jax.Array
     axis: jax.Array  # [nv, 6] as cdof, but about the point of the body that the dof moves
     inertia: jax.Array  # [nbody, 10] of each moving body with all welded to it, about its point

@@ -13,7 +13,7 @@ import numpy as np
 
 from seedbed.physics import math, tendons
 from seedbed.physics.kinematics import between, origin_of
-from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.physics.model import BALL, FREE, Kinematics, Model
 from seedbed.types import Array
 
 
@@ -72,8 +72,11 @@ def energy(
     potential = (model.body_mass * fall).sum()
     q = math.unstack(qpos)
     for j in range(model.njnt):
-        if model.jnt_type[j] != FREE:
-            i = model.jnt_qposadr[j]
+        i = model.jnt_qposadr[j]
+        if model.jnt_type[j] == BALL and math.may_differ(model.jnt_stiffness[j : j + 1]):
+            turned = math.quat_difference(qpos[i : i + 4], model.qpos_spring[i : i + 4])
+            potential = potential + 0.5 * model.jnt_stiffness[j] * math.dot(turned, turned)
+        elif model.jnt_type[j] not in (FREE, BALL):
             stretch = q[i] - model.qpos_spring[i]
             potential = potential + 0.5 * model.jnt_stiffness[j] * stretch * stretch
     if tendons.has_forces(model):

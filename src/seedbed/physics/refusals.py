@@ -10,7 +10,7 @@ import numpy as np
 
 from seedbed.physics import slots, tendons
 from seedbed.physics.colliders import COLLIDERS
-from seedbed.physics.model import EULER, FREE, IMPLICITFAST, RK4
+from seedbed.physics.model import BALL, EULER, FREE, HINGE, IMPLICITFAST, RK4, SLIDE
 from seedbed.printable import printable
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
@@ -157,8 +157,11 @@ def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
         joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j)
         free = m.jnt_type[j] == FREE
         dofs = np.flatnonzero(m.dof_jntid == j)
-        if m.jnt_type[j] == mujoco.mjtJoint.mjJNT_BALL:
-            yield Refusal("ball joint", "use three hinges", joint)
+        if m.jnt_type[j] == BALL:
+            if m.jnt_limited[j]:
+                yield Refusal("limits of ball joint", "use three hinges, or no limits", joint)
+            if j + 1 < m.njnt and m.jnt_bodyid[j + 1] == m.jnt_bodyid[j]:
+                yield Refusal("ball joint before another", "make it the last", joint)
         polynomial = m.jnt_stiffnesspoly[j].any() or m.dof_dampingpoly[dofs].any()
         refused = {
             "stiffness of free joint": free and m.jnt_stiffness[j],
@@ -240,7 +243,7 @@ def _drives_scalars(m: Any, i: int) -> bool:
     driven = m.actuator_trnid[i, 0]
     if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON:
         return tendons.is_fixed(m, driven)
-    return int(m.actuator_trntype[i]) in _JOINT and m.jnt_type[driven] != FREE
+    return int(m.actuator_trntype[i]) in _JOINT and m.jnt_type[driven] in (SLIDE, HINGE)
 
 
 def _damps_tendon(m: Any, i: int) -> bool:

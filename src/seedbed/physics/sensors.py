@@ -382,6 +382,10 @@ _SENSORS: dict[int, _Compute] = {
         _KIND.mjSENS_JOINTPOS: lambda m, at, s: at.qpos[int(m.jnt_qposadr[s.objid])],
         _KIND.mjSENS_JOINTVEL: lambda m, at, s: at.qvel[int(m.jnt_dofadr[s.objid])],
         _KIND.mjSENS_JOINTACTFRC: lambda m, at, s: at.actuated.force[int(m.jnt_dofadr[s.objid])],
+        _KIND.mjSENS_BALLQUAT: lambda m, at, s: math.normalize_quat(
+            at.qpos[int(m.jnt_qposadr[s.objid]) :][:4]
+        ),
+        _KIND.mjSENS_BALLANGVEL: lambda m, at, s: at.qvel[int(m.jnt_dofadr[s.objid]) :][:3],
         _KIND.mjSENS_TENDONPOS: lambda m, at, s: lengths(m, m.tendon_moment, at.qpos)[s.objid],
         _KIND.mjSENS_TENDONVEL: lambda m, at, s: speeds(m.tendon_moment, at.qvel)[s.objid],
         _KIND.mjSENS_ACTUATORPOS: lambda m, at, s: at.actuated.length[s.objid],

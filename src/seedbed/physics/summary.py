@@ -9,12 +9,12 @@ import numpy as np
 
 from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.mjcf import load
-from seedbed.physics.model import EULER, FREE, HINGE, RK4, SLIDE, Model
+from seedbed.physics.model import BALL, EULER, FREE, HINGE, RK4, SLIDE, Model
 from seedbed.physics.sensors import is_simulated
 from seedbed.physics.slots import candidates
 from seedbed.printable import printable
 
-_JOINTS = {FREE: "free", SLIDE: "slide", HINGE: "hinge"}
+_JOINTS = {FREE: "free", BALL: "ball", SLIDE: "slide", HINGE: "hinge"}
 _GEOMS = {0: "plane", 2: "sphere", 3: "capsule", 5: "cylinder", 6: "box"}
 _INTEGRATORS = {EULER: "Euler", RK4: "RK4"}
 
