@@ -41,6 +41,7 @@ FEATURES = frozenset(
         *("integrator implicitfast", "frictionloss", "solreffriction", "solimpfriction"),
         *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
         *("geom box", "fixed tendon", "driven tendon", "contact pair"),
+        *("ball joint", "mocap body", "activation"),
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -67,7 +68,7 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         # What came later is drawn apart, so that the older seeds keep their bodies.
-        self.later, self.latest = (np.random.default_rng([seed, k]) for k in (1, 2))
+        self.later, self.latest, self.newest = (np.random.default_rng([seed, k]) for k in (1, 2, 3))
         self.features: set[str] = set()
         self.names = 0
         self.joints: list[tuple[str, float]] = []
@@ -219,9 +220,25 @@ class _Draw:
         children = ""
         for _ in range(int(self.rng.integers(0, 3)) if depth else 0):
             children += self.link(density, depth - 1)
+        if depth and self.chance("ball joint", 0.15, self.newest):
+            children += self.ball(density)
         if self.chance("gravcomp", 0.1, self.later):
             place += f' gravcomp="{_text(self.later.uniform(0.1, 1.2))}"'
         return f'<body name="{name}" {place}>{joints}{inner}{geoms}{children}</body>'
+
+    def ball(self, density: float) -> str:
+        """A body on a ball joint."""
+        heft = density / 1000
+        text = f'<joint type="ball" pos="{_text(*self.newest.normal(size=3) * 0.03)}"'
+        for field, most in (("damping", 0.1), ("stiffness", 5.0), ("armature", 0.01)):
+            if self.newest.random() < 0.5:
+                text += f' {field}="{_text(self.near(1e-2 * most, most, self.newest) * heft)}"'
+        place = _text(*self.newest.normal(size=3) * 0.15)
+        size = _text(*self.newest.uniform(0.03, 0.1, 2))
+        return (
+            f'<body pos="{place}" quat="{_text(*self.newest.normal(size=4))}">{text}/>'
+            f'<geom type="capsule" size="{size}" density="{_text(density)}"{ROUND}/></body>'
+        )
 
     def link(self, density: float, depth: int) -> str:
         """A body that hangs on another one by one to three joints."""
@@ -265,7 +282,8 @@ class _Draw:
         masks = ' contype="2" conaffinity="5"' if kind == "cylinder" else FLOOR
         pos = _text(*place, self.rng.uniform(0, 0.15))
         geom = f'<geom type="{kind}" size="{_text(*size)}"{masks}{self.contact()}/>'
-        return f'<body pos="{pos}"{self.frame()}>{geom}</body>'
+        moved = ' mocap="true"' if self.chance("mocap body", 0.4, self.newest) else ""
+        return f'<body pos="{pos}"{self.frame()}{moved}>{geom}</body>'
 
     def actuator(self, joint: str, heft: float, gear: float) -> str:
         """A motor with a gear, or another actuator, for a joint of bodies with a heft."""
@@ -295,6 +313,15 @@ class _Draw:
             if self.chance("forcerange", 0.3):
                 rows += ' forcelimited="true" forcerange="-0.3 0.5"'
             rows += "/>"
+        if self.joints and self.chance("activation", 0.3, self.newest):
+            joint, heft = self.joints[int(self.newest.integers(len(self.joints)))]
+            kind = self.newest.choice(["integrator", "filter", "filterexact"])
+            rows += (
+                f'<general joint="{joint}" dyntype="{kind}"'
+                f' dynprm="{_text(self.near(0.01, 0.1, self.newest))}"'
+                f' gainprm="{_text(self.near(0.1, 10, self.newest) * heft)}" actearly="true"'
+                ' actlimited="true" actrange="-0.2 0.3"/>'
+            )
         return rows
 
     def tendon(self, damps: bool) -> tuple[str, str]:
