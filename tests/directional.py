@@ -25,10 +25,11 @@ from seedbed import physics
 from seedbed.physics.assembly import at_rows, over_slots, raised
 from seedbed.physics.collision import Contacts
 from seedbed.physics.cone import push
-from seedbed.physics.constraint import groups, limit_table, motion_of, softness, velocity
+from seedbed.physics.constraint import groups, limit_table, motion_of, velocity
 from seedbed.physics.dynamics import body_motion
 from seedbed.physics.model import FREE
 from seedbed.physics.problem import Problem, pose
+from seedbed.physics.softness import softness
 
 SIZES = {
     "ctrl": 1e-3,
@@ -110,7 +111,7 @@ def pieces_of(problem: Problem, qacc: jax.Array) -> jax.Array:
     """Flags: limits that exist, their sides and whether they push; and the same of contacts, with frames."""
     dofs = problem.dofs
     exists = dofs.stiffness > 0
-    slack = dofs.sign * at_rows(problem, qacc) - dofs.aref
+    slack = at_rows(problem, qacc) - dofs.aref
     flags = [exists, exists & (dofs.sign > 0), exists & dofs.inside(slack)]
     motion = body_motion(problem.model, problem.cdof, qacc)
 

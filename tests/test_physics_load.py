@@ -46,7 +46,7 @@ REFUSED = {
     "impratio=2": {"option": 'impratio="2"'},
     "noslip_iterations=3": {"option": 'noslip_iterations="3"'},
     "flag override='enable'": {"flag": '<flag override="enable"/>'},
-    "limits of ball joint (hinge)": {"joint": 'type="ball" range="0 90"'},
+    "ball joint before another (hinge)": {"joint": 'type="ball"/><joint type="slide"'},
     "polynomial of joint (hinge)": {"joint": 'damping="1 2 3"'},
     "stiffness of free joint (hinge)": {"joint": 'type="free" stiffness="1"'},
     "fluidshape='ellipsoid' of geom (ball)": {"geom": 'size=".1" fluidshape="ellipsoid"'},
@@ -64,14 +64,15 @@ REFUSED = {
         "rest": '<actuator><motor name="arm" site="tip"/></actuator>'
     },
     "equality constraint": {
-        "rest": '<equality><joint joint1="hinge"/></equality>',
+        "rest": '<equality><connect body1="world" body2="box" anchor="0 0 0"/></equality>',
     },
     "condim=4 of contact pair": {
         "rest": '<contact><pair geom1="floor" geom2="ball" condim="4"/></contact>'
     },
-    "limits of tendon (string)": {
-        "rest": '<tendon><fixed name="string" limited="true" range="0 1">'
-        '<joint joint="hinge" coef="1"/></fixed></tendon>'
+    "limits of spatial of tendon (string)": {
+        "world": '<site name="a"/><site name="b" pos="1 0 0"/>',
+        "rest": '<tendon><spatial name="string" limited="true" range="0 1"><site site="a"/>'
+        '<site site="b"/></spatial></tendon>',
     },
 }
 

@@ -93,7 +93,7 @@ def response(problem: Problem, slack: Slack, x: jax.Array, before: Slack) -> tup
     J x overwrites `before`; rows of inactive contacts keep their values.
     """
     motion = body_motion(problem.model, problem.cdof, x)
-    dofs = problem.dofs.sign * at_rows(problem, x)
+    dofs = at_rows(problem, x)
 
     def slot(
         total: Rise, _: Array, point: Points, stiffness: Array, row: Row, slack: Array
@@ -135,10 +135,17 @@ def _rise_of_dofs(problem: Problem, slack: Slack, step: jax.Array, size: Array |
 
 
 def at_rows(problem: Problem, x: jax.Array) -> jax.Array:
-    """Returns the elements of x [nv] at the dofs of the rows of single dofs [n]."""
-    if not len(problem.rows_dof):
-        return jnp.zeros(0, x.dtype)
-    return jnp.stack([x[d] for d in problem.rows_dof])
+    """Returns J x of the rows of dofs [n], for x [nv]."""
+    single = jnp.zeros(0, x.dtype)
+    if len(problem.rows_dof):
+        single = problem.dofs.sign * jnp.stack([x[d] for d in problem.rows_dof])
+    if not problem.wide_dofs:
+        return single
+    wide = [
+        math.dot(row, jnp.stack([x[d] for d in dofs]))
+        for row, dofs in zip(problem.dofs.wide, problem.wide_dofs, strict=True)
+    ]
+    return jnp.concatenate([single, jnp.stack(wide)])
 
 
 def step_and_sum(
@@ -218,7 +225,7 @@ def sums_at(problem: Problem, x: jax.Array, *, hessian: bool) -> tuple[Slack, Su
     """
     motion = body_motion(problem.model, problem.cdof, x)
     dofs = problem.dofs
-    slack_dofs = dofs.sign * at_rows(problem, x) - dofs.aref
+    slack_dofs = at_rows(problem, x) - dofs.aref
 
     def slot(
         sums: Sums, point: Points, stiffness: Array, row: Row, aref: Array
@@ -338,9 +345,14 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
         if carrier := model.body_weldid[body]:
             total[carrier] = total[carrier] + row
     force = math.unstack(project(model, problem.cdof, jnp.stack(total)))
-    push = -problem.dofs.sign * problem.dofs.stiffness * problem.dofs.cut(slack.dofs)
+    push = -problem.dofs.stiffness * problem.dofs.cut(slack.dofs)
+    count = len(problem.rows_dof)
+    single = problem.dofs.sign * push[:count]
     for row, dof in enumerate(problem.rows_dof):
-        force[dof] = force[dof] + push[row]
+        force[dof] = force[dof] + single[row]
+    for row, (numbers, dofs) in enumerate(zip(problem.dofs.wide, problem.wide_dofs, strict=True)):
+        for number, dof in zip(math.unstack(numbers), dofs, strict=True):
+            force[dof] = force[dof] + number * push[count + row]
     return jnp.stack(force)
 
 
@@ -356,6 +368,14 @@ def hessian(problem: Problem, slack: Slack, sums: Sums) -> Matrix:
     pushing = jnp.where(problem.dofs.inside(slack.dofs), problem.dofs.stiffness, 0)
     for row, dof in enumerate(problem.rows_dof):
         matrix[dof, dof] = matrix[dof, dof] + pushing[row]
+    wide = zip(problem.dofs.wide, problem.wide_dofs, strict=True)
+    for row, (numbers, dofs) in enumerate(wide, len(problem.rows_dof)):
+        ends = list(zip(dofs, math.unstack(numbers), strict=True))
+        for i, a in ends:
+            for j, b in ends:
+                if j <= i:
+                    value = pushing[row] * a * b
+                    matrix[i, j] = matrix[i, j] + value if (i, j) in matrix else value
     for place, entry in enumerate(problem.entries):
         value = sums.coupling[place]
         matrix[entry] = matrix[entry] + value if entry in matrix else value

@@ -18,28 +18,31 @@ from seedbed.physics.leaves import LEAVES
 from seedbed.physics.model import BALL, FREE, Model
 from seedbed.types import Array
 
+DERIVED = ("body_invweight0", "dof_invweight0", "tendon_invweight0")
+"""What `set_const` computes."""
+
 
 @checked
 def set_const(model: Model) -> Model:
-    """Returns the model with `body_invweight0` and `dof_invweight0` of what it holds now (mj_setConst).
+    """Returns the model with the `invweight0` of bodies, dofs and tendons of what it holds now (mj_setConst).
 
     They say how hard limits, contacts and friction losses are: call it after masses, inertias, their places,
     armatures or qpos0 were replaced. If no leaf is a JAX array, neither are the new ones.
     """
     given = [x for x in (model.leaf(name) for name in LEAVES) if isinstance(x, jax.Array)]
     if given:
-        body, dof = _inverse_weights(model.astype(jnp.result_type(*given)))
+        found = _inverse_weights(model.astype(jnp.result_type(*given)))
     else:
         with jax.ensure_compile_time_eval():
             found = _inverse_weights(model.astype(jnp.result_type(float)))
-            body, dof = (np.asarray(x, np.float64) for x in found)
-    return dataclasses.replace(model, body_invweight0=body, dof_invweight0=dof)
+            found = tuple(np.asarray(x, np.float64) for x in found)
+    return dataclasses.replace(model, **dict(zip(DERIVED, found, strict=True)))
 
 
-def _inverse_weights(model: Model) -> tuple[jax.Array, jax.Array]:
-    """Returns the mean diagonals of J M^-1 J' at qpos0 of the bodies' centres of mass and of the dofs.
+def _inverse_weights(model: Model) -> tuple[Array, ...]:
+    """Returns the mean diagonals of J M^-1 J' at qpos0 of centres of mass, of dofs, and of tendons.
 
-    They are [nbody, 2], translation and rotation, and [nv].
+    They are [nbody, 2], translation and rotation, [nv], and [ntendon].
     """
     qpos = jnp.asarray(model.qpos0)
     kin = kinematics(model, qpos, jnp.zeros(len(model.root_dofs), qpos.dtype))
@@ -62,7 +65,10 @@ def _inverse_weights(model: Model) -> tuple[jax.Array, jax.Array]:
 
     body = lax.scan(of_body, (), (jnp.asarray(moves), kin.xipos))[1]
     dof = lax.scan(of_dof, (), jnp.eye(model.nv, dtype=qpos.dtype))[1]
-    return _of_simple(model, body), _of_joints(model, dof)
+    tendon: Array = jnp.zeros(0, qpos.dtype)
+    if len(model.tendon_moment):
+        tendon = lax.scan(of_dof, (), jnp.asarray(model.tendon_moment))[1]
+    return _of_simple(model, body), _of_joints(model, dof), tendon
 
 
 def _of_simple(model: Model, body: jax.Array) -> jax.Array:

@@ -27,8 +27,10 @@ from seedbed.physics.collision import (
 )
 from seedbed.physics.cone import gains
 from seedbed.physics.dynamics import Matrix, path
-from seedbed.physics.model import FREE, Kinematics, Model
+from seedbed.physics.model import HINGE, SLIDE, Kinematics, Model
 from seedbed.physics.slots import HARDEST, Slots, candidates, slots
+from seedbed.physics.softness import impedance, softness
+from seedbed.physics.wide import wide_rows
 from seedbed.types import Array
 
 LEAST_SQUARE = 1e-12
@@ -41,17 +43,21 @@ Worst = tuple[jax.Array, jax.Array]
 
 
 class DofRows(NamedTuple):
-    """The rows of single dofs [n]: joint limits and then friction losses.
+    """The rows of dofs [n]: joint limits, friction losses, and then those that reach over several dofs.
 
-    A row's velocity is sign * qvel[dof]. Its force along the dof is -sign * D * slack, with the slack cut to
-    where the cost is quadratic: `low` to `high`, or if they are None to what is not positive.
+    The velocity of a row of one dof is sign * qvel[dof], that of another a sum over its dofs. Its force is
+    -D * slack, with the slack cut to where the cost is quadratic: `low` to `high`, or if they are None to
+    what is not positive.
     """
 
-    sign: jax.Array  # 1 for a lower bound and for friction, -1 for an upper bound
+    sign: (
+        jax.Array
+    )  # [m] of single dofs: 1 for a lower bound and for friction, -1 for an upper bound
     stiffness: jax.Array  # D; zero if the limit is far
     aref: jax.Array
-    low: jax.Array | None  # None if there is no friction loss
+    low: jax.Array | None  # None if there are only joint limits
     high: jax.Array | None
+    wide: tuple[jax.Array, ...]  # the numbers for their dofs of the last n - m rows
 
     def inside(self, slack: jax.Array) -> jax.Array:
         """Returns whether the slack [n] is where the cost is quadratic."""
@@ -126,7 +132,7 @@ def limit_table(model: Model) -> dict[str, Array]:
     """
     joints, low, high = [], [], []
     for j in range(model.njnt):
-        if model.jnt_limited[j] and model.jnt_type[j] != FREE:
+        if model.jnt_limited[j] and model.jnt_type[j] in (SLIDE, HINGE):
             least, most = model.jnt_range[j]
             apart = most - least >= 2 * model.jnt_margin[j]
             joints += [j] if apart else [j, j]
@@ -158,57 +164,6 @@ def friction_table(model: Model) -> dict[str, Array]:
 def rows_dof(model: Model) -> np.ndarray:
     """Returns the dof of each row of a single dof [n]."""
     return np.concatenate([limit_table(model)["dof"], friction_table(model)["dof"]]).astype(int)
-
-
-def softness(model: Model, solref: np.ndarray, solimp: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the constants of the reference acceleration and of the impedance, for each row [n].
-
-    Spring and damper come from solref [n, 2] (mj_makeImpedance). The impedance comes from solimp [n, 5]: it
-    is loose + (stiff - loose) y(x). Both are returned as one minus the impedance, so that float32 keeps
-    their digits.
-    """
-    ref = np.asarray(solref, np.float64).reshape(-1, 2)
-    mixed = (ref[:, 0] > 0) ^ (ref[:, 1] > 0)
-    time, ratio = np.where(mixed[:, None], [0.02, 1.0], ref).T
-    loose, stiff, width, middle, power = np.asarray(solimp, np.float64).reshape(-1, 5).T
-    loose, stiff, middle = (np.clip(x, 1e-4, 0.9999) for x in (loose, stiff, middle))
-    power, flat = np.maximum(power, 1), width <= 1e-15
-    standard = time > 0
-    least = 2 * model.opt.timestep if model.opt.refsafe else 0.0
-    time = np.where(standard, np.maximum(time, least), time)
-    spring = 1 / np.maximum(stiff**2 * np.where(standard, time * ratio, 1) ** 2, 1e-15)
-    damper = 1 / np.maximum(stiff * np.where(standard, time, 1), 1e-15)
-    mean = 0.5 * (loose + stiff)
-    loose, stiff = np.where(flat, mean, loose), np.where(flat, mean, stiff)
-    return {
-        "spring": np.where(standard, 1, -time) * spring,
-        "damper": np.where(standard, 2, -ratio) * damper,
-        "loose": 1 - loose,
-        "stiff": 1 - stiff,
-        "width": np.where(flat, 1, width),
-        "middle": middle,
-        "power": power,
-        "below": middle ** (1 - power),
-        "above": (1 - middle) ** (1 - power),
-    }
-
-
-def impedance(row: Row, depth: Array) -> Array:
-    """Returns one minus the impedance at a distance `depth` from the margin (getimpedance)."""
-    x = jnp.minimum(jnp.abs(depth) / row["width"], 1)
-    y = jnp.where(
-        x <= row["middle"],
-        row["below"] * _power(x, row["power"]),
-        1 - row["above"] * _power(1 - x, row["power"]),
-    )
-    return row["loose"] - y * (row["loose"] - row["stiff"])
-
-
-def _power(x: Array, power: Array) -> Array:
-    constant = isinstance(power, np.ndarray | np.generic)
-    if constant and (power == 2).all():
-        return x * x
-    return x if constant and (power == 1).all() else x**power
 
 
 def motion_of(point: Points, row: Row, motion: Array) -> jax.Array:
@@ -280,32 +235,38 @@ def _turns(model: Model, table: Slots) -> np.ndarray:
 
 def _dof_rows(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
     limits, friction = _limits(model, qpos, qvel), friction_table(model)
-    if not len(friction["dof"]):
+    wide = wide_rows(model, qpos, qvel)
+    if not len(friction["dof"]) and wide is None:
         return limits
-    row = {name: math.constant(column, qpos.dtype) for name, column in friction.items()}
+    free = np.full(len(limits.sign), np.inf, qpos.dtype)
+    start: tuple[Array, ...] = (*limits[:3], -free, np.zeros_like(free))
+    rows = [[column] for column in start]
+    if len(friction["dof"]):
+        for column, more in zip(rows, _frictions(friction, qvel), strict=True):
+            column.append(more)
+    if wide is not None:
+        for column, more in zip(rows[1:], wide[1:], strict=True):
+            column.append(more)
+    joined = (jnp.concatenate([jnp.asarray(x) for x in column]) for column in rows)
+    return DofRows(*joined, wide=() if wide is None else wide.jacobian)
+
+
+def _frictions(table: dict[str, Array], qvel: jax.Array) -> tuple[Array, ...]:
+    """Returns sign, D, aref and the bounds of the slack of friction losses."""
+    row = {name: math.constant(column, qvel.dtype) for name, column in table.items()}
     # A friction loss has no position, and so no spring; its impedance is the least.
     stiffness = (1 - row["loose"]) / (row["loose"] * row["invweight"])
     bound = row["friction"] / stiffness
-    free = np.full(len(limits.sign), np.inf, qpos.dtype)
-    return DofRows(
-        *(
-            jnp.concatenate([jnp.asarray(above), jnp.asarray(below)])
-            for above, below in (
-                (limits.sign, np.ones(len(friction["dof"]), qpos.dtype)),
-                (limits.stiffness, stiffness),
-                (limits.aref, -row["damper"] * jnp.stack([qvel[d] for d in friction["dof"]])),
-                (-free, -bound),
-                (np.zeros_like(free), bound),
-            )
-        )
-    )
+    speed = jnp.stack([qvel[d] for d in table["dof"]])
+    signs = np.ones(len(table["dof"]), qvel.dtype)
+    return signs, stiffness, -row["damper"] * speed, -bound, bound
 
 
 def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
     table = limit_table(model)
     if not len(table["dof"]):
         none = jnp.zeros(0, qpos.dtype)
-        return DofRows(none, none, none, None, None)
+        return DofRows(none, none, none, None, None, ())
     row = {name: math.constant(column, qpos.dtype) for name, column in table.items()}
     q, v = (jnp.stack([x[i] for i in row[at]]) for x, at in ((qpos, "address"), (qvel, "dof")))
     above, under = q - row["low"], row["high"] - q
@@ -316,7 +277,7 @@ def _limits(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
     stiffness = (1 - slack) / (slack * row["invweight"])
     aref = -row["damper"] * sign * v - row["spring"] * (1 - slack) * excess
     near = excess < 0
-    return DofRows(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0), None, None)
+    return DofRows(sign, jnp.where(near, stiffness, 0), jnp.where(near, aref, 0), None, None, ())
 
 
 def _contacts(

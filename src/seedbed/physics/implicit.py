@@ -91,7 +91,7 @@ def solve(
         return raised(pose(Model(**leaves), kin, matrix, contacts, rows), raise_by), force
 
     problem, _ = posed(arrays)
-    if not problem.sides and not len(problem.rows_dof):
+    if not problem.sides and not len(problem.rows_dof) and not problem.wide_dofs:
         return _free(model, smooth.qacc)
 
     @jax.custom_jvp

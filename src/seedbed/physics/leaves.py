@@ -26,6 +26,7 @@ LEAVES = {
     "dof_damping": "dof",
     "dof_frictionloss": "dof",
     "dof_invweight0": "dof",
+    "tendon_invweight0": "",
     "geom_size": "geom",
     "geom_pos": "geom",
     "geom_friction": "geom",

@@ -147,6 +147,10 @@ def from_mujoco(compiled: Any) -> Model:
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["tendon_moment"], fields["actuator_moment"] = tendons.moments(compiled)
+    active = np.array(compiled.eq_active0, bool)
+    for name in ("eq_obj1id", "eq_obj2id", "eq_data", "eq_solref", "eq_solimp"):
+        fields[name] = fields[name][active]
+    fields["eq_data"] = fields["eq_data"][:, :5]
     fields["names"] = _names(compiled)
     fields["sensors"] = tuple(_sensor(compiled, i) for i in range(compiled.nsensor))
     weld = fields["body_weldid"]

@@ -176,6 +176,12 @@ class Model:
     pair_gap: np.ndarray  # [npair] m
     pair_friction: Array  # [npair, 5] sliding (1), twice, torsional, rolling (m); the first is used
     tendon_moment: np.ndarray  # [ntendon, nv] weights of a fixed one's joints; ours
+    tendon_limited: np.ndarray  # [ntendon] bool
+    tendon_range: np.ndarray  # [ntendon, 2] m or rad
+    tendon_margin: np.ndarray  # [ntendon] m or rad
+    tendon_solref_lim: np.ndarray  # [ntendon, 2] s and 1, of limits
+    tendon_solimp_lim: np.ndarray  # [ntendon, 5] of limits
+    tendon_invweight0: Array  # [ntendon] 1/kg, or 1/(kg m^2)
     tendon_stiffness: np.ndarray  # [ntendon] N/m, or N m/rad
     tendon_damping: np.ndarray  # [ntendon] N s/m, or N m s/rad
     tendon_lengthspring: np.ndarray  # [ntendon, 2] m or rad, between which its spring rests
@@ -193,6 +199,13 @@ class Model:
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
     actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
+    eq_obj1id: (
+        np.ndarray
+    )  # [neq] joints that are held by equalities, of those that are active; ours
+    eq_obj2id: np.ndarray  # [neq] joints that they follow; -1: none
+    eq_data: np.ndarray  # [neq, 5] coefficients of the polynomial
+    eq_solref: np.ndarray  # [neq, 2] s and 1
+    eq_solimp: np.ndarray  # [neq, 5]
     names: Names  # of its elements; ours
     keyframes: tuple[Keyframe, ...]  # states with a name; ours
     sensors: tuple[Sensor, ...]  # in the order of sensordata; ours

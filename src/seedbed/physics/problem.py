@@ -12,6 +12,7 @@ from seedbed.physics.collision import Contacts, Points, Row, split
 from seedbed.physics.constraint import DofRows, Edges, Group, Rows, groups, rows_dof
 from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.model import Kinematics, Model
+from seedbed.physics.wide import wide_dofs
 
 
 class Side(NamedTuple):
@@ -38,7 +39,8 @@ class Problem(NamedTuple):
     dofs: DofRows
     hardness: jax.Array  # of the hardest contact, see Rows
     compliant: jax.Array  # bool: some contact's normal gives way
-    rows_dof: np.ndarray  # [n] of the rows of single dofs
+    rows_dof: np.ndarray  # [m] of the rows of single dofs
+    wide_dofs: tuple[tuple[int, ...], ...]  # of each row that reaches over several
     sides: tuple[Side, ...]  # only the groups that have slots
     entries: tuple[linear.Entry, ...]  # Hessian entries that contacts of moving bodies add to
     pattern: linear.Pattern  # of the Hessian
@@ -52,7 +54,9 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         _side(fixed, contacts.fixed, rows.fixed, {}),
         _side(moving, contacts.moving, rows.moving, columns),
     )
+    wide = wide_dofs(model)
     pairs = {(i, j) for i in range(model.nv) for j in path(model, i)}
+    pairs |= {(i, j) for dofs in wide for i in dofs for j in dofs if j <= i}
     return Problem(
         model=model,
         cdof=kin.cdof,
@@ -61,6 +65,7 @@ def pose(model: Model, kin: Kinematics, mass: Matrix, contacts: Contacts, rows: 
         hardness=rows.hardness,
         compliant=rows.compliant,
         rows_dof=rows_dof(model),
+        wide_dofs=wide,
         sides=tuple(side for side in sides if len(side.stiffness)),
         entries=entries,
         pattern=linear.pattern(model.nv, pairs | set(entries)),

@@ -103,15 +103,23 @@ def unsupported(m: Any) -> Iterator[Refusal]:
     yield from _collisions(m)
     objects = mujoco.mjtObj
     counts = {
-        "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "weld the bodies, or make one tree"),
+        "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "use one of hinges and slides"),
         "flex": (m.nflex, objects.mjOBJ_FLEX, "use rigid bodies"),
         "plugin": (m.nplugin, objects.mjOBJ_PLUGIN, "remove it"),
     }
     for what, (count, kind, remedy) in counts.items():
         for i in range(count):
-            if what == "equality constraint" and not m.eq_active0[i]:
+            if what == "equality constraint" and (not m.eq_active0[i] or _holds_scalars(m, i)):
                 continue
             yield Refusal(what, remedy, _named(m, kind, i))
+
+
+def _holds_scalars(m: Any, i: int) -> bool:
+    """Returns whether an equality is of a hinge or a slide, and of another if there are two."""
+    joints = [m.eq_obj1id[i], *([m.eq_obj2id[i]] if m.eq_obj2id[i] >= 0 else [])]
+    return m.eq_type[i] == mujoco.mjtEq.mjEQ_JOINT and all(
+        m.jnt_type[j] in (SLIDE, HINGE) for j in joints
+    )
 
 
 def _named(m: Any, kind: Any, i: int | np.integer) -> str:
@@ -157,11 +165,8 @@ def _bodies_and_joints(m: Any) -> Iterator[Refusal]:
         joint = _named(m, mujoco.mjtObj.mjOBJ_JOINT, j)
         free = m.jnt_type[j] == FREE
         dofs = np.flatnonzero(m.dof_jntid == j)
-        if m.jnt_type[j] == BALL:
-            if m.jnt_limited[j]:
-                yield Refusal("limits of ball joint", "use three hinges, or no limits", joint)
-            if j + 1 < m.njnt and m.jnt_bodyid[j + 1] == m.jnt_bodyid[j]:
-                yield Refusal("ball joint before another", "make it the last", joint)
+        if m.jnt_type[j] == BALL and j + 1 < m.njnt and m.jnt_bodyid[j + 1] == m.jnt_bodyid[j]:
+            yield Refusal("ball joint before another", "make it the last", joint)
         polynomial = m.jnt_stiffnesspoly[j].any() or m.dof_dampingpoly[dofs].any()
         refused = {
             "stiffness of free joint": free and m.jnt_stiffness[j],
@@ -268,7 +273,7 @@ def _tendons(m: Any) -> Iterator[Refusal]:
     for t in range(m.ntendon):
         fixed = tendons.is_fixed(m, t)
         refused = {
-            "limits": m.tendon_limited[t],
+            "limits of spatial": m.tendon_limited[t] and not fixed,
             "polynomial stiffness": m.tendon_stiffnesspoly[t].any(),
             "polynomial damping": m.tendon_dampingpoly[t].any(),
             "stiffness of spatial": m.tendon_stiffness[t] and not fixed,

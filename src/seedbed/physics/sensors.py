@@ -360,8 +360,7 @@ def _is_of(model: Model, kind: int, number: int, geom: int) -> bool:
     return kind != _OBJECT.mjOBJ_XBODY or body == number
 
 
-_NET_FORCE = 3
-"""MuJoCo's number for a contact sensor that adds its contacts up."""
+_NET_FORCE = 3  # MuJoCo's number for a contact sensor that adds its contacts up
 _Compute = Callable[[Model, Moment, Sensor], Array]
 _SENSORS: dict[int, _Compute] = {
     int(kind): compute

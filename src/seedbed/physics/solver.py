@@ -127,7 +127,7 @@ def start(problem: Problem, qacc_smooth: jax.Array, warmstart: jax.Array) -> Sol
     direction = warmstart - qacc_smooth
     direction_force = multiply(problem.mass, direction)
     motions = [body_motion(model, problem.cdof, x) for x in (qacc_smooth, direction)]
-    along = [dofs.sign * at_rows(problem, x) for x in (qacc_smooth, direction)]
+    along = [at_rows(problem, x) for x in (qacc_smooth, direction)]
     slack_dofs = jnp.where(dofs.stiffness > 0, along[0] - dofs.aref, 0)
 
     def slot(

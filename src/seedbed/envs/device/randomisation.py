@@ -13,7 +13,7 @@ import numpy as np
 
 from seedbed.envs.device.wrappers import Wrapper, reopen_child, step_child, unwrapped, wrapped
 from seedbed.nearest import did_you_mean
-from seedbed.physics.constants import set_const
+from seedbed.physics.constants import DERIVED, set_const
 from seedbed.physics.leaves import LEAVES
 from seedbed.physics.model import Model
 from seedbed.types import Array, Environment, EnvState, SeedbedError
@@ -195,7 +195,7 @@ class _Randomise(Wrapper):
             leaves[draw.leaf] = new
         if leaves.keys() & set(_INERT):
             model = set_const(model.replace(**leaves))
-            for name in ("body_invweight0", "dof_invweight0"):
+            for name in DERIVED:
                 leaves.setdefault(name, model.leaf(name))
         return leaves
 
