@@ -31,11 +31,11 @@ GRIPPER = """
       <geom type="capsule" size=".02" fromto="0 0 0 0 0 -.15"/>
       <body pos="0 0 -.15"><joint name="b" axis="0 1 0" damping=".05" range="-40 40" limited="true"/>
         <geom type="capsule" size=".02" fromto="0 0 0 0 0 -.15"/>
-        <body pos="0 0 -.15"><joint name="ball" type="ball" range="0 30" limited="true" margin=".1"
+        <body pos="0 0 -.15"><joint name="ball" type="ball" range="0 6" limited="true" margin=".02"
           damping=".01"/><geom type="capsule" size=".02" fromto="0 0 0 .02 0 -.1"/></body></body></body>
   </worldbody>
   <tendon>
-    <fixed name="cord" limited="true" range="-.04 .06" margin=".02" solreflimit=".03 .8">
+    <fixed name="cord" limited="true" range="-.02 .03" margin=".02" solreflimit=".03 .8">
       <joint joint="a" coef="1"/><joint joint="b" coef="-.5"/></fixed>
   </tendon>
   <equality>
