@@ -388,7 +388,6 @@ def test_tendons_are_sensed_and_have_energy():
 @pytest.mark.parametrize(
     ("integrator", "spring", "servo", "told"),
     [
-        ("Euler", 'limited="true" range="0 1"', "", "limits of tendon"),
         ("implicitfast", SPRING, "", "implicitfast with damping of tendon"),
         ("implicitfast", "", SERVO, "implicitfast with a servo that damps a tendon"),
     ],

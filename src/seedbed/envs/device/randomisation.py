@@ -196,7 +196,8 @@ class _Randomise(Wrapper):
         if leaves.keys() & set(_INERT):
             model = set_const(model.replace(**leaves))
             for name in DERIVED:
-                leaves.setdefault(name, model.leaf(name))
+                if len(model.leaf(name)):
+                    leaves.setdefault(name, model.leaf(name))
         return leaves
 
     def _varied(self, leaves: dict[str, Array]) -> Environment:
