@@ -31,17 +31,23 @@ _INERT = ("body_mass", "body_inertia", "body_ipos", "dof_armature", "qpos0")
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
-    """A random factor, uniform between two bounds, for each of some elements of a leaf of the model."""
+class _Draw:
+    """What a draw changes, and between which bounds its numbers are."""
 
     leaf: str
-    """One of those that `Model.replace` accepts, or kp or kv of servos."""
+    """One of the leaves that `Model.replace` accepts, or kp or kv of servos."""
     low: float
-    """The least factor; it is positive."""
+    """The least number: a factor, which is positive, or one in the unit of the leaf."""
     high: float
-    """The largest factor."""
+    """The largest number."""
     of: str = "*"
     """The names of the elements (bodies, joints, geoms, actuators), with * and ? for parts of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(_Draw):
+    """A random factor, uniform between two bounds, for each of some elements of a leaf of the model."""
+
     log: bool = False
     """Whether the logarithm of the factor is uniform, instead of the factor."""
 
@@ -58,17 +64,8 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offset:
+class Offset(_Draw):
     """A random number, uniform between two bounds, that is added to some elements of a leaf of the model."""
-
-    leaf: str
-    """One of those that `Model.replace` accepts, or kp or kv of servos."""
-    low: float
-    """The least number, in the unit of the leaf."""
-    high: float
-    """The largest number."""
-    of: str = "*"
-    """The names of the elements (bodies, joints, geoms, actuators), with * and ? for parts of them."""
 
     def drawn(self, key: Array, base: Array) -> Array:
         """Returns `base` plus a number of its own for each of its numbers; consumes the key."""
