@@ -36,6 +36,7 @@ SCENES = (
     "t1/scene_mjx_feetonly_flat_terrain",
     "g1/scene_mjx_feetonly_flat_terrain",
     "apollo/scene_mjx_feetonly_flat_terrain",
+    "leap_hand/scene_mjx_cube",
 )
 SETTLE = 600
 

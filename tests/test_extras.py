@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -144,3 +145,12 @@ def test_wheels_of_all_that_it_needs_are_there(python, cuda):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"jax", "mujoco", "onnx"} <= set(re.findall(r"^([\w-]+)==", done.stdout, re.MULTILINE))
+
+
+def test_what_is_pinned_installs_on_the_oldest_python():
+    """Python 3.11 means 3.11.0, too: Debian 12 has 3.11.2, and would not install a pin that wants more."""
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    pins = [line.split("==")[0] for line in (ROOT / "requirements.lock").read_text().splitlines()]
+    wanted = {pin: metadata(pin).get("Requires-Python") or "" for pin in pins}
+    late = {pin: spec for pin, spec in wanted.items() if oldest not in SpecifierSet(spec)}
+    assert not late and len(wanted) > 100

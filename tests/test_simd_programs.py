@@ -413,3 +413,23 @@ def test_arrays_beyond_a_kernels_memory_are_refused():
 
     with pytest.raises(Unsupported, match="more than 4 MiB for.*smaller arrays"):
         inspect(function, jax.ShapeDtypeStruct((3,), np.float32))
+
+
+def test_tangents_of_integers_have_no_numbers():
+    """A custom derivative is given them, as zeros of JAX's type float0."""
+
+    @jax.custom_jvp
+    def picked(x, places):
+        return jnp.square(x[places[0]])
+
+    @picked.defjvp
+    def tangent(primals, tangents):
+        (x, places), (move, _) = primals, tangents
+        return picked(x, places), 2 * x[places[0]] * move[places[0]]
+
+    def gradient(x, start):
+        return jax.grad(lambda x: picked(x, start + jnp.zeros(2, jnp.int32)))(x)
+
+    x, start = jnp.arange(12.0).reshape(4, 3), jnp.int32([0, 1, 2, 1])
+    found = jax.jit(vectorize(gradient))(x, start)
+    np.testing.assert_array_equal(found, 2 * x * jax.nn.one_hot(start, 3))

@@ -14,15 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math
-from seedbed.physics.model import BALL, FREE, HINGE, SLIDE, Kinematics, Model, Origin
+from seedbed.physics.model import BALL, FREE, HINGE, SLIDE, Inputs, Kinematics, Model, Origin
 from seedbed.types import Array
-
-
-class Mocap(NamedTuple):
-    """Where mocap bodies are, in the world."""
-
-    pos: Array  # [nmocap, 3] m
-    quat: Array  # [nmocap, 4] of any length but 0
 
 
 class _Frames(NamedTuple):
@@ -37,13 +30,13 @@ class _Frames(NamedTuple):
 
 
 def kinematics(
-    model: Model, qpos: jax.Array, qpos_low: jax.Array, mocap: Mocap | None = None
+    model: Model, qpos: jax.Array, qpos_low: jax.Array, inputs: Inputs | None = None
 ) -> Kinematics:
     """Computes forward kinematics from qpos [nq] and its residue (mj_kinematics, mj_comPos).
 
-    Without `mocap`, mocap bodies are where the file has them.
+    Mocap bodies are where the `inputs` have them, or the file.
     """
-    frames = _placed(model, qpos.dtype, mocap)
+    frames = _placed(model, qpos.dtype, inputs)
     origins = reference_points(model, qpos, qpos_low, frames)
     _chain(model, qpos, frames)
     welds, carrier = model.welds, model.body_carrierid
@@ -71,17 +64,18 @@ def kinematics(
     )
 
 
-def _placed(model: Model, dtype: Any, mocap: Mocap | None) -> _Frames:
+def _placed(model: Model, dtype: Any, inputs: Inputs | None) -> _Frames:
     """Returns the frames of the world and of the mocap bodies, to which others are added."""
     zero, eye = np.zeros(3, dtype), np.eye(3, dtype=dtype)
     frames = _Frames({0: zero}, {0: eye}, {0: np.array([1, 0, 0, 0], dtype)}, {}, [], [])
+    given = inputs or Inputs(np.zeros(0))
     for number, b in enumerate(model.mocaps):
         pos, quat = model.body_pos[b], model.body_quat[b]
         frames.pos[b], frames.quat[b] = pos, quat
         frames.mat[b] = math.np_quat_to_mat(quat).astype(dtype)
-        if mocap is not None:
-            frames.pos[b] = jnp.asarray(mocap.pos[number])
-            frames.quat[b] = math.normalize_quat(jnp.asarray(mocap.quat[number]))
+        if given.mocap_pos is not None and given.mocap_quat is not None:
+            frames.pos[b] = jnp.asarray(given.mocap_pos[number])
+            frames.quat[b] = math.normalize_quat(jnp.asarray(given.mocap_quat[number]))
             frames.mat[b] = math.quat_to_mat(frames.quat[b])
     return frames
 

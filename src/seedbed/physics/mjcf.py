@@ -36,7 +36,7 @@ def load(path_or_xml: Any) -> Model:
     A string `path_or_xml` that starts with "<" is XML text, another one and a Path are paths. An MjModel is
     taken as it is, with all that was changed in it after it was compiled. Units are MuJoCo's SI: m, kg, s,
     and rad after compilation. Flags that disable contacts, limits, friction loss, gravity, actuators, springs
-    or dampers are part of the model. Sensors are accepted, and not computed.
+    or dampers are part of the model. Sensors that are not simulated are accepted, and read NaN.
 
     The file's `iterations`, `tolerance` and `solver` are not used: the solver runs to convergence. To limit
     its iterations, replace the option: `dataclasses.replace(model, opt=model.opt._replace(iterations=5))`.

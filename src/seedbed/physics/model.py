@@ -305,7 +305,7 @@ class Model:
 
 
 class Inputs(NamedTuple):
-    """What acts on one environment from outside during a step: fields of mjData."""
+    """Inputs of a step of one environment, by mjData's names; those that are not given are None."""
 
     ctrl: Array  # [nu] in the units of the actuators
     qfrc_applied: Array | None = None  # [nv] N and N m

@@ -29,7 +29,7 @@ from seedbed.physics.dynamics import (
 )
 from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
-from seedbed.physics.kinematics import Mocap, kinematics
+from seedbed.physics.kinematics import kinematics
 from seedbed.physics.model import RK4, Data, Inputs, Keyframe, Model, State
 from seedbed.physics.problem import pose
 from seedbed.physics.readout import energy as energy_of
@@ -203,7 +203,7 @@ def _forward(
     """Runs one forward pass; returns the data, the mass matrix M, M qacc [nv], and the actuators' slopes."""
     qpos, qvel = state.qpos, state.qvel
     with named_scope("kinematics"):
-        kin = kinematics(model, qpos, state.qpos_low, _mocap(inputs))
+        kin = kinematics(model, qpos, state.qpos_low, inputs)
     with named_scope("inertia"):
         mass = mass_matrix(model, kin)
     with named_scope("velocity"):
@@ -250,12 +250,6 @@ def _forward(
         **derived,
     )
     return done, mass, smooth + solution.force, actuated.slope
-
-
-def _mocap(inputs: Inputs) -> Mocap | None:
-    if inputs.mocap_pos is None or inputs.mocap_quat is None:
-        return None
-    return Mocap(inputs.mocap_pos, inputs.mocap_quat)
 
 
 def _inputs(model: Model, given: Mapping[str, Array], dtype: Any) -> Inputs:
