@@ -42,6 +42,7 @@ FEATURES = frozenset(
         *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
         *("geom box", "fixed tendon", "driven tendon", "contact pair"),
         *("ball joint", "mocap body", "activation"),
+        *("connect", "weld", "joint equality", "impratio"),
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -68,7 +69,9 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         # What came later is drawn apart, so that the older seeds keep their bodies.
-        self.later, self.latest, self.newest = (np.random.default_rng([seed, k]) for k in (1, 2, 3))
+        self.later, self.latest, self.newest, self.last = (
+            np.random.default_rng([seed, k]) for k in (1, 2, 3, 4)
+        )
         self.features: set[str] = set()
         self.names = 0
         self.joints: list[tuple[str, float]] = []
@@ -354,6 +357,26 @@ class _Draw:
             f' solref="{_text(self.near(0.01, 0.05, self.latest), 1)}"/>'
         )
 
+    def equalities(self, apart: bool) -> str:
+        """Two bodies, or one and the world, that share a point or a pose; a joint that follows another."""
+        rows, rng = "", self.last
+        for kind in ("connect", "weld"):
+            if apart or not self.chance(kind, 0.25, rng):
+                continue
+            ends = rng.choice(self.bodies, min(2, len(self.bodies)), replace=False)
+            rows += f'<{kind} body1="{ends[0]}"'
+            if len(ends) > 1 and rng.random() < 0.7:
+                rows += f' body2="{ends[1]}"'
+            rows += f' anchor="{_text(*rng.normal(size=3) * 0.1)}"'
+            rows += ' torquescale="0.2"' if kind == "weld" and rng.random() < 0.5 else ""
+            rows += f' solref="{_text(self.near(0.01, 0.1, rng), 1)}"/>'
+        names = [name for name, _ in self.joints]
+        if len(names) > 1 and self.chance("joint equality", 0.3, rng):
+            first, second = rng.choice(names, 2, replace=False)
+            rows += f'<joint joint1="{first}" joint2="{second}" polycoef="0 {_text(rng.normal())} .5 0 0"'
+            rows += f' solref="{_text(self.near(0.01, 0.1, rng), 1)}"/>'
+        return rows
+
     def option(self) -> str:
         text = f'timestep="{_text(self.rng.choice([0.001, 0.002, 0.005, 0.01]))}"'
         integrator = self.pick("integrator", "Euler", "RK4")
@@ -399,9 +422,14 @@ def draw(seed: int) -> Drawn:
         excluded = ""
     option, actuators = d.option(), d.actuators()
     tendon, driven = d.tendon(damps="implicitfast" not in option)
+    equality = d.equalities(apart > 1)
+    if d.chance("impratio", 0.2, d.last):
+        option = option.replace(
+            "<option", f'<option impratio="{_text(d.near(0.3, 10, d.last))}"', 1
+        )
     xml = (
         f"<mujoco>{option}<worldbody>{world}</worldbody>{tendon}<actuator>{actuators}{driven}</actuator>"
-        f"<contact>{excluded}{d.pair()}</contact></mujoco>"
+        f"<contact>{excluded}{d.pair()}</contact><equality>{equality}</equality></mujoco>"
     )
     return Drawn(xml, frozenset(d.features))
 

@@ -19,6 +19,7 @@ from seedbed.physics.collision import Points, Row, frame_of, row_of, scan_slots
 from seedbed.physics.cone import Rise, compliance, curvature, push, rise, rise_of_rows
 from seedbed.physics.constraint import motion_of, velocity
 from seedbed.physics.dynamics import Matrix, body_motion, composite, project
+from seedbed.physics.equality import equality_dofs
 from seedbed.physics.problem import Problem, Side
 from seedbed.simd.derivative import recomputed
 from seedbed.types import Array
@@ -146,6 +147,14 @@ def at_rows(problem: Problem, x: jax.Array) -> jax.Array:
         for row, dofs in zip(problem.dofs.wide, problem.wide_dofs, strict=True)
     ]
     return jnp.concatenate([single, jnp.stack(wide)])
+
+
+def equality_force(problem: Problem, qacc: jax.Array) -> jax.Array:
+    """Returns the forces [n] of the equalities, which come first of the rows over several dofs."""
+    slack = at_rows(problem, qacc) - problem.dofs.aref
+    first = len(problem.rows_dof)
+    last = first + len(equality_dofs(problem.model))
+    return (-problem.dofs.stiffness * slack)[first:last]
 
 
 def step_and_sum(

@@ -27,6 +27,7 @@ from seedbed.physics.collision import (
 )
 from seedbed.physics.cone import gains
 from seedbed.physics.dynamics import Matrix, path
+from seedbed.physics.equality import Moving
 from seedbed.physics.model import HINGE, SLIDE, Kinematics, Model
 from seedbed.physics.slots import HARDEST, Slots, candidates, slots
 from seedbed.physics.softness import impedance, softness
@@ -190,19 +191,18 @@ def make_rows(
     kin: Kinematics,
     contacts: Contacts,
     qpos: jax.Array,
-    qvel: jax.Array,
-    motion: jax.Array,
+    moving: Moving,
     mass: Matrix,
 ) -> Rows:
     """Computes D and aref of every row (mj_makeConstraint, mj_referenceConstraint).
 
-    `motion` [nbody, 6] is the motion of the moving bodies at qvel, `mass` is M.
+    `moving` is the motion of the moving bodies, `mass` is M.
     """
-    fixed, moving = groups(model)
+    fixed, free = groups(model)
     worst = jnp.zeros((), qpos.dtype), jnp.zeros((), bool)
-    worst, first = _contacts(model, kin, fixed, contacts.fixed, motion, mass, worst)
-    worst, second = _contacts(model, kin, moving, contacts.moving, motion, mass, worst)
-    return Rows(_dof_rows(model, qpos, qvel), first, second, *worst)
+    worst, first = _contacts(model, kin, fixed, contacts.fixed, moving.motion, mass, worst)
+    worst, second = _contacts(model, kin, free, contacts.moving, moving.motion, mass, worst)
+    return Rows(_dof_rows(model, kin, qpos, moving), first, second, *worst)
 
 
 def response(
@@ -233,9 +233,10 @@ def _turns(model: Model, table: Slots) -> np.ndarray:
     return turns
 
 
-def _dof_rows(model: Model, qpos: jax.Array, qvel: jax.Array) -> DofRows:
+def _dof_rows(model: Model, kin: Kinematics, qpos: jax.Array, moving: Moving) -> DofRows:
+    qvel = moving.qvel
     limits, friction = _limits(model, qpos, qvel), friction_table(model)
-    wide = wide_rows(model, qpos, qvel)
+    wide = wide_rows(model, kin, qpos, moving)
     if not len(friction["dof"]) and wide is None:
         return limits
     free = np.full(len(limits.sign), np.inf, qpos.dtype)

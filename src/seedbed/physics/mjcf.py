@@ -148,9 +148,9 @@ def from_mujoco(compiled: Any) -> Model:
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["tendon_moment"], fields["actuator_moment"] = tendons.moments(compiled)
     active = np.array(compiled.eq_active0, bool)
-    for name in ("eq_obj1id", "eq_obj2id", "eq_data", "eq_solref", "eq_solimp"):
-        fields[name] = fields[name][active]
-    fields["eq_data"] = fields["eq_data"][:, :5]
+    for name in fields:
+        if name.startswith("eq_"):
+            fields[name] = fields[name][active]
     fields["names"] = _names(compiled)
     fields["sensors"] = tuple(_sensor(compiled, i) for i in range(compiled.nsensor))
     weld = fields["body_weldid"]
@@ -192,6 +192,7 @@ def _option(compiled: Any) -> Option:
         integrator=int(option.integrator),
         iterations=ITERATIONS,
         eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
+        impratio=float(option.impratio),
         refsafe=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE,
         filterparent=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT,
     )

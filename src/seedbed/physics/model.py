@@ -35,6 +35,7 @@ class Option(NamedTuple):
     integrator: int  # EULER, RK4 or IMPLICITFAST
     iterations: int  # most iterations of the solver; ours, not the file's
     eulerdamp: bool  # Euler treats joint damping implicitly
+    impratio: float  # how much harder friction is than the normal
     refsafe: bool  # springs of constraints are not stiffer than the time step allows
     filterparent: bool  # a body does not touch its parent
 
@@ -199,11 +200,11 @@ class Model:
     actuator_ctrlrange: np.ndarray  # [nu, 2]
     actuator_forcelimited: np.ndarray  # [nu] bool
     actuator_forcerange: np.ndarray  # [nu, 2] N, or N m
-    eq_obj1id: (
-        np.ndarray
-    )  # [neq] joints that are held by equalities, of those that are active; ours
-    eq_obj2id: np.ndarray  # [neq] joints that they follow; -1: none
-    eq_data: np.ndarray  # [neq, 5] coefficients of the polynomial
+    eq_type: np.ndarray  # [neq] mjtEq, of equalities that are active; ours
+    eq_objtype: np.ndarray  # [neq] mjtObj, bodies or sites
+    eq_obj1id: np.ndarray  # [neq] joints, bodies or sites that are held
+    eq_obj2id: np.ndarray  # [neq] those that they follow; -1: none
+    eq_data: np.ndarray  # [neq, 11] coefficients of the polynomial, or anchors and pose
     eq_solref: np.ndarray  # [neq, 2] s and 1
     eq_solimp: np.ndarray  # [neq, 5]
     names: Names  # of its elements; ours

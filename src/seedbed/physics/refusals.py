@@ -44,6 +44,7 @@ INERT_ENABLED = mujoco.mjtEnableBit.mjENBL_ENERGY | mujoco.mjtEnableBit.mjENBL_F
 _JOINT = [int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)]
 _GAINS = [int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)]
 _BIASES = [int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)]
+_OF_BODIES = [int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)]
 _ACTIVATIONS = [
     int(mujoco.mjtDyn.mjDYN_NONE),
     int(mujoco.mjtDyn.mjDYN_INTEGRATOR),
@@ -103,19 +104,21 @@ def unsupported(m: Any) -> Iterator[Refusal]:
     yield from _collisions(m)
     objects = mujoco.mjtObj
     counts = {
-        "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "use one of hinges and slides"),
+        "equality constraint": (m.neq, objects.mjOBJ_EQUALITY, "use one of bodies or joints"),
         "flex": (m.nflex, objects.mjOBJ_FLEX, "use rigid bodies"),
         "plugin": (m.nplugin, objects.mjOBJ_PLUGIN, "remove it"),
     }
     for what, (count, kind, remedy) in counts.items():
         for i in range(count):
-            if what == "equality constraint" and (not m.eq_active0[i] or _holds_scalars(m, i)):
+            if what == "equality constraint" and (not m.eq_active0[i] or _holds(m, i)):
                 continue
             yield Refusal(what, remedy, _named(m, kind, i))
 
 
-def _holds_scalars(m: Any, i: int) -> bool:
-    """Returns whether an equality is of a hinge or a slide, and of another if there are two."""
+def _holds(m: Any, i: int) -> bool:
+    """Returns whether an equality is of bodies, or of a hinge or a slide, and of another if there are two."""
+    if int(m.eq_type[i]) in _OF_BODIES:
+        return True
     joints = [m.eq_obj1id[i], *([m.eq_obj2id[i]] if m.eq_obj2id[i] >= 0 else [])]
     return m.eq_type[i] == mujoco.mjtEq.mjEQ_JOINT and all(
         m.jnt_type[j] in (SLIDE, HINGE) for j in joints
@@ -143,8 +146,6 @@ def _options(m: Any) -> Iterator[Refusal]:
         yield Refusal(f"option integrator='{integrator}'", "use Euler, RK4 or implicitfast")
     if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
         yield Refusal("option cone='elliptic'", "use pyramidal")
-    if option.impratio != 1:
-        yield Refusal(f"option impratio={option.impratio}", "use 1")
     if option.noslip_iterations:
         yield Refusal(f"option noslip_iterations={option.noslip_iterations}", "use 0")
     if option.disableactuator:

@@ -61,7 +61,8 @@ class Slots(NamedTuple):
     solref: np.ndarray  # [n, 2]
     solimp: np.ndarray  # [n, 5]
     friction: Array  # sliding
-    invweight: np.ndarray  # for translation, sum of both bodies
+    # for translation, sum of both bodies, over `impratio` where there is friction
+    invweight: np.ndarray
     response: np.ndarray  # 1/kg, about the most acceleration that a unit of force can cause
 
     @property
@@ -177,12 +178,19 @@ def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
         solref=parameters.solref,
         solimp=parameters.solimp,
         friction=xp.maximum(parameters.friction, 1e-5),
-        invweight=model.body_invweight0[body, 0].sum(1),
+        invweight=_invweight(model, body, parameters.condim),
         response=(
             model.body_invweight0[body, 0]
             + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
         ).sum(1),
     )
+
+
+def _invweight(model: Model, body: np.ndarray, condim: Array) -> Any:
+    weight = model.body_invweight0[body, 0].sum(1)
+    if model.opt.impratio == 1:
+        return weight
+    return weight / np.where(condim == 3, model.opt.impratio, 1)
 
 
 class _Parameters(NamedTuple):

@@ -14,7 +14,7 @@ from seedbed.arguments import checked, shown
 from seedbed.nearest import did_you_mean
 from seedbed.physics import linear
 from seedbed.physics.actuators import actuation
-from seedbed.physics.assembly import raised
+from seedbed.physics.assembly import equality_force, raised
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
 from seedbed.physics.dynamics import (
@@ -27,6 +27,7 @@ from seedbed.physics.dynamics import (
     passive,
     velocity,
 )
+from seedbed.physics.equality import Moving, held, holds_bodies
 from seedbed.physics.implicit import Smooth, divide, solve
 from seedbed.physics.integrate import euler, runge_kutta
 from seedbed.physics.kinematics import kinematics
@@ -222,7 +223,7 @@ def _forward(
     with named_scope("collision"):
         contacts = detect(model, kin)
     with named_scope("constraint"):
-        rows = make_rows(model, kin, contacts, qpos, qvel, motion, mass)
+        rows = make_rows(model, kin, contacts, qpos, Moving(qvel, motion, before), mass)
     with named_scope("solver"):
         start = Smooth(smooth, qacc_smooth), state.qacc_warmstart
         solution = solve(model, kin, mass, *start, contacts, rows)
@@ -230,11 +231,13 @@ def _forward(
         if isinstance(contacts.lost, jax.Array):
             error = jnp.where(contacts.lost, 1, error)
     with named_scope("readout"):
+        problem = raised(pose(model, kin, mass, contacts, rows), solution.compensation)
         wrench = solution.wrench if pushed is None else solution.wrench + pushed
+        if holds_bodies(model):
+            wrench = wrench + held(model, kin, equality_force(problem, solution.qacc))
         derived = readout(model, kin, motion, wrench)
         com = derived["subtree_com"]
         now = kin, state.time, qpos, qvel, solution.qacc, motion, before, actuated
-        problem = raised(pose(model, kin, mass, contacts, rows), solution.compensation)
         read = Moment(*now, subtree_com=com, contacts=contacts, wrench=wrench, problem=problem)
         derived["sensordata"] = sensordata(model, read)
     done = Data(
