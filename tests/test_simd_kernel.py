@@ -26,6 +26,7 @@ from seedbed.simd.ir.program import Unsupported
 
 HOST = host_target().architecture
 WIDTHS = [w for w in (4, 8, 16) if w <= host_vector_unit().width]
+WIDEST = WIDTHS[-1]
 DTYPES = ("float32", "int32", "uint32", "bool")
 PROGRAM = HEAD + ENTRY
 
@@ -95,7 +96,7 @@ def run_task(task, arrays, rows, chunk_rows):
         task(data, dims.ctypes.data, chunk, chunks)
 
 
-@pytest.mark.quick("8-*", "16-True")
+@pytest.mark.quick("8-*", f"{WIDEST}-True")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_reach_their_lanes_and_no_byte_beyond(width, at_end):
@@ -137,7 +138,7 @@ INPUTS = [Port(1, "float32", shared=True), Port(1, "float32")]
 OUTPUTS = [Port(1, "float32"), Port(1, "float32")]
 
 
-@pytest.mark.quick("0-8", "1-16", "17-4", "17-16")
+@pytest.mark.quick("0-8", f"1-{WIDEST}", "17-4", f"17-{WIDEST}")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 15, 17, 4096])
 def test_inside_jit(width, rows):
