@@ -30,19 +30,15 @@ class Dog(MujocoTask):
     episode_steps: int = 500
     speed: float = 0.8
     """The speed forward in m/s that is paid best."""
-    steps_per_s: float = 2.0
-    """The rate of a clock that the policy sees: without one, no gait is a function of what it sees."""
 
     def initial(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Where an episode begins: positions and velocities, about those of standing."""
         return noisy_rest(self.physics_model(), key, scale=0.03)
 
     def observe(self, now: physics.Data) -> jax.Array:
-        """What the robot can measure: its turning, where up is, its joints, and a clock of its steps."""
+        """What the robot can measure: its turning, where up is, and its joints."""
         read = [physics.sensor(self.physics_model(), now, name) for name in ("gyro", "up")]
-        phase = 2 * jnp.pi * self.steps_per_s * now.time
-        clock = jnp.stack([jnp.sin(phase), jnp.cos(phase)])
-        return jnp.concatenate([*read, now.qpos[7:], 0.1 * now.qvel[6:], clock])
+        return jnp.concatenate([*read, now.qpos[7:], 0.1 * now.qvel[6:]])
 
     def judge(self, before: TaskState, now: physics.Data, action: jax.Array) -> Verdict:
         """What a step is worth, and whether the episode ends: if the trunk is low or leans."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -22,7 +23,7 @@ from seedbed.envs.device.locomotion.humanoid import Humanoid, HumanoidBody
 from seedbed.envs.device.locomotion.humanoid_standup import HumanoidStandup
 from seedbed.envs.device.locomotion.pusher import Pusher
 from seedbed.envs.device.locomotion.reacher import Reacher
-from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise
+from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noise, noisy_rest
 from seedbed.types import ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 
 CHANGED: dict[str, Any] = {
@@ -340,6 +341,46 @@ def test_a_users_task(lift):
     state = jax.jit(simd.vectorize(lift.step))(state, jnp.full((4, 1), 2 * 9.81))
     np.testing.assert_allclose(state.timestep.observation["speed"], 0, atol=1e-6)
     np.testing.assert_allclose(state.timestep.reward, -abs(state.metrics["height"] - 1))
+
+
+class Metronome(Lift):
+    """A task whose policy sees the time."""
+
+    def observe(self, now):
+        return super().observe(now) | {"time": now.time}
+
+
+def test_the_time_goes_on_from_step_to_step_where_it_is_read(lift):
+    task = Metronome(xml_file=lift.xml_file)
+    state = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 4))
+    step = jax.jit(simd.vectorize(task.step))
+    for count in range(1, 4):
+        state = step(state, jnp.zeros((4, 1)))
+        time = state.timestep.observation["time"]
+        np.testing.assert_allclose(time, count * task.dt, rtol=1e-6)
+    assert lift.reset(jax.random.key(0)).inner.time == ()
+
+
+def test_a_clock_among_the_sensors_goes_on(lift, tmp_path):
+    path = tmp_path / "clock.xml"
+    text = Path(lift.xml_file).read_text()
+    path.write_text(text.replace("</mujoco>", '<sensor><clock name="clock"/></sensor></mujoco>'))
+    task = Lift(xml_file=str(path))
+    state = task.reset(jax.random.key(0))
+    assert jax.jit(task.step)(state, jnp.zeros(1)).inner.time > 0
+
+
+def test_an_episode_may_begin_at_a_keyframe(lift, tmp_path):
+    path = tmp_path / "keyed.xml"
+    text = Path(lift.xml_file).read_text()
+    key = '<keyframe><key name="high" qpos="3"/></keyframe></mujoco>'
+    path.write_text(text.replace("</mujoco>", key))
+    model = physics.load(path)
+    qpos, qvel = noisy_rest(model, jax.random.key(0), 0.1, keyframe="high")
+    np.testing.assert_allclose(qpos, 3, atol=0.1)
+    assert qpos != 3 and qvel.shape == (1,)
+    with pytest.raises(SeedbedError, match="no keyframe 'low'.* that it has: high"):
+        noisy_rest(model, jax.random.key(0), 0.1, keyframe="low")
 
 
 def test_the_model_may_be_traced(lift):

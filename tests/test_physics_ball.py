@@ -40,6 +40,7 @@ PUPPET = """
 FIELDS = ("qpos", "qvel", "xpos", "xquat", "cvel", "sensordata")
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_a_step_is_mujocos(integrator):
     text = PUPPET.format(integrator=integrator)

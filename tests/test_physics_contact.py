@@ -15,6 +15,7 @@ from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import collision, constraint, mjcf, narrow, refusals, slots
 from seedbed.physics.dynamics import mass_matrix, velocity
+from seedbed.physics.equality import Moving
 from seedbed.physics.kinematics import kinematics
 
 SIZES = {"sphere": ".06", "capsule": ".05 .12", "cylinder": ".07 .1"}
@@ -313,10 +314,10 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
 
     def one(q: jax.Array, v: jax.Array) -> Any:
         kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
-        motion, _ = velocity(ours, kin.cdof, v)
+        moving = Moving(v, *velocity(ours, kin.cdof, v))
         contacts = collision.detect(ours, kin)
         return contacts, constraint.make_rows(
-            ours, kin, contacts, q, v, motion, mass_matrix(ours, kin)
+            ours, kin, contacts, q, moving, mass_matrix(ours, kin)
         )
 
     contacts, rows = evaluate(jax.vmap(one), qpos.astype(dtype), qvel.astype(dtype))
@@ -387,10 +388,10 @@ def test_replaced_friction_is_an_input():
     def one(q: jax.Array, v: jax.Array, mu: jax.Array) -> Any:
         changed = ours.replace(geom_friction=mu)
         kin = kinematics(changed, q, physics.init(changed, q).qpos_low)
-        motion, _ = velocity(changed, kin.cdof, v)
+        moving = Moving(v, *velocity(changed, kin.cdof, v))
         contacts = collision.detect(changed, kin)
         mass = mass_matrix(changed, kin)
-        return constraint.make_rows(changed, kin, contacts, q, v, motion, mass)
+        return constraint.make_rows(changed, kin, contacts, q, moving, mass)
 
     rows = evaluate(jax.vmap(one), qpos, qvel, friction)
     data, seen = mujoco.MjData(model), 0

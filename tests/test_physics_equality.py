@@ -108,6 +108,7 @@ def test_each_is_felt(row):
     assert np.abs(wanted_of(compiled, given, poses)["qvel"] - wanted).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences():
     _, model, given, poses = drawn(20)
     way = np.random.default_rng(0).normal(size=model.nv)

@@ -72,6 +72,7 @@ def stepped(compiled: Any, given: oracle.Cases, acting: dict[str, np.ndarray]) -
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     source = HAND.format(integrator=integrator)

@@ -126,6 +126,7 @@ def test_a_kernel_takes_leaves_by_environment():
     assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
 
 
+@pytest.mark.quick("source0")
 @pytest.mark.parametrize("source", [ROBOT, oracle.path("humanoid"), oracle.path("pusher_v5")])
 def test_derived_constants_are_mujocos(source):
     model, compiled = physics.load(source), oracle.oracle(source)

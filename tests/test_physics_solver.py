@@ -16,6 +16,7 @@ from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import collision, constraint, implicit, linear, mjcf, readout
 from seedbed.physics.dynamics import mass_matrix, multiply, velocity
+from seedbed.physics.equality import Moving
 from seedbed.physics.kinematics import kinematics
 
 
@@ -64,10 +65,10 @@ def solutions(
 
     def one(q: jax.Array, v: jax.Array, warm: jax.Array, smooth: jax.Array) -> Any:
         kin = kinematics(ours, q, physics.init(ours, q).qpos_low)
-        motion, _ = velocity(ours, kin.cdof, v)
+        moving = Moving(v, *velocity(ours, kin.cdof, v))
         contacts = collision.detect(ours, kin)
         mass = mass_matrix(ours, kin)
-        rows = constraint.make_rows(ours, kin, contacts, q, v, motion, mass)
+        rows = constraint.make_rows(ours, kin, contacts, q, moving, mass)
         free = implicit.Smooth(multiply(mass, smooth), smooth)
         found = implicit.solve(ours, kin, mass, free, warm, contacts, rows)
         return found, readout.absolute(ours, kin, jnp.zeros_like(kin.xpos), np.arange(ours.nbody))

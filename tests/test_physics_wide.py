@@ -48,6 +48,7 @@ GRIPPER = """
 """
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     text = GRIPPER.format(integrator=integrator)
@@ -86,6 +87,7 @@ def test_each_row_is_felt():
         assert np.abs(other - wanted).max() > 1e-2, (field, row)
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_differences():
     model = physics.load(GRIPPER.format(integrator="Euler"))
     given = oracle.cases(GRIPPER.format(integrator="Euler"), 30)

@@ -88,6 +88,11 @@ def is_simulated(sensor: Sensor) -> bool:
     return sensor.simulated and (sensor.kind in _SENSORS or sensor.kind == _KIND.mjSENS_TOUCH)
 
 
+def has_clock(model: Model) -> bool:
+    """Returns whether a sensor reads the time."""
+    return any(sensor.kind == _KIND.mjSENS_CLOCK for sensor in model.sensors)
+
+
 @checked
 def sensor(model: Model, data: Data, name: str) -> jax.Array:
     """Returns the value [dim] of a sensor of the `model` by its name, from the `data` of a step.
@@ -102,7 +107,10 @@ def sensor(model: Model, data: Data, name: str) -> jax.Array:
                 )
             return data.sensordata[each.adr : each.adr + each.dim]
     names = [each.name for each in model.sensors if each.name]
-    hint = did_you_mean(name, names) or f": it has {', '.join(names) or 'none with a name'}"
+    hint = (
+        did_you_mean(name, names, cutoff=0.5)
+        or f": it has {', '.join(names) or 'none with a name'}"
+    )
     raise SeedbedError(f"sensor: the model has no sensor {name!r}{hint}")
 
 

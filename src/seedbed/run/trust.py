@@ -98,7 +98,7 @@ class Trust:
                 importlib.import_module(module) if own else import_named(module), attribute
             )
         except (ImportError, AttributeError, ValueError) as error:
-            remedy = "start where it can be"
+            remedy = "start in the folder of its file, or name that in PYTHONPATH"
             if module.startswith("seedbed."):
                 remedy = "go on with the version of seedbed that began the run, or start a new run"
             raise SeedbedError(

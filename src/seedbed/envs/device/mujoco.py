@@ -21,6 +21,7 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.physics.model import EULER
+from seedbed.physics.sensors import has_clock
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
@@ -36,6 +37,7 @@ class TaskState(NamedTuple):
     qacc_warmstart: Array  # [nv]
     kept: Tree  # the task's `keep` of the state
     act: Tree = ()  # [na]; () if no actuator has an activation
+    time: Tree = ()  # s since the episode began; () if the task does not read it
 
 
 class Verdict(NamedTuple):
@@ -150,7 +152,8 @@ class MujocoTask(abc.ABC):
         )
         if model.na:
             start = start._replace(act=before.act)
-
+        if self._reads_time:
+            start = start._replace(time=before.time)
         acting = self.applied(before, action)
 
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
@@ -174,8 +177,29 @@ class MujocoTask(abc.ABC):
 
     def _carry(self, now: physics.Data) -> TaskState:
         act = now.act if self.physics_model().na else ()
+        time = now.time if self._reads_time else ()
         kept = self.keep(now)
-        return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept, act)
+        return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept, act, time)
+
+    @functools.cached_property
+    def _reads_time(self) -> bool:
+        """Whether an output of the task depends on the time; if not, the time is not carried."""
+        model = self.physics_model()
+        if has_clock(model):
+            return True
+        blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
+        action, act = jnp.zeros(model.nu, jnp.float32), blank.act if model.na else ()
+
+        def outputs(time: Array) -> Tree:
+            now = blank._replace(time=time)
+            state = now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart
+            before = TaskState(*state, self.keep(now), act, time)
+            judged = self.judge(before, now, action)
+            return self.observe(now), judged, self.keep(now), self.applied(before, action)
+
+        traced = jax.make_jaxpr(outputs)(np.float32(0)).jaxpr
+        used = [variable for line in traced.eqns for variable in line.invars]
+        return any(traced.invars[0] is variable for variable in [*used, *traced.outvars])
 
 
 def noise(key: Array, size: int, scale: float) -> jax.Array:
@@ -193,13 +217,16 @@ def noisy_rest(
     key: Array,
     scale: float,
     velocity_noise: Callable[[Array, int, float], jax.Array] = noise,
+    keyframe: str | int | None = None,
 ) -> tuple[Array, Array]:
-    """Draws qpos [nq] and qvel [nv] near the model's qpos0 at rest; consumes the key.
+    """Draws qpos [nq] and qvel [nv] near the `keyframe`'s pose, or qpos0, at rest; consumes the key.
 
-    The noise on qpos is uniform in [-scale, scale); `velocity_noise` draws that on qvel.
+    The noise on qpos is uniform in [-scale, scale); `velocity_noise` draws that on qvel. Raises SeedbedError
+    if there is no such keyframe.
     """
     position, velocity = jax.random.split(key)
-    qpos = model.qpos0.astype(np.float32) + noise(position, model.nq, scale)
+    rest = model.qpos0 if keyframe is None else physics.init(model, keyframe=keyframe).qpos
+    qpos = rest.astype(np.float32) + noise(position, model.nq, scale)
     return qpos, velocity_noise(velocity, model.nv, scale)
 
 
