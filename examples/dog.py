@@ -3,7 +3,7 @@
     python examples/dog.py
 
 The model is dog.xml, in MuJoCo's format; docs/train-your-robot.md goes through both. From the command line:
-`cd examples; seedbed train dog:Dog --steps 6e6 --agent.initial-scale 0.3 --agent.least-scale 0.03`.
+`cd examples; seedbed train dog:Dog --steps 6e6 --agent.initial-scale 0.1 --agent.least-scale 0.01`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ class Dog(MujocoTask):
 if __name__ == "__main__":
     config = train_config("dog:Dog")
     agent: Any = config.agent
-    quiet = dataclasses.replace(agent, initial_scale=0.3, least_scale=0.03)
+    quiet = dataclasses.replace(agent, initial_scale=0.1, least_scale=0.01)
     summary = seedbed.train(dataclasses.replace(config, agent=quiet), steps=6_000_000)
     print(f"trained; look at it with: seedbed evaluate {summary['run']} --html dog.html")
