@@ -144,7 +144,7 @@ def test_a_robot_of_ones_own_is_told_of_and_can_be_trained(capsys):
     for _ in range(20):
         state = step(state, jnp.zeros((16, 12)))
     now = state.timestep
-    assert now.observation.shape == (16, 32) and np.isfinite(now.observation).all()
+    assert now.observation.shape == (16, 30) and np.isfinite(now.observation).all()
     # It stands by its servos.
     assert not now.terminated.any() and (now.reward > 0).all()
 

@@ -88,11 +88,6 @@ def is_simulated(sensor: Sensor) -> bool:
     return sensor.simulated and (sensor.kind in _SENSORS or sensor.kind == _KIND.mjSENS_TOUCH)
 
 
-def has_clock(model: Model) -> bool:
-    """Returns whether a sensor reads the time."""
-    return any(sensor.kind == _KIND.mjSENS_CLOCK for sensor in model.sensors)
-
-
 @checked
 def sensor(model: Model, data: Data, name: str) -> jax.Array:
     """Returns the value [dim] of a sensor of the `model` by its name, from the `data` of a step.
@@ -107,10 +102,8 @@ def sensor(model: Model, data: Data, name: str) -> jax.Array:
                 )
             return data.sensordata[each.adr : each.adr + each.dim]
     names = [each.name for each in model.sensors if each.name]
-    hint = (
-        did_you_mean(name, names, cutoff=0.5)
-        or f": it has {', '.join(names) or 'none with a name'}"
-    )
+    known = ", ".join(names) or "none with a name"
+    hint = did_you_mean(name, names, cutoff=0.5) or f": it has {known}"
     raise SeedbedError(f"sensor: the model has no sensor {name!r}{hint}")
 
 
@@ -264,7 +257,9 @@ def _subtree_velocity(model: Model, moment: Moment, sensor: Sensor) -> jax.Array
     total, mass = jnp.zeros(3, moment.qpos.dtype), sum(model.body_mass[b] for b in bodies)
     for b in bodies:
         if model.body_weldid[b]:
-            total = total + model.body_mass[b] * _centre(model, moment, b).velocity
+            total = (
+                total + model.body_mass[b] * _frame(model, moment, _OBJECT.mjOBJ_BODY, b).velocity
+            )
     return total / jnp.maximum(mass, 1e-15)
 
 
@@ -273,7 +268,7 @@ def _subtree_momentum(model: Model, moment: Moment, sensor: Sensor) -> jax.Array
     velocity = _subtree_velocity(model, moment, sensor)
     total = jnp.zeros(3, moment.qpos.dtype)
     for b in _subtree(model, sensor.objid):
-        frame = _centre(model, moment, b)
+        frame = _frame(model, moment, _OBJECT.mjOBJ_BODY, b)
         spin = _turned(frame.mat, model.body_inertia[b], frame.spin)
         arm = (
             moment.kin.xipos[b] + _to_world(model, moment.kin, b) - moment.subtree_com[sensor.objid]
@@ -290,10 +285,6 @@ def _subtree(model: Model, body: int) -> list[int]:
         if int(model.body_parentid[b]) in inside:
             inside.append(b)
     return inside
-
-
-def _centre(model: Model, moment: Moment, body: int) -> _Frame:
-    return _frame(model, moment, _OBJECT.mjOBJ_BODY, body)
 
 
 def _turned(mat: Array, moments: Array, vector: Array) -> jax.Array:
@@ -318,7 +309,7 @@ def _interaction(part: int) -> _Compute:
         force = jnp.zeros(3, moment.qpos.dtype)
         torque = force
         for b in _subtree(model, site.body):
-            frame = _centre(model, moment, b)
+            frame = _frame(model, moment, _OBJECT.mjOBJ_BODY, b)
             turning, moving = _acceleration(model, moment.kin, bodies, frame)
             mass, moments = model.body_mass[b], model.body_inertia[b]
             momentum = _turned(frame.mat, moments, frame.spin)

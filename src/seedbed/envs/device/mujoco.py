@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,9 +22,9 @@ import numpy as np
 
 from seedbed import physics
 from seedbed.physics.model import EULER
-from seedbed.physics.sensors import has_clock
 from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError, Tree
 
+_CLOCK = int(importlib.import_module("mujoco").mjtSensor.mjSENS_CLOCK)
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 """Folder of the MJCF files that Gymnasium installs."""
 
@@ -185,7 +186,7 @@ class MujocoTask(abc.ABC):
     def _reads_time(self) -> bool:
         """Whether an output of the task depends on the time; if not, the time is not carried."""
         model = self.physics_model()
-        if has_clock(model):
+        if any(sensor.kind == _CLOCK for sensor in model.sensors):
             return True
         blank = physics.make_data(model, physics.init(model, model.qpos0.astype(np.float32)))
         action, act = jnp.zeros(model.nu, jnp.float32), blank.act if model.na else ()
