@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,12 +92,19 @@ def after_forward(model: Any, cases: Cases, fields: Sequence[str]) -> dict[str, 
     return {name: np.stack([row[name] for row in rows]) for name in fields}
 
 
-def after_step(model: Any, cases: Cases, fields: Sequence[str]) -> dict[str, np.ndarray]:
-    """Fields of mjData [n, ...] after mj_step and mj_rnePostConstraint."""
+def after_step(
+    model: Any,
+    cases: Cases,
+    fields: Sequence[str],
+    acting: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Fields of mjData [n, ...] after mj_step and mj_rnePostConstraint, under inputs by their names."""
     rows = []
     data = mujoco.MjData(model)
-    for qpos, qvel, ctrl, warmstart in zip(*cases, strict=True):
+    for i, (qpos, qvel, ctrl, warmstart) in enumerate(zip(*cases, strict=True)):
         _set(model, data, qpos, qvel, ctrl, warmstart)
+        for name, value in (acting or {}).items():
+            getattr(data, name)[:] = value[i]
         mujoco.mj_step(model, data)
         mujoco.mj_rnePostConstraint(model, data)
         rows.append({name: np.array(getattr(data, name)) for name in fields})

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 import pytest
 
@@ -47,19 +46,6 @@ LINKAGE = """
 FIELDS = ("qvel", "qfrc_constraint", "cfrc_ext")
 
 
-def wanted_of(compiled: Any, given: oracle.Cases, poses: dict[str, np.ndarray]) -> dict[str, Any]:
-    rows, data = [], mujoco.MjData(compiled)
-    for i, state in enumerate(zip(*given, strict=True)):
-        mujoco.mj_resetData(compiled, data)
-        data.qpos, data.qvel, data.ctrl, data.qacc_warmstart = state
-        for name, value in poses.items():
-            getattr(data, name)[:] = value[i]
-        mujoco.mj_step(compiled, data)
-        mujoco.mj_rnePostConstraint(compiled, data)
-        rows.append([np.array(getattr(data, name)) for name in FIELDS])
-    return dict(zip(FIELDS, map(np.stack, zip(*rows, strict=True)), strict=True))
-
-
 def drawn(count: int) -> tuple[Any, physics.Model, oracle.Cases, dict[str, np.ndarray]]:
     text = LINKAGE.format(integrator="Euler")
     rng = np.random.default_rng(2)
@@ -81,7 +67,7 @@ def step_of(model: physics.Model, poses: Any, *state: Any) -> Any:
 def test_a_step_is_mujocos():
     compiled, model, given, poses = drawn(90)
     assert len(model.eq_type) == 4
-    wanted = wanted_of(compiled, given, poses)
+    wanted = oracle.after_step(compiled, given, FIELDS, poses)
     found = evaluate(jax.vmap(lambda poses, *state: step_of(model, poses, *state)), poses, *given)
     for name in FIELDS:
         scale = np.abs(wanted[name]).max()
@@ -90,7 +76,7 @@ def test_a_step_is_mujocos():
 
 def test_a_kernels_step_is_mujocos():
     compiled, model, given, poses = drawn(90)
-    wanted = wanted_of(compiled, given, poses)["qvel"]
+    wanted = oracle.after_step(compiled, given, FIELDS, poses)["qvel"]
     cast: Any = jax.tree.map(np.float32, (poses, *given))
     found = jax.jit(simd.vectorize(lambda *x: step_of(model, *x)))(*cast)
     change = np.maximum(np.linalg.norm(wanted - given.qvel, axis=1), 0.02)
@@ -103,9 +89,9 @@ def test_a_kernels_step_is_mujocos():
 def test_each_is_felt(row):
     """Without an equality, some state along the rollouts would go on elsewhere."""
     compiled, _, given, poses = drawn(60)
-    wanted = wanted_of(compiled, given, poses)["qvel"]
+    wanted = oracle.after_step(compiled, given, FIELDS, poses)["qvel"]
     compiled.eq_active0[row] = 0
-    assert np.abs(wanted_of(compiled, given, poses)["qvel"] - wanted).max() > 1e-2
+    assert np.abs(oracle.after_step(compiled, given, FIELDS, poses)["qvel"] - wanted).max() > 1e-2
 
 
 @pytest.mark.slow

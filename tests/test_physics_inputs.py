@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mujoco
 import numpy as np
 import pytest
 
@@ -43,7 +42,18 @@ HAND = """
     <framepos objtype="body" objname="object" reftype="body" refname="palm"/></sensor>
 </mujoco>
 """
-FIELDS = ("qpos", "qvel", "xpos", "xquat", "xipos", "site_xpos", "cvel", "subtree_com", "cfrc_ext")
+FIELDS = (
+    "qpos",
+    "qvel",
+    "xpos",
+    "xquat",
+    "xipos",
+    "site_xpos",
+    "cvel",
+    "subtree_com",
+    "cfrc_ext",
+    "sensordata",
+)
 
 
 def inputs(model: physics.Model, count: int) -> dict[str, np.ndarray]:
@@ -58,20 +68,6 @@ def inputs(model: physics.Model, count: int) -> dict[str, np.ndarray]:
     return {name: np.float64(np.float32(x)) for name, x in drawn.items()}
 
 
-def stepped(compiled: Any, given: oracle.Cases, acting: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Fields of mjData after mj_step and mj_rnePostConstraint, with the inputs."""
-    rows, data = [], mujoco.MjData(compiled)
-    for i, state in enumerate(zip(*given, strict=True)):
-        mujoco.mj_resetData(compiled, data)
-        data.qpos, data.qvel, data.ctrl, data.qacc_warmstart = state
-        for name, value in acting.items():
-            getattr(data, name)[:] = value[i]
-        mujoco.mj_step(compiled, data)
-        mujoco.mj_rnePostConstraint(compiled, data)
-        rows.append({name: np.array(getattr(data, name)) for name in (*FIELDS, "sensordata")})
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
 @pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
@@ -80,7 +76,7 @@ def test_a_step_is_mujocos(integrator):
     assert model.nmocap == 2 and [model.names.body[b] for b in model.mocaps] == ["palm", "tray"]
     given = oracle.cases(source, 40)
     acting = inputs(model, 40)
-    wanted = stepped(compiled, given, acting)
+    wanted = oracle.after_step(compiled, given, FIELDS, acting)
 
     def step(acting: Any, *state: Any) -> Any:
         qpos, qvel, ctrl, warmstart = state
@@ -100,7 +96,7 @@ def test_a_kernel_takes_them_by_environment():
     source = HAND.format(integrator="Euler")
     compiled, model = oracle.oracle(source), physics.load(source)
     given, acting = oracle.cases(source, 100), inputs(model, 100)
-    wanted = stepped(compiled, given, acting)["qvel"]
+    wanted = oracle.after_step(compiled, given, FIELDS, acting)["qvel"]
 
     def step(state: Any, ctrl: Any, acting: Any) -> Any:
         return physics.step(model, state, ctrl, **acting).qvel
