@@ -1,9 +1,11 @@
-"""How fast robots of others are simulated, against MuJoCo's rollout on all cores, in one run.
+"""How fast robots of others are simulated, against MuJoCo's rollout and mjbatch on all cores, in one run.
 
-The scenes are those of `robots`. Both sides begin with the same states: the first keyframe with small random
-velocities, after 600 steps of MuJoCo under random controls about the keyframe's, so that most robots have
-fallen. Then they take turns. MuJoCo runs with the faster of its solvers, until it has converged; the mean
-number of contacts of both sides is in the result.
+The scenes are those of `robots`. They begin with the first keyframe and small random velocities, and 600
+steps of MuJoCo under random controls about the keyframe's, so that most robots have fallen. Then the three
+take turns: in each they begin with the states that MuJoCo's rollout has reached, under the same controls.
+MuJoCo runs with the faster of its solvers, until it has converged; the mean number of contacts at the end of
+all sides is in the result. mjbatch pins another MuJoCo: benchmarks/peers/mjbatch_setup.sh makes its
+environment.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,8 +26,9 @@ import jax.numpy as jnp
 import mujoco
 import numpy as np
 
+from _peers import PEERS
 from physics import HOLD, SOLVERS, MujocoRollout, ours, state_of
-from robots import PATTERNS, compiled, fetch, name_of
+from robots import PATTERNS, compiled, fetch, name_of, specified
 from seedbed import physics, simd
 from seedbed.machine import cpu_name
 
@@ -76,6 +82,52 @@ class Robot:
         return peer.run(states, self.controls(SETTLE // HOLD))
 
 
+class Mjbatch:
+    """mjbatch in a process of its own, which sleeps between its turns."""
+
+    def __init__(self, path: Path, threads: int, folder: Path) -> None:
+        scene = folder / "scene.xml"
+        scene.write_text(plain(path))
+        script = Path(__file__).parent / "peers" / "mjbatch_steps.py"
+        command = [PEERS / "mjbatch" / "bin" / "python", script, scene, threads, HOLD]
+        self._turn, words = folder / "turn.npz", [str(word) for word in command]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(words, text=True, stdin=pipe, stdout=pipe)
+
+    def run(self, model: Any, states: np.ndarray, ctrl: np.ndarray) -> dict[str, float]:
+        """Steps [B] states under controls [B, T, nu]; returns seconds and contacts."""
+        ends = np.cumsum([1, model.nq, model.nv, model.na])
+        qpos, qvel, act = np.split(states, ends, axis=1)[1:4]
+        fields = {"qpos": qpos, "qvel": qvel, "act": act, "ctrl": ctrl}
+        np.savez(self._turn, solver=model.opt.solver, **fields)
+        print(self._turn, file=self._process.stdin, flush=True)
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"mjbatch ended with {self._process.wait()}; its words are above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+
+def plain(path: Path) -> str:
+    """Returns a scene as text without what is only drawn, which an older MuJoCo reads, too."""
+    spec = specified(path)
+    spec.compile()
+    for geom in list(spec.geoms):
+        if geom.type == mujoco.mjtGeom.mjGEOM_MESH and not (geom.contype or geom.conaffinity):
+            spec.delete(geom)
+    for element in (*spec.geoms, *spec.sites, *spec.tendons):
+        element.material = ""
+    for kind in (spec.meshes, spec.textures, spec.materials):
+        for element in list(kind):
+            spec.delete(element)
+    # MuJoCo 4 writes the input of servos, which MuJoCo 3 knows only of other actuators.
+    return re.sub(' (input|material)="[^"]*"', "", spec.to_xml())
+
+
 def contacts(
     model: Any, own: physics.Model, states: np.ndarray, mine: physics.State
 ) -> list[float]:
@@ -89,43 +141,56 @@ def contacts(
     return [float(np.mean(jax.jit(count)(mine))), float(np.mean(found))]
 
 
-def measure(model: Any, name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Compares one scene."""
-    threads = len(os.sched_getaffinity(0))
+def measure(path: Path, name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Compares one scene; the folder holds what mjbatch reads."""
+    threads, model = len(os.sched_getaffinity(0)), compiled(path)
+    other = Mjbatch(path, threads, folder)
     peer, robot = MujocoRollout(converged(model), threads), Robot(model, args.batch, args.amplitude)
     own = physics.load(model)
     model.opt.solver = SOLVERS["Newton"]
     states = robot.states(peer)
     few = slice(0, 16 * threads)
     solver = peer.fastest(states[few], robot.controls(20)[few])
-    run, mine = ours(own), state_of(model, states)
-    rates: dict[str, list[float]] = {"ours": [], "mujoco": []}
+    run = ours(own)
+    rates: dict[str, list[float]] = {"ours": [], "mujoco": [], "mjbatch": []}
     steps = args.batch * args.controls * HOLD
     begun = time.perf_counter()
     for turn in range(args.repeats + 1):
         ctrl = robot.controls(args.controls)
         given = jnp.asarray(ctrl.transpose(1, 0, 2), jnp.float32)
+        start = jax.block_until_ready(state_of(model, states))
         begin = time.perf_counter()
-        mine = jax.block_until_ready(run(mine, given))
+        mine = jax.block_until_ready(run(start, given))
         between = time.perf_counter()
         if not turn:  # it is compiled in the first
             first_s = between - begun
             continue
-        states = peer.run(states, ctrl)
+        reached = peer.run(states, ctrl)
         rates["ours"].append(steps / (between - begin))
         rates["mujoco"].append(steps / (time.perf_counter() - between))
-    ratios = [a / b for a, b in zip(rates["ours"], rates["mujoco"], strict=True)]
+        theirs = other.run(model, states, ctrl)
+        rates["mjbatch"].append(steps / theirs["seconds"])
+        states = reached
+    other.close()
+    ratios, mjbatch = (
+        [a / b for a, b in zip(rates["ours"], rates[side], strict=True)]
+        for side in ("mujoco", "mjbatch")
+    )
     counts = contacts(model, own, states, mine)
     return {
         "scene": name,
         "nv": int(model.nv),
         "ratio": statistics.median(ratios),
         "least_ratio": min(ratios),
+        "mjbatch_ratio": statistics.median(mjbatch),
+        "mjbatch_least_ratio": min(mjbatch),
         "steps_per_s": statistics.median(rates["ours"]),
         "mujoco_steps_per_s": statistics.median(rates["mujoco"]),
+        "mjbatch_steps_per_s": statistics.median(rates["mjbatch"]),
         "mujoco_solver": solver,
         "contacts": counts[0],
         "mujoco_contacts": counts[1],
+        "mjbatch_contacts": theirs["contacts"],
         "diverged": int(np.asarray(mine.diverged).sum()),
         "first_call_s": first_s,
     }
@@ -142,6 +207,8 @@ def main() -> None:
     home = Path.home() / ".cache" / "seedbed" / "robots"
     parser.add_argument("--packages", type=Path, default=home, help="where the wheels are unpacked")
     args = parser.parse_args()
+    if not (PEERS / "mjbatch").exists():
+        parser.error(f"no {PEERS / 'mjbatch'}: make it with benchmarks/peers/mjbatch_setup.sh")
     fetch(args.packages)
     rows = []
     for pattern in PATTERNS:
@@ -149,12 +216,14 @@ def main() -> None:
             name = name_of(path, args.packages)
             if name not in args.scenes:
                 continue
-            row = measure(compiled(path), name, args)
+            with tempfile.TemporaryDirectory() as folder:
+                row = measure(path, name, args, Path(folder))
             rows.append(row)
             print(
                 f"{name:52} nv {row['nv']:2}  {row['ratio']:5.1f} x MuJoCo ({row['mujoco_solver']})  "
-                f"{row['steps_per_s'] / 1e6:.2f} M/s  contacts {row['contacts']:.2f} and "
-                f"{row['mujoco_contacts']:.2f}  first call {row['first_call_s']:.0f} s",
+                f"{row['mjbatch_ratio']:5.1f} x mjbatch  {row['steps_per_s'] / 1e6:.2f} M/s  contacts "
+                f"{row['contacts']:.2f}, {row['mujoco_contacts']:.2f}, {row['mjbatch_contacts']:.2f}  "
+                f"first call {row['first_call_s']:.0f} s",
                 flush=True,
             )
     if args.scenes == list(SCENES):

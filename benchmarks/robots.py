@@ -70,6 +70,11 @@ def compiled(path: Path) -> Any:
         found = [f for folder in (*folders, path.parent.parent) for f in folder.rglob("*")]
         files = {f.name: f.read_bytes() for f in found if f.is_file()}
         return mujoco.MjModel.from_xml_string(path.read_text(), files)
+    return specified(path).compile()
+
+
+def specified(path: Path) -> Any:
+    """MuJoCo's specification of a scene, in which files that are not there are replaced."""
     spec = mujoco.MjSpec.from_file(str(path))
 
     def missing(name: str, *folders: str) -> bool:
@@ -83,7 +88,7 @@ def compiled(path: Path) -> Any:
         if missing(texture.file, spec.texturedir):
             texture.file, texture.builtin = "", mujoco.mjtBuiltin.mjBUILTIN_FLAT
             texture.width = texture.height = 8
-    return spec.compile()
+    return spec
 
 
 def exact(model: Any) -> Any:

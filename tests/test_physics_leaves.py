@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ import pytest
 import mujoco_states as oracle
 from numpy_jaxpr import evaluate
 from seedbed import physics, simd
+from seedbed.envs.device.locomotion.ant import Ant
+from seedbed.envs.device.randomisation import Scale, randomise
 from seedbed.physics.constants import DERIVED
 from seedbed.physics.leaves import LEAVES
 
@@ -48,6 +51,8 @@ ROBOT = """
   </actuator>
 </mujoco>
 """
+BALL = """<mujoco><worldbody><geom type="plane" size="5 5 .1"/>
+<body pos="0 0 .099"><freejoint/><geom size=".1"/></body></worldbody></mujoco>"""
 
 
 def changed(rng: np.random.Generator, name: str, old: np.ndarray) -> np.ndarray:
@@ -152,3 +157,31 @@ def test_nothing_is_derived_where_nothing_changed():
     same = physics.set_const(model)
     for name in DERIVED:
         np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("mu", "told"), [(0.5, False), (1e-4, True)])
+def test_contacts_that_are_to_stay_soft_are_as_they_were_or_the_step_says_so(mu, told):
+    model = physics.load(BALL)
+    friction = np.array(model.geom_friction)
+    friction[:, 0] = mu
+
+    def one(friction: jax.Array, hardens: bool) -> physics.Data:
+        opt = model.opt._replace(hardens=hardens)
+        changed = dataclasses.replace(model, opt=opt).replace(geom_friction=friction)
+        start = physics.init(model)
+        return physics.step_data(changed, start, jnp.zeros(model.nu))
+
+    given = jnp.asarray(friction, jnp.float32)[None]
+    soft, any_ = (jax.jit(simd.vectorize(lambda f, h=h: one(f, h)))(given) for h in (False, True))
+    assert any_.ncon[0] > 0 and any_.solver_error[0] < 1e-3
+    if told:
+        assert soft.solver_error[0] == 1
+    else:
+        assert soft.solver_error[0] < 1e-3
+        np.testing.assert_allclose(soft.qvel, any_.qvel, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("least", "soft"), [(0.4, True), (1e-3, False)])
+def test_a_task_whose_frictions_are_drawn_knows_whether_contacts_stay_soft(least, soft):
+    draws = (Scale("geom_friction", least, 1), Scale("body_mass", 0.8, 1.2))
+    assert randomise(Ant(), *draws).soft == soft

@@ -19,7 +19,7 @@ from seedbed.physics.colliders import COLLIDERS
 from seedbed.physics.kinematics import between, origin_of
 from seedbed.physics.model import Kinematics, Model, Origin
 from seedbed.physics.narrow import BOX, PLANE, SPHERE, Geom, Touch, frame
-from seedbed.physics.slots import HARDEST, TOUCH, PairKind, Slots, candidates, slots
+from seedbed.physics.slots import TOUCH, PairKind, Slots, candidates, may_harden, slots
 from seedbed.types import Array
 
 Row = dict[str, Any]
@@ -291,7 +291,7 @@ def _pair_columns(model: Model, kind: PairKind, dtype: Any) -> dict[str, Array]:
     once = slice(None, None, COLLIDERS[kind.types][1])
     reach = table.reach[once]
     touch = TOUCH * float(jnp.finfo(dtype).eps) * model.geom_extent[kind.pairs].sum(1)
-    hard = table.hardness[once] * float(jnp.finfo(dtype).eps) > HARDEST
+    hard = may_harden(model, table, dtype)[once]
     columns: dict[str, Any] = {
         "touching": table.margin[once] + touch * hard,
         "counted": reach,

@@ -29,7 +29,7 @@ from seedbed.physics.cone import gains
 from seedbed.physics.dynamics import Matrix, path
 from seedbed.physics.equality import Moving
 from seedbed.physics.model import HINGE, SLIDE, Kinematics, Model
-from seedbed.physics.slots import HARDEST, Slots, candidates, slots
+from seedbed.physics.slots import HARDEST, Slots, candidates, may_harden, slots
 from seedbed.physics.softness import impedance, softness
 from seedbed.physics.wide import wide_rows
 from seedbed.types import Array
@@ -97,7 +97,7 @@ class Rows(NamedTuple):
     fixed: Edges
     moving: Edges
     hardness: jax.Array  # D times the response to a force, of the hardest contact
-    compliant: jax.Array  # bool: some contact's normal gives way
+    compliant: jax.Array  # bool: some contact's normal gives way, or should
 
 
 class Group(NamedTuple):
@@ -301,7 +301,8 @@ def _contacts(
     columns["response"] = table.response
     columns |= softness(model, table.solref, table.solimp)
     hard = HARDEST / float(jnp.finfo(dtype).eps)
-    gives = not isinstance(table.hardness, np.ndarray) or (table.hardness > hard).any()
+    harder = may_harden(model, table, dtype)
+    gives = not isinstance(harder, np.ndarray) or harder.any()
     inertia = None
     if gives:
         columns["turn"] = _turns(model, table)
@@ -316,14 +317,16 @@ def _contacts(
         slack = impedance(row, excess)
         stiffness = (1 - slack) / (slack * row["weight"])
         across = along = row["response"]
+        gave = worst[1]
         if inertia is not None:
             across, along = response(*inertia, lax.stop_gradient(here), row)
             friction = 2 * jnp.maximum(row["mu"] * row["mu"], LEAST_SQUARE)
             # Divided twice, since the product's square, which the derivative has, would be too small.
             stiffness = jnp.minimum(stiffness, hard / across / friction)
         total = jnp.minimum(table.rows * stiffness, hard / along)
+        if not model.opt.hardens:
+            gave = gave | lax.stop_gradient(table.rows * stiffness * along > hard)
         hardest = jnp.maximum(worst[0], lax.stop_gradient(total * along))
-        gave = worst[1]
         if gives:
             compliance = jnp.maximum(along / hard - 1 / (table.rows * stiffness), 0)
             gave = gave | (lax.stop_gradient(compliance) > 0)

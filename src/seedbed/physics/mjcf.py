@@ -194,6 +194,7 @@ def _option(compiled: Any) -> Option:
         eulerdamp=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_EULERDAMP,
         impratio=float(option.impratio),
         refsafe=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_REFSAFE,
+        hardens=True,
         filterparent=not option.disableflags & mujoco.mjtDisableBit.mjDSBL_FILTERPARENT,
     )
 

@@ -38,6 +38,7 @@ class Option(NamedTuple):
     impratio: float  # how much harder friction is than the normal
     refsafe: bool  # springs of constraints are not stiffer than the time step allows
     filterparent: bool  # a body does not touch its parent
+    hardens: bool  # replaced leaves may make contacts harder than the dtype resolves
 
 
 class Keyframe(NamedTuple):
@@ -216,8 +217,8 @@ class Model:
     def replace(self, **leaves: Array) -> Model:
         """Returns a new model in which `leaves` are replaced by arrays of the same shape, traced or not.
 
-        They are fields of the model (`seedbed.physics.leaves.LEAVES`), and `gravity`. Of gains and biases
-        there are three columns. Dofs without friction loss stay without.
+        They are those of `seedbed.physics.leaves.LEAVES`. Of gains and biases there are three columns.
+        Dofs without friction loss stay without.
 
         What follows from sizes, places and masses is kept consistent, but for the constants that MuJoCo
         derives at qpos0 when it compiles: `physics.set_const` computes them anew.

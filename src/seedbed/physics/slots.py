@@ -33,6 +33,10 @@ A body that rests on it sinks in less than that, and MuJoCo's force begins at on
 """
 
 
+HEADROOM = 10
+"""By so much contacts must be softer than what the dtype resolves, if derived leaves are to change."""
+
+
 class PairKind(NamedTuple):
     """The candidate pairs [n, 2] of geoms, in MuJoCo's order, that use the same collider."""
 
@@ -184,6 +188,24 @@ def slots(model: Model, kinds: tuple[PairKind, ...]) -> Slots:
             + model.geom_lever[geom] ** 2 * model.body_invweight0[body, 1]
         ).sum(1),
     )
+
+
+def may_harden(model: Model, table: Slots, dtype: Any) -> Array:
+    """Returns which contacts may be harder than the dtype resolves, [n] bool."""
+    hard = table.hardness > HARDEST / float(jnp.finfo(dtype).eps)
+    constant = isinstance(hard, np.ndarray) or model.opt.hardens
+    return hard if constant else np.zeros(len(table.geom), bool)
+
+
+def stays_soft(model: Model, friction: dict[str, np.ndarray], dtype: Any) -> bool:
+    """Returns whether no contact is near what the dtype resolves, with these least leaves of `friction`.
+
+    The room left is for masses and what else is derived; a step whose contacts need more says so.
+    """
+    model = model.replace(**friction)
+    limit = HARDEST / float(jnp.finfo(dtype).eps) / HEADROOM
+    tables = (slots(model, kinds) for kinds in candidates(model))
+    return all((table.hardness < limit).all() for table in tables)
 
 
 def _invweight(model: Model, body: np.ndarray, condim: Array) -> Any:

@@ -230,6 +230,8 @@ def _forward(
         error = relative_error(model, solution, qacc_smooth, qvel)
         if isinstance(contacts.lost, jax.Array):
             error = jnp.where(contacts.lost, 1, error)
+        if not model.opt.hardens:
+            error = jnp.where(rows.compliant, 1, error)
     with named_scope("readout"):
         problem = raised(pose(model, kin, mass, contacts, rows), solution.compensation)
         wrench = solution.wrench if pushed is None else solution.wrench + pushed

@@ -16,6 +16,7 @@ from seedbed.nearest import did_you_mean
 from seedbed.physics.constants import DERIVED, set_const
 from seedbed.physics.leaves import LEAVES
 from seedbed.physics.model import Model
+from seedbed.physics.slots import stays_soft
 from seedbed.types import Array, Environment, EnvState, SeedbedError
 
 SERVOS = {"kp": 1, "kv": 2}
@@ -96,7 +97,8 @@ def randomise(env: Environment, *draws: Scale | Offset) -> Environment:
     least: dict[str, np.ndarray] = {}
     for draw in draws:
         _check(model, draw, least)
-    return _Randomise(env, draws)
+    friction = {name: x for name, x in least.items() if name in ("geom_friction", "pair_friction")}
+    return _Randomise(env, draws, stays_soft(model, friction, jnp.float32))
 
 
 def _check(model: Model, draw: Scale | Offset, least: dict[str, np.ndarray]) -> None:
@@ -158,6 +160,7 @@ class _Randomise(Wrapper):
     """The wrapper of `randomise`; its state is the leaves of this episode, by name."""
 
     draws: tuple[Scale | Offset, ...]
+    soft: bool  # no contact can be harder than float32 resolves, which is faster
 
     def reopen(self, key: Array, last: EnvState | None) -> EnvState:
         key, drawing = jax.random.split(key)
@@ -200,7 +203,9 @@ class _Randomise(Wrapper):
     def _varied(self, leaves: dict[str, Array]) -> Environment:
         """Returns the task with these leaves in its model."""
         model: Model = self.env.physics_model()  # type: ignore[attr-defined]
-        return dataclasses.replace(self.env, model=model.replace(**leaves))  # type: ignore[type-var]
+        opt = model.opt._replace(hardens=not self.soft)
+        model = dataclasses.replace(model, opt=opt).replace(**leaves)
+        return dataclasses.replace(self.env, model=model)  # type: ignore[type-var]
 
 
 def _vary_servos(
