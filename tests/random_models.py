@@ -42,7 +42,7 @@ FEATURES = frozenset(
         *("position servo", "velocity servo", "general actuator", "actuatorfrcrange", "gravcomp"),
         *("geom box", "fixed tendon", "driven tendon", "contact pair"),
         *("ball joint", "mocap body", "activation"),
-        *("connect", "weld", "joint equality", "impratio"),
+        *("connect", "weld", "joint equality", "impratio", "site actuator"),
         *("friction", "no friction", "low friction", "high friction", "condim 1"),
         *("contact margin", "gap", "priority", "solmix", "solref", "direct solref", "solimp"),
     )
@@ -69,14 +69,15 @@ class _Draw:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         # What came later is drawn apart, so that the older seeds keep their bodies.
-        self.later, self.latest, self.newest, self.last = (
-            np.random.default_rng([seed, k]) for k in (1, 2, 3, 4)
+        self.later, self.latest, self.newest, self.last, self.pushing = (
+            np.random.default_rng([seed, k]) for k in (1, 2, 3, 4, 5)
         )
         self.features: set[str] = set()
         self.names = 0
         self.joints: list[tuple[str, float]] = []
         self.bodies: list[str] = []
         self.geoms: list[str] = []
+        self.sites: list[tuple[str, float]] = []
 
     def chance(self, feature: str, share: float, rng: np.random.Generator | None = None) -> bool:
         """Whether something has a feature, which is then noted."""
@@ -210,7 +211,9 @@ class _Draw:
         if self.chance("several geoms", 0.3):
             geoms += self.geom(density * self.near(0.1, 10))
         if self.chance("site", 0.2):
-            geoms += f'<site pos="{self.vector(0.1)}"/>'
+            self.sites.append((f"site{len(self.sites)}", density / 1000))
+            turned = _text(*self.pushing.normal(size=4))
+            geoms += f'<site name="{self.sites[-1][0]}" pos="{self.vector(0.1)}" quat="{turned}"/>'
         if self.chance("given inertia", 0.15):
             mass = density * self.near(1e-4, 1e-2)
             moments = mass * self.near(1e-4, 0.03) * self.rng.uniform(0.7, 1.2, 3)
@@ -325,6 +328,10 @@ class _Draw:
                 f' gainprm="{_text(self.near(0.1, 10, self.newest) * heft)}" actearly="true"'
                 ' actlimited="true" actrange="-0.2 0.3"/>'
             )
+        for site, heft in self.sites:
+            if self.chance("site actuator", 0.6, self.pushing):
+                push, turn = self.pushing.normal(size=(2, 3)) * heft * [[3], [0.3]]
+                rows += f'<motor site="{site}" gear="{_text(*push, *turn)}"/>'
         return rows
 
     def tendon(self, damps: bool) -> tuple[str, str]:

@@ -389,7 +389,7 @@ def test_tendons_are_sensed_and_have_energy():
     ("integrator", "spring", "servo", "told"),
     [
         ("implicitfast", SPRING, "", "implicitfast with damping of tendon"),
-        ("implicitfast", "", SERVO, "implicitfast with a servo that damps a tendon"),
+        ("implicitfast", "", SERVO, "implicitfast with a servo that damps a tendon or site"),
     ],
 )
 def test_tendons_that_are_not_simulated_are_refused(integrator, spring, servo, told):

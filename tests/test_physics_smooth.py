@@ -14,7 +14,7 @@ import mujoco_states as oracle
 from numpy_jaxpr import evaluate
 from seedbed import physics
 from seedbed.physics import dynamics, linear, math
-from seedbed.physics.actuators import actuation
+from seedbed.physics.actuators import Acting, actuation
 from seedbed.physics.kinematics import kinematics
 from seedbed.physics.readout import absolute, readout
 
@@ -92,7 +92,7 @@ def smooth(model: physics.Model, qpos: Any, qvel: Any, ctrl: Any) -> dict[str, A
     matrix = dynamics.mass_matrix(model, kin)
     bias = dynamics.bias(model, kin, qvel, motion, before)
     passive = dynamics.passive(model, kin, qpos, qvel, motion)
-    actuator = actuation(model, ctrl, qpos, qvel, jnp.zeros(0)).force
+    actuator = actuation(model, ctrl, Acting(kin, motion, qpos, qvel, jnp.zeros(0))).force
     factor = linear.factor(linear.pattern(model.nv, set(matrix)), matrix)
     zero = jnp.zeros((), qpos.dtype)
     size = range(model.nv)
@@ -176,12 +176,18 @@ def _subtree_mass(compiled: Any) -> np.ndarray:
     return total
 
 
+def still(model: physics.Model) -> Acting:
+    """The model at its zero position, at rest."""
+    qpos, qvel = jnp.zeros(model.nq), jnp.zeros(model.nv)
+    kin = kinematics(model, qpos, jnp.zeros(len(model.root_dofs)))
+    return Acting(kin, jnp.zeros((model.nbody, 6)), qpos, qvel, jnp.zeros(0))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2e10])
 def test_a_bad_control_zeroes_all(bad):
     model = physics.load(ZOO).astype(np.float32)
     ctrl = np.array([0.5, bad, 0.5], np.float32)
-    still = jnp.zeros(model.nq), jnp.zeros(model.nv), jnp.zeros(0)
-    assert not actuation(model, jnp.asarray(ctrl), *still).force.any()
+    assert not actuation(model, jnp.asarray(ctrl), still(model)).force.any()
 
 
 def test_an_infinite_control_is_clamped_where_it_is_limited():
@@ -190,8 +196,7 @@ def test_an_infinite_control_is_clamped_where_it_is_limited():
     data = mujoco.MjData(compiled)
     data.ctrl = [np.inf, 0.3, -0.4]
     mujoco.mj_forward(compiled, data)
-    still = jnp.zeros(model.nq), jnp.zeros(model.nv), jnp.zeros(0)
-    found = actuation(model, jnp.asarray(data.ctrl, jnp.float32), *still).force
+    found = actuation(model, jnp.asarray(data.ctrl, jnp.float32), still(model)).force
     np.testing.assert_allclose(found, data.qfrc_actuator, rtol=1e-6)
 
 

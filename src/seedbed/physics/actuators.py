@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.physics import math, tendons
-from seedbed.physics.dynamics import is_sane
-from seedbed.physics.model import Model
+from seedbed.physics.dynamics import applied, is_sane
+from seedbed.physics.kinematics import site_xmat
+from seedbed.physics.model import Kinematics, Model
 from seedbed.types import Array
 
 INTEGRATOR, FILTER, FILTEREXACT = 1, 2, 3
@@ -28,14 +29,23 @@ class Actuation(NamedTuple):
     act_dot: jax.Array  # [na] rates of the activations, 1/s
 
 
-def actuation(
-    model: Model, ctrl: jax.Array, qpos: jax.Array, qvel: jax.Array, act: jax.Array
-) -> Actuation:
-    """Computes the joint forces of the actuators at ctrl [nu] and activations [na] (mj_fwdActuation).
+class Acting(NamedTuple):
+    """What moves the actuators, and where they are."""
+
+    kin: Kinematics
+    motion: jax.Array  # [nbody, 6] of the moving bodies
+    qpos: jax.Array  # [nq]
+    qvel: jax.Array  # [nv]
+    act: jax.Array  # [na] activations
+
+
+def actuation(model: Model, ctrl: jax.Array, now: Acting) -> Actuation:
+    """Computes the joint forces of the actuators at controls [nu] (mj_fwdActuation).
 
     If any control, after clamping, is not finite or is larger than 1e10 in size, all controls count as zero.
     At a bound of its own force or the joint's, an actuator has no slope (mjd_actuator_vel).
     """
+    qpos, qvel, act = now.qpos, now.qvel, now.act
     force: list[Array] = [np.zeros((), ctrl.dtype)] * model.nv
     slope = list(force)
     if not model.nu:
@@ -49,7 +59,11 @@ def actuation(
     clamped, act_dot = _activated(model, clamped, act)
     output = model.actuator_gainprm[:, 0] * clamped
     length = gear * jnp.stack(tendons.lengths(model, moment, qpos))
-    speed = gear * jnp.stack(tendons.speeds(moment, qvel))
+    pushes = _pushes(model, now.kin)
+    speeds = math.unstack(gear * jnp.stack(tendons.speeds(moment, qvel)))
+    for i, (body, wrench) in pushes.items():
+        speeds[i] = math.dot(wrench, now.motion[body])
+    speed = jnp.stack(speeds)
     if math.may_differ(model.actuator_gainprm[:, 1:]) or math.may_differ(model.actuator_biasprm):
         gain, bias = (
             prm[:, 0] + prm[:, 1] * length + prm[:, 2] * speed
@@ -68,11 +82,42 @@ def actuation(
         for d in np.flatnonzero(row):
             force[d] = force[d] + (term if row[d] == 1 else row[d] * term)
             slope[d] = slope[d] + (more if row[d] == 1 else row[d] ** 2 * more)
+    if pushes:
+        pushed = math.unstack(_pushed(model, now.kin, pushes, output))
+        force = [x + y for x, y in zip(force, pushed, strict=True)]
     for j in np.flatnonzero(model.jnt_actfrclimited):
         d, (least, most) = model.jnt_dofadr[j], model.jnt_actfrcrange[j]
         inside = (force[d] > least) & (force[d] < most)
         force[d], slope[d] = jnp.clip(force[d], least, most), jnp.where(inside, slope[d], 0)
     return Actuation(jnp.stack(force), output, length, speed, tuple(slope), act_dot)
+
+
+def _pushes(model: Model, kin: Kinematics) -> dict[int, tuple[int, jax.Array]]:
+    """Returns the moving body and the wrench [6] of a unit of force, of each actuator that pushes a site.
+
+    The wrench is about the reference point of the body's tree. A site without another to refer to has no
+    length (mj_transmission).
+    """
+    found = {}
+    for i in np.flatnonzero(model.actuator_site >= 0):
+        site = int(model.actuator_site[i])
+        body, mat = int(model.body_weldid[model.site_bodyid[site]]), site_xmat(model, kin, site)
+        gear = model.actuator_gear[i]
+        push, turn = math.apply(mat, gear[:3]), math.apply(mat, gear[3:])
+        if body:
+            lever = math.cross(kin.site_xpos[site], push)
+            found[int(i)] = body, jnp.concatenate([turn + lever, push])
+    return found
+
+
+def _pushed(
+    model: Model, kin: Kinematics, pushes: dict[int, tuple[int, jax.Array]], output: jax.Array
+) -> jax.Array:
+    """Returns the forces [nv] on the dofs of actuators that push sites."""
+    wrenches: list[Array] = [jnp.zeros(6, output.dtype)] * model.nbody
+    for i, (body, wrench) in pushes.items():
+        wrenches[body] = wrenches[body] + output[i] * wrench
+    return applied(model, kin, jnp.stack(wrenches))
 
 
 def _activated(model: Model, ctrl: jax.Array, act: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -125,6 +125,12 @@ def origin_of(model: Model, kin: Kinematics, body: int | np.integer) -> Origin:
     return Origin(zero, zero)
 
 
+def site_xmat(model: Model, kin: Kinematics, site: int) -> jax.Array:
+    """Returns the axes [3, 3] of a site."""
+    local = math.np_quat_to_mat(model.site_quat[site])
+    return math.matmul(kin.xmat[int(model.site_bodyid[site])][None], local[None])[0]
+
+
 def _chain(model: Model, qpos: jax.Array, frames: _Frames) -> None:
     """Adds the poses of the moving bodies to the frames, from the roots outwards."""
     zero, eye = np.zeros(3, qpos.dtype), np.eye(3, dtype=qpos.dtype)

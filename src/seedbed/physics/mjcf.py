@@ -143,10 +143,13 @@ def from_mujoco(compiled: Any) -> Model:
             "sensors",
             "tendon_moment",
             "actuator_moment",
+            "actuator_site",
         ):
             value = getattr(compiled, field.name)
             fields[field.name] = np.array(value) if isinstance(value, np.ndarray) else int(value)
     fields["tendon_moment"], fields["actuator_moment"] = tendons.moments(compiled)
+    pushes = compiled.actuator_trntype == mujoco.mjtTrn.mjTRN_SITE
+    fields["actuator_site"] = np.where(pushes, compiled.actuator_trnid[:, 0], -1)
     active = np.array(compiled.eq_active0, bool)
     for name in fields:
         if name.startswith("eq_"):

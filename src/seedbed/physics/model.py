@@ -76,9 +76,7 @@ class Sensor(NamedTuple):
     cutoff: float  # 0: none
     clipped: bool  # whether the cutoff is of both signs
     simulated: bool  # False for what its objects or delays keep from being computed
-    intprm: tuple[
-        int, int
-    ]  # of a contact sensor, the data that it gives, and how it reduces contacts
+    intprm: tuple[int, int]  # of a contact sensor: its data, and how it reduces contacts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +186,8 @@ class Model:
     tendon_damping: np.ndarray  # [ntendon] N s/m, or N m s/rad
     tendon_lengthspring: np.ndarray  # [ntendon, 2] m or rad, between which its spring rests
     actuator_moment: np.ndarray  # [nu, nv] the same, of what it drives; ours
-    actuator_gear: Array  # [nu, 6]; a joint uses the first
+    actuator_site: np.ndarray  # [nu] the site that it pushes; -1: none; ours
+    actuator_gear: Array  # [nu, 6]; a joint uses the first, a site has force and torque
     actuator_gainprm: Array  # [nu, 3] force per control: fixed, per length, per velocity
     actuator_biasprm: Array  # [nu, 3] force without control: fixed, per length, per velocity
     actuator_dyntype: np.ndarray  # [nu] mjtDyn: kind of activation

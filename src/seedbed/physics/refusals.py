@@ -225,12 +225,12 @@ def _actuators(m: Any) -> Iterator[Refusal]:
     for i in range(m.nactuator):
         actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
         # On a hinge or a slide the two are the same.
-        if not _drives_scalars(m, i):
-            remedy = "drive hinges, slides or fixed tendons"
+        if not _is_driven(m, i):
+            remedy = "drive hinges, slides, fixed tendons, or sites without refsite"
             yield Refusal("actuator on no hinge or slide", remedy, actuator)
-        elif _damps_tendon(m, i) and _implicit(m):
+        elif _damps_more(m, i) and _implicit(m):
             remedy = "use the integrator Euler, or drive joints"
-            yield Refusal("implicitfast with a servo that damps a tendon", remedy, actuator)
+            yield Refusal("implicitfast with a servo that damps a tendon or site", remedy, actuator)
         if kind := _not_affine(m, i):
             yield Refusal(kind, "use a motor or a servo", actuator)
         refused = {
@@ -245,16 +245,19 @@ def _actuators(m: Any) -> Iterator[Refusal]:
                 yield Refusal(f"{what} of actuator", "give it to the joint, or remove it", actuator)
 
 
-def _drives_scalars(m: Any, i: int) -> bool:
-    driven = m.actuator_trnid[i, 0]
+def _is_driven(m: Any, i: int) -> bool:
+    driven, reference = m.actuator_trnid[i]
+    if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_SITE:
+        return bool(reference < 0)
     if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON:
         return tendons.is_fixed(m, driven)
     return int(m.actuator_trntype[i]) in _JOINT and m.jnt_type[driven] in (SLIDE, HINGE)
 
 
-def _damps_tendon(m: Any, i: int) -> bool:
+def _damps_more(m: Any, i: int) -> bool:
+    """Returns whether an actuator damps what is no joint."""
     damps = m.actuator_gainprm[i, 2] or m.actuator_biasprm[i, 2]
-    return bool(m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON and damps)
+    return bool(m.actuator_trntype[i] not in _JOINT and damps)
 
 
 def _implicit(m: Any) -> bool:

@@ -19,7 +19,7 @@ from seedbed.physics import math
 from seedbed.physics.actuators import Actuation
 from seedbed.physics.collision import Contacts, Points, Row, scan_slots
 from seedbed.physics.dynamics import accelerations, body_motion
-from seedbed.physics.kinematics import between, origin_of
+from seedbed.physics.kinematics import between, origin_of, site_xmat
 from seedbed.physics.model import Data, Kinematics, Model, Sensor
 from seedbed.physics.problem import Problem
 from seedbed.physics.readout import absolute
@@ -111,8 +111,7 @@ def _frame(model: Model, moment: Moment, kind: int, number: int) -> _Frame:
     kin = moment.kin
     if kind == _OBJECT.mjOBJ_SITE:
         body, pos = int(model.site_bodyid[number]), kin.site_xpos[number]
-        local = math.np_quat_to_mat(model.site_quat[number])
-        mat = math.matmul(kin.xmat[body][None], local[None])[0]
+        mat = site_xmat(model, kin, number)
     elif kind == _OBJECT.mjOBJ_GEOM:
         body, pos = int(model.geom_bodyid[number]), kin.geom_xpos[number]
         mat = kin.geom_xmat[number]

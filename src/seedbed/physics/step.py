@@ -13,7 +13,7 @@ from jax import named_scope
 from seedbed.arguments import checked, shown
 from seedbed.nearest import did_you_mean
 from seedbed.physics import linear
-from seedbed.physics.actuators import actuation
+from seedbed.physics.actuators import Acting, actuation
 from seedbed.physics.assembly import equality_force, raised
 from seedbed.physics.collision import detect
 from seedbed.physics.constraint import make_rows
@@ -210,7 +210,8 @@ def _forward(
     with named_scope("velocity"):
         motion, before = velocity(model, kin.cdof, qvel)
     with named_scope("smooth_forces"):
-        actuated = actuation(model, inputs.ctrl, qpos, qvel, state.act)
+        acting = Acting(kin, motion, qpos, qvel, state.act)
+        actuated = actuation(model, inputs.ctrl, acting)
         smooth = actuated.force + passive(model, kin, qpos, qvel, motion)
         smooth = smooth - bias(model, kin, qvel, motion, before)
         pushed = None

@@ -26,8 +26,8 @@ def is_fixed(compiled: Any, tendon: int) -> bool:
 def moments(compiled: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns what a unit of each dof adds to the lengths of tendons and of actuators with a gear of 1.
 
-    They are [ntendon, nv] and [nu, nv]. Spatial tendons have none, and actuators that are refused may have
-    any.
+    They are [ntendon, nv] and [nu, nv]. Spatial tendons have none, nor have actuators that push sites, and
+    those that are refused may have any.
     """
     tendons = np.zeros((compiled.ntendon, compiled.nv))
     for tendon in range(compiled.ntendon):
@@ -41,7 +41,7 @@ def moments(compiled: Any) -> tuple[np.ndarray, np.ndarray]:
         driven = int(compiled.actuator_trnid[i, 0])
         if compiled.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON:
             actuators[i] = tendons[driven]
-        else:
+        elif compiled.actuator_trntype[i] != mujoco.mjtTrn.mjTRN_SITE:
             actuators[i, compiled.jnt_dofadr[driven]] = 1
     return tendons, actuators
 

@@ -18,7 +18,7 @@ from seedbed.physics.collision import Points, Row, frame_of
 from seedbed.physics.cone import push
 from seedbed.physics.constraint import groups, motion_of, velocity
 from seedbed.physics.dynamics import body_motion
-from seedbed.physics.kinematics import between, origin_of
+from seedbed.physics.kinematics import between, origin_of, site_xmat
 from seedbed.physics.model import Kinematics, Model
 from seedbed.physics.narrow import BOX, CAPSULE, CYLINDER, SPHERE
 from seedbed.physics.problem import Problem
@@ -32,7 +32,7 @@ def touches(
     model: Model, kin: Kinematics, problem: Problem, qacc: jax.Array, sites: Sequence[int]
 ) -> jax.Array:
     """Returns the force in N that each of `sites` feels, at the solution qacc [nv] of the problem."""
-    motion, mats = body_motion(model, problem.cdof, qacc), [_axes(model, kin, s) for s in sites]
+    motion, mats = body_motion(model, problem.cdof, qacc), [site_xmat(model, kin, s) for s in sites]
 
     def slot(
         total: jax.Array,
@@ -60,11 +60,6 @@ def touches(
         side = side._replace(table=side.table | added)
         total, _ = over_slots(side, slot, total, side.aref)
     return total
-
-
-def _axes(model: Model, kin: Kinematics, site: int) -> jax.Array:
-    local = math.np_quat_to_mat(model.site_quat[site])
-    return math.matmul(kin.xmat[int(model.site_bodyid[site])][None], local[None])[0]
 
 
 def _places(
