@@ -17,6 +17,7 @@ import random_models
 from numpy_jaxpr import evaluate
 from seedbed import cli, physics, simd
 from seedbed.physics import slots
+from seedbed.physics.summary import summary
 from seedbed.types import SeedbedError
 
 ARM = """
@@ -129,6 +130,17 @@ def test_a_model_that_was_edited_is_taken_as_it_is():
     disabled = mujoco.MjModel.from_xml_string(arm("contact"))
     physics.load(disabled)
     assert disabled.geom_contype.any() and disabled.opt.disableflags
+
+
+def test_what_is_easily_overlooked_in_a_model_is_told():
+    xml = """<mujoco><worldbody><geom type="plane" size="5 5 .1"/><body>
+      <joint name="knee" axis="0 1 0" range="20 90" limited="true"/><geom size=".1" condim="1"/></body>
+      </worldbody><actuator><motor joint="knee"/></actuator>
+      <keyframe><key name="home" qpos="1"/><key qpos="2"/></keyframe></mujoco>"""
+    told = "\n".join(summary(xml))
+    assert "1; 1 of them without a range of controls" in told and "condim 3" in told
+    assert "qpos0 has knee at 0, outside of 0.3491 to 1.571" in told
+    assert "keyframe 1 has knee at 2" in told and "home has" not in told
 
 
 def test_a_robot_of_ones_own_is_told_of_and_can_be_trained(capsys):
