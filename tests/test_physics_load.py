@@ -60,7 +60,8 @@ REFUSED = {
         "</actuator>"
     },
     "actuator on no hinge or slide (arm)": {
-        "rest": '<actuator><motor name="arm" site="tip"/></actuator>'
+        "world": '<site name="there"/>',
+        "rest": '<actuator><motor name="arm" site="tip" refsite="there"/></actuator>',
     },
     "equality constraint": {
         "rest": '<tendon><fixed name="cord"><joint joint="hinge" coef="1"/></fixed></tendon>'
