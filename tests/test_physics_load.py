@@ -61,6 +61,11 @@ REFUSED = {
     },
     "actuator on no hinge or slide (arm)": {
         "world": '<site name="there"/>',
+        "rest": '<actuator><motor name="arm" cranksite="tip" slidersite="there" cranklength="1"/>'
+        "</actuator>",
+    },
+    "actuator with refsite (arm)": {
+        "world": '<site name="there"/>',
         "rest": '<actuator><motor name="arm" site="tip" refsite="there"/></actuator>',
     },
     "equality constraint": {

@@ -90,7 +90,7 @@ def test_a_kernels_step_is_mujocos():
 
 def test_what_pulls_at_another_site_or_damps_implicitly_is_refused():
     servo = SERVO.replace('site="tip"', 'site="tip" refsite="a"')
-    with pytest.raises(SeedbedError, match="sites without refsite"):
+    with pytest.raises(SeedbedError, match="actuator with refsite"):
         physics.load(drone("Euler", servo))
     with pytest.raises(SeedbedError, match="servo that damps a tendon or site"):
         physics.load(drone("implicitfast"))

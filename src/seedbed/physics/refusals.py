@@ -226,11 +226,13 @@ def _actuators(m: Any) -> Iterator[Refusal]:
         actuator = _named(m, mujoco.mjtObj.mjOBJ_ACTUATOR, i)
         # On a hinge or a slide the two are the same.
         if not _is_driven(m, i):
-            remedy = "drive hinges, slides, fixed tendons, or sites without refsite"
+            remedy = "drive joints, tendons or sites"
             yield Refusal("actuator on no hinge or slide", remedy, actuator)
         elif _damps_more(m, i) and _implicit(m):
             remedy = "use the integrator Euler, or drive joints"
             yield Refusal("implicitfast with a servo that damps a tendon or site", remedy, actuator)
+        elif _is_site(m, i) and m.actuator_trnid[i, 1] >= 0:
+            yield Refusal("actuator with refsite", "push the site alone", actuator)
         if kind := _not_affine(m, i):
             yield Refusal(kind, "use a motor or a servo", actuator)
         refused = {
@@ -246,12 +248,16 @@ def _actuators(m: Any) -> Iterator[Refusal]:
 
 
 def _is_driven(m: Any, i: int) -> bool:
-    driven, reference = m.actuator_trnid[i]
-    if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_SITE:
-        return bool(reference < 0)
+    driven = m.actuator_trnid[i, 0]
+    if _is_site(m, i):
+        return True
     if m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_TENDON:
         return tendons.is_fixed(m, driven)
     return int(m.actuator_trntype[i]) in _JOINT and m.jnt_type[driven] in (SLIDE, HINGE)
+
+
+def _is_site(m: Any, i: int) -> bool:
+    return bool(m.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_SITE)
 
 
 def _damps_more(m: Any, i: int) -> bool:
