@@ -30,7 +30,7 @@ class Actuation(NamedTuple):
 
 
 class Acting(NamedTuple):
-    """What moves the actuators, and where they are."""
+    """The configuration in which actuators act: poses, motions and activations."""
 
     kin: Kinematics
     motion: jax.Array  # [nbody, 6] of the moving bodies
