@@ -151,8 +151,7 @@ def parity(device: Any, task: str) -> Figures:
 
 def environment_difference(device: Any, cpu: Any, env: Any) -> str | None:
     """Compares whole steps of an environment with short episodes, each from the CPU's state before."""
-    short = auto_reset(time_limit(episode_statistics(env), EPISODE))
-    reset, step = simd.vectorize(short.reset), simd.vectorize(short.step)
+    reset, step = kernels(env, EPISODE)
     keys, rng = jax.random.split(jax.random.key(7), ROWS), np.random.default_rng(0)
     state = on(cpu, reset, keys)
     if difference := first_difference(on(device, reset, keys), state):
@@ -166,6 +165,12 @@ def environment_difference(device: Any, cpu: Any, env: Any) -> str | None:
         again += int(np.sum(state.timestep.first))
     assert again, "no episode has begun anew"
     return None
+
+
+def kernels(env: Any, episode: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns reset and step, [B, ...], of an environment that resets itself after so many steps at most."""
+    whole = auto_reset(time_limit(episode_statistics(env), episode))
+    return simd.vectorize(whole.reset), simd.vectorize(whole.step)
 
 
 def drawn_actions(env: Any, rng: np.random.Generator, rows: tuple[int, ...]) -> np.ndarray:
@@ -206,8 +211,7 @@ def rates(device: Any, name: str, sizes: tuple[int, ...]) -> Figures:
 def environment_rates(device: Any, task: str, sizes: tuple[int, ...]) -> Figures:
     """Measures steps of an environment that resets itself, with its observations and rewards."""
     env: Any = registry.resolve(task)
-    whole = auto_reset(time_limit(episode_statistics(env), env.episode_steps))
-    reset, kernel = simd.vectorize(whole.reset), simd.vectorize(whole.step)
+    reset, kernel = kernels(env, env.episode_steps)
     rng = np.random.default_rng(0)
 
     @jax.jit
@@ -238,12 +242,21 @@ def memory(name: str, architecture: str) -> dict[str, Any]:
 
 
 def lower(preset: str) -> dict[str, Any]:
-    """Compiles the kernels of a preset's training for GPUs, without one: they stay on disk."""
+    """Compiles the kernels of a preset's training and of its task for GPUs: they stay on disk."""
     config: Any = resolve.train_config(preset)
     program = Program(config.env, config.agent, config.runtime)
     begun = time.perf_counter()
     carry = jax.eval_shape(program.first)
-    for traced in (program.traced(carry), jax.jit(program.first).trace()):
+    env: Any = config.env
+    reset, step = kernels(env, env.episode_steps)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), ROWS))
+    actions = drawn_actions(env, np.random.default_rng(0), (ROWS,))
+    for traced in (
+        program.traced(carry),
+        jax.jit(program.first).trace(),
+        jax.jit(reset).trace(keys),
+        jax.jit(step).trace(jax.eval_shape(reset, keys), actions),
+    ):
         traced.lower(lowering_platforms=("cuda",))
     return {f"{preset}, seconds to its kernels": round(time.perf_counter() - begun, 1)}
 

@@ -108,6 +108,7 @@ def pace(lines: list[dict[str, Any]]) -> tuple[float, float]:
     """Steps a second, and when the last was learned from, on the run's clock.
 
     The last line is of after the evaluation; the steps since the line before it were as fast as the rest.
+    A run that has logged no step is 0 steps a second fast.
     """
     *during, last = lines
     if not during:  # a run shorter than the period of the log: both count the evaluation in
@@ -116,6 +117,8 @@ def pace(lines: list[dict[str, Any]]) -> tuple[float, float]:
     rate = late["env_steps_per_s"]
     if len(during) > 1:
         rate = (late["env_steps"] - first["env_steps"]) / (late["wall_s"] - first["wall_s"])
+    if rate == 0:
+        return 0.0, last["wall_s"]
     end = late["wall_s"] + (last["env_steps"] - late["env_steps"]) / rate
     return rate, min(end, last["wall_s"])
 
