@@ -11,6 +11,7 @@ import pytest
 
 import mujoco_states
 from seedbed import cli, physics
+from seedbed.physics import math
 from seedbed.types import SeedbedError
 
 BODY = """
@@ -230,3 +231,9 @@ def test_welded_bodies_are_one_part_unless_traced():
     com = data.subtree_com[1] - data.xpos[1]
     np.testing.assert_allclose(model.parts.pos[0], com, atol=1e-12)
     assert model.replace(body_mass=jnp.asarray(model.body_mass)).parts.body == (1, 1)
+
+
+def test_no_constant_is_a_negative_zero():
+    """Its sign would be that of a CPU's own rounding: kernels of one make would not be found on another."""
+    tidied = math.tidy(np.array([-0.0, -1e-18, 1e-18, -0.5, 0.9999999999999999, -1.0]))
+    assert not np.signbit(tidied[:3]).any() and tidied.tolist() == [0, 0, 0, -0.5, 1, -1]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 import types
 
 import pytest
@@ -154,3 +157,22 @@ def test_without_auto_no_dtype_is_chosen(monkeypatch):
         assert scaling.with_compute_dtype(config, None) == (config, None)
     own = resolve.train_config("ant", "my_agents:Custom")
     assert scaling.with_compute_dtype(own, None) == (own, None)
+
+
+def test_roles_share_a_gpu_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv(name := "XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    monkeypatch.setattr(devices, "os", types.SimpleNamespace(environ=(given := {})))
+    devices.share_accelerators()
+    assert given == {name: "false"}
+    given[name] = "true"
+    devices.share_accelerators()
+    assert given == {name: "true"}
+
+
+def test_shards_leave_accelerators_alone(importable):
+    code = "import jax; from seedbed.run.devices import *; keep_to_the_host(); print(jax.local_devices())"
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda,cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "CpuDevice" in done.stdout, done.stderr

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 import composer as fuzz
 from control_flow import PROGRAMS, batch
 from gpu_host import assert_same_bits, host_kernel, host_vectorize, run
+from seedbed import llvm
 from seedbed.simd import vectorize
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program, entry_name
@@ -156,6 +157,18 @@ def test_every_sum_and_product_is_rounded_for_itself():
     assert "approx" not in text
     assert ".version 6.3" in text
     assert ".target sm_75" in text
+
+
+def test_random_bits_are_frozen_before_ptx_is_made(monkeypatch):
+    """LLVM else looks for proofs for minutes, with quadratic effort; `freeze` is no instruction."""
+    seen = []
+    frozen = llvm._frozen
+    monkeypatch.setattr(llvm, "_frozen", lambda text: seen.append(frozen(text)) or seen[-1])
+    text = ptx_of(lambda key: jax.random.bits(key), jax.random.key(0))
+    (passed,) = seen
+    mixed = re.findall(r"%mixed\.\S+ = (xor|tail call i32 @llvm.fshl)", passed)
+    assert len(mixed) == passed.count(" = freeze i32 %mixed.") > 20
+    assert len(re.findall(r"\bxor\.b32", text)) == mixed.count("xor")
 
 
 def signs(x, y):

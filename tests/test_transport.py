@@ -24,6 +24,7 @@ from seedbed.actors.pool import ActorPool
 from seedbed.actors.process import Launcher
 from seedbed.actors.slots import Slot, slot_layout, spec_from_json, spec_to_json
 from seedbed.envs.host.gym import FactoryEnv
+from seedbed.streams import supervisor
 from seedbed.streams.supervisor import MAX_DEATHS
 from seedbed.testing.counting import NUM_ACTIONS
 from seedbed.types import ArraySpec, Box, Discrete, EnvSpec, MultiDiscrete, SeedbedError, Timestep
@@ -411,3 +412,13 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
         ours.answer(4, 1)
         assert theirs.answered
         assert (theirs.action == 1).all()
+
+
+def test_the_last_words_of_a_process_are_its_error_and_no_note_of_jax():
+    # timeit runs a statement, and ends with its traceback.
+    statement = "import jax; jax.jit(lambda x: x.nothing)(1.0)"
+    process = supervisor.start_module("timeit", ("-n1", "-r1", statement), stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = supervisor.last_line(said.decode())
+    assert last.startswith("AttributeError") and "nothing" in last

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import sys
 import threading
 import warnings
@@ -198,7 +199,17 @@ def compile_assembly(text: str, target: Target) -> str:
         )
         module.verify()
         _optimize(module, machine)
-        return machine.emit_assembly(module)
+        return machine.emit_assembly(llvm.parse_assembly(_frozen(str(module))))
+
+
+# Strength reduction of straight code asks of pair after pair of integer sums whether a term may be poison,
+# and looks for a proof through dozens of instructions for each: with random bits, that was 13 of 14 seconds.
+# What is frozen needs no proof, and `freeze` becomes no instruction.
+_MIXED = re.compile(r"^ *%([\w.]+) = (xor i32 .*|tail call i32 @llvm\.fshl\.i32.*)$", re.MULTILINE)
+
+
+def _frozen(text: str) -> str:
+    return _MIXED.sub(r"%mixed.\1 = \2\n%\1 = freeze i32 %mixed.\1", text)
 
 
 def load_object(code: bytes, symbol: str) -> int:

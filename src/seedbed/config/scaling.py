@@ -14,9 +14,14 @@ import jax
 
 from seedbed.agents.base import BaseAgent
 from seedbed.config.configuration import TrainConfig
-from seedbed.run.devices import kind_of_device, multiplies_bfloat16, start_jax
+from seedbed.run.devices import (
+    kind_of_device,
+    multiplies_bfloat16,
+    share_accelerators,
+    start_jax,
+)
 from seedbed.run.folder import RunFolder
-from seedbed.run.options import FusedConfig
+from seedbed.run.options import FusedConfig, ParamServerConfig
 from seedbed.run.trust import AGENTS
 
 _REPLAY = {"envs": 8, "unroll": 1 / 8}
@@ -82,6 +87,8 @@ def with_compute_dtype(config: TrainConfig, run: Path | None) -> tuple[TrainConf
     if began is not None:
         dtype, reason = began, "as the run began"
     else:
+        if isinstance(config.runtime, ParamServerConfig):
+            share_accelerators()
         start_jax()
         devices = jax.local_devices()
         dtype = "bfloat16" if all(map(multiplies_bfloat16, devices)) else "float32"

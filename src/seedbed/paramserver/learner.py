@@ -34,7 +34,7 @@ from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals
 from seedbed.paramserver.seats import BEAT_S, beat
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
-from seedbed.run.devices import Device, choose_devices, dispatch_in_place
+from seedbed.run.devices import Device, choose_devices, dispatch_in_place, share_accelerators
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
@@ -236,6 +236,7 @@ def main() -> None:
     declare_trust(parser)
     given = parser.parse_args()
     dispatch_in_place()
+    share_accelerators()
     keep_programs()
 
     def make() -> tuple[Role, LearnerWork, str | None]:

@@ -18,6 +18,7 @@ from seedbed.paramserver.replay_folder import layout_of, open_replay, role_of
 from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample, empty_sample
+from seedbed.run.devices import keep_to_the_host
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
 from seedbed.streams.messages import Message, ProtocolError, require_fields
@@ -265,6 +266,7 @@ def main() -> None:
     parser.add_argument("--save", help="the name of the save to go on from; by default the newest")
     declare_trust(parser)
     given = parser.parse_args()
+    keep_to_the_host()
     keep_programs()
 
     def make() -> tuple[Role, ReplayShard, str | None]:

@@ -21,7 +21,7 @@ from seedbed.paramserver.messages import Kind, require_counts
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
-from seedbed.run.devices import dispatch_in_place
+from seedbed.run.devices import keep_to_the_host
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
 from seedbed.run.trust import declare as declare_trust
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
     declare_trust(parser)
     given = parser.parse_args()
-    dispatch_in_place()
+    keep_to_the_host()
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:

@@ -20,6 +20,7 @@ from seedbed.paramserver.run import ClusterRun
 from seedbed.printable import pasted
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
+from seedbed.run.devices import share_accelerators
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.runtime import OnMetrics, View
@@ -49,6 +50,7 @@ def train(
     at a first one that comes before all roles have begun.
     """
     path = run.path.resolve()
+    share_accelerators()
     ensure_credentials(run.listen)
     with Session(run, view, on_metrics) as session:
         spec = _find_spec(env, config, session)

@@ -22,8 +22,11 @@ MIN_SQUARE = 1e-30
 
 
 def tidy(x: np.ndarray) -> np.ndarray:
-    """Rounds elements within 1e-12 of 0, 1 or -1, so that structure shows as exact constants."""
-    near = np.round(x)
+    """Rounds elements within 1e-12 of 0, 1 or -1, so that structure shows as exact constants; no zero is -0.
+
+    Sums differ in their last bit from one make of CPU to another, and so in the sign of what is left of 0.
+    """
+    near = np.round(x) + 0.0
     return np.where((np.abs(near) <= 1) & (np.abs(x - near) < 1e-12), near, x)
 
 

@@ -39,7 +39,9 @@ def start_module(
     `settings` are environment variables; None removes one. The rest is as in `Popen`. Any thread may call
     this. Raises OSError.
     """
-    environment = {**os.environ, **same_modules(), **(settings or {})}
+    # What a process wrote last is what users see; by default JAX ends a traceback with a note of its own.
+    unfiltered = {"JAX_TRACEBACK_FILTERING": "off"}
+    environment = {**unfiltered, **os.environ, **same_modules(), **(settings or {})}
     return subprocess.Popen(
         # With -P and our path, it imports nothing from the current folder.
         [sys.executable, "-P", "-X", "faulthandler", "-m", module, *arguments],
