@@ -235,13 +235,15 @@ def _evaluate(arguments: list[str]) -> int:
     else:
         _print(
             f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
-            f"over {result['episodes']} episodes"
+            f"({result['episode_return_min']:.2f} to {result['episode_return_max']:.2f}) "
+            f"over {result['episodes']} episodes of {result['episode_length_mean']:,.0f} steps"
             + (f" ({result['member']} of the population)" if "member" in result else "")
         )
     if given.video is not None or given.html is not None:
         from seedbed.viewer.record import SHOWN, show
 
         count = min(given.episodes, SHOWN)
+        _warn(f"playing {count} episodes again, to draw them")
         show(
             given.run,
             env=given.env,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import os
 import stat
@@ -121,8 +122,7 @@ class Trust:
             raise Untrusted(
                 f"{printable(self.file)} names the code {name}, which is not imported because {reason}"
             )
-        if sys.stderr is not None:
-            sys.stderr.write(f"importing {printable(name)}, which {printable(self.file)} names\n")
+        _tell(name, printable(self.file), self.file.absolute())
 
     def _writable_by_others(self) -> str:
         """Returns in words how somebody else could have written the file, "" if nobody could."""
@@ -134,3 +134,10 @@ class Trust:
             if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return f"others can write {printable(path)} (its mode is {stat.S_IMODE(found.st_mode):o})"
         return ""
+
+
+@functools.cache
+def _tell(name: str, shown: str, _: Path) -> None:
+    """Tells on stderr, once in a process, what is imported because of the file at a path."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"importing {printable(name)}, which {shown} names\n")
