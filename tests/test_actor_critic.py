@@ -82,7 +82,7 @@ def assert_close(actual, expected, tolerance=1e-6):
     )
 
 
-@pytest.mark.quick("ppo")
+@pytest.mark.slow
 @agents
 def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agent):
     agent = bound(agent, recurrent=True, batch=32)
@@ -119,7 +119,7 @@ def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agen
     np.testing.assert_allclose(ratio, 1, atol=1e-5)
 
 
-@pytest.mark.quick("True-impala", "False-ppo")
+@pytest.mark.quick("False-ppo")
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 @settings(max_examples=40, deadline=None)
@@ -166,7 +166,7 @@ def normalising(agent):
     return bound(agent, **options, learning_rate=1e-20)
 
 
-@pytest.mark.quick("ppo")
+@pytest.mark.slow
 @agents
 def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     """Eight gradients of the same version, of data N(100, 1), applied one after the other."""
@@ -184,6 +184,7 @@ def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     np.testing.assert_allclose(state.params.seen.weight, len(seen) / agent.unroll, rtol=1e-5)
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agent):
     """Each environment begins within 0.001 of the same state, and soon deviates by 1."""
@@ -322,6 +323,7 @@ def test_returns_that_hardly_differ_are_not_blown_up():
     assert ReturnScale(*scale).outputs(jnp.float32(-490.0)) == 2
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_the_entropy_of_a_squashed_action_is_greatest_where_actions_are_spread_evenly(agent):
     """Its gradient by the policy's scale agrees with the integral's, and changes sign near 0.87."""

@@ -41,6 +41,7 @@ def merged(figures):
 # The whole
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_refuses_in_one_line(tmp_path):
     out = tmp_path / "gpu.json"
     done = subprocess.run(

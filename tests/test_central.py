@@ -177,7 +177,7 @@ def test_every_transition_arrives_once_in_order_and_at_its_place():
         assert plane.loop.episodes.summary()["episodes"] > 50
 
 
-@pytest.mark.quick("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("unrolls", [1, 2])
 def test_a_synchronous_agent_acts_and_stops_also_where_actors_die(unrolls):
     with Plane(actors=2, synchronous=unrolls, sleep_s=0.0003) as plane:
@@ -219,7 +219,7 @@ class Soon:
         return np.asarray(self.array)
 
 
-@pytest.mark.quick("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_accelerator_pads_and_has_two_calls_under_way(monkeypatch, accelerators, count):
     """Its loop, on CPUs that pass for some: every transition arrives once and in order here too."""
@@ -291,6 +291,7 @@ def test_killed_actors_lose_their_own_half_unroll_and_nothing_else(monkeypatch):
         assert last == just_completed.get(number, last)
 
 
+@pytest.mark.slow
 def test_a_stopped_actor_stalls_no_one_and_one_that_hangs_is_replaced(pool_clock):
     number = environment_number(0, actor=1, group=0, index=1)
     with Plane(actors=2, fault="hang", fault_at=400, fault_env=number) as plane:
@@ -406,7 +407,7 @@ def test_an_unknown_device_is_refused(run_folder, option):
     assert not psutil.Process().children(recursive=True)
 
 
-@pytest.mark.quick("nan")
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise", "nan"])
 def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault):
     env = counting_env(fault=fault, fault_at=150)
@@ -417,6 +418,7 @@ def test_a_broken_environment_stops_the_run_and_loses_nothing(run_folder, fault)
     assert not psutil.Process().children(recursive=True)
 
 
+@pytest.mark.slow
 def test_a_nan_loss_stops_before_it_is_used(run_folder):
     agent = CountingAgent(actions=counting.NUM_ACTIONS, poison_after=40)
     with pytest.raises(TrainingDiverged, match="learner step 41"):
@@ -519,7 +521,7 @@ def test_a_killed_learner_leaves_nothing_and_resumes(run_folder):
     assert steps == sorted(steps)
 
 
-@pytest.mark.quick("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", [False, True])
 def test_a_signal_stops_and_saves(run_folder, full_pipe, blocked):
     """Also where the terminal takes no more: then training, saving and stopping go on without it."""

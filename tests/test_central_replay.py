@@ -103,6 +103,7 @@ def has_items(folder, count):
     return told and any(line["replay/items"] >= count for line in lines(folder)[:-1])
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_replay(run_folder):
     """The checkpoint that its helper ends after the kill has the replay that was saved for it."""
     process = central_runs.spawn(run_folder, agent="test_central_replay.CountingReplayAgent()")

@@ -129,7 +129,7 @@ def test_bytes_match_xla(padding):
     _check_equal(arrays, stride=2, padding=padding, activation="relu")
 
 
-@pytest.mark.quick("8")
+@pytest.mark.slow
 def test_every_width(width):
     arrays = _arrays((5, 9, 10, 5), 3, 21)
     _check_equal(arrays, stride=2, padding=1, activation="relu")

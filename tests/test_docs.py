@@ -52,6 +52,7 @@ DECLARING = {
 # The site
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path, capsys):
     """And takes no script, style, font or picture from elsewhere, so that it works from file://."""
     built = tmp_path / "site"
@@ -300,6 +301,7 @@ def messages() -> str:
     return "\0".join(found)
 
 
+@pytest.mark.slow
 def test_troubleshooting_quotes_messages_that_there_are():
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
     quoted = re.findall(r"^\| (`+) ?(.*?) ?\1", page, re.MULTILINE)

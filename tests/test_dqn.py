@@ -262,6 +262,7 @@ def test_the_target_is_copied_when_it_is_due():
         assert update % 3 == 0 or (flat(state.params.weights) != kept).any()
 
 
+@pytest.mark.slow
 def test_what_is_donated_shares_nothing_with_the_parameters():
     agent = bound(dataclasses.replace(SMALL, target_period=1))
     state = agent.init(KEY)
@@ -339,7 +340,7 @@ def test_probe_delayed_reward_is_discounted(options):
     np.testing.assert_allclose(values_at(trainer, [1, 1]), 1.0, atol=0.07)
 
 
-@pytest.mark.quick("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_probe_truncation_bootstraps(n_step):
     agent = dataclasses.replace(PROBE, n_step=n_step)

@@ -50,6 +50,7 @@ def test_spaces_are_the_specs():
     assert vector.observation_space.shape == (3, 4) and vector.action_space.shape == (3,)
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("num_envs", [None, 3])
 def test_seeds_repeat(num_envs):
     def play(env, **given):
@@ -104,6 +105,7 @@ def test_the_vector_environment_resets_in_the_step_after_an_end():
     assert env.unwrapped.closed
 
 
+@pytest.mark.slow
 def test_infos_hold_the_metrics():
     _, info = make_gymnasium(HOPPER).reset(seed=0)
     assert info["reward_forward"] == 0.0 and type(info["reward_forward"]) is float
@@ -113,6 +115,7 @@ def test_infos_hold_the_metrics():
     assert (info["episode_length"] == 1).all() and info["_episode_length"].tolist() == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "num_envs", "action", "text"),
     [

@@ -127,7 +127,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.quick("Hopper-*", "InvertedDouble*")
+@pytest.mark.quick("InvertedDoublePendulum-xml")
 @pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)
@@ -168,7 +168,7 @@ def changed(task: Any, name: str) -> Any:
     return not value if isinstance(value, bool) else 1.7 * value + 0.1
 
 
-@pytest.mark.quick("InvertedPendulum")
+@pytest.mark.slow
 @named_but_long
 def test_every_option_is_gymnasiums(kind):
     plain = kind()
@@ -236,7 +236,7 @@ def test_observation_options_reach_gymnasium(kind):
         assert hash(task) == hash(dataclasses.replace(task))
 
 
-@pytest.mark.quick("InvertedPendulum")
+@pytest.mark.slow
 @named_but_long
 def test_resets_are_drawn_as_gymnasiums(kind):
     options = {"reset_noise_scale": 0.03} if hasattr(kind, "reset_noise_scale") else {}
@@ -270,6 +270,7 @@ def test_resets_are_drawn_as_gymnasiums(kind):
             assert abs(ours[i] - wanted) < 1e-6
 
 
+@pytest.mark.slow
 def test_places_are_drawn_where_gymnasium_draws_them():
     keys = jax.random.split(jax.random.key(2), 4000)
     target = np.asarray(jax.jit(simd.vectorize(Reacher().initial))(keys)[0])[:, -2:]
@@ -330,6 +331,7 @@ def lift(tmp_path):
     return Lift(xml_file=str(path))
 
 
+@pytest.mark.slow
 def test_a_users_task(lift):
     spec = EnvSpec(
         {"height": ArraySpec((), "float32"), "speed": ArraySpec((1,), "float32")},
@@ -350,6 +352,7 @@ class Metronome(Lift):
         return super().observe(now) | {"time": now.time}
 
 
+@pytest.mark.slow
 def test_the_time_goes_on_from_step_to_step_where_it_is_read(lift):
     task = Metronome(xml_file=lift.xml_file)
     state = jax.jit(simd.vectorize(task.reset))(jax.random.split(jax.random.key(0), 4))
@@ -361,6 +364,7 @@ def test_the_time_goes_on_from_step_to_step_where_it_is_read(lift):
     assert lift.reset(jax.random.key(0)).inner.time == ()
 
 
+@pytest.mark.slow
 def test_a_clock_among_the_sensors_goes_on(lift, tmp_path):
     path = tmp_path / "clock.xml"
     text = Path(lift.xml_file).read_text()

@@ -124,6 +124,7 @@ def test_a_kernel_does_what_vmap_does(task):
     assert ours.timestep.first[1:].any()
 
 
+@pytest.mark.quick("TMazeProbe")
 @pytest.mark.parametrize("task", [RepeatProbe(), TMazeProbe()], ids=lambda task: type(task))
 def test_they_are_gymnasiums_too(task):
     env = make_gymnasium(task, 3)

@@ -145,7 +145,7 @@ ALIKE = (
 )
 
 
-@pytest.mark.quick("task4", "task6")
+@pytest.mark.quick("task6")
 @pytest.mark.parametrize(
     "task",
     [Walk(), CartPole(), Pendulum(), Acrobot(), MountainCar(), DelayProbe(), TruncationProbe()],
@@ -167,7 +167,7 @@ def test_rewards_are_scaled_and_actions_clipped():
     )
 
 
-@pytest.mark.quick("*-1")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "factor"),
     [
@@ -186,6 +186,7 @@ def test_statistics_are_of_the_rewards_that_the_wrapper_sees(wrap, factor):
     assert set(states.metrics) == {"cost", "episode_return", "episode_length"}
 
 
+@pytest.mark.quick("around")
 @pytest.mark.parametrize("env", [wrap(Walk()) for wrap, _ in ALIKE], ids=[n for _, n in ALIKE])
 def test_observations_are_normalised_as_gymnasiums(env):
     shown, seen = (
@@ -313,6 +314,7 @@ class Servos(MujocoTask):
         return Verdict(jnp.float32(0), jnp.bool_(False), {})
 
 
+@pytest.mark.slow
 def test_servos_are_varied_with_both_of_their_numbers():
     draws = Scale("kp", 0.5, 2, of="hip"), Offset("kv", 0.1, 0.2), Offset("gravity", -1, 1)
     env = randomisation.randomise(Servos(xml_file="", model=physics.load(SERVOS)), *draws)

@@ -67,6 +67,7 @@ def test_atari_terminates_then_opens_the_next_episode() -> None:
     assert (bricks[rows + 1, envs] == bricks[0, 0]).all()
 
 
+@pytest.mark.slow
 def test_a_lost_life_ends_an_episode_but_not_the_game() -> None:
     config = AtariEnv("breakout", life_loss=True)
     t = stack(rollout(config.make(4, 3), 400))

@@ -57,6 +57,7 @@ def policy_of(run: Path) -> Policy:
     return Policy(trained.agent, trained.params, trained.forms.spec, stack)
 
 
+@pytest.mark.slow
 def test_a_folder_has_all_that_a_deployer_needs(run, folder):
     names = ["README.md", "contract.json", "curve.csv", "parameters.safetensors", "policy.onnx"]
     assert sorted(path.name for path in folder.iterdir()) == names

@@ -88,6 +88,7 @@ def undeclared(imported: set[str], declared: set[str]) -> set[str]:
     return imported - declared - sys.stdlib_module_names - PRESENT - {"seedbed"}
 
 
+@pytest.mark.slow
 def test_dependencies_are_what_is_imported():
     files = (ROOT / "src" / "seedbed").rglob("*.py")
     imported = {name for path in files for name in imports(ast.parse(path.read_text()))}

@@ -32,6 +32,7 @@ def trained(monkeypatch):
     return types.SimpleNamespace(seen=[], env=PONG)
 
 
+@pytest.mark.slow
 def test_the_film_shows_the_game_that_is_played(tmp_path, trained, monkeypatch):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     path = tmp_path / "film.mp4"

@@ -101,7 +101,7 @@ def train(folder, env, agent=TINY, resume=False, **options):
 # -- several devices ----------------------------------------------------------------------------
 
 
-@pytest.mark.quick("8")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 8])
 def test_one_and_several_devices_agree(devices):
     _, one, report = run_program(CartPole(), TINY, 6)
@@ -396,6 +396,7 @@ class Falling:
         return EnvState(x, Timestep(x, reward, no, no, first), {"worth": reward})
 
 
+@pytest.mark.slow
 def test_the_first_part_trains_with_euler_and_the_rest_and_evaluations_with_the_own(
     run_folder, capsys
 ):
@@ -523,6 +524,7 @@ def delayed(tmp_path_factory):
     return folder, train(folder, DelayProbe(), PROBE, **DELAYED)
 
 
+@pytest.mark.slow
 def test_ppo_learns_from_delayed_rewards_and_reports(delayed):
     folder, summary = delayed
     assert summary["evaluation/episode_return_mean"] > 6
@@ -586,6 +588,7 @@ class Broken(Counting):
         return after._replace(timestep=steps)
 
 
+@pytest.mark.slow
 def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, capsys):
     arguments = shlex.split(
         f"test_fused:Broken --run {run_folder} --steps 100_000 --checkpoint-every-s 0.1 "
@@ -634,6 +637,7 @@ def test_what_does_not_fit_is_refused_and_leaves_no_folder(run_folder, changes, 
     assert not run_folder.exists()
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder):
     summary = train(run_folder, CartPole(), steps=1, seed=3)
     assert summary["env_steps"] == 128 and summary["learner_steps"] == 4
@@ -648,6 +652,7 @@ def test_fewer_steps_than_an_iteration_and_another_batch_on_resuming(run_folder)
     assert json.loads((run_folder / "config.json").read_text())["agent"]["batch"] == 16
 
 
+@pytest.mark.slow
 def test_a_sweep_is_its_values_one_by_one():
     options = {"sweep": "learning-rate=1e-3,4e-3", "seeds": 2, "seed": 3}
     _, swept, _ = run_program(CartPole(), TINY, 2, **options)
@@ -678,6 +683,7 @@ def test_a_sweep_that_cannot_be_is_refused(sweep, words):
         Program(CartPole(), TINY, FusedConfig(sweep=sweep))
 
 
+@pytest.mark.quick("flag")
 @pytest.mark.parametrize(
     ("env", "sweep"),
     [(CartPole(), "value_clip=0.1,0.2"), (Pendulum(), "initial_scale=0.5,1")],

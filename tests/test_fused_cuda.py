@@ -62,18 +62,21 @@ def kernels(text):
     return found
 
 
+@pytest.mark.slow
 def test_an_iteration_is_one_program_around_the_kernel():
     text = iteration(Program(CartPole(), TINY, FusedConfig()))
     assert calls(text) == {KERNEL}
     assert kernels(text) == [{64}]
 
 
+@pytest.mark.slow
 def test_each_device_steps_its_share():
     text = iteration(Program(CartPole(), TINY, FusedConfig(devices=(0, 1, 2, 3))))
     assert calls(text) == {KERNEL}
     assert kernels(text) == [{16}]
 
 
+@pytest.mark.slow
 def test_the_first_carry_and_evaluations_are_for_cuda_too():
     program = Program(CartPole(), TINY, FusedConfig())
     first = lowered(jax.jit(program.first).trace())

@@ -54,6 +54,7 @@ def train(folder, env, agent=TINY, resume=False, **options):
     return api.train(config, run=folder, resume=resume)
 
 
+@pytest.mark.slow
 def test_it_waits_for_enough_and_then_learns_at_the_ratio():
     _, carry, reports = run_program(CartPole(), TINY, 25)
     updates = [int(report.updates) for report in reports]

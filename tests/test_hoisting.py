@@ -221,6 +221,7 @@ KINDS = {
 STEPS = st.builds(Step, st.sampled_from(sorted(KINDS)), st.tuples(*[st.integers(0, 99)] * 2))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(STEPS, min_size=1, max_size=12), st.lists(st.integers(0, 99), min_size=1, max_size=3)

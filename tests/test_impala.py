@@ -53,6 +53,7 @@ def slow_targets(value, ratio, steps, agent):
     return targets, advantages
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_a_slow_loss():
     agent = bound(dataclasses.replace(SMALL, trace_decay=0.9, reward_clip=0.8, gamma=0.95))
     state, trajectory = initial(agent), trajectory_of(agent)
@@ -111,7 +112,7 @@ def test_rows_weigh_the_same_however_devices_share_them():
         np.testing.assert_allclose(mean, output.metrics[name], rtol=1e-5)
 
 
-@pytest.mark.quick("Box*")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "recurrent"),
     [
@@ -154,7 +155,7 @@ def test_acting_is_on_policy_and_depends_on_each_key_alone(action, recurrent):
     assert bool((evaluated[0] == evaluated[1]).all()) == isinstance(action, Box)
 
 
-@pytest.mark.quick("rmsprop")
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_step_size_falls_with_progress_to_zero(optimizer):
     agent = bound(dataclasses.replace(SMALL, optimizer=optimizer))
@@ -177,6 +178,7 @@ def test_the_step_size_falls_with_progress_to_zero(optimizer):
     np.testing.assert_allclose(max(jax.tree.leaves(moved)), sizes[0], rtol=1e-3)
 
 
+@pytest.mark.quick("0.001", "10.0")
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 10.0])
 def test_rmsprop_is_that_of_the_paper(scale):
     """TensorFlow 1's: the average of squares begins at 1, and epsilon is added below the root."""
@@ -196,6 +198,7 @@ def test_rmsprop_is_that_of_the_paper(scale):
         np.testing.assert_allclose(old - new, expected, rtol=1e-3, atol=3e-7)
 
 
+@pytest.mark.slow
 def test_the_score_of_a_squashed_action_has_mean_0():
     """Far out, where a tanh rounds to its bound: a policy gradient of equal advantages is then 0."""
     n = 4096

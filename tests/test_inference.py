@@ -34,6 +34,7 @@ class ShowingAgent(CountingAgent):
         return action, extras | {"observation": timestep.observation}, state
 
 
+@pytest.mark.slow
 def test_agents_see_the_newest_frames_whatever_arrives_together():
     inference, environments = make_inference(ShowingAgent).inference, Environments(7)
     rng = np.random.default_rng(0)
@@ -51,6 +52,7 @@ def test_agents_see_the_newest_frames_whatever_arrives_together():
             np.testing.assert_array_equal(seen[position], wanted)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     inference, environments = make_inference().inference, Environments(0)
     step = environments.next(1)
@@ -63,6 +65,7 @@ def test_padding_changes_nothing():
     np.testing.assert_array_equal(after.frames.reward[1, 0], step.reward)
 
 
+@pytest.mark.slow
 def test_actions_do_not_depend_on_arrival_order():
     draws = []
     for order in ([[0, 1, 2]], [[2], [0, 1]], [[1], [2], [0]]):
@@ -192,6 +195,7 @@ class Notebook:
         pass
 
 
+@pytest.mark.slow
 def test_the_ladder_is_over_who_is_present_and_changes_while_it_runs():
     with ActorPool(num_groups=3, group_size=2, timeout_s=80.0) as pool:
         peers = {group: Fake(pool, range(group, group + 1)) for group in (0, 2)}
@@ -304,6 +308,7 @@ def acting(monkeypatch, deadline_s, kind=LateInference, gate=None):
             assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_each_call_has_a_deadline_of_its_own_whatever_else_is_under_way(monkeypatch):
     with acting(monkeypatch, deadline_s=0.05) as made:
         one, other = (inference.started for inference in made.inferences)

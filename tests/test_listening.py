@@ -191,6 +191,7 @@ def test_an_actor_needs_no_more_than_its_requirements(run_folder, tmp_path, star
     wait_for(lambda: any(line["env_steps"] for line in lines(run_folder)), learner)
 
 
+@pytest.mark.slow
 def test_actors_stop_at_a_signal_and_the_learner_goes_on(run_folder, tmp_path, started):
     learner_log = tmp_path / "learner.log"
     learner = run_seedbed(learner_log, listening(run_folder, 10**9, NEW))

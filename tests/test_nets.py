@@ -34,6 +34,7 @@ def build(module, *inputs):
     return jax.jit(lambda *x: module.init_with_output(KEY, *x))(*inputs)
 
 
+@pytest.mark.slow
 def test_nature_has_the_published_shape():
     x = images((3, 84, 84, 4))
     y, params = build(Nature(), x)
@@ -57,6 +58,7 @@ def test_deep_resnet_has_the_published_shape():
     assert params["params"]["Mlp_0"]["Dense_0"]["kernel"].shape == (288, 256)
 
 
+@pytest.mark.slow
 def test_residual_blocks_add_to_what_they_are_given():
     x = images((1, 8, 8, 1))
     _, params = build(DeepResNet((4,)), x)
@@ -91,7 +93,9 @@ def scaling_of(x, seed=1):
     return Scaling(jnp.asarray(offset), jnp.asarray(scale)), scaled
 
 
-@pytest.mark.quick("mlp-*", "nature-floats-bfloat16")
+@pytest.mark.quick(
+    "mlp-bytes-bfloat16", "mlp-bytes-float32", "mlp-floats-bfloat16", "mlp-floats-float32"
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "image"),
@@ -194,6 +198,7 @@ def test_auto_chooses_for_each_leaf_and_integers_are_numbers():
     np.testing.assert_allclose(apply(torso, params, floats), got)
 
 
+@pytest.mark.slow
 def test_lstm_forgets_before_it_consumes_the_opening_row():
     x = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
     first = np.zeros((5, 2), bool)
@@ -209,6 +214,7 @@ def test_lstm_forgets_before_it_consumes_the_opening_row():
     assert (grads[:2, 0] == 0).all() and (grads[:2, 1] != 0).any()
 
 
+@pytest.mark.slow
 def test_lstm_gradients_are_those_of_the_equations_row_by_row():
     rng = np.random.default_rng(0)
     x, first = rng.normal(size=(6, 3, 5)).astype(np.float32), rng.random((6, 3)) < 0.3
@@ -243,6 +249,7 @@ def test_lstm_gradients_are_those_of_the_equations_row_by_row():
     assert all((np.abs(leaf) > 1e-3).any() for leaf in jax.tree.leaves(expected))
 
 
+@pytest.mark.slow
 def test_heads():
     x = np.random.default_rng(0).normal(size=(3, 2, 64)).astype(np.float32)
     parameters, _ = build(PolicyHead(6), x)
@@ -276,6 +283,7 @@ def test_actor_critic_scales_observations():
     np.testing.assert_allclose(v, value, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("lstm_size", [0, 8])
 def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
     rng = np.random.default_rng(0)

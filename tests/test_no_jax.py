@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
@@ -33,6 +34,7 @@ def test_actors_import_no_jax() -> None:
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
 
 
+@pytest.mark.slow
 def test_an_idle_atari_actor_is_small() -> None:
     launcher = Launcher(env=AtariEnv("pong"), envs_per_group=1, groups=2, seed=0)
     with local_pool(launcher, actors=1) as pool:

@@ -33,6 +33,7 @@ def run(notebook: nbformat.NotebookNode, folder: Path, monkeypatch: pytest.Monke
     NotebookClient(notebook, timeout=280, resources=resources).execute()
 
 
+@pytest.mark.slow
 def test_a_run_is_one_output_that_is_drawn_anew(tmp_path, monkeypatch):
     cell = nbformat.v4.new_code_cell(VIEW)
     notebook = nbformat.v4.new_notebook(cells=[cell])

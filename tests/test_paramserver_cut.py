@@ -49,6 +49,7 @@ def run(tmp_path, monkeypatch):
     shards.close()
 
 
+@pytest.mark.slow
 def test_a_cut_pauses_learners_and_lets_them_go_on(run):
     made, learners = run
     cut = made.cut()

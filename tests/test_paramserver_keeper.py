@@ -260,6 +260,7 @@ run_role(make)
 """
 
 
+@pytest.mark.slow
 def test_a_role_that_has_met_what_is_not_finite_is_not_started_again(tmp_path, keep, monkeypatch):
     (tmp_path / "diverged.py").write_text(DIVERGED)
     monkeypatch.syspath_prepend(str(tmp_path))

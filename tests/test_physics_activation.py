@@ -38,6 +38,7 @@ ARM = """
 STATE = ("qpos", "qvel", "ctrl", "act")
 
 
+@pytest.mark.quick("implicitfast")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_a_step_is_mujocos(integrator):
     text = ARM.format(integrator=integrator)
@@ -79,6 +80,7 @@ class Hold(MujocoTask):
         return Verdict(jnp.float32(0), jnp.bool_(False), {})
 
 
+@pytest.mark.slow
 def test_tasks_keep_activations():
     """Two steps of one simulation step each, against MuJoCo's two."""
     text = ARM.format(integrator="Euler")

@@ -40,7 +40,7 @@ PUPPET = """
 FIELDS = ("qpos", "qvel", "xpos", "xquat", "cvel", "sensordata")
 
 
-@pytest.mark.quick("Euler")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_a_step_is_mujocos(integrator):
     text = PUPPET.format(integrator=integrator)
@@ -63,6 +63,7 @@ def test_a_step_is_mujocos(integrator):
     assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
 
 
+@pytest.mark.slow
 def test_energy_and_derived_constants():
     text = PUPPET.format(integrator="Euler")
     compiled, model = oracle.oracle(text), physics.load(text)
@@ -78,6 +79,7 @@ def test_energy_and_derived_constants():
         np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
 
 
+@pytest.mark.quick("-1")
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_spring_at_rest_has_a_derivative(sign):
     """Its angle is zero there, of which the square root has none."""

@@ -103,6 +103,7 @@ STACK = """
 """
 
 
+@pytest.mark.slow
 def test_a_stack_moves_as_mujocos():
     found = random_models.judge(STACK, 0, 60)
     assert len(found.error) > 40 and not found.flagged.any(), found.error.max()
@@ -137,12 +138,14 @@ def ncon(model: physics.Model, qpos: np.ndarray) -> int:
     return int(jax.jit(simd.vectorize(count))(qpos[None])[0])
 
 
+@pytest.mark.slow
 def test_named_pairs_have_their_own_constants():
     found = random_models.judge(PAIRS.format(flag="", sensors=""), 0, 60)
     assert len(found.error) > 40 and not found.flagged.any(), found.error.max()
     assert found.excused.mean() < 0.2
 
 
+@pytest.mark.slow
 def test_named_pairs_count_as_contacts():
     text = PAIRS.format(flag="", sensors="")
     compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)
@@ -170,6 +173,7 @@ def test_pairs_that_are_not_simulated_are_refused(change, told):
     assert "foot" in str(caught.value) and "floor" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_friction_of_a_pair_and_gains_are_inputs():
     text = PAIRS.format(flag="", sensors="").replace(
         "<contact>", '<actuator><position joint="bend" kp="3" kv=".1"/></actuator><contact>'
@@ -204,6 +208,7 @@ def test_friction_of_a_pair_and_gains_are_inputs():
     assert data.ncon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", ["0 0 0", "45 0 0", "0 0 45", "30 20 0"])
 def test_boxes_of_one_turn_meet_by_their_faces(turn):
     """Faces and edges are equally far apart there, and rounding must not choose an edge."""
@@ -231,6 +236,7 @@ COUNTED = """
 """
 
 
+@pytest.mark.slow
 def test_contact_sensors_count_as_mujocos():
     text = PAIRS.format(flag="", sensors=COUNTED).replace(' gap=".004"', "")
     compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)

@@ -117,7 +117,7 @@ SCENES = {
 }
 
 
-@pytest.mark.quick("plane-capsule", "plane-cylinder", "sphere-capsule", "static capsule")
+@pytest.mark.quick("sphere-capsule")
 @pytest.mark.parametrize("name", SCENES)
 def test_contacts_are_mujocos(name):
     model = scene(*SCENES[name])
@@ -181,7 +181,7 @@ def in_order(contacts: list[Any]) -> list[Any]:
     return sorted(contacts, key=lambda contact: contact[1])
 
 
-@pytest.mark.quick("0.002")
+@pytest.mark.slow
 @pytest.mark.parametrize("margin", [0.002, 0.0])
 def test_a_capsule_lies_on_a_disc_on_both_ends(margin):
     model = scene(moving("capsule", "a"), moving("cylinder", "b"))
@@ -204,6 +204,7 @@ def test_a_capsule_lies_on_a_disc_on_both_ends(margin):
     assert (np.max(errors, axis=0) < [1e-6, 1e-4, 1e-12]).all()
 
 
+@pytest.mark.slow
 def test_capsule_meets_solid_cylinder():
     """MuJoCo's iterative collider is exact to 1e-6, and less so where the capsule's axis is inside."""
     model = scene(moving("capsule", "a"), moving("cylinder", "b"))
@@ -346,6 +347,7 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
     return out
 
 
+@pytest.mark.quick("limits")
 @pytest.mark.parametrize("case", ["limits", "contacts"])
 def test_rows_are_mujocos(case):
     model = mujoco.MjModel.from_xml_string(LIMITED) if case == "limits" else scene(*MIXED)
@@ -377,6 +379,7 @@ def test_rows_are_mujocos(case):
     assert len(counts) > 3
 
 
+@pytest.mark.slow
 def test_replaced_friction_is_an_input():
     """Friction of each environment, as in MuJoCo where geom_friction is changed."""
     model = scene(LEVEL, moving("capsule", "a"), moving("sphere", "b"))

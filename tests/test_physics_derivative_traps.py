@@ -150,13 +150,14 @@ def test_the_low_part_of_a_position_moves_the_body_as_the_high_part_does(name, r
     np.testing.assert_allclose(back.qpos_low, back.qpos[:, :root], atol=1e-9 * scale)
 
 
+@pytest.mark.slow
 def test_a_quaternion_of_zeros_has_a_finite_gradient():
     model = physics.load(ALONE.format(integrator="Euler"))
     back = gradients(model, states(model, np.zeros((1, 7))), np.zeros((1, 0)))
     assert is_finite(back)
 
 
-@pytest.mark.quick("jac*-Euler")
+@pytest.mark.quick("jacfwd-Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 @pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
 def test_at_rest_a_quaternion_turns_by_half_the_velocity(integrator, mode):
@@ -285,6 +286,7 @@ def kernel_gradients(
     return run(state, ctrl, damping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_a_frozen_environment_is_harmless(integrator):
     """It keeps its state, so the state's cotangents pass, and nothing else has any."""

@@ -193,6 +193,7 @@ def agreeing(model: physics.Model, given: Inputs) -> tuple[np.ndarray, Pieces]:
     return (single.flags == double.flags).all(axis=1), double
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize(("name", "integrator"), runs(ACTUATORS))
 def test_a_kernels_gradient_is_that_in_double(name, integrator):

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import mujoco_states as oracle
 from numpy_jaxpr import prepare
@@ -64,6 +65,7 @@ def flat(xml: str) -> Any:
     return step
 
 
+@pytest.mark.slow
 def test_derivatives_along_directions_are_differences():
     cases, step = oracle.cases(ROBOT, 8), flat(ROBOT)
     assert (oracle.after_forward(oracle.oracle(ROBOT), cases, ["ncon"])["ncon"] > 0).sum() >= 6

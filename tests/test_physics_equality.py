@@ -64,6 +64,7 @@ def step_of(model: physics.Model, poses: Any, *state: Any) -> Any:
     return {name: getattr(data, name) for name in (*FIELDS, "solver_error")}
 
 
+@pytest.mark.slow
 def test_a_step_is_mujocos():
     compiled, model, given, poses = drawn(90)
     assert len(model.eq_type) == 4
@@ -74,6 +75,7 @@ def test_a_step_is_mujocos():
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-7 * scale, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_kernels_step_is_mujocos():
     compiled, model, given, poses = drawn(90)
     wanted = oracle.after_step(compiled, given, FIELDS, poses)["qvel"]

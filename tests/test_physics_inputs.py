@@ -68,7 +68,7 @@ def inputs(model: physics.Model, count: int) -> dict[str, np.ndarray]:
     return {name: np.float64(np.float32(x)) for name, x in drawn.items()}
 
 
-@pytest.mark.quick("Euler")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     source = HAND.format(integrator=integrator)
@@ -92,6 +92,7 @@ def test_a_step_is_mujocos(integrator):
     assert touching.max() >= 3
 
 
+@pytest.mark.slow
 def test_a_kernel_takes_them_by_environment():
     source = HAND.format(integrator="Euler")
     compiled, model = oracle.oracle(source), physics.load(source)

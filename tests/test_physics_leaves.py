@@ -93,6 +93,7 @@ def varied(names: Any, seed: int) -> tuple[Any, physics.Model, dict[str, np.ndar
     return compiled, model, leaves
 
 
+@pytest.mark.slow
 def test_a_step_of_replaced_leaves_is_that_of_a_changed_model():
     compiled, model, leaves = varied(LEAVES, 0)
     given = oracle.cases(ROBOT, 60)
@@ -115,6 +116,7 @@ def test_a_step_of_replaced_leaves_is_that_of_a_changed_model():
         assert np.abs(other - wanted).max() > 1e-5, name
 
 
+@pytest.mark.slow
 def test_a_kernel_takes_leaves_by_environment():
     """Those of the inertia with what MuJoCo derives from them, and all others, in float32."""
     compiled, model, leaves = varied([name for name in LEAVES if name not in DERIVED], 1)
@@ -131,7 +133,7 @@ def test_a_kernel_takes_leaves_by_environment():
     assert np.quantile(error, 0.95) < 1e-4 and error.max() < 1e-3, np.sort(error)[-5:]
 
 
-@pytest.mark.quick("source0")
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [ROBOT, oracle.path("humanoid"), oracle.path("pusher_v5")])
 def test_derived_constants_are_mujocos(source):
     model, compiled = physics.load(source), oracle.oracle(source)
@@ -152,6 +154,7 @@ def test_derived_constants_are_mujocos(source):
         np.testing.assert_allclose(getattr(exact, name), getattr(compiled, name), rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_nothing_is_derived_where_nothing_changed():
     model = physics.load(ROBOT)
     same = physics.set_const(model)
@@ -159,6 +162,7 @@ def test_nothing_is_derived_where_nothing_changed():
         np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
 
 
+@pytest.mark.quick("0.0001-True")
 @pytest.mark.parametrize(("mu", "told"), [(0.5, False), (1e-4, True)])
 def test_contacts_that_are_to_stay_soft_are_as_they_were_or_the_step_says_so(mu, told):
     model = physics.load(BALL)

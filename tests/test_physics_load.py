@@ -195,6 +195,7 @@ def test_malformed_files_are_reported(source, complaint):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_inert_elements_are_accepted():
     mark = '<body mocap="true"><geom size=".1" contype="0" conaffinity="0"/></body>'
     marked = physics.load(xml(world=mark))

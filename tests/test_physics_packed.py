@@ -52,6 +52,7 @@ def pack(patch: pytest.MonkeyPatch, most: int) -> None:
     patch.setattr(collision, "MOST_CONTACTS", most)
 
 
+@pytest.mark.slow
 def test_packing_changes_no_bit(given, monkeypatch):
     model = physics.load(HEAP)
     plain = kernel(model)(*arrays(given))
@@ -62,6 +63,7 @@ def test_packing_changes_no_bit(given, monkeypatch):
         np.testing.assert_array_equal(packed[name], plain[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_contacts_that_find_no_room_are_told(given, monkeypatch):
     model = physics.load(HEAP)
     pack(monkeypatch, 2)

@@ -107,7 +107,7 @@ def test_a_sled_stays_on_ice():
         assert np.abs(qpos[k] - data.qpos)[:3].max() < 2e-3, mu
 
 
-@pytest.mark.quick("limits")
+@pytest.mark.slow
 @pytest.mark.parametrize("xml", [LEVER, PRIORITY, LIMITS], ids=["lever", "priority", "limits"])
 def test_a_step_is_mujocos(xml):
     """Warm and cold: a heavy body on a long lever, rows of many kinds, both bounds of a limit."""
@@ -196,6 +196,7 @@ def test_one_number_tells_whether_a_step_can_be_trusted():
     assert (wrong >= 1e-2).mean() >= 0.95
 
 
+@pytest.mark.slow
 def test_a_pyramid_that_gives_way_is_one_with_its_normal_on_a_spring():
     """The closed form against the minimum over the spring's length, by MuJoCo's rows; derivatives, too."""
     rng = np.random.default_rng(0)
@@ -244,7 +245,7 @@ def forward(xml: str, iterations: int | None = None) -> tuple[physics.Data, Any]
     return jax.jit(lambda state: physics.forward(model, state))(begun), data
 
 
-@pytest.mark.quick("0-0")
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [0, 3])
 @pytest.mark.parametrize("mu", [0.3, 0.01, 1e-3, 0])
 def test_forces_that_move_nothing_do_not_keep_the_solver(mu, side):
@@ -255,13 +256,14 @@ def test_forces_that_move_nothing_do_not_keep_the_solver(mu, side):
     np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-4)
 
 
-@pytest.mark.quick("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 2, 3, 100])
 def test_forces_are_those_of_qacc_also_where_the_solver_stops_early(iterations):
     data, mujocos = forward(BALL.format(mu=1e-3, height=0.0999), iterations)
     np.testing.assert_allclose(data.qfrc_constraint[2], mujocos.qfrc_constraint[2], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_soft_contact_that_only_touches_does_not_push():
     data, mujocos = forward(BALL.format(mu=1, height=0.1))
     np.testing.assert_allclose(data.qacc, mujocos.qacc, atol=1e-5)

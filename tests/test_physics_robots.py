@@ -54,6 +54,7 @@ def arm(*flags: str, option: str = "") -> str:
     return ARM.format(option=option, flags=" ".join(f'{flag}="disable"' for flag in flags))
 
 
+@pytest.mark.quick("constraint-damper")
 @pytest.mark.parametrize("flags", FLAGS, ids="-".join)
 def test_flags_do_what_mujocos_do(flags):
     found = random_models.judge(arm(*flags), 0, 24)
@@ -67,6 +68,7 @@ def test_a_flag_lets_parents_and_children_touch():
     assert pairs == [[(0, 1), (0, 2)], [(0, 1), (0, 2), (1, 2)]]
 
 
+@pytest.mark.slow
 def test_joints_stick_until_a_force_is_larger_than_their_friction_loss():
     text = arm("gravity", "contact", option='integrator="implicitfast"')
     model = physics.load(text)
@@ -83,6 +85,7 @@ def test_joints_stick_until_a_force_is_larger_than_their_friction_loss():
         np.testing.assert_allclose(data.qfrc_constraint[:, 0], force, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_derivatives_go_through_servos_and_friction_loss():
     model = physics.load(arm("contact"))
     compiled = mujoco.MjModel.from_xml_string(arm("contact"))
@@ -143,6 +146,7 @@ def test_what_is_easily_overlooked_in_a_model_is_told():
     assert "keyframe 1 has knee at 2" in told and "home has" not in told
 
 
+@pytest.mark.slow
 def test_a_robot_of_ones_own_is_told_of_and_can_be_trained(capsys):
     examples = Path(__file__).parents[1] / "examples"
     assert cli.main(["check", str(examples / "dog.xml")]) == 0
@@ -200,6 +204,7 @@ def test_boxes_touch_planes_and_spheres_as_mujocos_do():
     assert found.excused.mean() < 0.2
 
 
+@pytest.mark.slow
 def test_a_sphere_inside_a_box_leaves_by_the_nearest_face():
     text = BOXES.replace('pos=".5 0 .4"', 'pos=".55 .05 .1"')
     compiled, rng, n = oracle.oracle(text), np.random.default_rng(0), 32
@@ -256,6 +261,7 @@ SENSORS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_sensors_read_what_mujocos_read(integrator):
     text = SENSORS.format(integrator=integrator)
@@ -306,6 +312,7 @@ TOUCH = """
 """
 
 
+@pytest.mark.slow
 def test_touch_sensors_feel_the_forces_that_mujocos_feel():
     names = ("ground", "ball", "pill", "egg", "can", "bar", "far", "toe", "skin")
     text = TOUCH % "".join(f'<touch site="{name}"/>' for name in names)
@@ -366,6 +373,7 @@ TENDONS = """
 SPRING, SERVO = 'stiffness="4" springlength=".1 .4" damping=".3"', 'kv=".2"'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "spring", "servo"),
     [("Euler", SPRING, SERVO), ("RK4", SPRING, SERVO), ("implicitfast", 'stiffness="4"', "")],
@@ -377,6 +385,7 @@ def test_fixed_tendons_pull_as_mujocos_do(integrator, spring, servo):
     assert found.excused.mean() < 0.1
 
 
+@pytest.mark.slow
 def test_tendons_are_sensed_and_have_energy():
     text = TENDONS.format(integrator="Euler", spring=SPRING, servo=SERVO)
     compiled, model = mujoco.MjModel.from_xml_string(text), physics.load(text)

@@ -64,6 +64,7 @@ def stepped(xml: str) -> Any:
     return one
 
 
+@pytest.mark.quick("Euler")
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     xml = drone(integrator)
@@ -77,6 +78,7 @@ def test_a_step_is_mujocos(integrator):
             np.testing.assert_allclose(found[name], wanted[name][i], atol=1e-7 * scale, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_kernels_step_is_mujocos():
     xml = drone("Euler")
     cases = oracle.cases(xml, 64)

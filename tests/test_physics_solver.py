@@ -182,6 +182,7 @@ def test_frictional_contacts_between_moving_bodies():
     assert ours.niter.max() > 3  # some are not easy
 
 
+@pytest.mark.slow
 def test_the_files_iterations_do_not_stop_the_solver():
     """Files tuned for other solvers say 1 to 5; what is simulated is the minimum."""
     text = path("ant").read_text()
@@ -199,6 +200,7 @@ def test_the_files_iterations_do_not_stop_the_solver():
     assert relative(ours.qacc, theirs["qacc"], theirs["qacc_smooth"]).max() < 1e-9
 
 
+@pytest.mark.slow
 def test_the_cap_of_iterations_is_kept_and_shows():
     model = oracle(FRICTION)
     qpos, qvel, ctrl, warm = heaps(model, 60)

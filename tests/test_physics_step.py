@@ -109,7 +109,7 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
-@pytest.mark.quick("hopper-0", "inverted_pendulum-0")
+@pytest.mark.quick("inverted_pendulum-0")
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -188,6 +188,7 @@ def test_far_away_a_step_is_as_good(name):
     np.testing.assert_allclose(moved, wanted, atol=2e-7)
 
 
+@pytest.mark.slow
 def test_a_bad_control_counts_as_none():
     source = oracle.path("hopper")
     model, given = load(source), oracle.cases(source, 2)
@@ -198,7 +199,7 @@ def test_a_bad_control_counts_as_none():
     assert not found.diverged.any()
 
 
-@pytest.mark.quick("Euler")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log here
@@ -229,6 +230,7 @@ def test_a_diverged_environment_freezes_where_mujoco_resets(integrator, tmp_path
     assert again.diverged and again.time == 0
 
 
+@pytest.mark.slow
 def test_runge_kutta_holds_the_forward_pass_once():
     def equations(jaxpr: Any) -> int:
         inner = [x for eqn in jaxpr.eqns for x in jaxprs_in_params(eqn.params)]
@@ -258,6 +260,7 @@ def test_xla_computes_the_same():
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_replaced_leaves_act_as_in_a_changed_mujoco_model():
     source = oracle.path("half_cheetah")
     model, compiled = load(source), oracle.oracle(source)

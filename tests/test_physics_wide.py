@@ -48,7 +48,7 @@ GRIPPER = """
 """
 
 
-@pytest.mark.quick("Euler")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     text = GRIPPER.format(integrator=integrator)
@@ -108,6 +108,7 @@ def test_derivatives_are_those_of_differences():
     assert close.mean() > 0.9  # a row may begin or end between the two
 
 
+@pytest.mark.slow
 def test_derived_constants_of_tendons():
     compiled = oracle.oracle(GRIPPER.format(integrator="Euler"))
     model = physics.load(GRIPPER.format(integrator="Euler"))

@@ -126,7 +126,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick("discrete", "unbounded")
+@pytest.mark.quick("unbounded")
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -175,6 +175,7 @@ def test_the_gradient_is_that_of_a_slow_loss(changes, action):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_advantages_are_those_of_rlax():
     agent = bound(dataclasses.replace(SMALL, batch=16, unroll=12))
     state, trajectory = initial(agent), trajectory_of(agent)
@@ -290,6 +291,7 @@ def steps_of(agent, kls):
     return sizes, state
 
 
+@pytest.mark.slow
 def test_the_step_size_falls_to_zero_or_stays():
     sizes, state = steps_of(SMALL, [0, 0, 0])
     np.testing.assert_allclose(sizes, [3e-4, 1.5e-4, 0], rtol=2e-2)
@@ -349,6 +351,7 @@ def test_gradients_are_bounded_before_the_optimizer():
     np.testing.assert_allclose(norm, 0.1 * 1e-3, rtol=1e-4)  # (1 - .9) of it
 
 
+@pytest.mark.slow
 def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     agent = dataclasses.replace(
         SMALL, batch=8, epochs=3, minibatches=4, normalise_observations=True
@@ -365,6 +368,7 @@ def test_epochs_and_minibatches_are_counted_and_statistics_seen():
     np.testing.assert_allclose(seen.variance, rows.var(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_all_minibatches_see_observations_as_the_policy_that_acted_did():
     """With steps of no size, the policy is the acting one while its observations are scaled alike."""
     agent = bound(
@@ -494,7 +498,7 @@ BFLOAT = {
 }  # fmt: skip
 
 
-@pytest.mark.quick("choice")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "probe", "threshold"),
     [

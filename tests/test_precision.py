@@ -110,6 +110,7 @@ def test_gradients_of_whole_losses_are_those_of_float32(name):
     assert norms[0] / norms[1] == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_learning_has_the_probabilities_of_acting():
     """The ratios of V-trace are 1, to the last bit, where nothing was learned."""
     agent, state, trajectory = recorded("impala")

@@ -182,6 +182,7 @@ def test_the_gradient_is_that_of_a_slow_loss(options):
     np.testing.assert_allclose(output.priorities, priorities, rtol=1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), end=st.integers(3, 6), truncated=st.booleans())
 def test_nothing_after_an_end_changes_a_gradient_before_it(seed, end, truncated):
@@ -216,6 +217,7 @@ def test_nothing_after_an_end_changes_a_gradient_before_it(seed, end, truncated)
         assert (variant(0, 1.0)[0] != reference).any() == truncated
 
 
+@pytest.mark.slow
 def test_padding_before_an_episode_does_not_reach_its_memory():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -252,6 +254,7 @@ def play(agent, params, steps):
     return action, extras, opening
 
 
+@pytest.mark.slow
 def test_learning_sees_what_acting_saw():
     """Memory, previous actions and rewards agree, and so do priorities while the target is fresh."""
     agent, burn_in = bound(dataclasses.replace(SMALL, epsilon=1.0, epsilon_power=0.0)), 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
@@ -80,5 +81,6 @@ def table() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
+@pytest.mark.slow
 def test_the_table_of_agents_is_what_the_code_says():
     assert table() in README.read_text(), table()

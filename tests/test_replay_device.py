@@ -133,7 +133,7 @@ def functions(experience: Replay, priorities: Any = initial_priorities) -> tuple
     )
 
 
-@pytest.mark.quick("transitions-0.7", "sequences-0.7", "gaps-0.7", "across*-0.7")
+@pytest.mark.quick("gaps-0.7")
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> None:
@@ -254,6 +254,7 @@ def test_what_rounding_adds_leads_nowhere() -> None:
     assert (items == 1).all() and (values == 1).all()
 
 
+@pytest.mark.slow
 def test_a_million_unlikely_items_are_drawn_alike() -> None:
     """A uniform float32 has 23 bits: one alone could reach only every eighth of them."""
     number = 1 << 20
@@ -285,7 +286,7 @@ PRIORITISED = dataclasses.replace(
 )
 
 
-@pytest.mark.quick("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("members", [0, 2])
 def test_the_ring_is_written_in_place(members: int) -> None:
     """What the program needs besides its arguments is less than a hundredth of the ring."""
@@ -307,6 +308,7 @@ def test_the_ring_is_written_in_place(members: int) -> None:
     assert memory.temp_size_in_bytes < ring / 100
 
 
+@pytest.mark.slow
 def test_members_of_a_population_are_each_as_if_alone() -> None:
     runs = [
         jax.tree.map(lambda x: x.reshape(14, 5, *x.shape[1:]), stream(70, 3, seed))

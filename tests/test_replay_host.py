@@ -181,7 +181,7 @@ def test_a_replay_that_could_not_be_learned_from_is_refused(wrong):
         vector_replay(**wrong)
 
 
-@pytest.mark.quick("True-True")
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
 def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_path):
@@ -205,6 +205,7 @@ def test_segments_are_used_again_and_no_row_is_misplaced(compress, kept, tmp_pat
         assert {path.name for path in tmp_path.iterdir()} == live - {None}
 
 
+@pytest.mark.slow
 def test_a_group_that_stalls_gives_way_and_comes_back():
     keeps = experience(sequence=7, period=5, burn_in=3, capacity=1200)
     shape = layout(keeps, groups=2, size=8, frame_stack=2)
@@ -228,6 +229,7 @@ def test_a_group_that_stalls_gives_way_and_comes_back():
     assert (where[:, 0] < 8).any() and where[where[:, 0] < 8, 1].min() > 2
 
 
+@pytest.mark.slow
 def test_one_thread_appends_while_another_draws():
     keeps = experience(sequence=7, period=5, burn_in=3, capacity=600, ratio=1.0, min_size=50)
     replay = HostReplay(layout(keeps, groups=2, size=8))

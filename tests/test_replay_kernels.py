@@ -59,6 +59,7 @@ def test_scatter_takes_rows_as_numpy_would():
         kernels.scatter(np.zeros((2, 400)), result, 0, soon=True)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(deadline=None)
 def test_gather_is_the_slow_account(data):

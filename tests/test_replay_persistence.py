@@ -73,6 +73,7 @@ def test_a_restored_replay_goes_on_as_the_other(tmp_path):
     assert (restored.inserted, restored.sampled) == (replay.inserted, replay.sampled)
 
 
+@pytest.mark.slow
 def test_the_newest_two_saves_are_kept_and_only_their_files(tmp_path):
     replay, recorder = filled(tmp_path)
     for name in range(6):
@@ -158,6 +159,7 @@ def test_a_replay_in_memory_cannot_be_saved():
         HostReplay(layout(KEEPS)).save("1")
 
 
+@pytest.mark.slow
 @on_small_disk
 def test_a_full_disk_stops_saving_and_nothing_else(disk):
     replay, recorder = filled(disk.path)
@@ -181,6 +183,7 @@ def test_a_full_disk_stops_saving_and_nothing_else(disk):
     np.testing.assert_equal(read_all(restored), contents)
 
 
+@pytest.mark.slow
 @on_small_disk
 def test_saving_goes_on_when_there_is_room_again(disk):
     disk.path.mkdir()
@@ -210,6 +213,7 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
         make(tmp_path / "file" / "replay")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_removed_stops_nothing(tmp_path, monkeypatch):
     replay, recorder = filled(tmp_path)
     unlink = Path.unlink
@@ -257,6 +261,7 @@ def files_of(replay: HostReplay, *saves: str) -> set[str]:
     return {path.name for path in indexes} | named | live - {None}
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_read_for_the_moment_keeps_its_files(tmp_path, monkeypatch):
     replay, recorder = filled(tmp_path)
     replay.save("1")
@@ -292,7 +297,7 @@ def fail() -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.quick("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, renamed):
     replay, recorder = filled(tmp_path)
@@ -324,6 +329,7 @@ def test_a_failed_save_leaves_no_file_and_keeps_none(tmp_path, monkeypatch, rena
     assert make(tmp_path).restore(["1", "2"]) == "1"
 
 
+@pytest.mark.slow
 def test_a_segment_that_is_used_again_when_its_save_ends_keeps_its_own_file(tmp_path, monkeypatch):
     disk(monkeypatch, full=True)
     replay, recorder = filled(tmp_path, 2000)
@@ -365,6 +371,7 @@ def test_a_segment_that_is_used_again_when_its_save_ends_keeps_its_own_file(tmp_
     require_equal(replay, restored)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_gone_is_told_and_stops_nothing(tmp_path):
     folder = tmp_path / "replay"
     replay, recorder = filled(folder)
@@ -426,6 +433,7 @@ def test_a_resumed_replay_goes_on_at_once_at_another_ratio(tmp_path, ratio, miss
     assert before - replay.sampled <= slack + published * ratio
 
 
+@pytest.mark.slow
 def test_others_go_on_while_it_is_saved(tmp_path, monkeypatch):
     """Appends, seals and draws from within the synchronisation of files."""
     replay, recorder = filled(tmp_path)

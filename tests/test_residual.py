@@ -63,6 +63,7 @@ def test_bfloat16_is_exact(shape, unit):
         _assert_equal(_value_and_gradients(arrays, dy, jnp.bfloat16), expected)
 
 
+@pytest.mark.quick("shape0-3-pairs", "shape1-5-pairs", "shape1-5-tiles")
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(("shape", "size"), [((7, 5, 17), 3), ((4, 3, 3), 5)])
 def test_no_memory_beyond_the_images_is_touched(shape, size, unit):

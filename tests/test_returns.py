@@ -178,6 +178,7 @@ def test_n_step_case_of_truncation():
     check_close(truncated[jnp.array([0, 7])], [0.1 + 2 * d, 0.8 + 9 * d])
 
 
+@pytest.mark.slow
 def test_generalised_advantage_cases():
     r, v = jnp.array([0.0, 0, 1, 0, -0.5]), jnp.array([1.0, 4, -3, -2, -1, -1])
     discount, ones = jnp.full(5, 0.99), jnp.ones(5)

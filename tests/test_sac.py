@@ -233,6 +233,7 @@ def test_rewards_teach_the_critics_alone():
     assert all(jax.tree.leaves((same.policy, same.log_temperature)))
 
 
+@pytest.mark.quick("0.0--1")
 @pytest.mark.parametrize(("log_scale", "sign"), [(0.0, -1), (-5.0, 1)])
 def test_temperature_falls_while_entropy_is_more_than_its_aim(log_scale, sign):
     agent = bound()
@@ -243,6 +244,7 @@ def test_temperature_falls_while_entropy_is_more_than_its_aim(log_scale, sign):
     np.testing.assert_allclose(change, sign * agent.learning_rate, rtol=1e-3)  # Adam's first step
 
 
+@pytest.mark.slow
 def test_an_update_moves_everything_learned_and_the_targets_after_the_critics():
     agent = bound()
     state = trained(agent)
@@ -265,6 +267,7 @@ def test_an_update_moves_everything_learned_and_the_targets_after_the_critics():
     assert later.updates == state.updates + 1
 
 
+@pytest.mark.slow
 def test_no_two_parts_of_the_state_share_memory():
     agent = bound()
     state = init(agent)
@@ -288,6 +291,7 @@ def acting(agent, params, observation, keys, evaluate):
     return jax.jit(agent.act, static_argnums=4)(params, actor_state, timestep, keys, evaluate)
 
 
+@pytest.mark.slow
 def test_actions_spread_over_their_bounds_and_are_the_middle_ones_to_evaluate():
     box = dataclasses.replace(BOX, shape=(1, 3))
     agent = bound(action=box)
@@ -311,6 +315,7 @@ def test_actions_spread_over_their_bounds_and_are_the_middle_ones_to_evaluate():
     np.testing.assert_allclose(mode, squash(box, head[:, :3], "tanh"), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick("-1000000.0", "200.0")
 @pytest.mark.parametrize("mean", [0.3, 8.0, 200.0, -1e6])
 def test_log_densities_are_right_where_the_tanh_is_flat(mean):
     agent = bound()
@@ -417,6 +422,7 @@ def test_it_learns_the_action_that_an_observation_asks_for(dtype):
     assert metrics["temperature"][-1] < 0.2
 
 
+@pytest.mark.slow
 def test_it_learns_a_first_action_from_the_reward_after_the_second():
     agent = bound(PROBE, UNIT, 2)
 

@@ -169,6 +169,7 @@ def test_roles_share_a_gpu_unless_the_user_says_otherwise(monkeypatch):
     assert given == {name: "true"}
 
 
+@pytest.mark.slow
 def test_shards_leave_accelerators_alone(importable):
     code = "import jax; from seedbed.run.devices import *; keep_to_the_host(); print(jax.local_devices())"
     environment = {**os.environ, "JAX_PLATFORMS": "cuda,cpu"}

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from seedbed.exit_status import ExitStatus
 
 BUSY = """
@@ -34,6 +36,7 @@ def start(*, program: bool, rounds: int) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_busy_program_answers_the_first_signal_and_ends_at_the_second():
     process = start(program=True, rounds=10**9)  # minutes
     assert process.stderr is not None
@@ -52,6 +55,7 @@ def test_a_busy_program_answers_the_first_signal_and_ends_at_the_second():
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_script_ends_in_its_own_way():
     """Its second signal is an exception, once Python is back; it has things of its own to end."""
     process = start(program=False, rounds=10**7)

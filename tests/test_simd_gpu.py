@@ -227,6 +227,7 @@ def mixed_free(x, flag):
     return jnp.where(flag[0] & flag[1], x, -x), ~flag
 
 
+@pytest.mark.slow
 def test_too_large_for_a_thread():
     def large(x):
         return lax.fori_loop(0, 70_000, lambda i, y: y.at[i].set(x + i), jnp.zeros(70_000))[7]

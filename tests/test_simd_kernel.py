@@ -244,6 +244,7 @@ def on_a_small_stack():
         print("after", work.__name__)
 
 
+@pytest.mark.slow
 def test_large_rows_and_arrays_do_not_fill_the_stack(tmp_path):
     command = "import test_simd_kernel as test; test.on_a_small_stack()"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -257,6 +258,7 @@ def test_large_rows_and_arrays_do_not_fill_the_stack(tmp_path):
     assert result.stdout == "after copy_wide_rows\nafter add_to_wide_rows\nafter record_much\n"
 
 
+@pytest.mark.slow
 def test_what_registers_do_not_hold_counts(monkeypatch):
     def function(x):
         many = jnp.sqrt(x + np.arange(600, dtype=np.float32))

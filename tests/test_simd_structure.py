@@ -262,7 +262,7 @@ def assert_same(got, want, name):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=name)
 
 
-@pytest.mark.quick("moves-int32", "reductions-float32", "indices-float32")
+@pytest.mark.quick("reductions-float32")
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_structure(family, dtype):

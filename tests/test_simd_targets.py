@@ -148,7 +148,7 @@ def assert_same_bits(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> N
         assert same.all(), f"result {i}: {a[~same][:5]} is not {b[~same][:5]}"
 
 
-@pytest.mark.quick("elementary", "fuzz-0")
+@pytest.mark.quick("fuzz-0")
 @every_case
 def test_widths_agree(name):
     for width in (8, 16):

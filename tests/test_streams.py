@@ -68,7 +68,7 @@ def test_steps_of_hosts_arrive_once_in_order_and_in_their_groups(net) -> None:
     assert "ended: the run has ended" in one.said()
 
 
-@pytest.mark.quick("*0.4")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_s", "learner_s", "least", "most"), [(0.02, 0, 0.8, 1), (0, 0.02, 0, 0.4)]
 )
@@ -111,6 +111,7 @@ def test_a_killed_host_loses_its_lives_and_nothing_else(net) -> None:
     assert one.hosts[2].poll() is None
 
 
+@pytest.mark.slow
 def test_a_broken_stream_resumes_its_life(net) -> None:
     one = net(groups=2)
     port = one.port()
@@ -126,6 +127,7 @@ def test_a_broken_stream_resumes_its_life(net) -> None:
         one.learner.run(lambda: one.remote.report()["reconnects"] == 10)
 
 
+@pytest.mark.slow
 def test_a_silent_link_is_given_up_and_comes_back(net) -> None:
     one = net(groups=2)
     with Proxy(one.port()) as proxy:
@@ -144,6 +146,7 @@ def test_a_silent_link_is_given_up_and_comes_back(net) -> None:
         assert one.learner.lives == lives
 
 
+@pytest.mark.slow
 def test_environments_that_die_get_another_life(net) -> None:
     one = net(counting(fault="exit", fault_at=150), groups=2)
     one.start_host()
@@ -152,6 +155,7 @@ def test_environments_that_die_get_another_life(net) -> None:
     one.learner.run(lambda: all(one.learner.lives[g] > lives[g] + 1 for g in range(2)))
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_process_comes_back_at_its_port(net) -> None:
     one = net()
     one.start_host()
@@ -182,6 +186,7 @@ def test_a_stopped_ingest_process_is_replaced(net, pool_clock) -> None:
     progress(one, range(2))
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_host_and_its_actors_ends_them_without_a_word(net) -> None:
     """As from `timeout`, a service manager or a batch system."""
     one = net(groups=8)
@@ -234,6 +239,7 @@ def test_a_learner_that_reads_nothing_keeps_no_stream_waiting(net, monkeypatch) 
     one.learner.run(lambda: one.remote.report()["received_bytes"] > before + 1000)
 
 
+@pytest.mark.slow
 def test_hosts_hear_of_the_end_from_a_learner_that_has_read_nothing_for_long(net) -> None:
     """As while it evaluates at the end of the run."""
     one = net(groups=2)

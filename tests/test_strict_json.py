@@ -44,6 +44,7 @@ def test_numbers_that_json_lacks_are_texts_and_come_back():
     ]  # as earlier versions wrote them
 
 
+@pytest.mark.slow
 def test_only_one_module_writes_json():
     """Another one could write NaN; `messages` only reads, more strictly than others."""
     found = {

@@ -37,7 +37,7 @@ SMALL = {"batch": 8, "hidden_sizes": (8,)}
 MEMORY = {"lstm_size": 4, "unroll": 6, **SMALL}
 
 
-@pytest.mark.quick("counting*", "a PPO with all of its statistics")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "spec"),
     [

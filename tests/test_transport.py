@@ -47,6 +47,7 @@ def start_pool(
     return local_pool(launcher, actors=actors, timeout_s=timeout_s)
 
 
+@pytest.mark.slow
 def test_every_step_arrives_once_in_order_and_in_its_group() -> None:
     with start_pool(counting(), actors=2, envs_per_group=2, seed=1, groups=3) as pool:
         assert pool.spec == EnvSpec(ArraySpec((4,), "int32"), Discrete(NUM_ACTIONS))
@@ -142,6 +143,7 @@ def test_an_answer_to_a_dead_actor_is_harmless() -> None:
         assert pool.slots[ready[0]].step == 1
 
 
+@pytest.mark.slow
 def test_an_actor_that_gives_no_sign_is_replaced(pool_clock: Callable[[float], None]) -> None:
     with start_pool(counting(), actors=2, envs_per_group=1, seed=4) as pool:
         assert pool.spec
@@ -236,6 +238,7 @@ def test_not_finite_observations_are_named() -> None:
                 pool.reply(group)
 
 
+@pytest.mark.slow
 def test_a_crash_loop_ends_with_the_last_words() -> None:
     with (
         start_pool(counting(fault="exit"), envs_per_group=1) as pool,
@@ -284,6 +287,7 @@ def test_sizes_that_do_not_work_are_refused() -> None:
             start_pool(counting(), actors=actors, envs_per_group=envs, groups=groups)
 
 
+@pytest.mark.slow
 def test_close_leaves_nothing() -> None:
     me = psutil.Process()
     gc.collect()
@@ -414,6 +418,7 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
         assert (theirs.action == 1).all()
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_process_are_its_error_and_no_note_of_jax():
     # timeit runs a statement, and ends with its traceback.
     statement = "import jax; jax.jit(lambda x: x.nothing)(1.0)"

@@ -97,6 +97,7 @@ def test_a_foreign_run_is_not_loaded(run):
     assert not Path("ran").exists()
 
 
+@pytest.mark.quick("trusted")
 @pytest.mark.parametrize("how", ["own", "trusted"])
 def test_code_of_an_own_or_a_trusted_run_is_imported_and_told(run, capsys, how):
     arguments = ["evaluate", "run", "--episodes", "1"]
@@ -256,7 +257,7 @@ def test_the_table_has_what_presets_are_made_of(preset):
     assert from_json(strict_json.loads(strict_json.dumps(to_json(config))), trust)
 
 
-@pytest.mark.quick("cartpole/*")
+@pytest.mark.quick("cartpole/dqn")
 @pytest.mark.parametrize(
     "preset", ["cartpole/gorila", "cartpole/dqn", "half_cheetah/sac", "pong/r2d2"]
 )

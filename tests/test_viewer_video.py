@@ -55,6 +55,7 @@ def decode(ffmpeg: str, path: Path) -> np.ndarray:
     return np.frombuffer(done.stdout, np.uint8).reshape(-1, HEIGHT, WIDTH, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_draw")
 def test_film_shows_every_frame(tmp_path, ffmpeg):
     path = tmp_path / "ant.mp4"
@@ -114,6 +115,7 @@ def test_missing_driver_is_named(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_draw")
 def test_failed_film_leaves_nothing(tmp_path, monkeypatch):
     kept = tmp_path / "film.mp4"

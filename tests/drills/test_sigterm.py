@@ -123,6 +123,7 @@ def test_what_is_given_up_by_a_second_ctrl_c_leaves_no_role(tmp_path):
     assert trained.popen.returncode in (ExitStatus.GIVEN_UP, ExitStatus.STOPPED), trained.said()
 
 
+@pytest.mark.slow
 def test_every_process_of_a_central_run_at_once(tmp_path):
     run, chance = tmp_path / "run", random.Random(0)
     shared = shared_memory()

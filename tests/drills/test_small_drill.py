@@ -160,6 +160,7 @@ def drill(tmp_path, faults: tuple[Fault, ...], seed: int, timed: bool) -> dict[s
         net.close()
 
 
+@pytest.mark.slow
 def test_one_fault_after_another(tmp_path):
     """The quick ones, in random order."""
     quick = tuple(f for f in FAULTS if "7 s" not in f.name)
