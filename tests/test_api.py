@@ -85,7 +85,7 @@ def make(name):
     return globals()[name]() if name in globals() else gymnasium.make(resolve.resolve_env(name).id)
 
 
-@pytest.mark.quick("Shifted")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["CartPole-v1", "taxi", "Mixed", "Shifted", "Images"])
 def test_a_policy_speaks_the_environments_language(name, tmp_path):
     policy = seedbed.load(write_run(tmp_path / "run", config_of(name)))

@@ -74,6 +74,7 @@ def test_help_and_list_as_processes():
     assert listed["defaults"][0]["default agent"] == "impala"
 
 
+@pytest.mark.slow
 def test_list_and_errors_on_a_terminal():
     status, screen = on_a_terminal("list")
     assert status == 0

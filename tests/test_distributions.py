@@ -197,6 +197,7 @@ def test_squashing_reaches_each_bound_and_nothing_beyond():
         assert (np.diff(y, axis=0) >= 0).all() and (y[-1, [0, 3]] > 50).all()
 
 
+@pytest.mark.quick("spec0", "spec1", "spec3")
 @pytest.mark.parametrize("spec", [BOUNDED, MIXED, ONE_SIDED, LINE])
 def test_the_slope_of_squashing_is_its_derivative(spec):
     size = len(spec.low)

@@ -83,6 +83,7 @@ def test_a_folder_has_all_that_a_deployer_needs(run, folder):
     assert "this checkpoint was never evaluated" in card
 
 
+@pytest.mark.slow
 def test_a_folder_is_loaded_as_its_run(run, folder):
     observations = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     ours, theirs = seedbed.load(run), seedbed.load(folder)
@@ -116,6 +117,7 @@ def remembering(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_memory_and_frames_go_on_as_in_a_loaded_policy(remembering):
     folder = remembering.parent / "policy"
     contract = json.loads((folder / "contract.json").read_text())

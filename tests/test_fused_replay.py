@@ -66,6 +66,7 @@ def test_it_waits_for_enough_and_then_learns_at_the_ratio():
     assert reports[0].metrics["loss/total"] == 0 and reports[-1].metrics["loss/total"] > 0
 
 
+@pytest.mark.slow
 def test_replay_holds_what_happened():
     """CartPole is deterministic: each row and its action must lead to the next row."""
     env = CartPole()

@@ -64,7 +64,7 @@ def stepped(xml: str) -> Any:
     return one
 
 
-@pytest.mark.quick("Euler")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4"])
 def test_a_step_is_mujocos(integrator):
     xml = drone(integrator)

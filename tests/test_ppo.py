@@ -126,7 +126,7 @@ CASES = {
 }
 
 
-@pytest.mark.quick("unbounded")
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "action"), CASES.values(), ids=CASES)
 def test_the_gradient_is_that_of_a_slow_loss(changes, action):
     agent = bound(dataclasses.replace(SMALL, gamma=0.95, **changes), action)
@@ -300,6 +300,7 @@ def test_the_step_size_falls_to_zero_or_stays():
     np.testing.assert_allclose(sizes, [3e-4, 3e-4, 3e-4], rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_the_adaptive_step_size_follows_the_divergence():
     agent = dataclasses.replace(
         SMALL, schedule="adaptive", target_kl=0.02, learning_rate=1e-3, epochs=40
@@ -487,6 +488,7 @@ def test_probe_delayed_reward_is_discounted():
     assert abs(value_at(trainer, [1, 1]) - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_probe_truncation_bootstraps():
     trainer = Trainer(HALVED, Endless, updates=120).train()
     assert abs(value_at(trainer, [1, 1]) - 2) < 0.1

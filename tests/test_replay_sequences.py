@@ -26,6 +26,7 @@ def feed(recorder: Recorder, random: np.random.Generator, rows: int, restart: fl
     recorder.replay.seal_pending()
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     sequence=st.integers(1, 21),

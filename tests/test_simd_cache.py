@@ -229,6 +229,7 @@ def run_script(kind, script=SCRIPT, *more):
     return result.stdout
 
 
+@pytest.mark.slow
 def test_another_process_finds_it_without_tracing(folder):
     first = run_script("miss")
     assert len(files(folder)) == 1

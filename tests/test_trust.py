@@ -75,6 +75,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.quick("export", "resume")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_a_foreign_run_imports_nothing_and_says_why(run, capsys, command):
     foreign(run)
