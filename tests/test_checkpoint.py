@@ -289,6 +289,22 @@ def test_another_agents_checkpoint_is_refused(tmp_path):
         restore(tmp_path, {**TEMPLATE, "v": np.zeros(())})
 
 
+def test_metrics_of_another_version_begin_at_zero(tmp_path):
+    def state(*metrics: str) -> dict:
+        return {
+            "env": {"metrics": {name: np.ones(2, np.float32) for name in metrics}, "x": np.ones(3)}
+        }
+
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(1, state("height", "gone"), {})
+    _, found, _ = restore(tmp_path, state("height", "new"))
+    assert found["env"]["metrics"]["height"].tolist() == [1, 1] == found["env"]["x"].tolist()[:2]
+    assert found["env"]["metrics"]["new"].tolist() == [0, 0] and found["env"]["metrics"].keys() == {
+        "height",
+        "new",
+    }
+
+
 def test_half_written_checkpoints_are_invisible_and_removed(tmp_path):
     from seedbed.run.checkpoint_helper import remove_leftovers
 

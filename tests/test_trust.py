@@ -28,7 +28,7 @@ from seedbed.run.encoding import decode_shapes, encode_shapes
 from seedbed.run.folder import RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
-from seedbed.run.trust import AGENTS, OWN, Trust, Untrusted
+from seedbed.run.trust import AGENTS, MOVED, OWN, Trust, Untrusted
 from seedbed.types import SeedbedError, bind
 from untrained_run import write_run
 
@@ -293,3 +293,9 @@ def test_the_table_names_what_is_there():
 )
 def test_environments_that_are_code_of_users(env, code):
     assert registry.code_of(env) == code
+
+
+def test_what_has_moved_is_found(tmp_path):
+    trust = Trust(tmp_path, tmp_path / "config.json", given=False)
+    for name in MOVED:
+        assert trust.load(name) is ParamServerConfig

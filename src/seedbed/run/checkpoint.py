@@ -353,14 +353,16 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
     stored = {name: every[name] for name in every if f"{name}.".startswith(within)}
     named = named_leaves(template, part)
     wanted = dict(named)
-    if wanted.keys() != stored.keys():
-        names = sorted(wanted.keys() ^ stored.keys())
+    # Another version of a task may count more or less; a metric that is not stored begins at zero.
+    if names := sorted(n for n in wanted.keys() ^ stored.keys() if ".metrics." not in n):
         raise SeedbedError(
             f"checkpoint {printable(path)} is of another agent or version: {names[0]} (of {len(names)} "
             "such parts) is "
             f"only in {'the agent' if names[0] in wanted else 'the checkpoint'}; use those that trained it"
         )
     for name, leaf in named:
+        if name not in stored:
+            continue
         have = (tuple(stored[name]["shape"]), stored[name]["dtype"])
         want = shape_and_dtype(leaf)
         if have != want:

@@ -57,6 +57,8 @@ OWN = frozenset(
     }
 )
 """Seedbed's own classes that a run's folder may name, as `module:Class`."""
+MOVED = {"seedbed.paramserver.options:ParamServerConfig": "seedbed.run.options:ParamServerConfig"}
+"""What folders of earlier versions name, and where it is now."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +92,7 @@ class Trust:
             raise SeedbedError(
                 f"{printable(self.file)} names the class {name!r}: it must be module:Class"
             )
+        name = MOVED.get(name, name)
         module, _, attribute = name.partition(":")
         own = name in OWN
         if not own:
