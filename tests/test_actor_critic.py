@@ -119,7 +119,7 @@ def test_a_memory_knows_the_action_before_and_learning_sees_what_acting_saw(agen
     np.testing.assert_allclose(ratio, 1, atol=1e-5)
 
 
-@pytest.mark.quick("False-ppo")
+@pytest.mark.slow
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 @settings(max_examples=40, deadline=None)
@@ -184,7 +184,7 @@ def test_observation_statistics_are_exact_however_old_the_gradients_are(agent):
     np.testing.assert_allclose(state.params.seen.weight, len(seen) / agent.unroll, rtol=1e-5)
 
 
-@pytest.mark.quick("ppo")
+@pytest.mark.slow
 @agents
 def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agent):
     """Each environment begins within 0.001 of the same state, and soon deviates by 1."""
@@ -203,7 +203,7 @@ def test_the_noise_of_resets_is_not_taken_for_the_deviation_of_observations(agen
     np.testing.assert_allclose(after.params.seen.mean, both, rtol=1e-4)
 
 
-@pytest.mark.quick("False-ppo")
+@pytest.mark.slow
 @agents
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_an_error_of_the_value_does_not_shrink_the_policy_s_step(agent, recurrent):
@@ -236,6 +236,7 @@ def test_an_error_of_the_value_does_not_shrink_the_policy_s_step(agent, recurren
         np.testing.assert_allclose(optax.tree.norm(part), 1e-3, rtol=1e-4)
 
 
+@pytest.mark.quick("ppo")
 @agents
 def test_values_stay_what_they_are_when_their_scale_moves(agent):
     agent = normalising(agent)
@@ -323,7 +324,7 @@ def test_returns_that_hardly_differ_are_not_blown_up():
     assert ReturnScale(*scale).outputs(jnp.float32(-490.0)) == 2
 
 
-@pytest.mark.quick("ppo")
+@pytest.mark.slow
 @agents
 def test_the_entropy_of_a_squashed_action_is_greatest_where_actions_are_spread_evenly(agent):
     """Its gradient by the policy's scale agrees with the integral's, and changes sign near 0.87."""

@@ -71,6 +71,7 @@ def replay_train(folder, view=None, **options):
     return train(folder, view, **{"agent": CountingReplayAgent()} | options)
 
 
+@pytest.mark.slow
 def test_items_are_what_happened_also_where_actors_die(run_folder, taken):
     view = View()
     env = counting_env(fault="exit", fault_at=230, sleep_s=0.0002)

@@ -38,7 +38,7 @@ from seedbed.types import (
 SPEC = EnvSpec(ArraySpec((3,), "float32"), Discrete(7))
 
 
-@pytest.mark.quick("cartpole/gorila")
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_the_agents_of_presets_keep_the_contract(preset):
     chosen = presets.PRESETS[preset]()

@@ -96,6 +96,7 @@ def test_neither_the_package_nor_list_loads_jax():
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_thread_in_jax_does_not_abort_a_program_that_has_given_up():
     """Python unwinds such a thread through C++ when it ends, which is an abort."""
     code = """
@@ -344,6 +345,7 @@ def run_with_checkpoint(tmp_path):
     return write_run(tmp_path / "run", resolve.train_config("cartpole"))
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_plays_if_it_is_asked_for(tmp_path, monkeypatch, capsys):
     """As where a run was stopped after its last evaluation."""
     from seedbed.run import evaluation

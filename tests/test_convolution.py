@@ -187,6 +187,7 @@ def test_nonfinite_values_propagate(bad):
     assert jnp.isnan(conv2d(x, kernel, bias, stride=1, activation="relu")[..., 0]).all()
 
 
+@pytest.mark.quick("axes1", "axes2", "axes3")
 @pytest.mark.parametrize("axes", [(0, None, None), (0, 0, None), (None, 0, 0), (None, None, 0)])
 def test_vmap(axes):
     x, kernel, bias = _arrays((3, 7, 7, 3), 3, 6)

@@ -89,6 +89,7 @@ def test_entropy_is_the_mean_of_minus_log_prob(spec):
     assert abs(float(entropy + log_prob.mean())) < error + 0.02
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(LOGITS, st.integers(0, 8))
 def test_categorical_against_scipy(logits, action):

@@ -291,6 +291,7 @@ def test_initial_priorities_are_those_of_learning(n_step):
     assert (priorities > 0).all()
 
 
+@pytest.mark.slow
 def test_normalised_observations_are_those_of_the_items():
     agent = bound(dataclasses.replace(SMALL, normalise_observations=True))
     state, trajectory = jax.jit(agent.init)(KEY), items_of(agent)

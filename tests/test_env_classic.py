@@ -144,6 +144,7 @@ def leave(observation, key):
     return jnp.ones(len(observation), jnp.int32)
 
 
+@pytest.mark.slow
 def test_the_delay_probe_pays_a_step_late():
     """Checks the best return, that of guessing, and the values that the docstring claims."""
     task, gamma = DelayProbe(), 0.9

@@ -127,7 +127,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.quick("InvertedDoublePendulum-xml")
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "integrator"), STEPS)
 def test_a_step_is_gymnasiums(kind, integrator):
     task = kind(integrator=integrator)

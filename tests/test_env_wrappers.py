@@ -253,6 +253,7 @@ DRAWS = (Scale("body_mass", 0.5, 2, log=True), Offset("dof_damping", 0.1, 0.3, o
 POLES = InvertedDoublePendulum(episode_steps=5, integrator="euler")
 
 
+@pytest.mark.slow
 def test_the_model_is_drawn_anew_in_every_episode():
     states = roll(wrappers.training(randomisation.randomise(POLES, *DRAWS)))
     now, leaves, model = states.timestep, states.inner[0][0][1], POLES.physics_model()

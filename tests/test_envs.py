@@ -45,6 +45,7 @@ def check_next_step(t: Timestep) -> None:
     assert not (t.terminated | t.truncated)[t.first].any()
 
 
+@pytest.mark.slow
 def test_atari_has_the_contract_s_shapes() -> None:
     host = AtariEnv("pong").make(3, 0)
     assert host.spec == EnvSpec(ArraySpec((84, 84), "uint8"), Discrete(6))

@@ -184,6 +184,7 @@ def test_killed_interrupted_and_resumed_it_ends_where_an_undisturbed_run_does(ru
     assert read_history(run_folder)[1]["env_steps"] == begin
 
 
+@pytest.mark.slow
 @on_small_disk
 def test_a_full_disk_stops_saving_and_not_training(disk):
     told = ["metrics cannot be written", "could not be written"]
@@ -683,7 +684,7 @@ def test_a_sweep_that_cannot_be_is_refused(sweep, words):
         Program(CartPole(), TINY, FusedConfig(sweep=sweep))
 
 
-@pytest.mark.quick("flag")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "sweep"),
     [(CartPole(), "value_clip=0.1,0.2"), (Pendulum(), "initial_scale=0.5,1")],

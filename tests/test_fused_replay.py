@@ -90,7 +90,7 @@ def test_replay_holds_what_happened():
     assert goes_on.sum() > 300 and not goes_on.all()
 
 
-@pytest.mark.quick("dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "agent"),
     [

@@ -80,6 +80,7 @@ def test_actions_do_not_depend_on_arrival_order():
     assert draws[0] == draws[1] == draws[2]
 
 
+@pytest.mark.slow
 def test_keys_follow_the_steps_of_a_group_beyond_32_bits():
     inference, environments = make_inference().inference, Environments(5)
     inference._counter[:] = 2**32 - 1
@@ -332,6 +333,7 @@ def test_each_call_has_a_deadline_of_its_own_whatever_else_is_under_way(monkeypa
         wait_for(lambda: sorted(made.acted) == [0, 1, 2])
 
 
+@pytest.mark.slow
 def test_a_call_does_not_wait_for_groups_that_cannot_come(monkeypatch):
     with acting(monkeypatch, deadline_s=600.0) as made:
         one, other = (inference.started for inference in made.inferences)

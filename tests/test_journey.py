@@ -91,6 +91,7 @@ def listed(title: str) -> list[str]:
     return sorted(re.findall(r"`([\w/]+\.py)`", text))
 
 
+@pytest.mark.slow
 def test_central_inference():
     agent = Impala(unroll=4, batch=4, hidden_sizes=(8,), normalise_observations=True)
     journey, stop = Journey(), threading.Event()
@@ -125,7 +126,7 @@ def test_central_inference():
     assert len(journey.files) <= 12
 
 
-@pytest.mark.quick("cartpole/dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["ant/ppo", "half_cheetah/sac", "cartpole/dqn"])
 def test_fused(preset):
     chosen, journey = presets.PRESETS[preset](), Journey()

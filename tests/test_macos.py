@@ -64,6 +64,7 @@ def test_the_fused_runtime_trains(run_folder):
     assert "trained with a mean return of" in found.stdout
 
 
+@pytest.mark.slow
 def test_what_needs_linux_is_refused(tmp_path):
     # One process for all: most of its time is imports.
     code = (

@@ -149,6 +149,7 @@ def test_a_tree_of_observations_is_scaled_leaf_by_leaf():
         apply(torso, params, observation, scaling | {"arm": scaling["keys"]})
 
 
+@pytest.mark.slow
 def test_nature_refuses_small_images_and_the_others_take_them():
     x = images((2, 10, 10, 4))
     with pytest.raises(SeedbedError, match="choose torso auto, resnet or mlp"):
@@ -283,7 +284,7 @@ def test_actor_critic_scales_observations():
     np.testing.assert_allclose(v, value, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.quick("0")
+@pytest.mark.slow
 @pytest.mark.parametrize("lstm_size", [0, 8])
 def test_actor_critic_steps_equal_the_unrolled_form(lstm_size):
     rng = np.random.default_rng(0)

@@ -59,6 +59,7 @@ def test_a_cut_pauses_learners_and_lets_them_go_on(run):
     wait_for(lambda: not any(each.pausing for each in learners))
 
 
+@pytest.mark.slow
 def test_a_learner_that_hangs_is_left_out_of_a_cut(run):
     made, learners = run
     learners[1].hang.set()

@@ -38,7 +38,7 @@ ARM = """
 STATE = ("qpos", "qvel", "ctrl", "act")
 
 
-@pytest.mark.quick("implicitfast")
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["Euler", "RK4", "implicitfast"])
 def test_a_step_is_mujocos(integrator):
     text = ARM.format(integrator=integrator)

@@ -79,7 +79,7 @@ def test_energy_and_derived_constants():
         np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
 
 
-@pytest.mark.quick("-1")
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_spring_at_rest_has_a_derivative(sign):
     """Its angle is zero there, of which the square root has none."""

@@ -117,7 +117,7 @@ SCENES = {
 }
 
 
-@pytest.mark.quick("sphere-capsule")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_contacts_are_mujocos(name):
     model = scene(*SCENES[name])
@@ -209,13 +209,15 @@ def test_capsule_meets_solid_cylinder():
     """MuJoCo's iterative collider is exact to 1e-6, and less so where the capsule's axis is inside."""
     model = scene(moving("capsule", "a"), moving("cylinder", "b"))
     qpos = poses(model, 600)
-    mine = found(model, qpos, np.float64)
+    mine, rounded = (found(model, qpos, dtype) for dtype in (np.float64, np.float32))
     theirs, lies = disc_contacts(model, qpos)
     errors = {True: [], False: []}
-    for (ours, _), other, on_disc in zip(mine, theirs, lies, strict=True):
+    for (ours, _), (single, _), other, on_disc in zip(mine, rounded, theirs, lies, strict=True):
         assert len(ours) == len(other)
         if len(other) == 1 and not on_disc:
             deep = other[0][1] < -0.05  # the capsule's axis is inside
+            # Of two ways out that are equally short, rounding chooses none.
+            assert not deep or np.abs(single[0][2] - ours[0][2]).max() < 1e-5
             pairs = zip(ours[0][1:], other[0][1:], strict=True)
             errors[deep].append([np.abs(x - y).max() for x, y in pairs])
     shallow, deep = np.array(errors[False]), np.array(errors[True])
@@ -347,7 +349,7 @@ def rows_of(model: mujoco.MjModel, qpos: np.ndarray, qvel: np.ndarray, dtype: An
     return out
 
 
-@pytest.mark.quick("limits")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["limits", "contacts"])
 def test_rows_are_mujocos(case):
     model = mujoco.MjModel.from_xml_string(LIMITED) if case == "limits" else scene(*MIXED)

@@ -102,7 +102,7 @@ def test_a_million_steps_go_well(name, integrator):
     assert np.asarray(state.time).max() > 0
 
 
-@pytest.mark.quick("4096")
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 15, 17, 4096])
 def test_every_batch_size_gives_the_same(batch):
     model, run = roller("hopper", oracle.EULER)

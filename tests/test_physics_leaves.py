@@ -162,7 +162,7 @@ def test_nothing_is_derived_where_nothing_changed():
         np.testing.assert_allclose(getattr(same, name), getattr(model, name), rtol=1e-4)
 
 
-@pytest.mark.quick("0.0001-True")
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "told"), [(0.5, False), (1e-4, True)])
 def test_contacts_that_are_to_stay_soft_are_as_they_were_or_the_step_says_so(mu, told):
     model = physics.load(BALL)

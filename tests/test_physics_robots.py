@@ -54,7 +54,7 @@ def arm(*flags: str, option: str = "") -> str:
     return ARM.format(option=option, flags=" ".join(f'{flag}="disable"' for flag in flags))
 
 
-@pytest.mark.quick("constraint-damper")
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", FLAGS, ids="-".join)
 def test_flags_do_what_mujocos_do(flags):
     found = random_models.judge(arm(*flags), 0, 24)

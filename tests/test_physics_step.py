@@ -109,7 +109,7 @@ def test_a_step_in_single(name, integrator):
     assert not found.diverged.any()
 
 
-@pytest.mark.quick("inverted_pendulum-0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "integrator"),
     [
@@ -247,6 +247,7 @@ def test_runge_kutta_holds_the_forward_pass_once():
     assert sizes[1] < 1.1 * sizes[0]
 
 
+@pytest.mark.slow
 def test_xla_computes_the_same():
     source = CARTPOLE.format(integrator="RK4")
     model, given = load(source), oracle.cases(CARTPOLE.format(integrator="RK4"), 8)

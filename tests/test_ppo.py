@@ -318,6 +318,7 @@ def test_the_adaptive_step_size_follows_the_divergence():
     np.testing.assert_allclose(state.optimizer_state.learning_rate, 1e-3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_learning_rate_that_is_asked_for():
     agent = bound(dataclasses.replace(SMALL, schedule="adaptive", learning_rate=1e-3, epochs=9))
     grads, output = some_gradient()

@@ -273,6 +273,7 @@ def test_learning_sees_what_acting_saw():
     np.testing.assert_allclose(priorities, output.priorities, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_first_step_of_an_episode_forgets_everything():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)
@@ -295,6 +296,7 @@ def test_the_first_step_of_an_episode_forgets_everything():
     assert (values(full, False, 1.0) != values(full, False, 2.0)).all()
 
 
+@pytest.mark.slow
 def test_an_item_without_transitions_teaches_nothing():
     agent = bound(SMALL)
     state, trajectory = disturbed(agent), items_of(agent)

@@ -133,7 +133,7 @@ def functions(experience: Replay, priorities: Any = initial_priorities) -> tuple
     )
 
 
-@pytest.mark.quick("gaps-0.7")
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_items_are_what_a_slow_reference_keeps(case: Any, exponent: float) -> None:
@@ -187,7 +187,7 @@ def filled(experience: Replay, num_envs: int, rows: int) -> device.ReplayState:
     return state
 
 
-@pytest.mark.quick("0.6")
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0.0, 0.6])
 def test_draws_are_in_proportion_to_priorities(exponent: float) -> None:
     """A million draws of items that the ring has wrapped around."""

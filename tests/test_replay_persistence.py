@@ -235,6 +235,7 @@ def test_a_file_that_cannot_be_removed_stops_nothing(tmp_path, monkeypatch):
     require_equal(replay, restored)
 
 
+@pytest.mark.slow
 def test_a_restored_save_stays_also_where_nothing_can_be_removed(tmp_path, monkeypatch):
     replay, _ = filled(tmp_path)
     replay.save("1")

@@ -221,6 +221,7 @@ def test_targets_carry_no_gradient():
     assert not jax.grad(total)(jnp.arange(ROWS + 1.0)).any()
 
 
+@pytest.mark.slow
 def test_rescaling_cases_and_round_trip():
     x = jnp.array([1.0, 3, 10, 100, 1000, 1e6])
     expected = [0.41521356, 1.003, 2.32662479, 9.14987562, 31.63858404, 1999.0005]
@@ -243,6 +244,7 @@ def test_rescaling_equals_rlax():
     check_close(returns.unrescale_value(x), rlax.signed_parabolic(x), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_masked_mean_ignores_what_is_not_valid():
     x, valid = jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True])
     assert losses.masked_mean(x, valid) == 2.0

@@ -129,6 +129,7 @@ def test_the_lock_ends_with_its_process(run_folder):
     RunFolder.resume(run_folder).close()
 
 
+@pytest.mark.slow
 def test_every_start_of_a_learner_is_a_term_and_an_earlier_one_writes_nothing(run_folder):
     first = RunFolder.create(run_folder)
     first.write_config({})

@@ -315,7 +315,7 @@ def test_actions_spread_over_their_bounds_and_are_the_middle_ones_to_evaluate():
     np.testing.assert_allclose(mode, squash(box, head[:, :3], "tanh"), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick("-1000000.0", "200.0")
+@pytest.mark.quick("-1000000.0")
 @pytest.mark.parametrize("mean", [0.3, 8.0, 200.0, -1e6])
 def test_log_densities_are_right_where_the_tanh_is_flat(mean):
     agent = bound()

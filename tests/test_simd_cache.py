@@ -91,6 +91,7 @@ def test_unfinished_files_are_removed_when_old(folder):
     assert new.exists()
 
 
+@pytest.mark.slow
 def test_many_writers_and_readers(folder):
     stop, wrong = time.monotonic() + 1.0, []
 
@@ -418,6 +419,7 @@ def keeping(first, second):
     return f
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_part_of_a_derivative(folder):
     x = np.linspace(-1, 1, 4, dtype=np.float32)
     for names in ((derivative.KEPT, "other"), ("other", derivative.KEPT)):
@@ -474,6 +476,7 @@ def test_any_source_of_the_compiler_makes_other_code(tmp_path, monkeypatch):
         assert compiler_after(path, "x = 1") == compiler_after(path, "x = 2") in names
 
 
+@pytest.mark.slow
 def test_the_compiler_uses_no_other_source():
     modules = read_modules(SOURCE)
     graph, named = import_graph(modules), {path: name for name, (path, _) in modules.items()}

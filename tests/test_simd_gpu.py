@@ -17,6 +17,7 @@ from control_flow import PROGRAMS, batch
 from gpu_host import assert_same_bits, host_kernel, host_vectorize, run
 from seedbed import llvm
 from seedbed.simd import vectorize
+from seedbed.simd.frontend import memory
 from seedbed.simd.frontend.trace import trace
 from seedbed.simd.gpu.compiler import compile_program, entry_name
 from seedbed.simd.gpu.kernel import kernel_ir
@@ -348,15 +349,16 @@ def test_derivatives_are_kernels_too():
 
 
 def test_an_index_of_an_example_reaches_long_arrays():
-    """One lane loads from a plain address where a CPU's lanes gather."""
-    table = np.sqrt(np.arange(1000, dtype=np.float32))
+    """One lane loads from a plain address where a CPU's lanes gather; a table this long has no nodes."""
+    table = np.sqrt(np.arange(9000, dtype=np.float32))
+    assert table.size > 2 * memory.LARGE
 
     def f(x, i):
         return jnp.asarray(x)[i % 400] * 2 + jnp.asarray(table)[i]
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(37, 400)).astype(np.float32)
-    i = rng.integers(0, 1000, 37).astype(np.int32)
+    i = rng.integers(0, 9000, 37).astype(np.int32)
     (got,) = run(host_kernel(jax.make_jaxpr(f)(x[0], i[0]), [False, False]), [x, i], 37)
     want = np.asarray(jax.vmap(f)(x, i))
     np.testing.assert_array_equal(np.asarray(got).ravel(), want)

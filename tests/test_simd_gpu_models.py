@@ -96,7 +96,7 @@ def ptx_of(fn: Any, *one: Any) -> str:
     return compile_program(trace(closed, [False] * len(closed.in_avals)))
 
 
-@pytest.mark.quick("sm_75")
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", some_fast(ARCHITECTURES, ["sm_75", "sm_100"]))
 def test_the_assembler_takes_programs(assembler, architecture):
     x, n = np.ones(3, np.float32), np.int32(3)

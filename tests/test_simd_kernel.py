@@ -197,10 +197,12 @@ def test_emission_is_deterministic():
 
 # The stack
 
+MORE = 16 // WIDTHS[-1]  # times the numbers that fill a small stack with vectors of 16
+
 
 def copy_wide_rows():
     """A whole and a partial tile of rows of which the kernel keeps 1.5 MiB."""
-    width, ports = WIDTHS[-1], [Port(12_000, "float32")]
+    width, ports = WIDTHS[-1], [Port(12_000 * MORE, "float32")]
     program = f"""
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 {PROGRAM}
@@ -217,15 +219,15 @@ ret void
 
 def add_to_wide_rows():
     """A function of rows of which a tile's copies are larger than the stack."""
-    x = np.ones((40, 4_500), np.float32)
+    x = np.ones((40, 4_500 * MORE), np.float32)
     np.testing.assert_array_equal(vectorize(lambda row: row + 1)(x), x + 1)
 
 
 def record_much():
-    """An array of 20,000 numbers for each example, which the second loop reads."""
+    """An array of 1.25 MiB for each vector of examples, which the second loop reads."""
 
     def function(x):
-        _, ys = jax.lax.scan(lambda c, _: (c * 0.5 + x, c), x, None, length=20_000)
+        _, ys = jax.lax.scan(lambda c, _: (c * 0.5 + x, c), x, None, length=20_000 * MORE)
         return jax.lax.scan(lambda s, y: (s * 0.5 + y, None), x, ys)[0]
 
     x = np.linspace(0, 1, 40, dtype=np.float32)

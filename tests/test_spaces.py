@@ -156,6 +156,7 @@ def test_observations_without_an_array_form_of_reasonable_size_are_named(
         observation_leaves(space, "x")
 
 
+@pytest.mark.quick("space1-value1-got1", "space2-value2-got2", "space3-value3-got3")
 @pytest.mark.parametrize(
     ("space", "value", "got"),
     [

@@ -112,6 +112,7 @@ def test_both_runtimes_make_the_updates_that_the_ratio_asks_for(run_folder):
     assert 0 <= summary["learner_steps"] - fused.updates < 4
 
 
+@pytest.mark.slow
 def test_the_last_step_size_is_what_was_left_of_the_run():
     agent = Ppo(unroll=6, batch=4, epochs=1, minibatches=2, hidden_sizes=(4,), learning_rate=1e-3)
     # Each iteration makes 4 * 5 transitions, and the last begins after 80 of 90.

@@ -325,6 +325,7 @@ def test_only_third_numbers_may_differ() -> None:
         versions.require_same({"ROM pong": "x"}, {"ROM pong": "y"})
 
 
+@pytest.mark.slow
 def test_a_flood_of_connections_leaves_the_streams_alone(ingest: IngestPort) -> None:
     flood = []
     steps = list(ingest.one.learner.steps)

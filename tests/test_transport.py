@@ -85,6 +85,7 @@ def test_a_group_is_not_stepped_before_its_answer() -> None:
         assert [slot.step for slot in pool.slots] == [1, 1]
 
 
+@pytest.mark.slow
 def test_killed_actors_come_back_while_the_others_go_on() -> None:
     chance = random.Random(0)
     with start_pool(counting(), actors=3, envs_per_group=2, seed=2) as pool:

@@ -258,7 +258,7 @@ def test_the_table_has_what_presets_are_made_of(preset):
     assert from_json(strict_json.loads(strict_json.dumps(to_json(config))), trust)
 
 
-@pytest.mark.quick("cartpole/dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["cartpole/gorila", "cartpole/dqn", "half_cheetah/sac", "pong/r2d2"]
 )

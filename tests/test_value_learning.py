@@ -27,7 +27,7 @@ def check_close(actual, expected, rtol=1e-5, atol=1e-5):
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol)
 
 
-@pytest.mark.quick("2", "5")
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_rescaled_double_q_equals_rlax(n):
     rng = np.random.default_rng(n)

@@ -131,6 +131,7 @@ def test_compiles_once(monkeypatch):
 # vmap
 
 
+@pytest.mark.quick("axes0", "axes1", "axes2", "axes4")
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, 1), (0, None), (None, 1)])
 def test_vmap_folds_into_the_batch(axes):
     def f(x, y):
@@ -216,6 +217,7 @@ def smooth(x, w, n, on):
     return jnp.where(on, jnp.tanh(x @ w) * n, 0.0).sum(), n + 1
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_vmap():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 3)).astype(np.float32)
@@ -504,6 +506,7 @@ def pendulum(name="inverted_pendulum"):
     return step, [0.1 * rng.normal(size=(3, n)).astype(np.float32) for n in sizes]
 
 
+@pytest.mark.slow
 def test_other_cpus_run_vmap_and_say_so_once(vax):
     step, rows = pendulum("inverted_double_pendulum")
     with pytest.warns(RuntimeWarning, match=r"vax CPUs\. .*Ant then takes .* XLA compiles") as said:
