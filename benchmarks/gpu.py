@@ -114,7 +114,11 @@ def run_sections(sections: tuple[Section, ...], report: Report, seconds: float) 
             report.failed.append(section.name)
             report.add(section.name, failed=traceback.format_exc())
             print(f"  failed: {str(error).strip().splitlines()[-1:]}", flush=True)
-        report.add(section.name, seconds=round(time.monotonic() - now, 1))
+        ran = {
+            "seconds": round(time.monotonic() - now, 1),
+            "commit": report.figures.get("commit", ""),
+        }
+        report.add(section.name, **ran)
 
 
 def lines_of(
@@ -377,7 +381,7 @@ def commit() -> str:
 
 
 def main() -> None:
-    """Measures, prints and saves everything; exits with 1 if a section failed, and 2 without a GPU."""
+    """Measures, prints and saves everything; exits with 1 if a section failed, or without a GPU."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -386,10 +390,9 @@ def main() -> None:
     parser.add_argument("--sections", nargs="+", choices=names, help="default: all")
     args = parser.parse_args()
     out, begun = args.out, time.monotonic()
-    about = json.loads(out.read_text()) if args.sections and out.exists() else {}
-    about = {name: about[name] for name in about if name not in (args.sections or names)}
-    about |= {"date": datetime.date.today().isoformat(), "commit": commit()}
-    report = Report(out, about)
+    kept = json.loads(out.read_text()) if args.sections and out.exists() else {}
+    about = {name: kept[name] for name in kept if name in names and name not in args.sections}
+    report = Report(out, {"date": datetime.date.today().isoformat(), "commit": commit(), **about})
     try:
         (device,) = part(Job("device", report, begun + 60), "device")
         found = "" if device["platform"] == "gpu" else f"only {device['device']}"
@@ -400,6 +403,9 @@ def main() -> None:
             f"JAX finds no NVIDIA GPU here ({found}): pip install seedbed[cuda] where there is one"
         )
         raise SystemExit(f"seedbed bench gpu: {lacking}")
+    if about and kept["device"]["device"] != device["device"]:
+        other = kept["device"]["device"]
+        raise SystemExit(f"seedbed bench gpu: {out} is of another GPU, {other}: name another --out")
     Job("device", report, 0.0).add(**device)
     chosen = tuple(section for section in SECTIONS if section.name in (args.sections or names))
     run_sections(chosen, report, ALL_S - (time.monotonic() - begun))

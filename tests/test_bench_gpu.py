@@ -13,7 +13,7 @@ import pytest
 
 import _gpu
 import gpu
-from _training import CommandError
+from _training import CommandError, pace
 from seedbed.exit_status import ExitStatus
 
 
@@ -163,3 +163,10 @@ def test_training_is_stopped_in_time():
     assert not whole["interrupted"] and whole["command"].endswith("cartpole/ppo --steps 2048")
     with pytest.raises(CommandError, match="unknown option"):
         gpu.train_for("cartpole/ppo", 60, "--stepps", "2048")
+
+
+def test_a_run_that_has_not_stepped_has_no_pace():
+    lines = [
+        {"env_steps": 0, "env_steps_per_s": 0.0, "wall_s": wall_s} for wall_s in (2.0, 4.0, 6.0)
+    ]
+    assert pace(lines) == (0.0, 6.0)

@@ -303,6 +303,10 @@ def test_metrics_of_another_version_begin_at_zero(tmp_path):
         "height",
         "new",
     }
+    with CheckpointWriter(tmp_path) as writer:
+        writer.save(2, {"params": {"metrics": {"height": np.ones(2)}}}, {})
+    with pytest.raises(SeedbedError, match="params.metrics.new .*only in the agent"):
+        restore(tmp_path, {"params": {"metrics": {"height": np.ones(2), "new": np.ones(2)}}})
 
 
 def test_half_written_checkpoints_are_invisible_and_removed(tmp_path):

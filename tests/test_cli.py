@@ -371,16 +371,25 @@ def test_evaluate_and_load(run_with_checkpoint, monkeypatch, capsys):
     def evaluate(*, env, agent, params, episodes, seed, actor_timeout_s):
         calls.append((env, agent, episodes, seed))
         assert actor_timeout_s == 120.0
-        return evaluation.summary_of(np.array([19.0, 22.0]), np.array([1000, 1401]))
+        found = evaluation.summary_of(np.array([19.0, 22.0]), np.array([1000, 1401]))
+        return found | {"episodes": episodes}
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     run = str(run_with_checkpoint)
     assert cli.main(["evaluate", run, "--episodes", "7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["env_steps"] == 640 and found["episode_return_mean"] == 20.5
+    assert found == {
+        "episode_return_mean": 20.5,
+        "episode_return_std": 1.5,
+        "episode_return_min": 19.0,
+        "episode_return_max": 22.0,
+        "episode_length_mean": 1200.5,
+        "episodes": 7,
+        "env_steps": 640,
+    }
     assert calls[0][1].spec is not None
     assert cli.main(["evaluate", run, "--env", "CartPole-v0", "--seed", "5"]) == 0
-    told = "return 20.50 ± 1.50 (19.00 to 22.00) over 2 episodes of 1,200 steps\n"
+    told = "return 20.50 ± 1.50 (19.00 to 22.00) over 100 episodes of 1,200 steps\n"
     assert capsys.readouterr().out == told
     assert calls[1][0].id == "CartPole-v0"
     assert cli.main(["evaluate", run, "--env", "acrobot"]) == 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
+import importlib
 import sys
 import types
 
+import jax
 import pytest
 
 import seedbed
@@ -160,8 +160,8 @@ def test_without_auto_no_dtype_is_chosen(monkeypatch):
 
 
 def test_roles_share_a_gpu_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.delenv(name := "XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
-    monkeypatch.setattr(devices, "os", types.SimpleNamespace(environ=(given := {})))
+    name, given = "XLA_PYTHON_CLIENT_PREALLOCATE", {}
+    monkeypatch.setattr(devices, "os", types.SimpleNamespace(environ=given))
     devices.share_accelerators()
     assert given == {name: "false"}
     given[name] = "true"
@@ -169,11 +169,13 @@ def test_roles_share_a_gpu_unless_the_user_says_otherwise(monkeypatch):
     assert given == {name: "true"}
 
 
-@pytest.mark.slow
-def test_shards_leave_accelerators_alone(importable):
-    code = "import jax; from seedbed.run.devices import *; keep_to_the_host(); print(jax.local_devices())"
-    environment = {**os.environ, "JAX_PLATFORMS": "cuda,cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "CpuDevice" in done.stdout, done.stderr
+@pytest.mark.parametrize("role", ["shard", "replay_shard"])
+def test_shards_leave_accelerators_alone(role, monkeypatch, tmp_path):
+    told = {}
+    module = importlib.import_module(f"seedbed.paramserver.{role}")
+    monkeypatch.setattr(sys, "argv", [role, "--run", str(tmp_path), "--shard", "0"])
+    monkeypatch.setattr(jax.config, "update", lambda name, value: told.update({name: value}))
+    monkeypatch.setattr(module, "keep_programs", lambda: None)
+    monkeypatch.setattr(module, "run_role", lambda make: None)
+    module.main()
+    assert told["jax_platforms"] == "cpu"

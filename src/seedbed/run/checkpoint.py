@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
+import re
 import shutil
 import subprocess
 import tempfile
@@ -347,6 +348,9 @@ def warn_of_newer(folder: Path, warn: Callable[[str], None], step: int) -> None:
         )
 
 
+_TASK_METRIC = re.compile(r"env\.(\w+\.)*metrics\.")
+
+
 def _load(path: Path, template: Tree, part: str = "") -> Restored:
     manifest = load_json(path / MANIFEST)
     every, within = {leaf["name"]: leaf for leaf in manifest["leaves"]}, f"{part}." if part else ""
@@ -354,7 +358,7 @@ def _load(path: Path, template: Tree, part: str = "") -> Restored:
     named = named_leaves(template, part)
     wanted = dict(named)
     # Another version of a task may count more or less; a metric that is not stored begins at zero.
-    if names := sorted(n for n in wanted.keys() ^ stored.keys() if ".metrics." not in n):
+    if names := sorted(n for n in wanted.keys() ^ stored.keys() if not _TASK_METRIC.match(n)):
         raise SeedbedError(
             f"checkpoint {printable(path)} is of another agent or version: {names[0]} (of {len(names)} "
             "such parts) is "
