@@ -80,7 +80,7 @@ def train(preset: str, learners: int, seed: int, steps: int, run: Path) -> dict[
             words = process.cmdline()
             if "seedbed.paramserver.learner" not in words:
                 return None
-            return groups[int(words[words.index("--seat") + 1])]
+            return groups[int(words[words.index("--number") + 1])]
 
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = stack.enter_context(started(full, **pipes))

@@ -72,7 +72,7 @@ class Server:
         write_saves(self.job, run, state, 0, 0, 0.0)
         directory = Directory(run)
         roles = [
-            RoleSpec(shard.role_of(i), shard.__name__, ("--shard", str(i))) for i in range(shards)
+            RoleSpec(shard.role_of(i), shard.__name__, ("--number", str(i))) for i in range(shards)
         ]
         self.keepers = [
             Keeper(run, role, self.job.plan.state_layout(i).size) for i, role in enumerate(roles)

@@ -33,7 +33,7 @@ from seedbed.config.saved import ENV_BOUND
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
-from seedbed.paramserver import command as learner_command
+from seedbed.launch import joining
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.trust import AGENTS
 from seedbed.testing import checks, counting, probes, trainers
@@ -179,7 +179,7 @@ def _changes(part: Any) -> Iterator[tuple[str, Any]]:
 def commands() -> str:
     """Returns the options of the commands besides `train`."""
     parsers = {"evaluate": cli._evaluate_parser()}
-    for name, module in (("actor", actor_command), ("learner", learner_command)):
+    for name, module in (("actor", actor_command), ("host", joining)):
         parsers[name] = cli._Parser(prog=f"seedbed {name}", description=module.DESCRIPTION)
         module.declare(parsers[name])
     return "\n\n".join(_command(name, parser) for name, parser in parsers.items())

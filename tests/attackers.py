@@ -28,7 +28,7 @@ from seedbed.streams.credentials import FOLDER, ActorKey
 from seedbed.streams.handshake import Challenge, Place, knock
 from seedbed.streams.messages import VERSION, Handshake, frame, pack, unpack
 
-ROLES = ("parameters-0", "replay-0", "learner-0")
+ROLES = ("parameters-0", "replay-0", "learner-0", "host-1")
 
 
 class IngestPort:

@@ -159,7 +159,7 @@ sys.exit(cli.program())
         (["train", "pong", "--runtime", "gorila"], 1, "no runtime 'gorila'; did you mean"),
         (["train", "ant", "--runtime", "central"], 1, "it trains with --runtime fused"),
         (["train", "pong", "--runtime", "fused"], 1, "it trains with --runtime central or"),
-        (["learner", "nowhere", "--give-up-after", "-1"], 1, "--give-up-after is -1.0: it must be"),
+        (["host", "nowhere", "--give-up-after", "-1"], 1, "--give-up-after is -1.0: it must be"),
         (["train", "pong", "--agent.spec", "3"], 2, "unknown option --agent.spec"),
         (["train", "pong", "--env.game", "breakout"], 2, "unknown option --env.game"),
         (["train", "CartPole-v1", "--env.id", "x"], 2, "unknown option --env.id"),

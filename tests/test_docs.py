@@ -24,7 +24,7 @@ from seedbed import cli
 from seedbed.actors import command as actor_command
 from seedbed.config import flags, resolve, settle
 from seedbed.export import extra
-from seedbed.paramserver import command as learner_command
+from seedbed.launch import joining
 from seedbed.types import SeedbedError
 from seedbed.viewer import report
 
@@ -44,7 +44,7 @@ PLACEHOLDERS = (
 
 DECLARING = {
     "actor": actor_command,
-    "learner": learner_command,
+    "host": joining,
     "report": report,
     "export": extra,
 }

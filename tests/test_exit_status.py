@@ -29,7 +29,7 @@ def seedbed(arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.quick("--version*", "trian*", "actor*", "learner*")
+@pytest.mark.quick("--version*", "trian*", "actor*", "host*")
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -37,7 +37,7 @@ def seedbed(arguments: str) -> subprocess.CompletedProcess[str]:
         ("train pnog", ExitStatus.FAILED, "did you mean pong?"),
         ("trian", ExitStatus.USAGE, "did you mean train?"),
         ("actor nowhere --give-up-after 0.01", ExitStatus.TRY_AGAIN, "did not begin within"),
-        ("learner nowhere --give-up-after 0.01", ExitStatus.TRY_AGAIN, "did not begin within"),
+        ("host nowhere --give-up-after 0.01", ExitStatus.TRY_AGAIN, "did not begin within"),
     ],
 )
 def test_commands_that_end_by_themselves(arguments, status, text):
@@ -63,7 +63,7 @@ def test_what_another_process_has_may_be_free_later(tmp_path):
     assert "another process trains into" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["actor", "learner"])
+@pytest.mark.parametrize("command", ["actor", "host"])
 def test_what_joins_a_run_and_is_stopped(tmp_path, command):
     process = subprocess.Popen(
         [sys.executable, "-m", "seedbed", command, str(tmp_path / "run")],

@@ -21,7 +21,7 @@ REFUSED = {
     "train pong/dqn --runtime central": "the central runtime",
     "train pong/gorila --runtime paramserver": "the paramserver runtime",
     "actor somewhere:1234": "seedbed actor",
-    "learner somewhere": "seedbed learner",
+    "host somewhere": "seedbed host",
     "evaluate {host}": "an environment of the host",
 }
 NEEDS = "needs Linux (memfd, eventfd, epoll), and this is darwin"

@@ -12,10 +12,18 @@ from parameter_shards import Shards, StubLearner, job_of
 from seedbed.agents.dqn import Dqn
 from seedbed.paramserver import cluster, keeper, shard
 from seedbed.paramserver.cluster import Cluster
-from seedbed.paramserver.launching import RoleSpec
+from seedbed.paramserver.hosts import Hosts
+from seedbed.paramserver.launching import Launcher, RoleSpec, launcher_of
 from seedbed.paramserver.leases import Tally
 from seedbed.types import SeedbedError
 from waiting import wait_for
+
+
+class Outside(Hosts):
+    """Roles that somebody else starts."""
+
+    def launcher(self, role: RoleSpec) -> Launcher:
+        return launcher_of(self._run, role)
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def run(tmp_path, monkeypatch):
         "learners": [RoleSpec(f"learner-{i}", "") for i in range(2)],
     }
     monkeypatch.setattr(cluster, "roles_of", lambda *_: roles)
-    made = Cluster(shards.job, tmp_path, None)
+    made = Cluster(shards.job, tmp_path, None, Outside(tmp_path, 0))
     wait_for(lambda: all(each.report for each in made.all))
     # They learn from the first cut on.
     assert all(each.pausing for each in learners)

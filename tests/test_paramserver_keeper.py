@@ -23,6 +23,7 @@ from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver import keeper as keeping
 from seedbed.paramserver import launching, role, train
 from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec, end_all, end_starting
@@ -92,13 +93,16 @@ def test_roles_that_are_starting_are_ended_apart(tmp_path, sleeper: Callable[...
 
 
 def test_nothing_is_taken_over_while_items_move(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "is_running", lambda job, run: True)
+    nobody = Hosts(tmp_path, 0)
+    monkeypatch.setattr(train, "is_running", lambda job, run, hosts: True)
     job = job_of()
-    assert not train._may_adopt(job, tmp_path)
+    assert not train._may_adopt(job, tmp_path, nobody)
     job.write(tmp_path)
-    assert train._may_adopt(job, tmp_path) and not train._may_adopt(job_of(steps=5), tmp_path)
+    assert train._may_adopt(job, tmp_path, nobody) and not train._may_adopt(
+        job_of(steps=5), tmp_path, nobody
+    )
     (tmp_path / "roles" / "former").mkdir()
-    assert not train._may_adopt(job, tmp_path)
+    assert not train._may_adopt(job, tmp_path, nobody)
 
 
 @pytest.fixture

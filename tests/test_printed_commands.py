@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,11 +17,11 @@ import pytest
 from seedbed import api, cli, compression
 from seedbed.central import listening
 from seedbed.config import flags, resolve
-from seedbed.exit_status import ExitStatus
 from seedbed.export import extra
-from seedbed.paramserver import command as learner_command
-from seedbed.paramserver import train as paramserver
+from seedbed.paramserver import command as host_command
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.hosting import facts
+from seedbed.paramserver.hosts import Hosts
 from seedbed.printable import printable
 from seedbed.run.checkpoint import restore_newest
 from seedbed.run.options import CentralConfig
@@ -82,19 +80,27 @@ def silence(run: Path, *_: Any) -> str:
 
 
 def uncoordinated(run: Path, patch: pytest.MonkeyPatch, *_: Any) -> str:
-    for name, value in (
-        ("require_linux", None),
-        ("await_run", True),
-        ("_places", 1),
-        ("take_seat", SimpleNamespace(number=0)),
-        ("start_role", None),
-        ("_outlive", ExitStatus.ALONE),
-    ):
-        patch.setattr(learner_command, name, lambda *_, value=value: value)
-    patch.setattr(signal, "signal", lambda *_: None)
-    given: Any = SimpleNamespace(resolve=lambda: run)
-    arguments = argparse.Namespace(run=given, seat=None, give_up_after=5.0, trust_run=False)
-    return raised(lambda: learner_command.serve(arguments, lambda text: None))
+    def begin(*_: Any) -> Any:
+        return SimpleNamespace(name="host-1", serve=lambda *_, **__: None, alone=True, stop=None)
+
+    patch.setattr(host_command, "await_run", lambda *_: True)
+    patch.setattr(host_command, "hosting", SimpleNamespace(begin=begin, Hosting=begin))
+
+    class Never:
+        def __call__(self) -> bool:
+            return False
+
+        def call(self, function: Any) -> None: ...
+
+    stop: Any = Never()
+    return raised(lambda: host_command.serve(run, facts(()), False, 5.0, lambda text: None, stop))
+
+
+def invitation(run: Path, *_: Any) -> str:
+    told: list[str] = []
+    hosts: Any = SimpleNamespace(_run=run, _wanted=2, look=list, take_notices=list)
+    assert not Hosts.await_all(hosts, told.append, lambda: True)
+    return told[0]
 
 
 def announced(number: int) -> Said:
@@ -139,10 +145,7 @@ ABOUT_A_PATH: dict[str, tuple[Said, list[str]]] = {
     "trained": (trained(False), ["seedbed", "evaluate", "RUN"]),
     "a role is silent": (silence, ["seedbed", "train", "--resume", "--run", "RUN"]),
     "no coordinator": (uncoordinated, ["seedbed", "train", "--resume", "--run", "RUN"]),
-    "learners may come": (
-        lambda run, *_: paramserver._invitation(run, 2),
-        ["seedbed", "learner", "RUN"],
-    ),
+    "hosts may come": (invitation, ["seedbed", "host", "RUN"]),
     "actors may come": (announced(1), ["seedbed", "actor", "RUN"]),
     "actors of elsewhere": (
         announced(2),
@@ -161,7 +164,7 @@ def command_in(text: str) -> str:
     """Returns the command in a message, as a terminal shows it: from its program to the end."""
     said = printable(text, keep=LAYOUT).rstrip("\n")
     assert "\n" not in said
-    found = list(re.finditer(r"seedbed (train|evaluate|actor|learner) |pip install ", said))
+    found = list(re.finditer(r"seedbed (train|evaluate|actor|host) |pip install ", said))
     return said[found[-1].start() :]
 
 

@@ -22,6 +22,7 @@ from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.paramserver import train
 from seedbed.paramserver.cluster import Cluster, roles_of
+from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.leases import Lease
@@ -409,11 +410,12 @@ def test_a_run_is_resumed_with_the_items_that_its_shards_have_saved(tmp_path):
         run=types.SimpleNamespace(path=tmp_path),
         view=view,
         start=Start(5),
+        interrupted=lambda: False,
         resume=lambda template: (state, {"items": 900, "owed": 3.0}),
     )
 
     def leases() -> tuple[int, float]:
-        assert train._prepare(job, session) == name_of(5)
+        assert train._prepare(job, session, Hosts(tmp_path, 0)) == name_of(5)
         saved = ShardSave.read(tmp_path / "roles" / "parameters-0" / NAME).books["leases"]
         return saved["held"], saved["owed"]
 

@@ -9,6 +9,7 @@ import secrets
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,9 @@ from seedbed.actors import wire
 from seedbed.actors.wire import Kind, StepCodec
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host import versions
+from seedbed.paramserver import hosting
+from seedbed.paramserver.placement import KINDS
+from seedbed.paramserver.role import Role
 from seedbed.streams import credentials, door
 from seedbed.streams.credentials import ActorKey
 from seedbed.streams.handshake import SEEDBED
@@ -53,8 +57,14 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     job = job_of(Dqn(hidden_sizes=(4,)), 1, host="127.0.0.1")
     shards, replay = ParameterShards(run, job), ReplayShards(other, listen="127.0.0.1")
     learner = StubLearner(shards, 0)
-    sizes = (run, job.plan.state_layout(0).size), (other, 0), (run, 0)
+    host = Role(run, "host-1")
+    work = hosting.Hosting(host, run, hosting.facts(KINDS), ())
+    thread = threading.Thread(target=host.serve, args=(work, "127.0.0.1"))
+    thread.start()
+    sizes = (run, job.plan.state_layout(0).size), (other, 0), (run, 0), (run, 0)
     yield dict(zip(ROLES, sizes, strict=True))
+    host.finish()
+    thread.join()
     learner.end()
     replay.close()
     shards.close()

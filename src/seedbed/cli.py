@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | learner | evaluate | report | export | list | bench`.
+"""The command line: `seedbed train | actor | host | evaluate | report | export | list | bench`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -22,6 +22,7 @@ from seedbed.exit_status import ExitStatus, status_of
 from seedbed.nearest import did_you_mean
 from seedbed.printable import pasted, printable, resume_command
 from seedbed.run.signals import end_program_with
+from seedbed.scheduler import obey_scheduler
 from seedbed.types import SeedbedError, UsageError
 from seedbed.version import __version__
 from seedbed.viewer.background import tell
@@ -35,8 +36,8 @@ commands:
                   train an agent; `seedbed train pong --help` lists every option
   actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
                   step environments of this machine for a run that listens (train --listen)
-  learner RUN [--seat N]
-                  learn on this machine for a run with --remote-learners
+  host RUN [--only KIND,...] [--cores N]
+                  run a part of a run on this machine: actors, learners, shards
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   report RUN [RUN ...] [-o F.html]
@@ -60,6 +61,8 @@ _TASK_GUIDE = "docs/train-your-robot.md"
 def program() -> int:
     """Runs the `seedbed` program; returns its exit status, or ends at once with it after a signal."""
     end_program_with(ExitStatus.GIVEN_UP)
+    if any(word.partition("=")[0] == "--cluster" for word in sys.argv):
+        obey_scheduler()  # before JAX has threads, which would take its signal
     if sys.argv[1:2] == ["train"]:
         from seedbed.run.memory import set_up_malloc
 
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "actor": _actor,
-        "learner": _learner,
+        "host": _host,
         "evaluate": _evaluate,
         "report": _report,
         "export": _export,
@@ -130,7 +133,7 @@ def _fail(error: object, arguments: list[str], status: int) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    from seedbed.config import flags, settle
+    from seedbed.config import flags
 
     given = flags.split_train_arguments(arguments)
     if given.help and given.request.what is None and given.request.run is None:
@@ -146,20 +149,29 @@ def _train(arguments: list[str]) -> int:
         raise UsageError(
             "name what to train first, such as: seedbed train pong (see `seedbed list`)"
         )
-    settled = settle.settle(request, lambda config: flags.override(config, given.rest, given.help))
-    from seedbed import api
+    if given.cluster is not None and not given.help:
+        from seedbed.launch import cluster
 
-    summary = api.train_settled(request, settled)
+        return cluster.train(given, _train_settled)
+    return _train_settled(request, lambda config: flags.override(config, given.rest, given.help))[0]
+
+
+def _train_settled(request: Any, change: Callable[[Any], Any]) -> tuple[int, dict[str, Any]]:
+    """Trains what is asked for; returns the exit status and the summary of the run."""
+    from seedbed import api
+    from seedbed.config import settle
+
+    summary = api.train_settled(request, settle.settle(request, change))
     run = summary["run"]
     if summary.get("interrupted"):
         tell(f"stopped and saved; go on with: {resume_command(run)}", sys.stdout)
-        return ExitStatus.STOPPED
+        return ExitStatus.STOPPED, summary
     score = summary.get("evaluation/episode_return_mean")
     end = "" if score is None else f" with a mean return of {score:.2f} in evaluation"
     if "evaluation/best_member" in summary:
         end += f" (median; best: {summary['evaluation/best_return']:.2f})"
     tell(f"trained{end}; play it with: seedbed evaluate {pasted(run)}", sys.stdout)
-    return ExitStatus.FINISHED
+    return ExitStatus.FINISHED, summary
 
 
 def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
@@ -172,18 +184,18 @@ def _parsed(name: str, module: Any, arguments: list[str]) -> argparse.Namespace:
 def _actor(arguments: list[str]) -> int:
     from seedbed.actors import command
 
-    return _join("actor", command, arguments)
+    return _joined("actor", command.serve(_parsed("actor", command, arguments), _print))
 
 
-def _learner(arguments: list[str]) -> int:
-    from seedbed.paramserver import command
+def _host(arguments: list[str]) -> int:
+    from seedbed.launch import joining
 
-    return _join("learner", command, arguments)
+    given = _parsed("host", joining, arguments)
+    return _joined("host", joining.serve(joining.options_of(given), _print))
 
 
-def _join(name: str, module: Any, arguments: list[str]) -> int:
-    """Runs a command that joins a run, and tells how it has ended; returns the exit status."""
-    how = module.serve(_parsed(name, module, arguments), _print)
+def _joined(name: str, how: str | None) -> int:
+    """Tells how a command that joins a run has ended; returns the exit status."""
     _print(f"{name} ended: {how or 'stopped'}")
     return ExitStatus.STOPPED if how is None else ExitStatus.FINISHED
 

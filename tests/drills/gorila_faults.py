@@ -19,11 +19,11 @@ from machines import RUNS, Link, Machine, Process, World, wait_until
 
 from seedbed.paramserver.saves import NAME, ShardSave
 
-LOCAL, REMOTE = "learner-0", "learner-1"
+LOCAL, REMOTE = "learner-1", "learner-0"
 PARAMETERS, REPLAY = ("parameters-0", "parameters-1"), ("replay-0", "replay-1")
 TRAIN = (
     "counting_environment:make_slow --agent counting_agent:CountingReplayAgent --runtime paramserver "
-    "--learners 2 --remote-learners 1 --listen 0.0.0.0 --envs-per-actor 4 --evaluate-every 0 "
+    "--learners 2 --hosts 1 --listen 0.0.0.0 --envs-per-actor 4 --evaluate-every 0 "
     "--log-every-s 0.25 --checkpoint-every-s 20 --agent.capacity 100000 --agent.min-size 20 "
     "--steps 1_000_000"
 )
@@ -47,8 +47,7 @@ class Drill:
         self.link = Link(world, self.here, self.there, 1)
         self.link.set(**_USUAL)
         self.train = self.coordinate()
-        wait_until(lambda: (self.run / "roles" / "job.json").exists(), "the job", 60)
-        self.learner = self.there.seedbed("learner", "learner", f"{RUNS}/run")
+        self.learner = self.there.seedbed("host", "host", f"{RUNS}/run", "--only", "learners")
         self.recovered(120)
 
     def coordinate(self, resume: bool = False) -> Process:

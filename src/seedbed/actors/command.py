@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from seedbed.actors.host import Host, HostOptions
 from seedbed.actors.link import RunFinished
-from seedbed.actors.waiting import await_run, read_runtime, require_limit
+from seedbed.actors.waiting import StopSignals, await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.files import load_json
 from seedbed.machine import require_linux, usable_cores
@@ -78,37 +76,37 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
         allow=tuple(given.allow),
         give_up_after_s=require_limit(given),
     )
-    stopped: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if stopped:
-            raise KeyboardInterrupt("interrupted twice")
-        stopped.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    found = _find(given, options.give_up_after_s, tell, lambda: bool(stopped))
-    if found is None:
-        return None
-    host = Host(*found, options, given.insecure, tell)
-    tell(f"looking for the learner of {given.where}")
-    return host.run(lambda: bool(stopped))
-
-
-def _find(
-    given: argparse.Namespace,
-    limit_s: float,
-    tell: Callable[[str], None],
-    stop: Callable[[], bool],
-) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]] | None:
-    """Returns the key, and a function that returns where the learner may be; None if `stop` returns True."""
+    stop = StopSignals()
     folder = Path(given.where)
     if folder.is_dir() or ":" not in given.where:
-        if not await_run(folder, _missing, limit_s, tell, stop):
-            return None
-        listening = folder / FOLDER
-        key = ActorKey.read(given.key or listening / KEY)
-        return key, _Published(listening / ADDRESS, given.insecure, tell)
+        return serve_run(folder, options, tell, stop, given.key, given.insecure)
+    host = Host(*_at_address(given), options, given.insecure, tell)
+    tell(f"looking for the learner of {given.where}")
+    return host.run(stop)
+
+
+def serve_run(
+    run: Path,
+    options: HostOptions,
+    tell: Callable[[str], None],
+    stop: Callable[[], bool],
+    key: Path | None = None,
+    insecure: bool = False,
+) -> str | None:
+    """Serves the learner of a run in a folder; returns how it ended, None if `stop` returned True first."""
+    if not await_run(run, _missing, options.give_up_after_s, tell, stop):
+        return None
+    listening = run / FOLDER
+    published = _Published(listening / ADDRESS, insecure, tell)
+    host = Host(ActorKey.read(key or listening / KEY), published, options, insecure, tell)
+    tell(f"looking for the learner of {printable(run)}")
+    return host.run(stop)
+
+
+def _at_address(
+    given: argparse.Namespace,
+) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]]:
+    """Returns the key, and a function that returns where the learner may be."""
     host, colon, port = given.where.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
         raise SeedbedError(
@@ -136,7 +134,7 @@ def _missing(run: Path) -> str:
         raise SeedbedError(
             f"the run {printable(run)} has --runtime paramserver, whose learners have actors of their "
             "own: no actor can "
-            "join it, but learners can, with seedbed learner"
+            "join it, but machines can, with seedbed host"
         )
     if not options.get("listen"):
         raise SeedbedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json
 from seedbed.printable import printable
+from seedbed.scheduler import gives_up
 from seedbed.types import SeedbedError
 
 GIVE_UP_S = 3600.0
@@ -36,6 +38,38 @@ def require_limit(given: argparse.Namespace) -> float:
     if not limit_s >= 0:
         raise SeedbedError(f"--give-up-after is {limit_s}: it must be 0 or more seconds")
     return limit_s or float("inf")
+
+
+class StopSignals:
+    """What SIGINT, SIGTERM and SIGHUP ask of a command that joins a run. Make it in the main thread.
+
+    A second signal raises KeyboardInterrupt there.
+    """
+
+    def __init__(self) -> None:
+        self._come = False
+        self._then: list[Callable[[], None]] = []
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._take)
+
+    def __call__(self) -> bool:
+        """Returns whether a signal has come."""
+        return self._come
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Has a function called at the first signal, or now if it has come."""
+        self._then.append(function)
+        if self._come:
+            function()
+
+    def _take(self, number: int, frame: object) -> None:
+        if self._come:
+            if gives_up(number):
+                raise KeyboardInterrupt("interrupted twice")
+            return
+        self._come = True
+        for function in self._then:
+            function()
 
 
 def await_run(

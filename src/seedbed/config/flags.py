@@ -36,11 +36,12 @@ class TrainArguments(NamedTuple):
     debug: bool
     help: bool
     rest: tuple[str, ...]
+    cluster: str | None  # who has started the processes of this job, None for a run of one process
 
 
 def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     """Separates the options that choose a configuration from those that override parts of it."""
-    values: dict[str, str | None] = {"--agent": None, "--runtime": None, "--run": None}
+    values: dict[str, str | None] = dict.fromkeys(("--agent", "--runtime", "--run", "--cluster"))
     switches = {
         "--resume": False,
         "--trust-run": False,
@@ -64,7 +65,7 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
     agent, runtime, resume = values["--agent"], values["--runtime"], switches["--resume"]
     request = Request(target, agent, runtime, run, resume, switches["--trust-run"])
     shown = switches["--help"] or switches["-h"]
-    return TrainArguments(request, switches["--debug"], shown, tuple(rest))
+    return TrainArguments(request, switches["--debug"], shown, tuple(rest), values["--cluster"])
 
 
 def override(config: TrainConfig, arguments: Sequence[str], show_help: bool) -> TrainConfig:
@@ -142,6 +143,7 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
   --runtime R   takes another runtime: central or paramserver
   --run DIR     names the folder of the run, by default below runs/
   --resume      goes on with the run in the folder of --run
+  --cluster C   the processes of a job are one run: slurm, or ranks (docs/clusters.md)
   --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
 
@@ -223,7 +225,7 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
-    general = ("--agent", "--runtime", "--run", "--resume", "--trust-run", "--debug", "--help")
+    general = ("--agent", "--runtime", "--run", "--resume", "--cluster", "--trust-run", "--debug")
     for position, token in enumerate(arguments):
         if token.startswith("--") and token not in known:
             others = [name for name, each in RUNTIMES.items() if token in dict(_flags("", each()))]
@@ -232,7 +234,7 @@ def _reject_unknown(arguments: Sequence[str], known: dict[str, Any]) -> None:
                     f"{token} is an option of another runtime ({', '.join(others)}) than this run's; see "
                     "--help"
                 )
-            near = nearest(token, [*known, *general], cutoff=0.5)
+            near = nearest(token, [*known, *general, "--help"], cutoff=0.5)
             if not near:
                 # Compare only the part after the dot.
                 tails = {name.rpartition(".")[2].lstrip("-"): name for name in known}

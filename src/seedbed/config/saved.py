@@ -16,6 +16,8 @@ from seedbed.run.trust import Trust
 from seedbed.strict_json import revived
 from seedbed.types import SeedbedError
 
+FORMER: dict[str, str] = {"remote_learners": "hosts"}
+"""Options that have another name now, by the one that older runs have saved."""
 ENV_BOUND = ("model",)
 """Fields of on-device environments that wrappers fill. They are not options and are not saved either."""
 
@@ -40,7 +42,10 @@ def from_json(data: dict[str, Any], trust: Trust) -> TrainConfig:
     data = revived(data)
     try:
         kind = next(name for name in [*RUNTIMES, "runtime"] if name in data or name == "runtime")
-        options = {name: plain_tuple(value) for name, value in data[kind].items()}
+        options = {
+            FORMER.get(str(name), str(name)): plain_tuple(value)
+            for name, value in data[kind].items()
+        }
         env = data["env"]
         return TrainConfig(
             decode(env, trust) if "class" in env else _host_env(env, trust),

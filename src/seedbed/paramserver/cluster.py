@@ -15,12 +15,14 @@ import numpy as np
 from seedbed.exit_status import TemporaryError
 from seedbed.paramserver import learner, replay_folder, replay_shard, shard
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import LOG, RoleSpec, running
 from seedbed.paramserver.leases import Leases
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
+from seedbed.paramserver.placement import Wish
 from seedbed.paramserver.saves import NAME, ShardSave
 from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
@@ -29,7 +31,7 @@ from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
 _PATIENCE_S = 120.0
-# Seconds in which all roles of this machine must have begun.
+# Seconds in which all roles must have begun.
 _READY_S = 600.0
 # Seconds in which a learner must have paused, or a snapshot is made without it.
 _PAUSE_S = 30.0
@@ -56,22 +58,20 @@ def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[RoleSpec]]
     replays = config.replay_shards if learns_from_replay(job.agent) else 0
     return {
         "parameters": [
-            RoleSpec(shard.role_of(i), shard.__name__, ("--shard", str(i), *trusted))
+            RoleSpec(shard.role_of(i), shard.__name__, ("--number", str(i), *trusted))
             for i in range(config.parameter_shards)
         ],
         "replay": [
             RoleSpec(
                 replay_folder.role_of(i),
                 replay_shard.__name__,
-                ("--shard", str(i), *trusted),
+                ("--number", str(i), *trusted),
                 saved,
             )
             for i in range(replays)
         ],
         "learners": [
-            RoleSpec(learner.role_of(i), learner.__name__, ("--seat", str(i), *trusted))
-            if i < config.learners - config.remote_learners
-            else RoleSpec(learner.role_of(i), "")
+            RoleSpec(learner.role_of(i), learner.__name__, ("--number", str(i), *trusted))
             for i in range(config.learners)
         ],
     }
@@ -104,18 +104,24 @@ def write_saves(
             ) from error
 
 
-def is_running(job: Job, run: Path) -> bool:
+def is_running(job: Job, run: Path, hosts: Hosts) -> bool:
     """Returns whether all parameter shards of a run go on without a coordinator."""
-    roles = roles_of(job, run, None)["parameters"]
-    return all(running(run, role.name) is not None for role in roles)
+    names = [role.name for role in roles_of(job, run, None)["parameters"]]
+    return all(hosts.holder(name) or running(run, name) for name in names)
+
+
+def wishes_of(job: Job, roles: dict[str, list[RoleSpec]]) -> list[Wish]:
+    """Returns what the roles of a run ask of machines."""
+    cores = {"parameters": 0.5, "replay": 0.5, "learners": 1.0 + job.config.actors}
+    return [Wish(role.name, kind, cores[kind]) for kind in roles for role in roles[kind]]
 
 
 class Cluster:
     """The roles of a run and their keepers. For the coordinator's thread."""
 
-    def __init__(self, job: Job, run: Path, save: str | None) -> None:
+    def __init__(self, job: Job, run: Path, save: str | None, hosts: Hosts) -> None:
         """Starts all roles, or adopts those that run. `save` names the replay's save to go on from."""
-        self.job, self._run = job, run
+        self.job, self._run, self._hosts = job, run, hosts
         self._roles = roles_of(job, run, save)
         self._layouts = [job.plan.state_layout(i) for i in range(job.plan.shards)]
         # Learning begins with the first cut, the checkpoint from which a run that diverges at once goes on.
@@ -123,13 +129,20 @@ class Cluster:
         # Restarts of replay shards after which there were items enough, and those that were told.
         self._refilled = self._told = 0
         self._notices: list[str] = []
+        hosts.plan(wishes_of(job, self._roles))
+
         sizes = [layout.size for layout in self._layouts]
         self.parameters = [
-            Keeper(run, role, size)
+            Keeper(run, role, size, launcher=hosts.launcher(role))
             for role, size in zip(self._roles["parameters"], sizes, strict=True)
         ]
-        self.replay = [Keeper(run, role, 0) for role in self._roles["replay"]]
-        self.learners = [Keeper(run, role, 0, self._greeted) for role in self._roles["learners"]]
+        self.replay = [
+            Keeper(run, role, 0, launcher=hosts.launcher(role)) for role in self._roles["replay"]
+        ]
+        self.learners = [
+            Keeper(run, role, 0, self._greeted, hosts.launcher(role))
+            for role in self._roles["learners"]
+        ]
 
     @property
     def all(self) -> list[Keeper]:
@@ -146,6 +159,7 @@ class Cluster:
 
     def check(self) -> None:
         """Tells parameter shard 0 what replay has lost; raises SeedbedError if a role has failed for good."""
+        self._hosts.look()
         _check(self.all)
         self._tell_losses()
 
@@ -173,10 +187,9 @@ class Cluster:
         self.parameters[0].request(lambda keeper: keeper.caller.send(Kind.HELD, items=items))
 
     def await_ready(self, stop: Callable[[], bool]) -> bool:
-        """Waits until every role of this machine has reported; returns False if `stop` returns True first."""
-        mine = [keeper for keeper in self.all if not keeper.remote]
+        """Waits until every role has reported; returns False if `stop` returns True first."""
         until_s = time.monotonic() + _READY_S
-        while silent := [keeper for keeper in mine if not keeper.report]:
+        while silent := [keeper for keeper in self.all if not keeper.report]:
             self.check()
             if stop():
                 return False
@@ -322,12 +335,13 @@ class Cluster:
     def take_notices(self) -> list[str]:
         """Returns messages of all roles for the user, each once."""
         own, self._notices = self._notices, []
-        return [*own, *(notice for keeper in self.all for notice in keeper.take_notices())]
+        of_roles = [notice for keeper in self.all for notice in keeper.take_notices()]
+        return [*own, *self._hosts.take_notices(), *of_roles]
 
     def pids(self) -> list[int]:
         """Returns the ids of all processes of this machine, those of actors among them."""
         own = [keeper.pid for keeper in self.all]
-        here = [keeper for keeper in self.learners if not keeper.remote]
+        here = [keeper for keeper in self.learners if keeper.pid is not None]
         actors = [pid for keeper in here for pid in keeper.report.get("actor_pids", [])]
         return [pid for pid in [*own, *actors] if pid is not None]
 
@@ -339,11 +353,13 @@ class Cluster:
         """Ends all roles, the learners first."""
         self.end_learners()
         _end([*self.replay, *self.parameters])
+        self._hosts.close()
 
     def kill(self) -> None:
         """Ends all roles at once, and does not wait: what they have not saved is lost. For any thread."""
         for keeper in self.all:
             keeper.kill()
+        self._hosts.kill()
 
 
 def _check(keepers: Sequence[Keeper]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.launching import LOG, RoleSpec, launcher_of
+from seedbed.paramserver.launching import LOG, Launcher, RoleSpec, launcher_of
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import COORDINATOR
 from seedbed.run.update import TrainingDiverged
@@ -45,12 +45,16 @@ class Keeper:
         role: RoleSpec,
         down_bytes: int,
         greeted: Callable[[Keeper, dict[str, Any]], None] = lambda keeper, said: None,
+        launcher: Launcher | None = None,
     ) -> None:
-        """Starts the role, or adopts its process if it runs. `greeted` is called at each connection."""
+        """Starts the role, or adopts its process if it runs. `greeted` is called at each connection.
+
+        By default its `launcher` is that of this machine.
+        """
         self.role, self.report = role, dict[str, Any]()
         self.reported = False  # whether `report` is of the process that there is
         self.failure: SeedbedError | None = None
-        self._launcher, self._greeted = launcher_of(run, role), greeted
+        self._launcher, self._greeted = launcher or launcher_of(run, role), greeted
         self._directory = Directory(run)
         self._notices: collections.deque[str] = collections.deque(maxlen=50)
         self._closed, self._finishing = threading.Event(), threading.Event()
@@ -64,11 +68,6 @@ class Keeper:
         self._full = False  # whether the disk had no room for the last start
         self._thread = threading.Thread(target=self._guard, name=role.name, daemon=True)
         self._thread.start()
-
-    @property
-    def remote(self) -> bool:
-        """Whether somebody else starts the role."""
-        return not self.role.module
 
     @property
     def restarts(self) -> int:

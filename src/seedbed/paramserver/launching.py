@@ -27,7 +27,7 @@ class RoleSpec(NamedTuple):
     """A role, and how its process is started."""
 
     name: str
-    module: str  # "" if somebody else starts it, on another machine
+    module: str  # "" if somebody else starts it
     arguments: tuple[str, ...] = ()
     first: tuple[str, ...] = ()  # more arguments, until a process has reported
 
@@ -83,8 +83,8 @@ class Launcher(Protocol):
 
 
 def launcher_of(run: Path, role: RoleSpec) -> Launcher:
-    """Returns the launcher of a role of a run."""
-    return _Here(run, role) if role.module else _Elsewhere()
+    """Returns the launcher of a role that is on this machine, or that somebody else starts."""
+    return Here(run, role) if role.module else _Elsewhere()
 
 
 class _HereProcess:
@@ -134,7 +134,7 @@ class _HereProcess:
             self._child.wait()
 
 
-class _Here:
+class Here:
     """Starts processes of a role on this machine; they write into its folder's log."""
 
     def __init__(self, run: Path, role: RoleSpec) -> None:
@@ -157,12 +157,7 @@ class _Here:
 
     def last_words(self) -> str:
         """Returns the end of the log."""
-        try:
-            with (self._folder / LOG).open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return end_of_log(self._folder / LOG)
 
 
 class _ElsewhereProcess:
@@ -206,6 +201,16 @@ class _Elsewhere:
 
     def last_words(self) -> str:
         """Returns "": they are on another machine."""
+        return ""
+
+
+def end_of_log(path: Path) -> str:
+    """Returns the end of a role's log, "" if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+    except OSError:
         return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -30,15 +29,13 @@ from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.replaying import ShardedReplay
-from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals, run_role
-from seedbed.paramserver.seats import BEAT_S, beat
+from seedbed.paramserver.role import COORDINATOR, ORPHAN_S, Role, end_on_signals, parse, run_role
 from seedbed.paramserver.unrolling import LeasedUnrolls
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.devices import Device, choose_devices, dispatch_in_place, share_accelerators
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
-from seedbed.run.trust import declare as declare_trust
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.messages import Message, ProtocolError
 from seedbed.streams.server import Client
@@ -66,7 +63,6 @@ class LearnerWork:
         self.number = role.directory.take_number("learner")
         self._job, self._ended = job, threading.Event()
         self._role, self._begun_s = role, time.monotonic()
-        self._seat, self._beat_s = seat, 0.0
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         config, agent = job.config, job.agent
@@ -148,10 +144,8 @@ class LearnerWork:
         client.send(message.kind)
 
     def tick(self, now_s: float) -> bool:
-        """Keeps the learner's place; returns True until a thread has failed."""
-        if now_s > self._beat_s + BEAT_S:
-            self._beat_s = now_s
-            beat(self._role.directory.path.parent, self._seat)
+        """Returns True until a thread has failed."""
+        del now_s
         return not self._ended.is_set()
 
     def report(self) -> dict[str, Any]:
@@ -229,25 +223,18 @@ def _await_spec(pool: ActorPool, job: Job, stop: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Serves a learner of a run. Call from the main thread."""
-    parser = argparse.ArgumentParser(description="A learner; started by the coordinator.")
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--seat", type=int, required=True, help="its place, from 0 on")
-    parser.add_argument("--host", help="where it listens; by default where the run's job says")
-    declare_trust(parser)
-    given = parser.parse_args()
+    given = parse("A learner")
     dispatch_in_place()
     share_accelerators()
     keep_programs()
 
     def make() -> tuple[Role, LearnerWork, str | None]:
-        job, role = (
-            Job.read(given.run, trusted=given.trust_run),
-            Role(given.run, role_of(given.seat)),
-        )
-        end_on_signals(role, at_once=given.host is not None)
+        job = Job.read(given.run, trusted=given.trusted)
+        role = Role(given.run, role_of(given.number))
+        end_on_signals(role)
         host = job.host if given.host is None else given.host
         try:
-            return role, LearnerWork(role, job, given.seat), host
+            return role, LearnerWork(role, job, given.number), host
         except Stopped:
             if role.finishing:
                 raise

@@ -35,6 +35,9 @@ class Kind(enum.IntEnum):
     PAUSE = 20
     RESUME = 21
     HELD = 22
+    START = 23
+    STARTED = 24
+    END = 25
 
 
 def require_counts(fields: dict[str, Any], name: str, length: int) -> list[int]:

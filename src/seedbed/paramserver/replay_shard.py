@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import threading
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,12 +13,11 @@ from seedbed import trees
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.messages import BlockLayout, Kind
 from seedbed.paramserver.replay_folder import layout_of, open_replay, role_of
-from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, run_role
+from seedbed.paramserver.role import COORDINATOR, Role, end_on_signals, parse, run_role
 from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.devices import keep_to_the_host
 from seedbed.run.programs import keep_programs
-from seedbed.run.trust import declare as declare_trust
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
 from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
@@ -260,22 +257,16 @@ def priorities_layout(count: int) -> BlockLayout:
 
 def main() -> None:
     """Serves a replay shard of a run. Call from the main thread."""
-    parser = argparse.ArgumentParser(description="A replay shard; started by the coordinator.")
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
-    parser.add_argument("--save", help="the name of the save to go on from; by default the newest")
-    declare_trust(parser)
-    given = parser.parse_args()
+    given = parse("A replay shard")
     keep_to_the_host()
     keep_programs()
 
     def make() -> tuple[Role, ReplayShard, str | None]:
-        job, role = (
-            Job.read(given.run, trusted=given.trust_run),
-            Role(given.run, role_of(given.shard)),
-        )
+        job = Job.read(given.run, trusted=given.trusted)
+        role = Role(given.run, role_of(given.number))
         end_on_signals(role)
-        return role, ReplayShard(role, job, given.shard, given.save), job.host
+        host = job.host if given.host is None else given.host
+        return role, ReplayShard(role, job, given.number, given.save), host
 
     run_role(make)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import ctypes
 import enum
 import os
 import signal
@@ -11,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from seedbed.central.listening import advertised
 from seedbed.exit_status import ExitStatus, is_no_room
@@ -21,6 +23,7 @@ from seedbed.paramserver.directory import Address, Directory, this_machine
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind
 from seedbed.run import memory
+from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import TrainingDiverged
 from seedbed.streams.addresses import split_address
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
@@ -36,6 +39,7 @@ STOP_S = 20.0
 ORPHAN_S = 60.0
 """Seconds without a coordinator after which a role saves what it has, and ends."""
 _TICK_S, _LOOK_S = 0.1, 1.0
+_PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
 class Broken(Exception):
@@ -86,13 +90,13 @@ class Role:
         self._asked_s: float | None = None  # when SIGTERM came
         self.alone = False  # whether it has ended because nobody coordinated it
 
-    def serve(self, work: Work, host: str | None) -> None:
+    def serve(self, work: Work, host: str | None, first_s: float = ORPHAN_S) -> None:
         """Listens, tells where, and serves until the work is done.
 
-        It ends, too, when the coordinator says so, when there has been none for `ORPHAN_S`, and when another
-        start has taken this one's place. After SIGTERM it ends at once if no coordinator is there, and else
-        within `STOP_S`. `host` is None, or where it listens for other machines. Raises SeedbedError if it
-        cannot listen.
+        It ends, too, when the coordinator says so, when there has been none for `ORPHAN_S` (`first_s` at the
+        start), and when another start has taken this one's place. After SIGTERM it ends at once if no
+        coordinator is there, and else within `STOP_S`. `host` is None, or where it listens for other
+        machines. Raises SeedbedError if it cannot listen.
         """
         self._work = work
         place = Place(self.name, self.number)
@@ -109,7 +113,7 @@ class Role:
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
         address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
         self.directory.announce(self.name, address)
-        heard_s, look_s, more = time.monotonic(), 0.0, True
+        heard_s, look_s, more, limit_s = time.monotonic(), 0.0, True, first_s
         try:
             while more and not self._finish:
                 server.serve(_TICK_S)
@@ -120,12 +124,12 @@ class Role:
                 look_s = now_s + _LOOK_S
                 coordinated = any(client.role == COORDINATOR for client in server.clients.values())
                 if coordinated:
-                    heard_s = now_s
+                    heard_s, limit_s = now_s, ORPHAN_S
                 if self._asked_s is not None and (
                     not coordinated or now_s > self._asked_s + STOP_S
                 ):
                     break
-                self.alone = now_s > heard_s + ORPHAN_S
+                self.alone = now_s > heard_s + limit_s
                 if self.alone or not self.current():
                     break
         finally:
@@ -174,13 +178,48 @@ class Role:
             self._work.take(client, message)
 
 
-def end_on_signals(role: Role, at_once: bool = False) -> None:
+class Given(NamedTuple):
+    """The command line of a role's process."""
+
+    run: Path
+    number: int  # of the role among those of its kind, from 0 on
+    host: str | None  # where it listens for other machines; None: where the run's job says
+    trusted: bool
+    save: str | None
+
+
+def parse(description: str) -> Given:
+    """Parses the command line of a role, and lets its process end with the host that has started it.
+
+    Call from the main thread, before anything else.
+    """
+    parser = argparse.ArgumentParser(description=f"{description}; started by the coordinator.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--number", type=int, required=True, help="its number, from 0 on")
+    parser.add_argument("--host", help="where it listens; by default where the run's job says")
+    parser.add_argument("--parent", type=int, help="the process of the host, with which it ends")
+    parser.add_argument("--save", help="the save to go on from; by default the newest")
+    declare_trust(parser)
+    given = parser.parse_args()
+    if given.parent is not None:
+        _end_with(given.parent)
+    return Given(given.run, given.number, given.host, given.trust_run, given.save)
+
+
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(ExitStatus.ALONE)  # it had ended before
+
+
+def end_on_signals(role: Role) -> None:
     """Lets SIGTERM end a role; what the terminal sends is for the coordinator. For the main thread.
 
     Whoever stops a machine sends SIGTERM to every process. The coordinator then saves a cut, for which it
-    needs the roles, and ends them. A role is ended `at_once` that no coordinator of this machine ends.
+    needs the roles, and ends them.
     """
-    signal.signal(signal.SIGTERM, role.finish if at_once else role.await_finish)
+    signal.signal(signal.SIGTERM, role.await_finish)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

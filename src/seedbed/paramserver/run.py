@@ -57,7 +57,7 @@ class ClusterRun:
         """Returns whether all steps are done and the ratio asks for no further batch."""
         cluster, experience = self._cluster, self._job.agent.experience
         first = cluster.parameters[0].report
-        reports = [each.report for each in cluster.learners if each.connected or not each.remote]
+        reports = [each.report for each in cluster.learners]
         idle = bool(reports) and all(report.get("idle", False) for report in reports)
         batch = experience.batch if isinstance(experience, Replay) else 1
         few = sum(keeper.report.get("items", 0) for keeper in cluster.replay)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,12 +17,11 @@ from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, PushOutcome, ShardLedger, Version
 from seedbed.paramserver.messages import Kind, require_counts
 from seedbed.paramserver.plan import ShardLayout
-from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, run_role
+from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, parse, run_role
 from seedbed.paramserver.saves import NAME, Saver, ShardSave
 from seedbed.run.devices import keep_to_the_host
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
-from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import require_finite_state
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
@@ -299,21 +296,16 @@ def _apply(
 
 def main() -> None:
     """Serves a parameter shard of a run. Call from the main thread."""
-    parser = argparse.ArgumentParser(description="A parameter shard; started by the coordinator.")
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--shard", type=int, required=True, help="its number, from 0 on")
-    declare_trust(parser)
-    given = parser.parse_args()
+    given = parse("A parameter shard")
     keep_to_the_host()
     keep_programs()
 
     def make() -> tuple[Role, ParameterShard, str | None]:
-        job, role = (
-            Job.read(given.run, trusted=given.trust_run),
-            Role(given.run, role_of(given.shard)),
-        )
+        job = Job.read(given.run, trusted=given.trusted)
+        role = Role(given.run, role_of(given.number))
         end_on_signals(role)
-        return role, ParameterShard(role, job, given.shard), job.host
+        host = job.host if given.host is None else given.host
+        return role, ParameterShard(role, job, given.number), host
 
     run_role(make)
 

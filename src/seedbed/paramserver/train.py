@@ -13,11 +13,11 @@ from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
 from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
+from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.launching import end_all, end_starting
 from seedbed.paramserver.replay_folder import count_items, forget_former, has_former, set_aside
 from seedbed.paramserver.run import ClusterRun
-from seedbed.printable import pasted
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
 from seedbed.run.devices import share_accelerators
@@ -57,17 +57,18 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        adopts = _may_adopt(job, path)
-        save = None if adopts else _prepare(job, session)
+        hosts = Hosts(path, config.hosts)
+        session.interruption.ending.append(hosts.kill)
+        hosts.find_former(session.interrupted)
+        adopts = _may_adopt(job, path, hosts)
+        save = None if adopts else _prepare(job, session, hosts)
         if adopts:
             # They would be started twice.
             end_starting(path)
             view.message("the processes of this run go on: taking them over")
-        cluster = Cluster(job, path, save)
+        cluster = Cluster(job, path, save, hosts)
         session.interruption.ending.append(cluster.kill)
         try:
-            if config.remote_learners:
-                view.message(_invitation(path, config.remote_learners))
             _await_roles(cluster, session, adopts)
             forget_former(path)
             trained = ClusterRun(cluster, run)
@@ -80,10 +81,6 @@ def train(
             raise
         finally:
             cluster.close()
-
-
-def _invitation(run: Path, learners: int) -> str:
-    return f"{learners} learners may come from other machines: seedbed learner {pasted(run)}"
 
 
 def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) -> EnvSpec:
@@ -111,15 +108,20 @@ def _await_roles(cluster: Cluster, session: Session, adopts: bool) -> None:
         raise StoppedEarly
 
 
-def _may_adopt(job: Job, run: Path) -> bool:
+def _may_adopt(job: Job, run: Path, hosts: Hosts) -> bool:
     """Returns whether the processes of a run go on, with these options and with all their items."""
-    return job.is_written(run) and not has_former(run) and is_running(job, run)
+    return job.is_written(run) and not has_former(run) and is_running(job, run, hosts)
 
 
-def _prepare(job: Job, session: Session) -> str | None:
-    """Writes what the roles begin with; returns the name of the replay's save, if the run is resumed."""
+def _prepare(job: Job, session: Session, hosts: Hosts) -> str | None:
+    """Waits for the hosts, and writes what the roles begin with.
+
+    Returns the name of the replay's save, if the run is resumed. Raises StoppedEarly if a signal comes first.
+    """
     path = session.run.path.resolve()
-    if ended := end_all(path):
+    if not hosts.await_all(session.view.message, session.interrupted):
+        raise StoppedEarly
+    if ended := end_all(path) + hosts.end_all():
         session.view.message(
             f"ended {ended} processes of this run, which could not be taken over: their options were others, "
             "a parameter shard was missing, or items were moving to other replay shards"

@@ -254,10 +254,10 @@ class ParamServerConfig(_HostConfig):
     """Processes that divide the replay among them; agents that learn without replay have none."""
     replay: Literal["global", "bundled"] = "global"
     """Whether learners draw from all replay shards, or each from one that gets its own steps only."""
-    remote_learners: int = 0
-    """How many of the learners are on other machines, where `seedbed learner RUN` starts them."""
+    hosts: int = 0
+    """How many other machines run a part of the roles; `seedbed host RUN`, started there, lets one join."""
     listen: str = ""
-    """Address of this machine at which roles listen for those learners, such as 0.0.0.0 for all it has."""
+    """Address of this machine at which roles listen for those machines, such as 0.0.0.0 for all it has."""
     actors: int = 1
     """Actor processes of a learner."""
     envs_per_actor: int = 32
@@ -274,13 +274,12 @@ class ParamServerConfig(_HostConfig):
         super().__post_init__()
         for field in ("learners", "parameter_shards", "replay_shards", "actors", "envs_per_actor"):
             at_least(field, getattr(self, field), 1)
-        for field in ("remote_learners", "most_lag", "outlier_deviations"):
+        for field in ("hosts", "most_lag", "outlier_deviations"):
             at_least(field, getattr(self, field), 0)
         _require_groups(self.envs_per_actor)
-        if self.remote_learners > self.learners or (self.remote_learners and not self.listen):
+        if self.hosts and not self.listen:
             raise SeedbedError(
-                f"{self.remote_learners} of {self.learners} learners cannot be on other machines: raise "
-                "--learners, or name with --listen where they find this one"
+                f"hosts is {self.hosts}: name with --listen where they find this machine, such as 0.0.0.0"
             )
         if split_address(self.listen)[1] is not None:
             raise SeedbedError(

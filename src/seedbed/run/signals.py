@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from seedbed.scheduler import gives_up
+
 ANSWER_S = 0.7
 """Seconds after which a first signal is answered if the main thread has not seen it: it may be compiling."""
 GIVE_UP_S = 1.5
@@ -63,10 +65,11 @@ class Interruption:
         Python calls signal handlers in the main thread.
         """
         del frame
-        if self._signal is not None:
+        if self._signal is None:
+            self._signal = number
+        elif gives_up(number):
             self.given_up = True
             raise KeyboardInterrupt
-        self._signal = number
 
 
 @contextlib.contextmanager
@@ -133,7 +136,7 @@ def _watch(reader: int, interruption: Interruption, numbers: frozenset[int]) -> 
     """Reads the numbers of signals until the pipe is closed."""
     come = 0
     while arrived := os.read(reader, 1):
-        if arrived[0] not in numbers:
+        if arrived[0] not in numbers or (come and not gives_up(arrived[0])):
             continue
         come += 1
         if come == 1:

@@ -21,6 +21,8 @@ from seedbed.named import import_named
 from seedbed.printable import printable
 from seedbed.types import SeedbedError
 
+OPTION = "--trust-run"
+"""The option with which a user trusts a folder."""
 HELP = "import the code that the run's folder names, although others could have written the folder"
 """What `--trust-run` does."""
 AGENTS = {
@@ -63,7 +65,7 @@ MOVED = {"seedbed.paramserver.options:ParamServerConfig": "seedbed.run.options:P
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Adds the option `--trust-run` to a command's parser."""
-    parser.add_argument("--trust-run", action="store_true", help=HELP)
+    parser.add_argument(OPTION, action="store_true", help=HELP)
 
 
 class Untrusted(SeedbedError):

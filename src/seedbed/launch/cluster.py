@@ -1,0 +1,234 @@
+"""`seedbed train --cluster`: the processes of one job are one run. Rank 0 coordinates, the others are hosts.
+
+Whoever has started the job (SLURM, torchrun, SkyPilot, Kubernetes) places the processes, which find one
+another in the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seedbed.config import flags
+from seedbed.config.configuration import TrainConfig
+from seedbed.config.flags import TrainArguments
+from seedbed.config.settle import Request
+from seedbed.exit_status import ExitStatus
+from seedbed.files import load_json, write_json
+from seedbed.launch import joining, ranks
+from seedbed.launch.ranks import Rank
+from seedbed.machine import usable_cores
+from seedbed.printable import printable
+from seedbed.run.folder import CONFIG
+from seedbed.scheduler import NOTICE
+from seedbed.streams.credentials import FOLDER
+from seedbed.types import SeedbedError, UsageError
+
+Change = Callable[[TrainConfig], TrainConfig]
+
+CHOICES = ("slurm", "ranks")
+"""The values of `--cluster`."""
+_JOB = "job.json"
+# How often a run is queued again without a step more than before.
+_MOST_REQUEUES = 3
+_LOOK_S = 1.0
+# Seconds for which a host looks for a coordinator that is gone.
+_PATIENCE_S = 300.0
+
+
+class Job(NamedTuple):
+    """What the processes of a job know of each other, in the run's folder."""
+
+    start: str  # of the job; see `ranks.Rank`
+    ended: str = ""  # how rank 0 has ended
+    step: int = -1  # of the run when it was queued again last
+    requeues: int = 0  # in a row, without a step more
+
+    @classmethod
+    def read(cls, run: Path) -> Job | None:
+        """Returns it, None if there is none."""
+        try:
+            return cls(**load_json(run / FOLDER / _JOB))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, run: Path) -> None:
+        """Writes it; raises SeedbedError if the folder cannot be written."""
+        path = run / FOLDER / _JOB
+        try:
+            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            write_json(path, self._asdict())
+        except OSError as error:
+            raise SeedbedError(
+                f"{printable(path)} cannot be written ({error.strerror}): name a folder that all machines "
+                "see with --run"
+            ) from error
+
+
+def folder_of(run: Path | None, rank: Rank) -> Path:
+    """Returns the folder of a job's run; raises SeedbedError if it has no name."""
+    if run is not None:
+        return run
+    if not rank.job:
+        raise SeedbedError(
+            "this job has no name: add --run DIR, a folder that all its machines see"
+        )
+    return Path("runs") / f"job-{rank.job}"
+
+
+def options_for(runtime: str, given: Sequence[str], rank: Rank) -> list[str]:
+    """Returns the options of a runtime with which other ranks can join, but for those that were given.
+
+    Raises SeedbedError if they cannot.
+    """
+    if rank.of == 1:
+        return []
+    if runtime == "fused":
+        raise SeedbedError(
+            f"{rank.of} processes, but the fused runtime has one: start the job with one task, or take an "
+            "environment of the host"
+        )
+    options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
+        runtime
+    ]
+    if runtime == "paramserver":
+        options["--hosts"] = str(rank.of - 1)
+    return [word for name, value in options.items() if name not in given for word in (name, value)]
+
+
+def train(
+    given: TrainArguments, run: Callable[[Request, Change], tuple[int, dict[str, Any]]]
+) -> int:
+    """Trains as one of the processes of a job; returns the exit status.
+
+    `run` trains what a request asks for, with options changed, and returns the exit status and the summary.
+    Call from the main thread, after `obey_scheduler`. Raises UsageError if `--cluster` has another value than
+    `CHOICES`, and SeedbedError if the environment does not tell which process this is.
+    """
+    request, rest = given.request, given.rest
+    if given.cluster not in CHOICES:
+        raise UsageError(f"--cluster {given.cluster}: take {' or '.join(CHOICES)}")
+    rank = ranks.discover(os.environ, given.cluster == "slurm")
+    folder = folder_of(request.run, rank)
+    if rank.number:
+        return host(rank, folder, request.trust, say)
+
+    def change(config: TrainConfig) -> TrainConfig:
+        more = options_for(config.runtime.runtime, rest, rank)
+        return flags.override(config, [*rest, *more], False)
+
+    def begin(resume: bool) -> tuple[int, dict[str, Any]]:
+        # A run that goes on keeps its runtime, which the command of its first start names.
+        runtime = None if resume else request.runtime
+        return run(request._replace(run=folder, resume=resume, runtime=runtime), change)
+
+    return coordinate(rank, folder, begin, say)
+
+
+def coordinate(
+    rank: Rank,
+    run: Path,
+    train: Callable[[bool], tuple[int, dict[str, Any]]],
+    tell: Callable[[str], None],
+) -> int:
+    """Trains as rank 0, and queues the job again if its time ends before the run; returns the exit status.
+
+    `train` gets whether to go on with a run, and returns the exit status and the run's summary. Call from the
+    main thread, after `obey_scheduler`.
+    """
+    soon = threading.Event()
+    threading.Thread(target=_await_end, args=(soon, tell), daemon=True).start()
+    former = Job.read(run)
+    job = Job(rank.start) if former is None else former._replace(start=rank.start, ended="")
+    job.write(run)
+    how = "rank 0 has failed"
+    try:
+        status, summary = train((run / CONFIG).exists())
+        how = "the run has ended" if status == ExitStatus.FINISHED else "the run was stopped"
+        if status == ExitStatus.STOPPED and soon.is_set():
+            step = int(summary["env_steps"])
+            again = job.requeues + 1 if step <= job.step else 0
+            job = job._replace(step=step, requeues=again)
+            status = _requeue(run, job, tell)
+        return status
+    finally:
+        with contextlib.suppress(SeedbedError):
+            job._replace(ended=how).write(run)
+
+
+def _await_end(soon: threading.Event, tell: Callable[[str], None]) -> None:
+    """Stops the run when the scheduler says that the time ends."""
+    signal.sigwait([NOTICE])
+    soon.set()
+    tell("the job's time is nearly over (SIGUSR2): saving, to be queued again")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> int:
+    """Has SLURM queue this job again; returns the exit status.
+
+    Without SLURM, or if it refuses, the status says to try again: the script that has started this may do so.
+    """
+    if job.requeues >= _MOST_REQUEUES:
+        tell(
+            f"the job was queued again {job.requeues} times without a step more than {job.step:,}: not "
+            f"again; give it more time (what it has is in {printable(run)})"
+        )
+        return ExitStatus.FAILED
+    job._replace(ended="the job is queued again").write(run)
+    # What SLURM sends to the job that it queues again is expected.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    number = os.environ.get("SLURM_JOB_ID", "")
+    scontrol = shutil.which("scontrol")
+    if number and scontrol is not None:
+        asked = subprocess.run(
+            [scontrol, "requeue", number], capture_output=True, text=True, check=False
+        )
+        if asked.returncode == 0:
+            tell(f"job {number} is queued again; it goes on from step {job.step:,}")
+            return ExitStatus.STOPPED
+        tell(f"scontrol requeue {number}: {asked.stderr.strip() or asked.stdout.strip()}")
+    tell(f"start the job again: status {int(ExitStatus.TRY_AGAIN)} tells the script to")
+    return ExitStatus.TRY_AGAIN
+
+
+def host(rank: Rank, run: Path, trusted: bool, tell: Callable[[str], None]) -> int:
+    """Serves the run as another rank until it ends or rank 0 does; returns the exit status.
+
+    Call from the main thread.
+    """
+    ended: list[str] = []
+    threading.Thread(target=_watch, args=(rank, run, ended), daemon=True).start()
+    cores = rank.cores or usable_cores() / rank.beside
+    options = joining.Options(run, cores=cores, trusted=trusted, give_up_after_s=_PATIENCE_S)
+    how = joining.serve(options, lambda text: tell(f"rank {rank.number}: {text}"))
+    tell(f"rank {rank.number} ended: {how or (ended or ['stopped'])[0]}")
+    return ExitStatus.FINISHED if how is not None or ended else ExitStatus.STOPPED
+
+
+def _watch(rank: Rank, run: Path, ended: list[str]) -> None:
+    """Ends this process, with all that it runs, when rank 0 of the same start of the job has ended."""
+    while True:
+        time.sleep(_LOOK_S)
+        job = Job.read(run)
+        if job is not None and job.start == rank.start and job.ended:
+            ended.append(job.ended)
+            # A host learns of a run's end by itself; the coordinator has ended its roles.
+            time.sleep(_LOOK_S)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+def say(text: str) -> None:
+    """Writes a line for the user, and all of it at once: several ranks share one output."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

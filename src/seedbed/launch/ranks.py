@@ -1,0 +1,95 @@
+"""Which of a job's processes this one is, by the variables of SLURM, torchrun, SkyPilot and Kubernetes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from seedbed.types import SeedbedError
+
+_INDEXED = "JOB_COMPLETION_INDEX"
+# Names of the rank, the number of ranks, this machine's number of ranks, and the job, of each launcher that
+# has plain variables for them.
+_PLAIN = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "", "SKYPILOT_TASK_ID"),
+    (_INDEXED, "COMPLETIONS", "", ""),
+)
+
+
+class Rank(NamedTuple):
+    """One of the processes that a launcher has started together."""
+
+    number: int  # from 0 on; 0 coordinates
+    of: int  # how many there are
+    beside: int  # how many of them are on this machine
+    cores: float  # that this process may use; 0 is a fair share of what the machine has
+    job: str  # a name for the job, the same after it was requeued; "" if there is none
+    start: str  # what tells this start of the job from others
+
+
+def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
+    """Returns which process this is; with `slurm` only of a step of SLURM's.
+
+    Raises SeedbedError if the environment does not tell.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return _of_slurm(environ)
+    if slurm:
+        raise SeedbedError(
+            "--cluster slurm, but SLURM_JOB_ID is not set: start it in an allocation, with srun"
+        )
+    for rank, of, beside, job in _PLAIN:
+        if rank in environ:
+            if of not in environ:
+                raise SeedbedError(
+                    f"{rank} is set but {of}, the number of processes, is not: set it in the job"
+                )
+            name = environ.get(job, "")
+            return Rank(
+                _count(environ, rank),
+                _count(environ, of),
+                _count(environ, beside) if beside in environ else 1,
+                0.0,
+                re.sub(r"[^\w.-]", "_", name),
+                name,
+            )
+    raise SeedbedError(
+        "--cluster ranks, but the environment does not tell this process's rank: start it with srun or "
+        f"torchrun, or set RANK and WORLD_SIZE (SKYPILOT_NODE_RANK and {_INDEXED} are read, too)"
+    )
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Rank:
+    # A batch script has a SLURM_PROCID, too, but no step of its own.
+    if "SLURM_STEP_NUM_TASKS" not in environ:
+        raise SeedbedError("this process is of no step of its SLURM job: start it with srun")
+    node = _count(environ, "SLURM_NODEID")
+    tasks = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    job = environ["SLURM_JOB_ID"]
+    return Rank(
+        _count(environ, "SLURM_PROCID"),
+        _count(environ, "SLURM_STEP_NUM_TASKS"),
+        tasks[node] if node < len(tasks) else 1,
+        float(environ.get("SLURM_CPUS_PER_TASK", 0)),
+        f"{array}_{task}" if array and task else job,
+        f"{job}.{environ.get('SLURM_RESTART_COUNT', '0')}.{environ.get('SLURM_STEP_ID', '0')}",
+    )
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Returns the tasks of each node, of which SLURM writes `2(x3),1`: a split need not be even."""
+    found: list[int] = []
+    for part in text.split(","):
+        tasks, times = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()).groups("1")  # type: ignore[union-attr]
+        found += [int(tasks)] * int(times)
+    return found
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        raise SeedbedError(f"{name} is {text!r}: it must be a number, as the launcher sets it")
+    return int(text)

@@ -1,0 +1,211 @@
+"""The processes of a job that are one run: their ranks, their options, and the end of the job's time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from seedbed import cli
+from seedbed.exit_status import ExitStatus
+from seedbed.launch import cluster
+from seedbed.launch.ranks import Rank, discover
+from seedbed.types import SeedbedError, UsageError
+from waiting import wait_for
+
+SLURM = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "3,1(x2),1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        (SLURM, Rank(3, 6, 1, 0.0, "17", "17.0.2")),
+        (SLURM | {"SLURM_NODEID": "0", "SLURM_PROCID": "1"}, Rank(1, 6, 3, 0.0, "17", "17.0.2")),
+        (SLURM | {"SLURM_CPUS_PER_TASK": "8"}, Rank(3, 6, 1, 8.0, "17", "17.0.2")),
+        (
+            SLURM
+            | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "1", "SLURM_RESTART_COUNT": "2"},
+            Rank(3, 6, 1, 0.0, "15_1", "17.2.2"),
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a/b"},
+            Rank(1, 4, 2, 0.0, "a_b", "a/b"),
+        ),
+        ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}, Rank(0, 2, 1, 0.0, "", "")),
+        ({"JOB_COMPLETION_INDEX": "2", "COMPLETIONS": "3"}, Rank(2, 3, 1, 0.0, "", "")),
+    ],
+)
+def test_the_rank_of_a_process(environ, rank):
+    assert discover(environ, False) == rank
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "does not tell this process's rank: start it with srun or torchrun"),
+        ({"RANK": "0"}, "RANK is set but WORLD_SIZE, the number of processes, is not"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x': it must be a number"),
+        # A batch script has a rank, too.
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"},
+            "is of no step of its SLURM job: start it with srun",
+        ),
+    ],
+)
+def test_processes_without_a_rank_are_refused(environ, text):
+    with pytest.raises(SeedbedError, match=text):
+        discover(environ, False)
+
+
+def test_slurm_alone_is_slurm():
+    with pytest.raises(SeedbedError, match="SLURM_JOB_ID is not set: start it in an allocation"):
+        discover({"RANK": "0", "WORLD_SIZE": "1"}, True)
+
+
+def test_the_options_that_let_other_ranks_join():
+    alone, three = Rank(0, 1, 1, 0.0, "", ""), Rank(0, 3, 1, 0.0, "7", "")
+    assert cluster.options_for("fused", [], alone) == []
+    assert cluster.options_for("central", [], three) == ["--listen", "0.0.0.0:0"]
+    assert cluster.options_for("central", ["--listen", "1.2.3.4:5"], three) == []
+    found = cluster.options_for("paramserver", ["--learners", "4"], three)
+    assert found == ["--listen", "0.0.0.0", "--hosts", "2"]
+    with pytest.raises(SeedbedError, match="3 processes, but the fused runtime has one"):
+        cluster.options_for("fused", [], three)
+    assert cluster.folder_of(None, three) == Path("runs/job-7")
+    assert cluster.folder_of(Path("x"), alone) == Path("x")
+    with pytest.raises(SeedbedError, match="this job has no name: add --run DIR"):
+        cluster.folder_of(None, alone)
+
+
+def test_an_unknown_cluster_is_refused(capsys):
+    assert cli.main(["train", "pong", "--cluster", "slrum"]) == ExitStatus.USAGE
+    assert capsys.readouterr().err == "seedbed: --cluster slrum: take slurm or ranks\n"
+    assert issubclass(UsageError, SeedbedError)
+
+
+COORDINATE = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from seedbed.launch import cluster
+from seedbed.launch.ranks import Rank
+from seedbed.scheduler import obey_scheduler
+
+obey_scheduler()
+run, steps = Path(sys.argv[1]), int(sys.argv[2])
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+def train(resume):
+    print("resume" if resume else "begin", flush=True)
+    (run / "config.json").touch()
+    while not stopped.wait(0.01):
+        pass
+    return 143, {"env_steps": steps}
+
+sys.exit(cluster.coordinate(Rank(0, 1, 1, 0.0, "5", "5.0"), run, train, cluster.say))
+"""
+
+
+class Turns:
+    """The turns of a job, whose scheduler is a script."""
+
+    def __init__(self, folder: Path, answer: int) -> None:
+        self.run, self._asked = folder / "run", folder / "asked"
+        bin_ = folder / "bin"
+        bin_.mkdir()
+        script = bin_ / "scontrol"
+        script.write_text(f'#!/bin/sh\necho "$@" >> {self._asked}\necho no >&2\nexit {answer}\n')
+        script.chmod(0o755)
+        self._path = f"{bin_}:{os.environ['PATH']}" if answer < 9 else str(bin_ / "none")
+        self.run.mkdir()
+
+    def turn(self, number: int, steps: int) -> tuple[int, str, str]:
+        """Begins a turn, sends a signal, and returns the status and what was said."""
+        python = [entry for entry in sys.path if entry]
+        process = subprocess.Popen(
+            [sys.executable, "-c", COORDINATE, str(self.run), str(steps)],
+            env=os.environ | {"PATH": self._path, "SLURM_JOB_ID": "5", "PYTHONPATH": os.pathsep.join(python)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        return process.returncode, first.strip(), said
+
+    def asked(self) -> list[str]:
+        return self._asked.read_text().splitlines() if self._asked.exists() else []
+
+
+def test_a_job_whose_time_ends_asks_for_another_turn_until_turns_bring_nothing(tmp_path):
+    job = Turns(tmp_path, 0)
+    status, first, said = job.turn(signal.SIGUSR2, 100)
+    assert (status, first, job.asked()) == (ExitStatus.STOPPED, "begin", ["requeue 5"])
+    assert "the job's time is nearly over (SIGUSR2): saving" in said
+    assert "job 5 is queued again; it goes on from step 100" in said
+    assert cluster.Job.read(job.run) == cluster.Job("5.0", "the run was stopped", 100, 0)
+    for times in (1, 2):
+        status, first, said = job.turn(signal.SIGUSR2, 100)
+        assert (status, first, len(job.asked())) == (ExitStatus.STOPPED, "resume", 1 + times)
+    status, _, said = job.turn(signal.SIGUSR2, 100)
+    assert status == ExitStatus.FAILED and len(job.asked()) == 3
+    assert "queued again 3 times without a step more than 100: not again" in said
+    # With steps, it may have as many as it needs.
+    assert job.turn(signal.SIGUSR2, 101)[0] == ExitStatus.STOPPED and len(job.asked()) == 4
+
+
+def test_a_stop_is_no_turn(tmp_path):
+    job = Turns(tmp_path, 0)
+    status, _, said = job.turn(signal.SIGTERM, 100)
+    assert (status, said, job.asked()) == (ExitStatus.STOPPED, "", [])
+
+
+@pytest.mark.parametrize("answer", [1, 9])
+def test_without_a_scheduler_that_agrees_the_script_is_told_to_try_again(tmp_path, answer):
+    status, _, said = Turns(tmp_path, answer).turn(signal.SIGUSR2, 5)
+    assert status == ExitStatus.TRY_AGAIN and "status 75 tells the script to" in said
+    assert ("scontrol requeue 5: no" in said) == (answer == 1)
+
+
+HOST = """
+import sys
+from pathlib import Path
+from seedbed.launch import cluster
+from seedbed.launch.ranks import Rank
+from seedbed.scheduler import obey_scheduler
+
+obey_scheduler()
+sys.exit(cluster.host(Rank(1, 2, 1, 1.0, "5", "5.0"), Path(sys.argv[1]), False, cluster.say))
+"""
+
+
+def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path):
+    """Also if the run has never begun; the notice that time is nearly over is not for it."""
+    python = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOST), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": python}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("rank 1: waiting for the run")
+    cluster.Job("4.0", "the run was stopped").write(tmp_path)
+    process.send_signal(signal.SIGUSR2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2.5)
+    cluster.Job("5.0", "rank 0 has failed").write(tmp_path)
+    wait_for(lambda: process.poll() is not None)
+    assert process.returncode == ExitStatus.FINISHED
+    assert process.stderr.read() == "rank 1 ended: rank 0 has failed\n"
+    process.stderr.close()

@@ -1,0 +1,348 @@
+"""Hosts: who runs what, how a host is met, what becomes of its roles, and who may ask it for what."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seedbed.actors.waiting import await_run
+from seedbed.exit_status import ExitStatus
+from seedbed.launch import joining
+from seedbed.paramserver import command, hosting, hosts
+from seedbed.paramserver.directory import Address, Directory
+from seedbed.paramserver.hosts import Hosts
+from seedbed.paramserver.keeper import Keeper
+from seedbed.paramserver.launching import RoleSpec
+from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
+from seedbed.paramserver.role import Role
+from seedbed.run.folder import ROLES
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import ensure_credentials
+from seedbed.types import SeedbedError
+from waiting import wait_for
+
+
+def wishes(parameters: int, replay: int, learners: int) -> list[Wish]:
+    counts = {"parameters": parameters, "replay": replay, "learners": learners}
+    cores = {"parameters": 0.5, "replay": 0.5, "learners": 2.0}
+    return [
+        Wish(f"{kind.rstrip('s')}-{i}", kind, cores[kind])
+        for kind in KINDS
+        for i in range(counts[kind])
+    ]
+
+
+def where(machines: list[Machine], wanted: list[Wish]) -> dict[str, list[str]]:
+    found = place(wanted, machines, {})
+    return {
+        each.name: sorted(name for name, (_, at) in found.items() if at == each.name)
+        for each in machines
+    }
+
+
+def test_two_hosts_share_all_roles_and_the_coordinator_has_none():
+    machines = [Machine(HERE, 4), Machine("host-1", 4), Machine("host-2", 4)]
+    assert where(machines, wishes(2, 2, 2)) == {
+        HERE: [],
+        "host-1": ["learner-0", "parameter-0", "replay-0"],
+        "host-2": ["learner-1", "parameter-1", "replay-1"],
+    }
+
+
+def test_uneven_machines_get_learners_by_cores_or_accelerators_and_shards_apart():
+    machines = [Machine(HERE, 2), Machine("host-1", 24), Machine("host-2", 8)]
+    found = where(machines, wishes(2, 2, 8))
+    learners = {name: sum("learner" in role for role in roles) for name, roles in found.items()}
+    assert learners == {HERE: 0, "host-1": 6, "host-2": 2}
+    for kind in ("parameter", "replay"):
+        assert [sum(kind in role for role in found[host]) for host in ("host-1", "host-2")] == [
+            1,
+            1,
+        ]
+    with_gpu = [*machines, Machine("host-3", 2, accelerators=1)]
+    assert sum("learner" in role for role in where(with_gpu, wishes(2, 2, 3))["host-3"]) == 3
+
+
+def test_a_host_that_takes_learners_only_leaves_shards_where_the_coordinator_is():
+    machines = [Machine(HERE, 2), Machine("host-1", 2, only=("learners",))]
+    found = where(machines, wishes(2, 2, 2))
+    assert found == {
+        HERE: ["learner-1", "parameter-0", "parameter-1", "replay-0", "replay-1"],
+        "host-1": ["learner-0"],
+    }
+    with pytest.raises(ValueError, match="no machine takes replay"):
+        place(wishes(0, 1, 0), machines[1:], {})
+
+
+machine_lists = st.lists(
+    st.builds(
+        Machine,
+        st.uuids().map(str),
+        st.floats(0.25, 128),
+        st.integers(0, 8),
+        st.sets(st.sampled_from(KINDS)).map(lambda kinds: tuple(sorted(kinds))),
+    ),
+    max_size=6,
+    unique_by=lambda each: each.name,
+)
+
+
+@given(machine_lists, st.tuples(*[st.integers(1, 6)] * 3), st.randoms(use_true_random=False))
+def test_every_role_has_a_place_that_takes_it_and_keeps_it(machines, counts, chance):
+    machines, wanted = [Machine(HERE, 4), *machines], wishes(*counts)
+    found = place(wanted, machines, {})
+    by_name = {each.name: each for each in machines}
+    assert set(found) == {wish.name for wish in wanted}
+    assert all(wish.kind in by_name[at].only for wish, at in found.values())
+    # The order in which machines and wishes are named is nothing.
+    chance.shuffle(machines)
+    chance.shuffle(wanted)
+    assert place(wanted, machines, {}) == found
+    # Shards of a kind lie apart: no machine has two more of them than another that takes them.
+    for kind in ("parameters", "replay"):
+        takers = [each.name for each in machines if kind in each.only]
+        many = [sum(w.kind == kind and at == name for w, at in found.values()) for name in takers]
+        assert max(many) - min(many) <= 1
+    # When a machine is gone, only its roles move.
+    gone = chance.choice(machines[1:] or machines) if len(machines) > 1 else machines[0]
+    left = [each for each in machines if each.name in (HERE,) or each is not gone]
+    kept = {name: each for name, each in found.items() if any(each[1] == one.name for one in left)}
+    after = place([wish for wish in wanted if wish.name not in kept], left, kept)
+    assert set(after) == set(found) and all(after[name] == kept[name] for name in kept)
+
+
+class Machines:
+    """Hosts of a run, each a process, and the coordinator's end in this one."""
+
+    def __init__(self, run: Path, patch: pytest.MonkeyPatch) -> None:
+        self.run, self._patch = run, patch
+        ensure_credentials(run / CREDENTIALS)
+        (run / "config.json").write_text(json.dumps({"paramserver": {"hosts": 2}}))
+        (run / ROLES).mkdir()
+        self.processes: list[subprocess.Popen[str]] = []
+        self.hosts = Hosts(run, 2)
+
+    def start(self) -> subprocess.Popen[str]:
+        code = (
+            "import sys; from seedbed.paramserver import hosting; hosting._MODULES = ('reporting_role',)\n"
+            "from seedbed import cli; sys.exit(cli.main(sys.argv[1:]))"
+        )
+        path = os.pathsep.join(
+            [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
+        )
+        self.processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", code, "host", str(self.run)],
+                env=os.environ | {"PYTHONPATH": path},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self.processes[-1]
+
+    def names(self) -> list[str]:
+        return sorted(host.name for host in self.hosts.look())
+
+    def process_of(self, name: str) -> psutil.Process:
+        address = Directory(self.run).find(name)
+        assert address is not None
+        return psutil.Process(address.pid)
+
+    def close(self) -> None:
+        self.hosts.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path, monkeypatch):
+    made = Machines(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
+    """A role of a host that is killed begins on another one, and one of a host that leaves does, too."""
+    monkeypatch.setattr(hosts, "_REFUSED_S", 0.2)
+    monkeypatch.setattr(hosts, "_LEAVE_S", 0.2)
+    first, second = machines.start(), machines.start()
+    told: list[str] = []
+    assert machines.hosts.await_all(told.append, lambda: False)
+    assert told[0] == f"0 of 2 hosts have joined; on each: seedbed host {machines.run}"
+    wished = [Wish("replay-0", "replay", 0.5), Wish("replay-1", "replay", 0.5)]
+    machines.hosts.plan(wished)
+    specs = [RoleSpec(wish.name, "reporting_role", ("--number", wish.name[-1])) for wish in wished]
+    keepers = [
+        Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec)) for spec in specs
+    ]
+    try:
+        wait_for(lambda: all(keeper.reported for keeper in keepers))
+        at = [machines.hosts.holder(f"replay-{i}") for i in range(2)]
+        assert sorted(host.name for host in at) == ["host-1", "host-2"] == machines.names()
+        # Kill -9: nobody tells the role, and it ends all the same.
+        doomed = machines.process_of("replay-0")
+        machines.process_of(at[0].name).kill()
+        wait_for(lambda: is_gone(doomed))
+        wait_for(lambda: machines.hosts.holder("replay-0") is at[1] and keepers[0].reported)
+        wait_for(lambda: keepers[0].connected)
+        told += machines.hosts.take_notices()
+        assert f"replay-0 begins on {at[1].name}" in told
+        assert keepers[1].restarts == 0
+        # Another joins, and takes what the one has that is told to leave.
+        third = machines.start()
+        wait_for(lambda: len(machines.names()) == 2)
+        leaving = next(each for each in (first, second) if each.poll() is None)
+        leaving.send_signal(signal.SIGTERM)
+        wait_for(
+            lambda: all(machines.hosts.holder(f"replay-{i}") not in (None, at[1]) for i in range(2))
+        )
+        assert leaving.wait(20) == ExitStatus.STOPPED
+        for keeper in keepers:
+            keeper.finish()
+        for keeper in keepers:
+            keeper.close()
+        machines.hosts.close()
+        assert third.wait(20) == ExitStatus.FINISHED
+        assert third.communicate()[0].splitlines()[-1] == "host ended: the run has ended"
+    finally:
+        for keeper in keepers:
+            keeper.kill()
+
+
+def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
+    machines.start(), machines.start()
+    assert machines.hosts.await_all(lambda text: None, lambda: False)
+    spec = RoleSpec("replay-0", "reporting_role", ("--number", "0"))
+    machines.hosts.plan([Wish("replay-0", "replay", 0.5)])
+    keeper = Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec))
+    wait_for(lambda: keeper.reported)
+    pid = machines.process_of("replay-0").pid
+    # The first is killed, as far as the hosts can tell.
+    after = Hosts(machines.run, 2)
+    after.find_former(lambda: False)
+    after.plan([Wish("replay-0", "replay", 0.5)])
+    adopted = Keeper(machines.run, spec, 0, launcher=after.launcher(spec))
+    wait_for(lambda: adopted.reported)
+    assert machines.process_of("replay-0").pid == pid and adopted.restarts == 0
+    assert after.end_all() == 1
+    wait_for(lambda: adopted.restarts == 1 or keeper.restarts == 1)
+    for each in (keeper, adopted):
+        each.kill()
+    after.close()
+
+
+def test_what_a_host_is_asked_that_cannot_be(tmp_path):
+    ensure_credentials(tmp_path / CREDENTIALS)
+    role = Role(tmp_path, "host-1")
+    work = hosting.Hosting(role, tmp_path, hosting.facts(KINDS), ())
+    thread = threading.Thread(target=role.serve, args=(work, None))
+    thread.start()
+    keeper = Keeper(tmp_path, RoleSpec("host-1", ""), 0)
+    wait_for(lambda: keeper.reported)
+    asked: list[dict[str, Any]] = [
+        {"role": "../../x", "module": "seedbed.paramserver.shard", "arguments": []},
+        {"role": "x", "module": "os", "arguments": []},
+        {"role": "x", "module": "seedbed.paramserver.shard", "arguments": [1]},
+    ]
+    for fields in asked:
+
+        def ask(keeper: Keeper, fields: dict[str, Any] = fields) -> Any:
+            return keeper.ask(hosting.Kind.START, hosting.Kind.STARTED, **fields)
+
+        with pytest.raises((SeedbedError, ConnectionError)):
+            keeper.request(ask).result(10)
+        keeper.kill()
+        keeper = Keeper(tmp_path, RoleSpec("host-1", ""), 0)
+        wait_for(lambda keeper=keeper: keeper.reported)
+    assert work.report()["roles"] == {}
+    keeper.kill()
+    role.finish()
+    thread.join()
+
+
+def test_a_host_that_ended_long_ago_is_forgotten(tmp_path):
+    directory, run = Directory(tmp_path), tmp_path
+    ensure_credentials(run / CREDENTIALS)
+    for name in ("host-1", "host-2"):
+        directory.take_number(name)
+        directory.announce(name, Address(1, os.getpid(), "another", "name", ()))
+        (run / ROLES / name / "beat").touch()
+    then = time.time() - 200
+    os.utime(run / ROLES / "host-1" / "beat", (then, then))
+    found = Hosts(run, 1)
+    found.look()
+    assert not (run / ROLES / "host-1").exists() and list(found._hosts) == ["host-2"]
+    found.close()
+
+
+def test_hosts_wait_for_a_run_that_has_not_begun(tmp_path):
+    said: list[str] = []
+    run = tmp_path / "runs" / "new"
+    steps = [
+        lambda: run.mkdir(parents=True),
+        lambda: (run / "config.json").write_text(json.dumps({"paramserver": {"hosts": 1}})),
+        lambda: (run / ROLES).mkdir() or ensure_credentials(run / CREDENTIALS),
+    ]
+
+    def tell(text: str) -> None:
+        said.append(text.rpartition(": ")[2])
+        steps.pop(0)()
+
+    assert await_run(run, command._missing, 30.0, tell, lambda: False)
+    assert said == [
+        "there is no such folder",
+        "it has no config.json",
+        "its coordinator has not made its key yet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"fused": {}}, "trains in one process, and takes no hosts"),
+        ({"central": {"listen": ""}}, "does not listen: start it with"),
+        ({"paramserver": {"hosts": 0}}, "takes no hosts: start it with --hosts N"),
+        (
+            {"paramserver": {"hosts": 1}},
+            "did not begin within 0.01 s .its coordinator has not made",
+        ),
+        ({"unknown": {}}, "did not begin within 0.01 s .config.json cannot be read"),
+    ],
+)
+def test_a_host_that_cannot_join_is_told_why(tmp_path, config, text):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SeedbedError, match=text):
+            joining.serve(joining.Options(tmp_path, 1.0, give_up_after_s=0.01), lambda text: None)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
+    directory = Directory(tmp_path)
+    (tmp_path / "roles" / "x").mkdir(parents=True)
+    newer = Address(3, 4, "here", "name", ())
+    directory.announce("x", newer)
+    directory.announce("x", newer._replace(number=2, pid=5))
+    assert directory.find("x") == newer
+    directory.announce("x", newer._replace(number=4))
+    assert directory.find("x") == newer._replace(number=4)
