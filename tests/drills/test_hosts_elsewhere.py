@@ -1,0 +1,127 @@
+"""Gorila with all its roles on two hosts, and a coordinator on a third machine (`machines.py`)."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import RUNS, Link, Machine, Process, World, missing, wait_until
+
+from gorila_runs import require_no_gaps, saved_items
+from seedbed.exit_status import ExitStatus
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=f"drills need {missing()}"),
+]
+ROLES = [f"{kind}-{i}" for kind in ("parameters", "replay", "learner") for i in range(2)]
+COUNTING = (
+    "counting_environment:make_slow --agent counting_agent:CountingReplayAgent --runtime paramserver "
+    "--envs-per-actor 4 --agent.capacity 100000 --agent.min-size 20 --steps 1_000_000"
+)
+CARTPOLE = "cartpole/gorila --steps 10_000_000"
+BACK_S, NODE_BACK_S = 30.0, 60.0
+
+
+class Trio:
+    """Three machines and a run on them. For one thread."""
+
+    def __init__(self, world: World, train: str) -> None:
+        self.world, self.run = world, world.runs / "run"
+        self.machines = [Machine(world, name) for name in ("coordinator", "one", "two")]
+        here, one, two = self.machines
+        pairs = [(here, one), (here, two), (one, two)]
+        self.links = [Link(world, *pair, number) for number, pair in enumerate(pairs, 1)]
+        for link in self.links:
+            link.set(delay_s=0.001)
+        options = "--hosts 2 --listen 0.0.0.0 --evaluate-every 0 --log-every-s 0.5 --checkpoint-every-s 20"
+        arguments = [*train.split(), *options.split(), "--run", f"{RUNS}/run"]
+        self.train = here.seedbed("train", "train", *arguments)
+        self.hosts = [self.join(each) for each in (one, two)]
+        self.moves(120)
+
+    def join(self, machine: Machine) -> Process:
+        return machine.seedbed(f"host-{machine.name}", "host", f"{RUNS}/run")
+
+    def last(self) -> dict[str, Any]:
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines(True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        return json.loads(whole[-1]) if whole else {}
+
+    def moves(self, seconds: float) -> float:
+        """Waits until both learners step and updates are made; returns how long that took."""
+        names = ("learner_steps", "cluster/steps/learner-0", "cluster/steps/learner-1")
+        begun = self.last()
+
+        def grown() -> bool:
+            assert self.train.code() is None, self.train.said()
+            now = self.last()
+            return all((now.get(name) or 0) > (begun.get(name) or 0) for name in names)
+
+        return wait_until(grown, "both learners", seconds)
+
+    def places(self) -> dict[str, list[str]]:
+        """Returns the roles on each machine, by the addresses that they have told."""
+        found: dict[str, list[str]] = {each.name: [] for each in self.machines}
+        links = self.links
+        mine = {
+            "coordinator": {links[0].addresses[0], links[1].addresses[0]},
+            "one": {links[0].addresses[1], links[2].addresses[0]},
+            "two": {links[1].addresses[1], links[2].addresses[1]},
+        }
+        for role in ROLES:
+            told = json.loads((self.run / "roles" / role / "address.json").read_text())
+            addresses = {host for host, _ in told["hosts"]}
+            (at,) = [name for name, own in mine.items() if addresses & own]
+            found[at].append(role)
+        return found
+
+    def received(self, machine: Machine) -> int:
+        """Returns the bytes that have come to a machine over its links."""
+        rows = Path(f"/proc/{machine.network}/net/dev").read_text().splitlines()
+        return sum(int(row.split()[1]) for row in rows if row.strip().startswith("link"))
+
+
+def test_no_bytes_of_roles_pass_through_the_coordinator(tmp_path):
+    with World(tmp_path) as world:
+        trio = Trio(world, CARTPOLE)
+        assert trio.places() == {"coordinator": [], "one": ROLES[::2], "two": ROLES[1::2]}
+        before = [trio.received(each) for each in trio.machines]
+        time.sleep(20)
+        after = [trio.received(each) for each in trio.machines]
+        grown = [now - was for now, was in zip(after, before, strict=True)]
+        # It sends about as much as it gets, and each byte that is sent is received once.
+        share = 2 * grown[0] / sum(grown)
+        print(grown, f"bytes; the coordinator's part is {share:.4f}")
+        assert sum(grown) > 5e6 and share < 0.02
+        assert trio.train.terminate() == ExitStatus.STOPPED, trio.train.said()
+        for host in trio.hosts:
+            wait_until(lambda host=host: host.code() is not None, "a host's end", 30)
+            assert host.code() == ExitStatus.FINISHED, host.said()
+
+
+def test_a_host_and_a_machine_that_are_lost(tmp_path):
+    with World(tmp_path) as world:
+        trio = Trio(world, COUNTING)
+        # The host is killed: its machine lives, and another host comes there.
+        trio.hosts[0].kill()
+        begun = time.monotonic()
+        trio.moves(BACK_S)
+        host_s = time.monotonic() - begun
+        trio.hosts[0] = trio.join(trio.machines[1])
+        wait_until(lambda: "host-3 has joined" in trio.train.said(), "the next host", 30)
+        # The machine is off: nobody says so.
+        trio.machines[2].power_off()
+        begun = time.monotonic()
+        wait_until(
+            lambda: "is gone" in trio.train.said().rpartition("has joined")[2], "its end", 60
+        )
+        trio.moves(NODE_BACK_S)
+        print({"host killed: back after": host_s, "machine off": time.monotonic() - begun})
+        assert trio.places()["two"] == []
+        assert trio.train.terminate() == ExitStatus.STOPPED, trio.train.said()
+        require_no_gaps(saved_items(trio.run), whole=False)
