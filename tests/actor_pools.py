@@ -63,5 +63,5 @@ class Learner:
             action = (31 * self.steps[group] + 7 * group + i) % NUM_ACTIONS
             checker.act(action)
             slot.action[i] = action
-        assert self.pool.reply(group, slot.life)
+        assert self.pool.reply(group)
         assert not self.pool.reply(group)  # a second answer changes nothing

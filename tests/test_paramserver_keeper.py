@@ -37,6 +37,7 @@ from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from waiting import wait_for
 
 SPEC = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
+HUNG = "replay-0 was killed, as it gave no sign for 1 s; started again"
 
 
 def job_of(**options) -> Job:
@@ -185,9 +186,18 @@ def test_a_role_that_hangs_before_it_tells_where_it_is_is_killed(tmp_path, keep,
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: gone(pid))
     wait_for(lambda: keeper.pid != pid or keeper.failure)
-    assert (
-        "replay-0 has done nothing for 1 s since its start: it is killed" in keeper.take_notices()
-    )
+    assert keeper.take_notices() == [HUNG]
+
+
+def test_a_role_that_hangs_at_each_start_ends_the_run(tmp_path, keep, monkeypatch):
+    monkeypatch.setattr(keeping, "_START_S", 1.0)
+    (tmp_path / "idle.py").write_text("import time; time.sleep(60)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keeper = keep("idle")
+    wait_for(lambda: keeper.failure)
+    last = "soon after its start; the last time it was killed, as it gave no sign for 1 s; see "
+    assert str(keeper.failure).startswith(f"replay-0 died 5 times in a row {last}")
+    assert keeper.take_notices() == [HUNG] * 4
 
 
 FULL_DISK = """

@@ -232,7 +232,7 @@ def test_when_a_shard_dies_the_others_go_on_and_nothing_saved_is_lost(shards):
 def test_a_learner_that_adds_nothing_draws_what_others_have_added(shards):
     run = shards(learners=2, replay_shards=2)
     silent, adding = run.learner(0, 1), run.learner(1, 2)
-    wait_for(lambda: all(client.connected for client in silent._clients))
+    wait_for(lambda: all(client.epoch for client in silent._clients))
     environments = Environments(adding, 1)
     for _ in range(20):
         environments.step(0)
@@ -384,7 +384,7 @@ def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save
     run = saved_run(tmp_path, "5")
     keeper = Keeper(tmp_path, roles_of(run.job, tmp_path, "5")["replay"][0], 0)
     try:
-        wait_for(lambda: keeper.report, 120)
+        wait_for(lambda: keeper.report, seconds=120)
         items = keeper.report["items"]
         assert items == run.works[0].replay.items
 
@@ -393,7 +393,7 @@ def test_a_shard_of_a_resumed_run_that_is_killed_comes_back_with_its_newest_save
         assert [path.name.split(".")[1] for path in indexes] == ["6", "7"]
         pid = keeper.pid
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: keeper.pid != pid and keeper.connected, 120)
+        wait_for(lambda: keeper.pid != pid and keeper.connected, seconds=120)
         found = keeper.request(lambda keeper: keeper.fetch_report())
         assert found.result(30)["items"] == items
     finally:

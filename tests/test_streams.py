@@ -209,7 +209,8 @@ def test_an_ingest_process_that_never_listens_ends_the_run(net, pool_clock) -> N
             os.kill(one.pool.pids()[0], signal.SIGSTOP)
             pool_clock(1.0)
             one.learner.turn(0.01)
-    assert len([note for note in one.pool.take_notices() if "started again" in note]) == 4
+    again = "the ingest process was killed, as it gave no sign for 10 s; started again; actors will come back"
+    assert one.pool.take_notices().count(again) == 4
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_an_answer_to_a_dead_actor_is_harmless() -> None:
         assert pool.slots[ready[0]].life == 1
         assert old.life == 0
         old.action[...] = 5  # the memory of the dead is still there
-        assert not pool.reply(ready[0], old.life)
+        assert not pool.slots[ready[0]].answered
         assert pool.slots[ready[0]].step == 1
 
 
@@ -417,6 +417,21 @@ def test_slots_hold_trees_of_any_shape_on_cache_lines() -> None:
         ours.answer(4, 1)
         assert theirs.answered
         assert (theirs.action == 1).all()
+
+
+def test_a_process_that_hung_is_told_of_in_one_phrase():
+    one = supervisor.Supervisor("the ingest process")
+    silence = "the ingest process was killed, as it gave no sign for 10 s"
+    for words, after, told in (
+        ("", "", f"{silence}; started again"),
+        ("slow\n", "", f"{silence} (slow); started again"),
+        ("", " after 3 steps", f"{silence}, after 3 steps; started again"),
+    ):
+        one.begin()
+        one.hung(10.0)
+        assert one.end("was killed by SIGKILL", words, after=after) == told
+    one.begin()
+    assert one.end("exited with status 3").endswith("process exited with status 3; started again")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from seedbed.printable import printable
 class SeedbedError(Exception):
     """A failure that the user can repair. Its text names the thing, its value and the remedy.
 
-    Lines below its first are for `--debug`, but for a list, whose lines are indented.
+    Lines below its first are for `--debug`, except those of a list, which are indented.
     What cannot be seen is written out in its text: names of files and of what is in them may be a stranger's.
     """
 

@@ -18,7 +18,10 @@ class ExitStatus(enum.IntEnum):
     FINISHED = 0
     """All is done. Nothing is to be started again."""
     FAILED = 1
-    """The program failed, and would again. Python itself ends with this number after an unforeseen error."""
+    """A command failed, and would again. A role that ends with it is started again.
+
+    Python itself ends with this number after an unforeseen error.
+    """
     USAGE = 2
     """The command line cannot be understood."""
     TRY_AGAIN = 75  # EX_TEMPFAIL

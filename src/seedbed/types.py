@@ -156,6 +156,8 @@ def action_array(action: ActionSpec) -> ArraySpec:
 class OnPolicy:
     """Experience that is used as it comes: a batch is `batch` unrolls of `unroll` steps, then discarded.
 
+    An unroll is of one environment here. The central runtime cuts and queues them by groups of environments.
+
     A synchronous agent acts, stops and learns: all actions of a batch are chosen with the parameters from
     which the update of that batch starts. With any other agent, the central runtime acts while it learns.
     """
@@ -174,7 +176,7 @@ class Replay:
     end of its episode. Rows that are missing after the end, or in a burn-in before the start, have `first`
     set and are not transitions (in the fused runtime, a burn-in may contain steps of an earlier episode).
     With `cross_episodes`, items continue through auto-resets, and a new item begins every `period` steps
-    of the stream in both runtimes.
+    of the stream in every runtime.
     """
 
     batch: int  # items of an update
@@ -224,7 +226,7 @@ class Agent(Protocol):
     """An algorithm: a frozen dataclass of hyperparameters whose methods are pure functions.
 
     `spec` is None in a preset; `bind` fills it before any method is called. Only `clip_gradient` may sum over
-    all gradients. `optimizer_state` is () but in `init` and `apply`, where `Output.priorities` is ().
+    all gradients. `optimizer_state` is () except in `init` and `apply`, where `Output.priorities` is ().
     """
 
     @property
@@ -363,7 +365,7 @@ class Environment(Protocol):
     """An environment on the device: a frozen dataclass of options, whose methods are pure functions.
 
     Its methods handle one environment without a batch axis; runtimes batch them. It does not reset itself
-    and does not end at a time limit: `envs.wrappers` adds both.
+    and does not end at a time limit: `envs.device.wrappers` adds both.
     """
 
     @property

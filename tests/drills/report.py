@@ -30,6 +30,8 @@ learned from (`tests/drills/accounts.py`). No transition is learned from twice, 
 environment's. Of a life that ends only the steps after its last whole unroll are lost, and if it is the
 learner that dies, the unrolls that it had queued.
 
+Lines are quoted as that commit wrote them; some are worded otherwise by now.
+
 - *Recovery*: seconds from the end of the fault, or from the fault itself if it is a death, until all {envs}
   environments step: median, and worst.
 - *Others*: rate of the slowest host that the fault does not touch, as a part of its usual one: median, and

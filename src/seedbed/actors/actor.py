@@ -103,7 +103,7 @@ def _serve(connection: socket.socket) -> None:
     try:
         groups.build()
         spec = groups.hosts[0].spec
-        _send(connection, {"pid": os.getpid(), "spec": spec_to_json(spec)})
+        _send(connection, {"spec": spec_to_json(spec)})
         memory_fd, *bells = receive_fds(connection, 1 + 2 * count)
         groups.attach(memory_fd, bells)
         # The learner already answers the first group while the others are built.

@@ -77,7 +77,6 @@ class Link:
         self.retry_at_s = 0.0
         self.last_error = ""  # where the last try failed, and why; "" after a BEGIN
         self.waits_for_place = False  # the run has no place for the group
-        self.begins = 0  # streams that came as far as BEGIN
         self.welcome: dict[str, Any] | None = None  # what the learner wants
         self._identity, self._addresses, self._tries = identity, addresses, 0
         self._address = ("", 0)  # the newest that was tried
@@ -154,7 +153,6 @@ class Link:
         elif kind is Kind.BEGIN and self.stage in (Stage.BEGIN, Stage.STEPS):
             self.stage, self._tries, self.last_error = Stage.STEPS, 0, ""
             self.waits_for_place = False
-            self.begins += 1
             self._identity.reached = self._address
             return Begin(*read_begin(body))
         else:

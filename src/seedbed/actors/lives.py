@@ -37,7 +37,7 @@ class Arrival(enum.Enum):
 class LearnerEnd:
     """The learner's end of a group: its life, and the timesteps that have arrived in it.
 
-    The slot belongs to the learner from `PUBLISH` to `answered`. `life` is the last one that was used before.
+    The slot belongs to the learner from `PUBLISH` to `answered`. The first stream begins life `life` + 1.
     """
 
     def __init__(self, life: int) -> None:

@@ -120,14 +120,13 @@ class ActorPool:
             ready.sort(key=lambda group: self.slots[group].published_ns)
         return ready
 
-    def reply(self, group: int, life: int | None = None) -> bool:
+    def reply(self, group: int) -> bool:
         """Hands over the action in the group's slot; returns whether there was a step to answer.
 
-        It does nothing if the group is not waiting, or if its life is not `life` any more. Call from the
-        thread that calls `poll`.
+        It does nothing if the group is not waiting. Call from the thread that calls `poll`.
         """
         stream = self._streams[group]
-        if stream is None or not stream.awaiting or (life is not None and life != stream.life):
+        if stream is None or not stream.awaiting:
             return False
         self._hand_over(stream, stream.life, stream.step)
         return True

@@ -122,7 +122,7 @@ class Seats:
     """All seats of an ingest process, by owner and in order. For one thread."""
 
     def __init__(self, lives: list[int]) -> None:
-        """Makes a seat for each group; `lives` are the last lives of the groups."""
+        """Makes a seat for each group; its streams begin lives after the one in `lives`."""
         self.all = [Seat(number, life) for number, life in enumerate(lives)]
         self.latencies: collections.deque[float] = collections.deque(maxlen=_LATENCIES)
         # The numbers of the seats that are somebody's; replaced when they change.

@@ -296,8 +296,9 @@ class InferenceLoop:
     def _next_call(self) -> Call | None:
         """Returns the call to finish now: the oldest that is ready.
 
-        If no shard may start another call, it is the oldest that is not. A shard's calls end in their order:
-        the buffer of an older one must not be staged again before its steps are in the sink.
+        Where there is one device, and it may start no other call, it is the oldest, ready or not: nothing is
+        left but to wait for it. A shard's calls end in their order: the buffer of an older one must not be
+        staged again before its steps are in the sink.
         """
         oldest = [shard.calls[0] for shard in self._shards if shard.calls]
         only = len(self._shards) == 1 and self._shards[0].full
@@ -316,7 +317,7 @@ class InferenceLoop:
         for position, group in enumerate(call.groups):
             slot = self._pool.slots[group]
             if slot.life != call.lives[position]:
-                # The group started anew meanwhile, and has not asked for an action yet.
+                # The group has begun a new life: the action answers a timestep of an earlier one.
                 continue
             jax.tree.map(lambda to, leaf, at=position: np.copyto(to, leaf[at]), slot.action, action)
             self._pool.reply(group)

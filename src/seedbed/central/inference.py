@@ -187,8 +187,10 @@ class Inference:
         jax.block_until_ready(self._memory)
 
     def seat(self, places: np.ndarray, groups: int) -> None:
-        """Tells who is present: its groups have `places` `[G]`, from 0 on, among `groups` with a peer.
+        """Takes the places of the groups that have environments, when these have changed.
 
+        `groups` is how many there are on all devices; `places` `[G]` has, for each group of this device, its
+        place among them, from 0 on.
         Environments get the `ActorState.per_env` of their places, such as exploration rates, and keep the
         rest. It compiles at the first call only. Call from the inference thread, or before it starts.
         """

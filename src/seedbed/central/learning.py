@@ -59,7 +59,7 @@ class Updater(Protocol):
         ...
 
     def push(self, grads: Tree, output: Output) -> None:
-        """Applies a clipped gradient. Does not wait until it is applied."""
+        """Applies a clipped gradient, or sends it. Does not wait until it is applied."""
         ...
 
     def settle(self) -> None:
@@ -190,8 +190,8 @@ class Learner:
     def update(self, frames: FrameTrajectory, progress: np.float32) -> BatchResult:
         """Pushes the gradients of every epoch and minibatch of a batch to the updater.
 
-        `progress` is the result of `progress_of` before the batch. Does not wait for the results, but with a
-        gate. Call from the learner's thread.
+        `progress` is the result of `progress_of` before the batch. It waits for results only where there is a
+        gate, or where the updater's `push` needs them. Call from the learner's thread.
         """
         updater, run = self.updater, self._run if self._gate is None else self._gate.run
         updater.begin(progress)
@@ -218,7 +218,7 @@ class Learner:
         return program(*operands)
 
     def _learn(self, batch: Tree, key: Array, index: np.int32) -> tuple[Output, Array]:
-        """Pushes the gradient of a minibatch; returns its output, and what is there once it is applied."""
+        """Pushes the gradient of a minibatch; returns its output, and a count that a gate may wait for."""
         grads, output = self._gradient(self.updater.pull(), batch, key, index)
         self.updater.push(grads, output)
         return output, self.updater.state.updates
@@ -265,8 +265,9 @@ def _assemble(parts: Sequence[FrameTrajectory]) -> FrameTrajectory:
 
 
 class LearnerLoop:
-    """The loop that learns: it runs one update at a time, and publishes parameters of finished updates.
+    """The loop that learns: it runs one update at a time, and publishes the updater's parameters after it.
 
+    Those are a `LocalUpdater`'s of the finished update, or what a learner of a parameter server pulled last.
     One thread calls `run`; any thread may call the other methods and read the figures.
     """
 

@@ -22,7 +22,7 @@ from seedbed.run.folder import RunFolder
 from seedbed.run.measures import Stopwatch
 from seedbed.run.options import CentralConfig
 from seedbed.run.stacking import FrameTrajectory
-from seedbed.types import ActorState, ReplayAgent, StorageError, Timestep, Tree
+from seedbed.types import ActorState, EnvSpec, Replay, ReplayAgent, StorageError, Timestep, Tree
 
 # The learner uses one buffer while the other is filled.
 _BUFFERS = 2
@@ -39,6 +39,25 @@ def _priorities(agent: ReplayAgent) -> Callable[[Timestep, Tree], np.ndarray]:
             return np.asarray(compiled(timesteps, extras))
 
     return priorities
+
+
+def layout_of(
+    agent: ReplayAgent,
+    experience: Replay,
+    spec: EnvSpec,
+    frame_stack: int,
+    groups: int,
+    group_size: int,
+) -> Layout:
+    """Returns the layout of a replay that keeps what acting gives, too, for a bound agent.
+
+    `experience` is the agent's, or that of a part of the run's replay. `spec` is without stacked frames.
+    """
+    output = act_output(agent, spec, frame_stack, 1)
+    extras, core = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (output.extras, output.actor_state.core)
+    )
+    return Layout(experience, spec, extras, core, groups, group_size, frame_stack)
 
 
 def _trajectory(sample: Sample) -> FrameTrajectory:
@@ -75,19 +94,8 @@ class ReplayFeed:
         """
         self.env_steps, self.steps = env_steps, config.steps
         self._batch = agent.experience.batch
-        output = act_output(agent, pool.spec, frame_stack, 1)
-        extras, core = jax.tree.map(
-            lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype),
-            (output.extras, output.actor_state.core),
-        )
-        layout = Layout(
-            agent.experience,
-            pool.spec,
-            extras,
-            core,
-            pool.num_groups,
-            pool.group_size,
-            frame_stack,
+        layout = layout_of(
+            agent, agent.experience, pool.spec, frame_stack, pool.num_groups, pool.group_size
         )
         folder = run.replay if config.save_replay else None
         self.replay = HostReplay(layout, folder, config.seed, _priorities(agent))

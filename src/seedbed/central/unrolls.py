@@ -1,4 +1,8 @@
-"""Unrolls between acting and learning: steps are cut into unrolls, which wait in a queue for the learner."""
+"""Unrolls between acting and learning: steps are cut into unrolls, which wait in a queue for the learner.
+
+An unroll is of a group here: it has the unrolls of all environments of the group, in the sense of
+`OnPolicy.batch`, side by side.
+"""
 
 from __future__ import annotations
 

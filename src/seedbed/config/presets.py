@@ -347,7 +347,7 @@ def pong_gorila_apex() -> TrainConfig:
 
 
 def _many_learners(config: TrainConfig) -> TrainConfig:
-    """Returns a configuration in the parameter-server runtime; what both runtimes have is kept."""
+    """Returns a configuration in the parameter-server runtime; what the central one has, too, stays."""
     central = config.runtime
     assert isinstance(central, CentralConfig)
     options = ParamServerConfig(

@@ -73,7 +73,7 @@ def _begun(request: Request) -> tuple[TrainConfig | None, TrainConfig]:
 
 
 def in_runtime(config: TrainConfig, name: str) -> TrainConfig:
-    """Returns a configuration with the runtime of this name; options that both runtimes have are kept.
+    """Returns a configuration with the runtime of this name; options that the former one has, too, stay.
 
     Raises SeedbedError if there is no such runtime, or if the environment cannot train in it.
     """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.launching import LOG, Launcher, RoleSpec, launcher_of
+from seedbed.paramserver.launching import LOG, Launcher, RoleProcess, RoleSpec, launcher_of
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import COORDINATOR
 from seedbed.run.update import TrainingDiverged
@@ -89,10 +89,7 @@ class Keeper:
         """Returns whether nobody can answer; kills a process that hangs before it has told where it is."""
         process = self._process
         if process is not None and not self.connected and process.idle_s() > _START_S:
-            self._notices.append(
-                f"{self.role.name} has done nothing for {_START_S:.0f} s since its start: it is killed"
-            )
-            process.end()
+            self._end_hung(process, _START_S)
         return self._closed.is_set() or process is None or not process.alive()
 
     def _guard(self) -> None:
@@ -136,8 +133,14 @@ class Keeper:
 
     def _hello(self, until_s: float) -> dict[str, Any]:
         if time.monotonic() > until_s and self._process is not None:
-            self._process.end()
+            self._end_hung(self._process, _START_S)
         return {"role": COORDINATOR, "number": 0}
+
+    def _end_hung(self, process: RoleProcess, silent_s: float) -> None:
+        """Kills a process that has been silent for so long, if it is ours; `_bury` tells it."""
+        if process.ours:
+            self._supervisor.hung(silent_s)
+        process.end()
 
     def _await(self, kind: Kind) -> Message:
         """Returns the next message of a kind; a process that is silent for too long is killed."""
@@ -147,11 +150,11 @@ class Keeper:
         while True:
             message = self._caller.receive(until_s)
             if message is None:
-                how = "it is killed" if process.ours else "the run goes on without it"
-                self._notices.append(
-                    f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: {how}"
-                )
-                process.end()
+                if not process.ours:
+                    self._notices.append(
+                        f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: the run goes on without it"
+                    )
+                self._end_hung(process, _HUNG_S)
                 raise ConnectionError(f"{self.role.name} gave no sign")
             if message.kind is kind:
                 return message

@@ -73,7 +73,7 @@ class LearnerWork:
             envs_per_group=config.group_size,
             groups=GROUPS,
             seed=seed,
-            niceness=_MODEST,
+            niceness=_MODEST if learns_from_replay(agent) else 0,
         )
         self._pool = local_pool(launcher, actors=config.actors, timeout_s=config.actor_timeout_s)
         self.outliers = Outliers(config.outlier_deviations)

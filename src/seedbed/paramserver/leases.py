@@ -1,9 +1,10 @@
 """One count of steps and one ratio of drawing to adding for all learners of a run.
 
 Parameter shard 0 keeps both, since no learner works without it. A learner reports what it has done since its
-start, and gets a lease: how far it may go before it has to ask again. What a lease leaves unused is given to
-others when its learner's stream ends, or when it has not asked for long; a learner that works on with such a
-lease goes beyond what is left by no more than that. Reports are totals, so none counts twice. For one thread.
+start, and gets a lease: how far it may go before it has to ask again. When a learner's stream ends, or when
+it has not asked for long, what its lease leaves unused is given to others. If the learner works on
+nevertheless, the run exceeds its steps and its ratio by that unused part at most. Reports are totals, so none
+counts twice. For one thread.
 """
 
 from __future__ import annotations

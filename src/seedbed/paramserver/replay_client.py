@@ -107,11 +107,6 @@ class ReplayClient:
         return self._added_before + self._added
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a stream. Any thread may read it."""
-        return self._caller.connected and self._epoch > 0
-
-    @property
     def epoch(self) -> int:
         """The number of the shard's start; 0 before the first one. Any thread may read it."""
         return self._epoch

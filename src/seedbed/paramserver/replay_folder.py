@@ -12,10 +12,7 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import jax
-import numpy as np
-
-from seedbed.central.inference import act_output
+from seedbed.central import replaying
 from seedbed.files import load_json, sync, write_json
 from seedbed.paramserver.job import Job
 from seedbed.printable import printable
@@ -39,24 +36,13 @@ def layout_of(job: Job, least_capacity: int = 0) -> Layout:
     """Returns the layout of a replay shard of a run, with room for so many items at least."""
     config, agent = job.config, job.agent
     assert learns_from_replay(agent)
-    output = act_output(agent, job.spec, job.frame_stack, 1)
-    extras, core = jax.tree.map(
-        lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), (output.extras, output.actor_state.core)
-    )
     experience = agent.experience
     capacity = max(-(-experience.capacity // config.replay_shards), least_capacity)
     groups = -(-config.learners * config.groups // config.replay_shards)
-    return Layout(
-        dataclasses.replace(
-            experience, capacity=capacity, min_size=min(experience.min_size, capacity)
-        ),
-        job.spec,
-        extras,
-        core,
-        groups,
-        config.group_size,
-        job.frame_stack,
+    part = dataclasses.replace(
+        experience, capacity=capacity, min_size=min(experience.min_size, capacity)
     )
+    return replaying.layout_of(agent, part, job.spec, job.frame_stack, groups, config.group_size)
 
 
 def open_replay(

@@ -179,9 +179,10 @@ class ShardedUpdater:
         return self._state
 
     def push(self, grads: Tree, output: Output) -> None:
-        """Sends each shard its part of a gradient, unless its loss is an outlier; does not wait for answers.
+        """Sends each shard its part of a gradient, unless its loss is an outlier.
 
-        The answers to the push before must come first. Raises TrainingDiverged if the gradient is not finite.
+        It waits for the answers to the push before, but not for the answers to this one. Raises
+        TrainingDiverged if the gradient is not finite.
         """
         host = jax.tree.map(np.asarray, grads)
         require_finite_gradient(host, int(self._state.updates) + 1)

@@ -24,7 +24,7 @@ def dispatch_in_place() -> None:
 
 
 def keep_to_the_host() -> None:
-    """Keeps this process off accelerators, whose memory its sums are not worth. Before JAX starts."""
+    """Keeps this process off accelerators: it computes too little to take their memory. Before JAX starts."""
     dispatch_in_place()
     jax.config.update("jax_platforms", "cpu")
 

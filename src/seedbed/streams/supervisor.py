@@ -86,9 +86,7 @@ class Supervisor:
 
     def hung(self, silent_s: float, option: str = "") -> None:
         """Notes that the process is killed; `option` is what sets the time, if the user can."""
-        self._hung = (
-            f"was killed, as it gave no sign for {silent_s:g} s{option and f' ({option})'},"
-        )
+        self._hung = f"was killed, as it gave no sign for {silent_s:g} s{option and f' ({option})'}"
 
     def end(self, how: str, words: str = "", early: bool | None = None, after: str = "") -> str:
         """Takes the end of the process; returns a notice that it is started again.
@@ -100,7 +98,9 @@ class Supervisor:
         if early is None:
             early = time.monotonic() < self._begun_s + _EARLY_S
         self._deaths = self._deaths + 1 if early else 0
-        how = (self._hung or how) + after
+        if self._hung:
+            how = self._hung + ("," if after else "")
+        how += after
         last = last_line(words)
         if self._deaths >= MAX_DEATHS:
             see = f"; see {self._log}" if self._log else ""

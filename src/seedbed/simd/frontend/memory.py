@@ -262,10 +262,6 @@ def _start(
     return starts, inside
 
 
-def _is_static(indices: np.ndarray) -> bool:
-    return all(is_constant(n) for n in indices.reshape(-1))
-
-
 def _fill(value: Any, dtype: np.dtype) -> Any:
     """Returns the number that a gather gives beyond an array; `value` None means jax.numpy's default."""
     if value is not None:
