@@ -205,7 +205,7 @@ class Keeper:
         """Tells how a process has ended, if there was one; raises SeedbedError if another would not live."""
         if self._process is None:
             return
-        code = self._process.status()
+        code, answered = self._process.status(), self.reported
         self._process, self.reported = None, False
         if code == ExitStatus.NO_ROOM:
             self._await_room()
@@ -218,7 +218,8 @@ class Keeper:
         # A process that was killed has left words that have nothing to do with its end.
         words = "" if code == -signal.SIGKILL else words
         how = "has ended" if code is None else exit_text(code)
-        self._notices.append(self._supervisor.end(how, words))
+        # However long it has taken, an end before the first answer brings a run nothing.
+        self._notices.append(self._supervisor.end(how, words, None if answered else True))
 
     def _start(self) -> None:
         self._supervisor.begin()

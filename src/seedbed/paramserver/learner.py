@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 import time
@@ -156,7 +155,6 @@ class LearnerWork:
             "learner": self.number,
             "paused": learning.paused,
             "idle": idle,
-            "sent": updater.sent,
             "books": [[b.applied, b.discarded, b.rolled_back] for b in updater.books],
             "lags": {str(lag): count for lag, count in dict(updater.lags).items()},
             "outliers": self.outliers.discarded,
@@ -177,7 +175,6 @@ class LearnerWork:
             "actor_pids": self._pool.pids(),
             "actor_restarts": self._pool.restarts,
             "notices": self._pool.take_notices(),
-            "pid": os.getpid(),
         }
 
     def close(self) -> None:

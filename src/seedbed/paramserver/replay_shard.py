@@ -100,7 +100,6 @@ class ReplayShard:
         self._samples: dict[int, SampleLayout] = {}  # by the number of items
         self._saving: threading.Thread | None = None
         self._saved: dict[str, str] = {}  # errors by the name of the save; "" if there was none
-        self._draws = 0
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Opens the stream of a learner; what it has sent before and is here need not come again."""
@@ -192,7 +191,6 @@ class ReplayShard:
             layout = self._samples[count] = SampleLayout(self.replay.layout, count)
         total, block = self.replay.total_weight, np.empty(layout.size, np.uint8)
         self.replay.sample(count, out=layout.views(block))
-        self._draws += count
         client.send(Kind.ITEMS, block, tag=tag, count=count, total=total)
 
     def _priorities(self, message: Message) -> list[np.ndarray]:
@@ -237,7 +235,6 @@ class ReplayShard:
         """Returns figures: those of the replay, draws and saves."""
         return {
             **self.replay.stats(),
-            "draws": self._draws,
             "total": self.replay.total_weight,
             "saved": self._saved,
             "notices": self.replay.take_notices(),

@@ -71,7 +71,7 @@ class ParameterShard:
         gradient = plan.part(plan.gradient, shard)
         apply = jax.jit(functools.partial(_apply, agent), donate_argnums=0)
         self._apply = apply.lower(self._state, gradient, _SCALAR, _SCALAR).compile()
-        self._pulls = self._unmodified = self._bytes = 0
+        self._bytes = 0
         self._not_finite = 0  # gradients that were discarded because of that
         self._told_not_finite = 0  # of which the user knows
 
@@ -147,8 +147,6 @@ class ParameterShard:
         auxiliary = not same or number < self._auxiliary.changed_at(
             self._state.auxiliary, version.number
         )
-        self._pulls += 1
-        self._unmodified += not params
         if params:
             self.layout.write_params(self._state.params, blocks.down)
         if auxiliary:
@@ -238,11 +236,9 @@ class ParameterShard:
             self._saver.offer(ShardSave(self.books(), leaves))
 
     def report(self) -> dict[str, Any]:
-        """Returns figures: versions, pulls, saves and the books of all learners."""
+        """Returns figures: versions, saves and the books of all learners."""
         return {
             "version": list(self.ledger.version),
-            "pulls": self._pulls,
-            "unmodified": self._unmodified,
             "bytes": self._bytes,
             "books": self.ledger.save()["books"],
             "total_steps": 0 if self.leases is None else self.leases.total_steps,
