@@ -74,7 +74,9 @@ class Shards:
         role = Role(self.run, role_of(shard))
         work = ParameterShard(role, self.job, shard)
         self.roles[shard], self.works[shard] = role, work
-        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
+        self.threads[shard] = threading.Thread(
+            target=role.serve, args=(work, self.job.listening(False))
+        )
         self.threads[shard].start()
 
     def end(self, shard: int) -> None:
@@ -116,7 +118,9 @@ class StubLearner:
         self.pauses, self.hang = 0, threading.Event()
         self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
         self.role = Role(run.run, f"learner-{seat}")
-        self.thread = threading.Thread(target=self.role.serve, args=(self, run.job.host))
+        self.thread = threading.Thread(
+            target=self.role.serve, args=(self, run.job.listening(False))
+        )
         self.thread.start()
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,9 @@ class Shards:
         role = Role(self.run, role_of(shard))
         work = ReplayShard(role, self.job, shard, self.save)
         self.roles[shard], self.works[shard] = role, work
-        self.threads[shard] = threading.Thread(target=role.serve, args=(work, self.job.host))
+        self.threads[shard] = threading.Thread(
+            target=role.serve, args=(work, self.job.listening(False))
+        )
         self.threads[shard].start()
 
     def end(self, shard: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seedbed.paramserver.role import Role, end_on_signals, parse, run_role
+from seedbed.streams.addresses import Listening
 from seedbed.streams.messages import Message
 from seedbed.streams.server import Client
 
@@ -32,10 +33,10 @@ class Reporting:
 def main() -> None:
     given = parse("A role of a test")
 
-    def make() -> tuple[Role, Reporting, str | None]:
+    def make() -> tuple[Role, Reporting, Listening | None]:
         role = Role(given.run, f"replay-{given.number}")
         end_on_signals(role)
-        return role, Reporting(), given.host
+        return role, Reporting(), Listening("")
 
     run_role(make)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+import yaml
 from sphinx.cmd.build import build_main
 
 import generate
@@ -194,10 +195,27 @@ def parsed(words: tuple[str, ...]) -> None:
         assert name == "list", words
 
 
+def commands_of_clusters() -> list[tuple[str, ...]]:
+    """Returns the commands of the files for schedulers, with words in the place of what a shell fills in."""
+    found: list[tuple[str, ...]] = []
+    for path in sorted((ROOT / "examples" / "cluster").iterdir()):
+        text = path.read_text()
+        if path.suffix == ".yaml":
+            (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+            found.append(tuple(container["command"]))
+        for line in text.splitlines() if path.suffix != ".yaml" else ():
+            if "seedbed " in line and not line.startswith("#"):
+                line = line[line.index("seedbed ") :].removesuffix(" &")
+                line = re.sub(r'"\$\{@:-(.*?)\}"', r"\1", line).replace("$#", "2")
+                line = re.sub(r'"\$SLURM_\w+"', "1", line)
+                found.append(tuple(shlex.split(line.replace('"$run"', "RUN"))))
+    return found
+
+
 def test_commands_of_pages_are_understood(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    found = commands()
-    assert len(found) > 40
+    found = [*commands(), *commands_of_clusters()]
+    assert len(found) > 40 and len(commands_of_clusters()) == 7
     for words in found:
         try:
             parsed(words)

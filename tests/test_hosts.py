@@ -129,7 +129,9 @@ class Machines:
     def __init__(self, run: Path, patch: pytest.MonkeyPatch) -> None:
         self.run, self._patch = run, patch
         ensure_credentials(run / CREDENTIALS)
-        (run / "config.json").write_text(json.dumps({"paramserver": {"hosts": 2}}))
+        (run / "config.json").write_text(
+            json.dumps({"paramserver": {"hosts": 2, "listen": "0.0.0.0"}})
+        )
         (run / ROLES).mkdir()
         self.processes: list[subprocess.Popen[str]] = []
         self.hosts = Hosts(run, 2)
@@ -227,7 +229,8 @@ def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
 
 
 def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
-    machines.start(), machines.start()
+    for _ in range(2):
+        machines.start()
     assert machines.hosts.await_all(lambda text: None, lambda: False)
     spec = RoleSpec("replay-0", "reporting_role", ("--number", "0"))
     machines.hosts.plan([Wish("replay-0", "replay", 0.5)])

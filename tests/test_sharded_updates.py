@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import socket
 import threading
 import time
 import types
@@ -34,6 +36,7 @@ from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.leaves import not_finite
 from seedbed.run.stacking import FrameTrajectory
 from seedbed.run.update import TrainingDiverged
+from seedbed.streams.addresses import Listening
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.streams.messages import Blocks, Message, ProtocolError
@@ -402,7 +405,36 @@ def test_an_address_that_cannot_be_listened_at_is_named_with_a_remedy(tmp_path):
     ensure_credentials(tmp_path / CREDENTIALS)
     role = Role(tmp_path, "x")
     with pytest.raises(SeedbedError, match=r"x cannot listen at 192\.0\.2\.1 .* with --listen"):
-        role.serve(None, "192.0.2.1")
+        role.serve(None, Listening("192.0.2.1"))
+
+
+def test_roles_take_ports_of_a_range_in_turn_until_none_is_free(tmp_path):
+    ensure_credentials(tmp_path / CREDENTIALS)
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in taken:
+            each.bind(("127.0.0.1", 0))
+            each.listen()
+        first = taken[0].getsockname()[1]
+        at = Listening("127.0.0.1", range(first, first + 1))
+        with pytest.raises(
+            SeedbedError, match=f"x cannot listen at 127.0.0.1:{first}-{first} .*more ports"
+        ):
+            Role(tmp_path, "x").serve(None, at)
+        # The free one behind it.
+        free = taken[1].getsockname()[1]
+        taken[1].close()
+        role, ports = Role(tmp_path, "y"), [first, free]
+        role.finish()
+        role.serve(NoWork(), at._replace(ports=ports))
+        found = Directory(tmp_path).find("y")
+        assert found is not None and found.hosts == (("127.0.0.1", free),)
+
+
+class NoWork:
+    """The work of a role that ends at once."""
+
+    def close(self) -> None: ...
 
 
 def test_the_directory_gives_each_number_once(tmp_path):

@@ -33,6 +33,7 @@ from seedbed.paramserver import hosting
 from seedbed.paramserver.placement import KINDS
 from seedbed.paramserver.role import Role
 from seedbed.streams import credentials, door
+from seedbed.streams.addresses import Listening
 from seedbed.streams.credentials import ActorKey
 from seedbed.streams.handshake import SEEDBED
 from seedbed.streams.messages import HELLO_BYTES, VERSION, Handshake, frame, pack
@@ -59,7 +60,7 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     learner = StubLearner(shards, 0)
     host = Role(run, "host-1")
     work = hosting.Hosting(host, run, hosting.facts(KINDS), ())
-    thread = threading.Thread(target=host.serve, args=(work, "127.0.0.1"))
+    thread = threading.Thread(target=host.serve, args=(work, Listening("127.0.0.1")))
     thread.start()
     sizes = (run, job.plan.state_layout(0).size), (other, 0), (run, 0), (run, 0)
     yield dict(zip(ROLES, sizes, strict=True))

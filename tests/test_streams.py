@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import os
+import re
 import signal
 import socket
 import threading
@@ -24,6 +25,7 @@ from seedbed.actors.slots import Slot, slot_layout
 from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.envs.host.gym import FactoryEnv
 from seedbed.streams import credentials
+from seedbed.streams.addresses import listening_ports
 from seedbed.streams.connection import Connection
 from seedbed.streams.dns import Names
 from seedbed.streams.handshake import PATIENCE_S, Challenge
@@ -432,3 +434,23 @@ def test_a_timestep_that_waits_for_the_slot_outlives_its_stream() -> None:
     seat.answered(codec, collections.deque())
     assert (slot.life, slot.step) == (2, 1) and slot.timestep.observation[0, 0] == 1.0
     os.close(bell)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0.0.0.0", ("0.0.0.0", range(1))),
+        ("[::]", ("::", range(1))),
+        ("0.0.0.0:47000-47099", ("0.0.0.0", range(47000, 47100))),
+        ("[fd00::1]:7-7", ("fd00::1", range(7, 8))),
+        ("", ("", range(1))),
+    ],
+)
+def test_where_processes_with_a_port_each_listen(text, found):
+    assert listening_ports(text) == found
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:4711", "x:2-1", "x:0-5", "x:1-70000", "x:1-", "a b"])
+def test_where_processes_with_a_port_each_cannot_listen(text):
+    with pytest.raises(SeedbedError, match=re.escape(repr(text))):
+        listening_ports(text)

@@ -11,6 +11,7 @@ from seedbed.paramserver import hosting
 from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
 from seedbed.run.trust import OPTION as TRUST
+from seedbed.streams.addresses import listening_ports
 from seedbed.streams.credentials import FOLDER, KEY
 from seedbed.types import SeedbedError
 
@@ -34,7 +35,9 @@ def serve(
     work = hosting.Hosting(role, run, has, (TRUST,) if trusted else ())
     stop.call(work.stop)
     tell(f"{role.name} of {printable(run)}: {has.cores:.3g} cores, {has.memory_gb:g} GB")
-    role.serve(work, "", first_s=limit_s)
+    found = read_runtime(run)
+    listen = "" if isinstance(found, str) else str(found[1]["listen"])
+    role.serve(work, listening_ports(listen)._replace(host=""), first_s=limit_s)
     if stop():
         return None
     if role.alone:

@@ -142,7 +142,7 @@ class Hosting:
             with (folder / LOG).open("ab") as log:
                 # Whether the folder is trusted is for who started this host to say.
                 asked = [word for word in words if word != TRUST]
-                arguments = (*asked, "--host", "", "--parent", str(os.getpid()), *self._arguments)
+                arguments = (*asked, "--parent", str(os.getpid()), *self._arguments)
                 process = start_role(self._run, module, arguments, log)
         except OSError as error:
             return {"start": 0, "errno": error.errno, "error": str(error)}

@@ -19,6 +19,7 @@ from seedbed.run.folder import ROLES
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.stacking import stacked_spec
 from seedbed.run.trust import Trust
+from seedbed.streams.addresses import Listening, listening_ports
 from seedbed.strict_json import revived
 from seedbed.types import Agent, EnvSpec, SeedbedError, Tree, bind
 
@@ -40,10 +41,15 @@ class Job:
         False  # whether the user trusts the run's folder, whoever can write it; not written
     )
 
-    @property
-    def host(self) -> str | None:
-        """The address at which roles of this machine listen for others; None if there are none."""
-        return self.config.listen or None
+    def listening(self, hosted: bool) -> Listening | None:
+        """Returns where roles listen for other machines, None if there are none.
+
+        Those that a host has started listen at all addresses of its machine.
+        """
+        if not self.config.listen:
+            return None
+        found = listening_ports(self.config.listen)
+        return found._replace(host="") if hosted else found
 
     @property
     def frame_stack(self) -> int:

@@ -35,6 +35,7 @@ from seedbed.run.devices import Device, choose_devices, dispatch_in_place, share
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.run.options import GROUPS
 from seedbed.run.programs import keep_programs
+from seedbed.streams.addresses import Listening
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.messages import Message, ProtocolError
 from seedbed.streams.server import Client
@@ -225,13 +226,13 @@ def main() -> None:
     share_accelerators()
     keep_programs()
 
-    def make() -> tuple[Role, LearnerWork, str | None]:
+    def make() -> tuple[Role, LearnerWork, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
         role = Role(given.run, role_of(given.number))
         end_on_signals(role)
-        host = job.host if given.host is None else given.host
+        at = job.listening(given.hosted)
         try:
-            return role, LearnerWork(role, job, given.number), host
+            return role, LearnerWork(role, job, given.number), at
         except Stopped:
             if role.finishing:
                 raise

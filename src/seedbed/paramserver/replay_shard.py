@@ -18,6 +18,7 @@ from seedbed.replay.host.layout import Layout
 from seedbed.replay.host.replay import Sample, empty_sample
 from seedbed.run.devices import keep_to_the_host
 from seedbed.run.programs import keep_programs
+from seedbed.streams.addresses import Listening
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
 from seedbed.types import SeedbedError, StorageError, Timestep, Tree, learns_from_replay
@@ -258,12 +259,12 @@ def main() -> None:
     keep_to_the_host()
     keep_programs()
 
-    def make() -> tuple[Role, ReplayShard, str | None]:
+    def make() -> tuple[Role, ReplayShard, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
         role = Role(given.run, role_of(given.number))
         end_on_signals(role)
-        host = job.host if given.host is None else given.host
-        return role, ReplayShard(role, job, given.number, given.save), host
+        at = job.listening(given.hosted)
+        return role, ReplayShard(role, job, given.number, given.save), at
 
     run_role(make)
 

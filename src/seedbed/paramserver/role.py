@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import ctypes
 import enum
+import errno
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from seedbed.paramserver.messages import Kind
 from seedbed.run import memory
 from seedbed.run.trust import declare as declare_trust
 from seedbed.run.update import TrainingDiverged
-from seedbed.streams.addresses import split_address
+from seedbed.streams.addresses import Listening, split_address
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.handshake import Place
 from seedbed.streams.messages import Message, ProtocolError, unpack
@@ -90,26 +91,28 @@ class Role:
         self._asked_s: float | None = None  # when SIGTERM came
         self.alone = False  # whether it has ended because nobody coordinated it
 
-    def serve(self, work: Work, host: str | None, first_s: float = ORPHAN_S) -> None:
+    def serve(self, work: Work, at: Listening | None, first_s: float = ORPHAN_S) -> None:
         """Listens, tells where, and serves until the work is done.
 
         It ends, too, when the coordinator says so, when there has been none for `ORPHAN_S` (`first_s` at the
         start), and when another start has taken this one's place. After SIGTERM it ends at once if no
-        coordinator is there, and else within `STOP_S`. `host` is None, or where it listens for other
-        machines. Raises SeedbedError if it cannot listen.
+        coordinator is there, and else within `STOP_S`. `at` is where it listens for other machines, None
+        for nowhere. Raises SeedbedError if it cannot listen.
         """
         self._work = work
         place = Place(self.name, self.number)
         server = Server(self, place, Kind, self._run / CREDENTIALS, fatal=FATAL)
         try:
             socket = server.listen_here()
-            port = 0 if host is None else server.listen(host)
+            names = [] if at is None else advertised(at.host, _listen(server, at), ())
         except OSError as error:
+            where = (
+                "this machine" if at is None else f"{at.host or 'this machine'}{_ports_text(at)}"
+            )
             raise SeedbedError(
-                f"{self.name} cannot listen at {host or 'this machine'} ({error.strerror}): name an address "
-                "that this machine has with --listen"
+                f"{self.name} cannot listen at {where} ({error.strerror}): name an address that this machine "
+                "has, or more ports, with --listen"
             ) from error
-        names = [] if host is None else advertised(host, port, ())
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
         address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
         self.directory.announce(self.name, address)
@@ -178,12 +181,27 @@ class Role:
             self._work.take(client, message)
 
 
+def _listen(server: Server, at: Listening) -> int:
+    """Opens a door at the first port of a range that is free; returns it. Raises OSError."""
+    for port in at.ports:
+        try:
+            return server.listen(at.host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port == at.ports[-1]:
+                raise
+    raise AssertionError(at)
+
+
+def _ports_text(at: Listening) -> str:
+    return "" if at.ports == range(1) else f":{at.ports[0]}-{at.ports[-1]}"
+
+
 class Given(NamedTuple):
     """The command line of a role's process."""
 
     run: Path
     number: int  # of the role among those of its kind, from 0 on
-    host: str | None  # where it listens for other machines; None: where the run's job says
+    hosted: bool  # whether a host has started it
     trusted: bool
     save: str | None
 
@@ -196,14 +214,13 @@ def parse(description: str) -> Given:
     parser = argparse.ArgumentParser(description=f"{description}; started by the coordinator.")
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--number", type=int, required=True, help="its number, from 0 on")
-    parser.add_argument("--host", help="where it listens; by default where the run's job says")
     parser.add_argument("--parent", type=int, help="the process of the host, with which it ends")
     parser.add_argument("--save", help="the save to go on from; by default the newest")
     declare_trust(parser)
     given = parser.parse_args()
     if given.parent is not None:
         _end_with(given.parent)
-    return Given(given.run, given.number, given.host, given.trust_run, given.save)
+    return Given(given.run, given.number, given.parent is not None, given.trust_run, given.save)
 
 
 def _end_with(parent: int) -> None:
@@ -224,8 +241,8 @@ def end_on_signals(role: Role) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
-    """Makes a role with its work and the host where it listens, and serves; ends the process if that fails.
+def run_role(make: Callable[[], tuple[Role, Work, Listening | None]]) -> None:
+    """Makes a role with its work and where it listens, and serves; ends the process if that fails.
 
     The exit status is FINISHED if the role ends as it should, ALONE if it has had no coordinator for
     `ORPHAN_S`, NO_ROOM if the disk is full, and FAILED after a BookError, so that the role is started again.
@@ -236,8 +253,8 @@ def run_role(make: Callable[[], tuple[Role, Work, str | None]]) -> None:
     os.environ.pop(memory.NAME, None)
     raise_descriptor_limit()
     try:
-        role, work, host = make()
-        role.serve(work, host)
+        role, work, at = make()
+        role.serve(work, at)
     except Stopped:
         return
     except BookError as error:

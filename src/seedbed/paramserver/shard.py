@@ -23,6 +23,7 @@ from seedbed.run.devices import keep_to_the_host
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
 from seedbed.run.update import require_finite_state
+from seedbed.streams.addresses import Listening
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
 from seedbed.types import Agent, Array, LearnerState, Output, Replay, Tree
@@ -296,12 +297,12 @@ def main() -> None:
     keep_to_the_host()
     keep_programs()
 
-    def make() -> tuple[Role, ParameterShard, str | None]:
+    def make() -> tuple[Role, ParameterShard, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
         role = Role(given.run, role_of(given.number))
         end_on_signals(role)
-        host = job.host if given.host is None else given.host
-        return role, ParameterShard(role, job, given.number), host
+        at = job.listening(given.hosted)
+        return role, ParameterShard(role, job, given.number), at
 
     run_role(make)
 

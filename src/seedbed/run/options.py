@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 from seedbed.arguments import require_fields
 from seedbed.machine import require_linux, usable_cores
 from seedbed.run.sizes import require_sizes
-from seedbed.streams.addresses import LOOPBACK, listening_address, split_address
+from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
 GROUPS = 2
@@ -257,7 +257,7 @@ class ParamServerConfig(_HostConfig):
     hosts: int = 0
     """How many other machines run a part of the roles; `seedbed host RUN`, started there, lets one join."""
     listen: str = ""
-    """Address of this machine at which roles listen for those machines, such as 0.0.0.0 for all it has."""
+    """Where roles listen for those machines: 0.0.0.0, or 0.0.0.0:47000-47099 to have ports of a range."""
     actors: int = 1
     """Actor processes of a learner."""
     envs_per_actor: int = 32
@@ -281,10 +281,7 @@ class ParamServerConfig(_HostConfig):
             raise SeedbedError(
                 f"hosts is {self.hosts}: name with --listen where they find this machine, such as 0.0.0.0"
             )
-        if split_address(self.listen)[1] is not None:
-            raise SeedbedError(
-                f"listen is {self.listen!r}: give an address without a port, as each role has its own"
-            )
+        listening_ports(self.listen)
         if self.replay_shards > self.learners * self.groups:
             raise SeedbedError(
                 f"replay_shards is {self.replay_shards}, but {self.learners} learners have only "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from typing import NamedTuple
 
 from seedbed.types import SeedbedError
 
@@ -18,6 +20,30 @@ def listening_address(text: str) -> tuple[str, int]:
             f"listen is {text!r}: give HOST:PORT, such as 0.0.0.0:4711, or :0 for any port"
         )
     return host, port
+
+
+class Listening(NamedTuple):
+    """Where a process listens: an address, "" for all of this machine, and one of these ports, 0 for any."""
+
+    host: str
+    ports: range = range(1)
+
+
+def listening_ports(text: str) -> Listening:
+    """Splits HOST or HOST:FIRST-LAST of `--listen`, where each process has a port. Raises SeedbedError."""
+    found = re.fullmatch(r"(.*):(\d+)-(\d+)", text)
+    if found is None:
+        host, port = split_address(text)
+        if port is None:
+            return Listening(host)
+    else:
+        host, first, last = split_address(found[1])[0], int(found[2]), int(found[3])
+        if 0 < first <= last < 1 << 16:
+            return Listening(host, range(first, last + 1))
+    raise SeedbedError(
+        f"listen is {text!r}: give an address, such as 0.0.0.0, or 0.0.0.0:47000-47099 for ports that a "
+        "firewall leaves open; each process has a port of its own"
+    )
 
 
 def split_address(text: str) -> tuple[str, int | None]:
