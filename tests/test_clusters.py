@@ -6,15 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from seedbed import cli
-from seedbed.exit_status import ExitStatus
+from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank, discover
+from seedbed.run.folder import RunFolder
 from seedbed.types import SeedbedError, UsageError
 from waiting import wait_for
 
@@ -41,7 +41,7 @@ SLURM = {
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a/b"},
-            Rank(1, 4, 2, 0.0, "a_b", "a/b"),
+            Rank(1, 4, 2, 0.0, "a_b", ""),
         ),
         ({"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_NODES": "2"}, Rank(0, 2, 1, 0.0, "", "")),
         ({"JOB_COMPLETION_INDEX": "2", "COMPLETIONS": "3"}, Rank(2, 3, 1, 0.0, "", "")),
@@ -57,6 +57,8 @@ def test_the_rank_of_a_process(environ, rank):
         ({}, "does not tell this process's rank: start it with srun or torchrun"),
         ({"RANK": "0"}, "RANK is set but WORLD_SIZE, the number of processes, is not"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x': it must be a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "this process has rank 2 of 2: ranks are from 0"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "x"}, "SLURM_STEP_TASKS_PER_NODE is 'x'"),
         # A batch script has a rank, too.
         (
             {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"},
@@ -98,6 +100,7 @@ def test_an_unknown_cluster_is_refused(capsys):
 COORDINATE = """
 import json, os, signal, sys, threading
 from pathlib import Path
+from seedbed.exit_status import StoppedEarly
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
 from seedbed.scheduler import obey_scheduler
@@ -105,13 +108,16 @@ from seedbed.scheduler import obey_scheduler
 obey_scheduler()
 run, steps = Path(sys.argv[1]), int(sys.argv[2])
 stopped = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stopped.set())
 
 def train(resume):
+    if steps:
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     print("resume" if resume else "begin", flush=True)
     (run / "config.json").touch()
     while not stopped.wait(0.01):
         pass
+    if steps == 0:
+        raise StoppedEarly
     return 143, {"env_steps": steps}
 
 sys.exit(cluster.coordinate(Rank(0, 1, 1, 0.0, "5", "5.0"), run, train, cluster.say))
@@ -145,6 +151,11 @@ class Turns:
         _, said = process.communicate(timeout=60)
         return process.returncode, first.strip(), said
 
+    def told(self) -> cluster.Job:
+        found = cluster.Job.read(self.run)
+        assert found is not None
+        return found
+
     def asked(self) -> list[str]:
         return self._asked.read_text().splitlines() if self._asked.exists() else []
 
@@ -155,15 +166,38 @@ def test_a_job_whose_time_ends_asks_for_another_turn_until_turns_bring_nothing(t
     assert (status, first, job.asked()) == (ExitStatus.STOPPED, "begin", ["requeue 5"])
     assert "the job's time is nearly over (SIGUSR2): saving" in said
     assert "job 5 is queued again; it goes on from step 100" in said
-    assert cluster.Job.read(job.run) == cluster.Job("5.0", "the run was stopped", 100, 0)
-    for times in (1, 2):
+    told = job.told()
+    assert told[:1] + told[2:] == ("5.0", "the job is queued again", ExitStatus.STOPPED, 100, 0)
+    for times in (1, 2, 3):
         status, first, said = job.turn(signal.SIGUSR2, 100)
         assert (status, first, len(job.asked())) == (ExitStatus.STOPPED, "resume", 1 + times)
     status, _, said = job.turn(signal.SIGUSR2, 100)
-    assert status == ExitStatus.FAILED and len(job.asked()) == 3
+    assert status == ExitStatus.FAILED and len(job.asked()) == 4
     assert "queued again 3 times without a step more than 100: not again" in said
     # With steps, it may have as many as it needs.
-    assert job.turn(signal.SIGUSR2, 101)[0] == ExitStatus.STOPPED and len(job.asked()) == 4
+    assert job.turn(signal.SIGUSR2, 101)[0] == ExitStatus.STOPPED and len(job.asked()) == 5
+
+
+def test_a_turn_that_ends_before_training_is_one_without_a_step(tmp_path):
+    job = Turns(tmp_path, 0)
+    for times in range(1, 4):
+        status, _, said = job.turn(signal.SIGUSR2, 0)
+        assert (status, len(job.asked())) == (ExitStatus.STOPPED, times), said
+    status, _, said = job.turn(signal.SIGUSR2, 0)
+    assert (status, len(job.asked())) == (ExitStatus.FAILED, 3), said
+
+
+def test_a_second_rank_0_leaves_the_first_alone(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    run = RunFolder.resume(tmp_path)
+    first = cluster.Job("", "a")
+    first.write(tmp_path)
+    with pytest.raises(
+        TemporaryError, match="another process trains into .*: wait for it, stop it"
+    ):
+        cluster.coordinate(Rank(0, 2, 1, 0.0, "", ""), tmp_path, lambda resume: (0, {}), print)
+    assert cluster.Job.read(tmp_path) == first
+    run.close()
 
 
 def test_a_stop_is_no_turn(tmp_path):
@@ -187,25 +221,30 @@ from seedbed.launch.ranks import Rank
 from seedbed.scheduler import obey_scheduler
 
 obey_scheduler()
-sys.exit(cluster.host(Rank(1, 2, 1, 1.0, "5", "5.0"), Path(sys.argv[1]), False, cluster.say))
+rank = Rank(1, 2, 1, 1.0, "5", sys.argv[2])
+sys.exit(cluster.host(rank, Path(sys.argv[1]), False, cluster.say))
 """
 
 
-def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path):
-    """Also if the run has never begun; the notice that time is nearly over is not for it."""
+@pytest.mark.parametrize("start", ["5.0", ""])
+def test_a_host_ends_with_rank_0_of_its_own_start_of_the_job(tmp_path, start):
+    """Also if the run has never begun; the notice that time is nearly over is not for it.
+
+    Where the launcher does not tell starts apart, what is there at the host's own start is of an earlier one.
+    """
+    cluster.Job("4.0" if start else "", "a", "the run was stopped", 143).write(tmp_path)
     python = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOST), str(tmp_path)],
+        [sys.executable, "-c", HOST, str(tmp_path), start],
         env=os.environ | {"PYTHONPATH": python}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline().startswith("rank 1: waiting for the run")
-    cluster.Job("4.0", "the run was stopped").write(tmp_path)
     process.send_signal(signal.SIGUSR2)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2.5)
-    cluster.Job("5.0", "rank 0 has failed").write(tmp_path)
+    cluster.Job(start, "b", "rank 0 has failed", 1).write(tmp_path)
     wait_for(lambda: process.poll() is not None)
-    assert process.returncode == ExitStatus.FINISHED
+    assert process.returncode == ExitStatus.FAILED
     assert process.stderr.read() == "rank 1 ended: rank 0 has failed\n"
     process.stderr.close()

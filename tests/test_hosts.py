@@ -228,6 +228,53 @@ def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
             keeper.kill()
 
 
+def test_two_hosts_that_are_lost_together_do_not_end_the_run(machines, monkeypatch):
+    monkeypatch.setattr(hosts, "_REFUSED_S", 1.0)
+    doomed = [machines.start() for _ in range(2)]
+    assert machines.hosts.await_all(lambda text: None, lambda: False)
+    machines.hosts.plan([Wish(f"replay-{i}", "replay", 0.5) for i in range(2)])
+    specs = [RoleSpec(f"replay-{i}", "reporting_role", ("--number", str(i))) for i in range(2)]
+    keepers = [
+        Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec)) for spec in specs
+    ]
+    wait_for(lambda: all(keeper.reported for keeper in keepers))
+    # While the roles of the first are about to begin on the second.
+    for each in doomed:
+        each.kill()
+        time.sleep(0.8)
+    wait_for(lambda: all(keeper.restarts and keeper.reported for keeper in keepers))
+    assert all(keeper.failure is None and keeper.pid is not None for keeper in keepers)
+    for keeper in keepers:
+        keeper.finish()
+    for keeper in keepers:
+        keeper.close()
+
+
+def test_a_host_that_is_stopped_with_the_whole_run_keeps_its_roles(machines, monkeypatch):
+    monkeypatch.setattr(hosts, "_LEAVE_S", 0.0)
+    stopping = [False]
+    machines.hosts._stopping = lambda: stopping[0]
+    leaving = machines.start()
+    machines.start()
+    assert machines.hosts.await_all(lambda text: None, lambda: False)
+    machines.hosts.plan([Wish("replay-0", "replay", 0.5)])
+    spec = RoleSpec("replay-0", "reporting_role", ("--number", "0"))
+    keeper = Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec))
+    wait_for(lambda: keeper.reported)
+    (process,) = [
+        each for each in machines.processes
+        if each.pid == machines.process_of(machines.hosts.holder("replay-0").name).pid
+    ]  # fmt: skip
+    stopping[0] = True
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.0)
+    assert keeper.restarts == 0 and process.poll() is None and leaving in machines.processes
+    # The coordinator ends the role, and the host has nothing to stay for.
+    keeper.finish()
+    keeper.close()
+    assert process.wait(20) == ExitStatus.STOPPED
+
+
 def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
     for _ in range(2):
         machines.start()
@@ -261,8 +308,18 @@ def test_what_a_host_is_asked_that_cannot_be(tmp_path):
     wait_for(lambda: keeper.reported)
     asked: list[dict[str, Any]] = [
         {"role": "../../x", "module": "seedbed.paramserver.shard", "arguments": []},
-        {"role": "x", "module": "os", "arguments": []},
-        {"role": "x", "module": "seedbed.paramserver.shard", "arguments": [1]},
+        {"role": "", "module": "seedbed.paramserver.shard", "arguments": ["--number", "0"]},
+        {"role": "replay-0", "module": "os", "arguments": ["--number", "0"]},
+        {"role": "replay-0", "module": "seedbed.paramserver.shard", "arguments": [1]},
+        # Whether the folder is trusted, and which it is, is for who has started the host to say.
+        *(
+            {
+                "role": "replay-0",
+                "module": "seedbed.paramserver.shard",
+                "arguments": ["--number", "0", word],
+            }
+            for word in ("--trust-ru", "--run=/", "--save", "--parent=1")
+        ),
     ]
     for fields in asked:
 

@@ -47,7 +47,7 @@ class Drill:
         self.link = Link(world, self.here, self.there, 1)
         self.link.set(**_USUAL)
         self.train = self.coordinate()
-        self.learner = self.there.seedbed("host", "host", f"{RUNS}/run", "--only", "learners")
+        self.learner = self.there.seedbed("host", "host", f"{RUNS}/run")
         self.recovered(120)
 
     def coordinate(self, resume: bool = False) -> Process:

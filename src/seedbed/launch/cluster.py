@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,17 +19,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seedbed.actors.waiting import StopSignals
 from seedbed.config import flags
 from seedbed.config.configuration import TrainConfig
 from seedbed.config.flags import TrainArguments
 from seedbed.config.settle import Request
-from seedbed.exit_status import ExitStatus
+from seedbed.exit_status import ExitStatus, StoppedEarly, TemporaryError, status_of
 from seedbed.files import load_json, write_json
 from seedbed.launch import joining, ranks
 from seedbed.launch.ranks import Rank
 from seedbed.machine import usable_cores
 from seedbed.printable import printable
-from seedbed.run.folder import CONFIG
+from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
 from seedbed.types import SeedbedError, UsageError
@@ -41,6 +43,8 @@ _JOB = "job.json"
 # How often a run is queued again without a step more than before.
 _MOST_REQUEUES = 3
 _LOOK_S = 1.0
+# Seconds in which rank 0 must have written what this start of a run is.
+_SETTLE_S = 60.0
 # Seconds for which a host looks for a coordinator that is gone.
 _PATIENCE_S = 300.0
 
@@ -49,7 +53,9 @@ class Job(NamedTuple):
     """What the processes of a job know of each other, in the run's folder."""
 
     start: str  # of the job; see `ranks.Rank`
+    token: str  # of this start of rank 0, which no other has
     ended: str = ""  # how rank 0 has ended
+    status: int = 0  # with which it has ended then
     step: int = -1  # of the run when it was queued again last
     requeues: int = 0  # in a row, without a step more
 
@@ -143,26 +149,47 @@ def coordinate(
     """Trains as rank 0, and queues the job again if its time ends before the run; returns the exit status.
 
     `train` gets whether to go on with a run, and returns the exit status and the run's summary. Call from the
-    main thread, after `obey_scheduler`.
+    main thread, after `obey_scheduler`. Raises TemporaryError if another process trains into the folder.
     """
-    soon = threading.Event()
-    threading.Thread(target=_await_end, args=(soon, tell), daemon=True).start()
-    former = Job.read(run)
-    job = Job(rank.start) if former is None else former._replace(start=rank.start, ended="")
+    if RunFolder(run).is_training():
+        raise TemporaryError(
+            f"another process trains into {printable(run)}: wait for it, stop it, or name another folder"
+        )
+    soon, former = threading.Event(), Job.read(run)
+    token = secrets.token_hex(8)
+    job = (
+        Job(rank.start, token, step=former.step, requeues=former.requeues)
+        if former
+        else Job(rank.start, token)
+    )
     job.write(run)
-    how = "rank 0 has failed"
+    signal.signal(signal.SIGTERM, _stop_early)
+    threading.Thread(target=_await_end, args=(soon, tell), daemon=True).start()
+    how, status = "rank 0 has failed", int(ExitStatus.FAILED)
     try:
-        status, summary = train((run / CONFIG).exists())
-        how = "the run has ended" if status == ExitStatus.FINISHED else "the run was stopped"
+        step = job.step
+        try:
+            status, summary = train((run / CONFIG).exists())
+            how = "the run has ended" if status == ExitStatus.FINISHED else "the run was stopped"
+            step = int(summary.get("env_steps", step))
+        except StoppedEarly:
+            how, status = "the run was stopped", ExitStatus.STOPPED
         if status == ExitStatus.STOPPED and soon.is_set():
-            step = int(summary["env_steps"])
-            again = job.requeues + 1 if step <= job.step else 0
-            job = job._replace(step=step, requeues=again)
-            status = _requeue(run, job, tell)
+            job = job._replace(step=step, requeues=job.requeues + 1 if step <= job.step else 0)
+            how, status = _requeue(run, job, tell)
         return status
+    except BaseException as error:
+        status = status_of(error)
+        raise
     finally:
-        with contextlib.suppress(SeedbedError):
-            job._replace(ended=how).write(run)
+        now = Job.read(run)
+        if now is not None and now.token == token:
+            with contextlib.suppress(SeedbedError):
+                job._replace(ended=how, status=int(status)).write(run)
+
+
+def _stop_early(number: int, frame: object) -> None:
+    raise StoppedEarly
 
 
 def _await_end(soon: threading.Event, tell: Callable[[str], None]) -> None:
@@ -173,20 +200,21 @@ def _await_end(soon: threading.Event, tell: Callable[[str], None]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> int:
-    """Has SLURM queue this job again; returns the exit status.
+def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> tuple[str, int]:
+    """Has SLURM queue this job again; returns how that ended, and the exit status.
 
     Without SLURM, or if it refuses, the status says to try again: the script that has started this may do so.
     """
-    if job.requeues >= _MOST_REQUEUES:
+    if job.requeues > _MOST_REQUEUES:
         tell(
-            f"the job was queued again {job.requeues} times without a step more than {job.step:,}: not "
+            f"the job was queued again {_MOST_REQUEUES} times without a step more than {job.step:,}: not "
             f"again; give it more time (what it has is in {printable(run)})"
         )
-        return ExitStatus.FAILED
-    job._replace(ended="the job is queued again").write(run)
-    # What SLURM sends to the job that it queues again is expected.
+        return "the job was queued again too often", ExitStatus.FAILED
+    # What SLURM sends to the job that it queues again is expected, and it may kill this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    how = "the job is queued again"
+    job._replace(ended=how, status=int(ExitStatus.STOPPED)).write(run)
     number = os.environ.get("SLURM_JOB_ID", "")
     scontrol = shutil.which("scontrol")
     if number and scontrol is not None:
@@ -194,38 +222,57 @@ def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> int:
             [scontrol, "requeue", number], capture_output=True, text=True, check=False
         )
         if asked.returncode == 0:
-            tell(f"job {number} is queued again; it goes on from step {job.step:,}")
-            return ExitStatus.STOPPED
+            tell(f"job {number} is queued again; it goes on from step {max(0, job.step):,}")
+            return how, ExitStatus.STOPPED
         tell(f"scontrol requeue {number}: {asked.stderr.strip() or asked.stdout.strip()}")
     tell(f"start the job again: status {int(ExitStatus.TRY_AGAIN)} tells the script to")
-    return ExitStatus.TRY_AGAIN
+    return "the job is to be started again", ExitStatus.TRY_AGAIN
 
 
 def host(rank: Rank, run: Path, trusted: bool, tell: Callable[[str], None]) -> int:
     """Serves the run as another rank until it ends or rank 0 does; returns the exit status.
 
-    Call from the main thread.
+    That is rank 0's, once it has ended. Call from the main thread, after `obey_scheduler`. Raises
+    TemporaryError if rank 0 does not come, or is gone.
     """
-    ended: list[str] = []
-    threading.Thread(target=_watch, args=(rank, run, ended), daemon=True).start()
+    stop, ended = StopSignals(), list[Job]()
+    threading.Thread(target=_watch, args=(rank, run, Job.read(run), ended), daemon=True).start()
     cores = rank.cores or usable_cores() / rank.beside
     options = joining.Options(run, cores=cores, trusted=trusted, give_up_after_s=_PATIENCE_S)
-    how = joining.serve(options, lambda text: tell(f"rank {rank.number}: {text}"))
-    tell(f"rank {rank.number} ended: {how or (ended or ['stopped'])[0]}")
-    return ExitStatus.FINISHED if how is not None or ended else ExitStatus.STOPPED
+    until_s, how = time.monotonic() + _SETTLE_S, None
+    while not stop():
+        try:
+            how = joining.serve(options, lambda text: tell(f"rank {rank.number}: {text}"), stop)
+            break
+        except TemporaryError:
+            raise
+        except SeedbedError:
+            # Rank 0 may not have written yet what this start of the run is.
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_LOOK_S)
+    told = ended[0].ended if ended else how or "stopped"
+    tell(f"rank {rank.number} ended: {told}")
+    if ended:
+        return ended[0].status
+    return ExitStatus.STOPPED if how is None else ExitStatus.FINISHED
 
 
-def _watch(rank: Rank, run: Path, ended: list[str]) -> None:
-    """Ends this process, with all that it runs, when rank 0 of the same start of the job has ended."""
+def _watch(rank: Rank, run: Path, former: Job | None, ended: list[Job]) -> None:
+    """Ends this process, with all that it runs, when rank 0 of the same start of the job has ended.
+
+    What `former` says is of an earlier start, if that has ended and the launcher does not tell starts apart.
+    """
     while True:
-        time.sleep(_LOOK_S)
         job = Job.read(run)
-        if job is not None and job.start == rank.start and job.ended:
-            ended.append(job.ended)
+        stale = former is not None and former.ended and job == former and not rank.start
+        if job is not None and job.start == rank.start and job.ended and not stale:
+            ended.append(job)
             # A host learns of a run's end by itself; the coordinator has ended its roles.
             time.sleep(_LOOK_S)
             os.kill(os.getpid(), signal.SIGTERM)
             return
+        time.sleep(_LOOK_S)
 
 
 def say(text: str) -> None:

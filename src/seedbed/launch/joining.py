@@ -63,7 +63,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def options_of(given: argparse.Namespace) -> Options:
     """Returns what a command line asks for; raises SeedbedError if it cannot be."""
-    only = tuple(given.only.split(","))
+    only = tuple(kind for kind in given.only.split(",") if kind) or ("",)
     for kind in only:
         if kind not in KINDS:
             raise SeedbedError(
@@ -75,7 +75,9 @@ def options_of(given: argparse.Namespace) -> Options:
     return Options(given.run, cores, given.trust_run, limit_s, only, tuple(given.allow))
 
 
-def serve(options: Options, tell: Callable[[str], None]) -> str | None:
+def serve(
+    options: Options, tell: Callable[[str], None], stop: StopSignals | None = None
+) -> str | None:
     """Serves a run until it ends or a signal comes; returns how it ended, None after a signal.
 
     Call from the main thread. Raises SeedbedError if the run takes no hosts; TemporaryError if it has not
@@ -83,7 +85,7 @@ def serve(options: Options, tell: Callable[[str], None]) -> str | None:
     everything here.
     """
     require_linux("seedbed host", "start it on a Linux machine")
-    run, limit_s, stop = options.run.resolve(), options.give_up_after_s, StopSignals()
+    run, limit_s, stop = options.run.resolve(), options.give_up_after_s, stop or StopSignals()
     if not await_run(run, _missing, limit_s, tell, stop):
         return None
     found = read_runtime(run)

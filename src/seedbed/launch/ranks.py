@@ -26,7 +26,9 @@ class Rank(NamedTuple):
     beside: int  # how many of them are on this machine
     cores: float  # that this process may use; 0 is a fair share of what the machine has
     job: str  # a name for the job, the same after it was requeued; "" if there is none
-    start: str  # what tells this start of the job from others
+    start: (
+        str  # what tells this start of the job from others; "" if the launcher says nothing of it
+    )
 
 
 def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
@@ -34,12 +36,17 @@ def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
 
     Raises SeedbedError if the environment does not tell.
     """
-    if "SLURM_JOB_ID" in environ:
-        return _of_slurm(environ)
-    if slurm:
+    found = _of_slurm(environ) if slurm else _of_others(environ)
+    if not 0 <= found.number < found.of:
         raise SeedbedError(
-            "--cluster slurm, but SLURM_JOB_ID is not set: start it in an allocation, with srun"
+            f"this process has rank {found.number} of {found.of}: ranks are from 0 to one less than their "
+            "number"
         )
+    return found
+
+
+def _of_others(environ: Mapping[str, str]) -> Rank:
+    """Returns what plain variables say, and else SLURM's: torchrun may be started by srun."""
     for rank, of, beside, job in _PLAIN:
         if rank in environ:
             if of not in environ:
@@ -53,8 +60,10 @@ def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
                 _count(environ, beside) if beside in environ else 1,
                 0.0,
                 re.sub(r"[^\w.-]", "_", name),
-                name,
+                "",
             )
+    if "SLURM_JOB_ID" in environ:
+        return _of_slurm(environ)
     raise SeedbedError(
         "--cluster ranks, but the environment does not tell this process's rank: start it with srun or "
         f"torchrun, or set RANK and WORLD_SIZE (SKYPILOT_NODE_RANK and {_INDEXED} are read, too)"
@@ -62,6 +71,10 @@ def discover(environ: Mapping[str, str], slurm: bool) -> Rank:
 
 
 def _of_slurm(environ: Mapping[str, str]) -> Rank:
+    if "SLURM_JOB_ID" not in environ:
+        raise SeedbedError(
+            "--cluster slurm, but SLURM_JOB_ID is not set: start it in an allocation, with srun"
+        )
     # A batch script has a SLURM_PROCID, too, but no step of its own.
     if "SLURM_STEP_NUM_TASKS" not in environ:
         raise SeedbedError("this process is of no step of its SLURM job: start it with srun")
@@ -83,8 +96,12 @@ def _tasks_per_node(text: str) -> list[int]:
     """Returns the tasks of each node, of which SLURM writes `2(x3),1`: a split need not be even."""
     found: list[int] = []
     for part in text.split(","):
-        tasks, times = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()).groups("1")  # type: ignore[union-attr]
-        found += [int(tasks)] * int(times)
+        known = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if known is None:
+            raise SeedbedError(
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}: it must be as SLURM sets it, as 2(x3),1"
+            )
+        found += [int(known[1])] * int(known[2] or 1)
     return found
 
 

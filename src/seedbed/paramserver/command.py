@@ -34,7 +34,9 @@ def serve(
     role = hosting.begin(run)
     work = hosting.Hosting(role, run, has, (TRUST,) if trusted else ())
     stop.call(work.stop)
-    tell(f"{role.name} of {printable(run)}: {has.cores:.3g} cores, {has.memory_gb:g} GB")
+    what = f"{has.cores:.3g} cores, {has.memory_gb:g} GB"
+    tell(f"{role.name} of {printable(run)}: {what}; waiting for its coordinator")
+
     found = read_runtime(run)
     listen = "" if isinstance(found, str) else str(found[1]["listen"])
     role.serve(work, listening_ports(listen)._replace(host=""), first_s=limit_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,8 @@ BEAT_S = 5.0
 _BEAT, _CLOCK = "beat", "clock"
 # The modules that a host starts.
 _MODULES = tuple(f"{__package__}.{name}" for name in ("shard", "replay_shard", "learner"))
+_NAMES = re.compile(r"(parameters|replay|learner)-\d{1,6}")
+_ARGUMENTS = re.compile(r"--number \d{1,6}( --save [\w.]+)?", re.ASCII)
 
 
 class Facts(NamedTuple):
@@ -119,7 +122,7 @@ class Hosting:
         """Starts a role, or ends one."""
         fields = message.fields
         name = fields.get("role")
-        if not isinstance(name, str) or "/" in name or name.startswith("."):
+        if not isinstance(name, str) or not _NAMES.fullmatch(name):
             raise ProtocolError(f"{name!r} is no name of a role")
         if message.kind is Kind.START:
             client.send(Kind.STARTED, role=name, **self._start(name, fields))
@@ -134,14 +137,16 @@ class Hosting:
             raise ProtocolError(f"{module!r} is no module of a role")
         if not (isinstance(words, list) and all(isinstance(each, str) for each in words)):
             raise ProtocolError(f"START of {name} has no arguments")
+        # Whether the folder is trusted is for who started this host to say.
+        asked = [word for word in words if word != TRUST]
+        if not _ARGUMENTS.fullmatch(" ".join(asked)):
+            raise ProtocolError(f"START of {name} has other arguments than a role's: {asked}")
         self._end(name)
         folder = self._run / ROLES / name
         self._starts += 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / LOG).open("ab") as log:
-                # Whether the folder is trusted is for who started this host to say.
-                asked = [word for word in words if word != TRUST]
                 arguments = (*asked, "--parent", str(os.getpid()), *self._arguments)
                 process = start_role(self._run, module, arguments, log)
         except OSError as error:

@@ -30,8 +30,10 @@ _STALE_S = 30.0
 # Seconds without a stream to a host after which its roles begin elsewhere: a link that is cut comes back;
 # and where its machine says that its process is gone.
 _GONE_S, _REFUSED_S = 30.0, 3.0
-# Seconds in which a host that leaves may learn that the whole run is being stopped.
-_LEAVE_S = 2.0
+# Seconds between two looks after which nothing is known of who was silent.
+_AWAY_S = 5.0
+# Seconds in which the coordinator may learn that not only a host is told to stop, but the whole run.
+_LEAVE_S = 5.0
 # Seconds in which a host must have started a process.
 _START_S = 10.0
 # Seconds in which all hosts that a run is started with must have joined.
@@ -46,6 +48,7 @@ class Host:
     def __init__(self, run: Path, name: str) -> None:
         self.name, self._seen_s = name, time.monotonic()
         self._left_s: float | None = None
+        self._seen: dict[str, Any] = {}  # its last report
         self.keeper = Keeper(run, RoleSpec(name, ""), 0)
 
     @property
@@ -64,23 +67,24 @@ class Host:
         has = self.facts
         return Machine(self.name, has.cores, has.accelerators, tuple(has.only))
 
-    @property
     def leaves(self) -> bool:
-        """Whether its roles have to begin elsewhere, as it was told to stop, but not the run with it."""
+        """Returns whether it was told to stop, and has had the time to learn that the run is, too."""
         if not self.keeper.report.get("leaving", False):
             return False
         self._left_s = self._left_s or time.monotonic()
         return time.monotonic() > self._left_s + _LEAVE_S
 
-    @property
-    def gone(self) -> bool:
-        """Whether it cannot be reached, and not only for a moment."""
+    def gone(self, away: bool) -> bool:
+        """Returns whether it cannot be reached, and not only for a moment.
+
+        `away` says that this process itself has not looked for long.
+        """
         if self.keeper.failure is not None:
             return True
-        now_s = time.monotonic()
-        if self.keeper.connected:
-            self._seen_s = now_s
-        refused = "refused" in self.keeper.caller.last_error
+        now_s, report = time.monotonic(), self.keeper.report
+        if away or report is not self._seen:
+            self._seen, self._seen_s = report, now_s
+        refused = not self.keeper.connected and "refused" in self.keeper.caller.last_error
         return now_s > self._seen_s + (_REFUSED_S if refused else _GONE_S)
 
     def role(self, name: str) -> dict[str, Any] | None:
@@ -117,9 +121,15 @@ class Host:
 class Hosts:
     """All hosts of a run, and who runs what. Any thread may use it."""
 
-    def __init__(self, run: Path, wanted: int) -> None:
-        """Looks for the hosts that are there. `wanted` is how many the user has said that there will be."""
-        self._run, self._wanted = run, wanted
+    def __init__(
+        self, run: Path, wanted: int, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`wanted` is how many the user has said that there will be.
+
+        `stopping`, which any thread calls, returns whether the whole run is being stopped: hosts that are
+        told to leave then keep their roles, which save.
+        """
+        self._run, self._wanted, self._stopping = run, wanted, stopping
         if wanted:
             # Others must not be able to write what the run's roles import.
             (run / ROLES).mkdir(0o755, parents=True, exist_ok=True)
@@ -136,10 +146,12 @@ class Hosts:
         with self._lock:
             if not self._wanted:
                 return []
-            if time.monotonic() > self._looked_s + _LOOK_S:
+            unseen_s = time.monotonic() - self._looked_s
+            if unseen_s > _LOOK_S:
                 self._looked_s = time.monotonic()
                 self._meet()
-            for host in [each for each in self._hosts.values() if each.gone]:
+            away = unseen_s > _AWAY_S
+            for host in [each for each in self._hosts.values() if each.gone(away)]:
                 del self._hosts[host.name]
                 host.keeper.kill()
                 if host.joined:
@@ -147,7 +159,10 @@ class Hosts:
                 elif host.keeper.failure is not None:
                     self._refused.add(host.name)
                     self._notices.append(f"{host.name} cannot join: {host.keeper.failure}")
-            return [host for host in self._hosts.values() if host.joined and not host.leaves]
+            kept = self._stopping()
+            return [
+                host for host in self._hosts.values() if host.joined and (kept or not host.leaves())
+            ]
 
     def _meet(self) -> None:
         """Takes up the hosts that have told where they are, and forgets those that ended long ago."""

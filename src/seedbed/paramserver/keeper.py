@@ -114,10 +114,17 @@ class Keeper:
             self._bury()
             try:
                 self._start()
+            except ConnectionError:
+                # The host did not answer: it may be gone, and the role belongs elsewhere then.
+                self._closed.wait(_REPORT_S)
+                return
             except OSError as error:
-                if not is_no_room(error):
-                    raise
-                self._await_room()
+                if is_no_room(error):
+                    self._await_room()
+                    return
+                how = f"could not be started ({error.strerror or error})"
+                self._notices.append(self._supervisor.end(how, early=True))
+                self._closed.wait(_REPORT_S)
                 return
         try:
             until_s = time.monotonic() + _START_S

@@ -211,7 +211,9 @@ def parse(description: str) -> Given:
 
     Call from the main thread, before anything else.
     """
-    parser = argparse.ArgumentParser(description=f"{description}; started by the coordinator.")
+    parser = argparse.ArgumentParser(
+        description=f"{description}; started by the coordinator.", allow_abbrev=False
+    )
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--number", type=int, required=True, help="its number, from 0 on")
     parser.add_argument("--parent", type=int, help="the process of the host, with which it ends")

@@ -57,7 +57,7 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        hosts = Hosts(path, config.hosts)
+        hosts = Hosts(path, config.hosts, session.interruption.come)
         session.interruption.ending.append(hosts.kill)
         hosts.find_former(session.interrupted)
         adopts = _may_adopt(job, path, hosts)

@@ -39,6 +39,7 @@ class Interruption:
         self._signal: int | None = None
         self._told = False
         self._seen = threading.Event()
+        self.arrived = threading.Event()  # set by the thread that watches for signals
         self.given_up = False  # whether a second signal has come
         self.ending: list[Callable[[], None]] = []
         """What is to be called before a second signal ends the process, in any thread: it must not wait."""
@@ -54,6 +55,10 @@ class Interruption:
             name = signal.Signals(self._signal).name
             self._tell(f"{name}: stopping and saving; again to give up at once")
         return self._signal is not None
+
+    def come(self) -> bool:
+        """Returns whether a signal has come, seen by the main thread or not. Any thread may call this."""
+        return self._signal is not None or self.arrived.is_set()
 
     def wait_until_seen(self, timeout_s: float) -> bool:
         """Returns whether the calling thread of `train` has seen a signal, within so many seconds."""
@@ -139,6 +144,7 @@ def _watch(reader: int, interruption: Interruption, numbers: frozenset[int]) -> 
         if arrived[0] not in numbers or (come and not gives_up(arrived[0])):
             continue
         come += 1
+        interruption.arrived.set()
         if come == 1:
             if not interruption.wait_until_seen(ANSWER_S) and not _is_closed(reader, 0):
                 _answer(
