@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedbed.actors.waiting import await_run
+from seedbed.config import resolve
+from seedbed.config.saved import from_json, to_json
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
 from seedbed.paramserver import command, hosting, hosts
@@ -28,6 +31,8 @@ from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
 from seedbed.paramserver.role import Role
 from seedbed.run.folder import ROLES
+from seedbed.run.options import ParamServerConfig
+from seedbed.run.trust import Trust
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import SeedbedError
@@ -337,6 +342,17 @@ def test_what_a_host_is_asked_that_cannot_be(tmp_path):
     thread.join()
 
 
+def test_a_host_ends_when_the_run_is_removed(machines, monkeypatch):
+    process = machines.start()
+    assert process.stdout is not None
+    assert "waiting for its coordinator" in process.stdout.readline()
+    wait_for(lambda: Directory(machines.run).find("host-1") is not None)
+    shutil.rmtree(machines.run)
+    assert process.wait(20) == ExitStatus.FINISHED
+    assert process.stdout.read() == f"host ended: {machines.run} is gone\n"
+    machines.run.mkdir()
+
+
 def test_a_host_that_ended_long_ago_is_forgotten(tmp_path):
     directory, run = Directory(tmp_path), tmp_path
     ensure_credentials(run / CREDENTIALS)
@@ -406,3 +422,14 @@ def test_an_older_start_does_not_replace_the_address_of_a_newer_one(tmp_path):
     assert directory.find("x") == newer
     directory.announce("x", newer._replace(number=4))
     assert directory.find("x") == newer._replace(number=4)
+
+
+def test_runs_with_places_for_learners_of_other_machines_go_on_with_hosts(tmp_path):
+    """`remote_learners` is what earlier versions have saved."""
+    config = resolve.train_config("cartpole/gorila")
+    saved = to_json(config)
+    saved["paramserver"] |= {"remote_learners": 1, "listen": "0.0.0.0"}
+    del saved["paramserver"]["hosts"]
+    read = from_json(saved, Trust(tmp_path, tmp_path / "config.json", False))
+    assert isinstance(read.runtime, ParamServerConfig)
+    assert read.runtime.hosts == 1 and read.agent == config.agent

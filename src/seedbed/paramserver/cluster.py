@@ -353,7 +353,6 @@ class Cluster:
         """Ends all roles, the learners first."""
         self.end_learners()
         _end([*self.replay, *self.parameters])
-        self._hosts.close()
 
     def kill(self) -> None:
         """Ends all roles at once, and does not wait: what they have not saved is lost. For any thread."""

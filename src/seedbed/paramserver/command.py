@@ -36,7 +36,6 @@ def serve(
     stop.call(work.stop)
     what = f"{has.cores:.3g} cores, {has.memory_gb:g} GB"
     tell(f"{role.name} of {printable(run)}: {what}; waiting for its coordinator")
-
     found = read_runtime(run)
     listen = "" if isinstance(found, str) else str(found[1]["listen"])
     role.serve(work, listening_ports(listen)._replace(host=""), first_s=limit_s)
@@ -47,7 +46,7 @@ def serve(
             f"nobody has coordinated the run {printable(run)} for a minute: start this host again when the "
             f"run goes on where it was started, with: {resume_command(run)}"
         )
-    return "the run has ended"
+    return f"{printable(run)} is gone" if work.lost else "the run has ended"
 
 
 def _missing(run: Path) -> str:

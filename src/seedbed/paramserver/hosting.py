@@ -111,6 +111,7 @@ class Hosting:
         self._children: dict[str, _Child] = {}
         self._starts, self._beat_s = 0, 0.0
         self.leaving_s: float | None = None  # when this machine was told to stop
+        self.lost = False  # whether the run's folder is gone
 
     def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
         """Lets only the coordinator in."""
@@ -169,13 +170,14 @@ class Hosting:
         self.leaving_s = self.leaving_s or time.monotonic()
 
     def tick(self, now_s: float) -> bool:
-        """Gives signs of life; returns False once a host that leaves has no role any more."""
+        """Gives signs of life; returns False once a host that leaves has no role, or if the run is gone."""
         if now_s > self._beat_s + BEAT_S:
             self._beat_s = now_s
+            self.lost = not self._run.is_dir()
             with contextlib.suppress(OSError):
                 (self._run / ROLES / self._role.name / _BEAT).touch()
         if self.leaving_s is None:
-            return True
+            return not self.lost
         busy = any(child.process.poll() is None for child in self._children.values())
         return busy and now_s < self.leaving_s + STOP_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -57,30 +58,36 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        hosts = Hosts(path, config.hosts, session.interruption.come)
-        session.interruption.ending.append(hosts.kill)
-        hosts.find_former(session.interrupted)
-        adopts = _may_adopt(job, path, hosts)
-        save = None if adopts else _prepare(job, session, hosts)
+        with contextlib.closing(Hosts(path, config.hosts, session.interruption.come)) as hosts:
+            session.interruption.ending.append(hosts.kill)
+            return _train_on(hosts, job, run, session)
+
+
+def _train_on(hosts: Hosts, job: Job, run: RunFolder, session: Session) -> dict[str, Any]:
+    """Trains with the machines of a run, once its processes are begun or taken over."""
+    path = run.path.resolve()
+    hosts.find_former(session.interrupted)
+    adopts = _may_adopt(job, path, hosts)
+    save = None if adopts else _prepare(job, session, hosts)
+    if adopts:
+        # They would be started twice.
+        end_starting(path)
+        session.view.message("the processes of this run go on: taking them over")
+    cluster = Cluster(job, path, save, hosts)
+    session.interruption.ending.append(cluster.kill)
+    try:
+        _await_roles(cluster, session, adopts)
+        forget_former(path)
+        trained = ClusterRun(cluster, run)
         if adopts:
-            # They would be started twice.
-            end_starting(path)
-            view.message("the processes of this run go on: taking them over")
-        cluster = Cluster(job, path, save, hosts)
-        session.interruption.ending.append(cluster.kill)
-        try:
-            _await_roles(cluster, session, adopts)
-            forget_former(path)
-            trained = ClusterRun(cluster, run)
-            if adopts:
-                progress = trained.progress()
-                session.take_over(progress.env_steps, progress.updates)
-            return session.train(trained)
-        except KeyboardInterrupt:
-            cluster.kill()
-            raise
-        finally:
-            cluster.close()
+            progress = trained.progress()
+            session.take_over(progress.env_steps, progress.updates)
+        return session.train(trained)
+    except KeyboardInterrupt:
+        cluster.kill()
+        raise
+    finally:
+        cluster.close()
 
 
 def _find_spec(env: HostEnvConfig, config: ParamServerConfig, session: Session) -> EnvSpec:
