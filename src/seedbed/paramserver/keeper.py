@@ -159,7 +159,7 @@ class Keeper:
             if message is None:
                 if not process.ours:
                     self._notices.append(
-                        f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: the run goes on without it"
+                        f"{self.role.name} has given no sign for {_HUNG_S:.0f} s: looking for it"
                     )
                 self._end_hung(process, _HUNG_S)
                 raise ConnectionError(f"{self.role.name} gave no sign")
