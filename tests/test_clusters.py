@@ -178,6 +178,7 @@ def test_a_job_whose_time_ends_asks_for_another_turn_until_turns_bring_nothing(t
     assert job.turn(signal.SIGUSR2, 101)[0] == ExitStatus.STOPPED and len(job.asked()) == 5
 
 
+@pytest.mark.slow
 def test_a_turn_that_ends_before_training_is_one_without_a_step(tmp_path):
     job = Turns(tmp_path, 0)
     for times in range(1, 4):
@@ -200,6 +201,7 @@ def test_a_second_rank_0_leaves_the_first_alone(tmp_path):
     run.close()
 
 
+@pytest.mark.slow
 def test_a_stop_is_no_turn(tmp_path):
     job = Turns(tmp_path, 0)
     status, _, said = job.turn(signal.SIGTERM, 100)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +48,37 @@ class Trio:
     def join(self, machine: Machine) -> Process:
         return machine.seedbed(f"host-{machine.name}", "host", f"{RUNS}/run")
 
-    def last(self) -> dict[str, Any]:
+    def lines(self) -> list[dict[str, Any]]:
         path = self.run / "metrics.jsonl"
         lines = path.read_text().splitlines(True) if path.exists() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        return json.loads(whole[-1]) if whole else {}
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def moves(self, seconds: float) -> float:
-        """Waits until both learners step and updates are made; returns how long that took."""
+    def moves(self, seconds: float) -> None:
+        """Waits until both learners step and updates are made, from one line of metrics to the next."""
         names = ("learner_steps", "cluster/steps/learner-0", "cluster/steps/learner-1")
-        begun = self.last()
+        seen = len(self.lines())
 
         def grown() -> bool:
             assert self.train.code() is None, self.train.said()
-            now = self.last()
-            return all((now.get(name) or 0) > (begun.get(name) or 0) for name in names)
+            pairs = list(itertools.pairwise(self.lines()[seen:]))
+            return all(
+                any((now.get(name) or 0) > (was.get(name) or 0) for was, now in pairs)
+                for name in names
+            )
 
-        return wait_until(grown, "both learners", seconds)
+        wait_until(grown, "both learners", seconds)
+
+    def start_of(self, role: str) -> int:
+        return json.loads((self.run / "roles" / role / "address.json").read_text())["number"]
+
+    def back(self, roles: list[str], lose: Callable[[], object], seconds: float) -> float:
+        """Loses some roles, waits until each has begun anew and all go on; returns how long that took."""
+        former, begun = {role: self.start_of(role) for role in roles}, time.monotonic()
+        lose()
+        anew = lambda: all(self.start_of(role) > number for role, number in former.items())  # noqa: E731
+        wait_until(anew, f"{roles}", seconds)
+        self.moves(seconds)
+        return time.monotonic() - begun
 
     def places(self) -> dict[str, list[str]]:
         """Returns the roles on each machine, by the addresses that they have told."""
@@ -108,20 +124,13 @@ def test_a_host_and_a_machine_that_are_lost(tmp_path):
     with World(tmp_path) as world:
         trio = Trio(world, COUNTING)
         # The host is killed: its machine lives, and another host comes there.
-        trio.hosts[0].kill()
-        begun = time.monotonic()
-        trio.moves(BACK_S)
-        host_s = time.monotonic() - begun
+        host_s = trio.back(trio.places()["one"], trio.hosts[0].kill, BACK_S)
         trio.hosts[0] = trio.join(trio.machines[1])
         wait_until(lambda: "host-3 has joined" in trio.train.said(), "the next host", 30)
         # The machine is off: nobody says so.
-        trio.machines[2].power_off()
-        begun = time.monotonic()
-        wait_until(
-            lambda: "is gone" in trio.train.said().rpartition("has joined")[2], "its end", 60
-        )
-        trio.moves(NODE_BACK_S)
-        print({"host killed: back after": host_s, "machine off": time.monotonic() - begun})
+        machine_s = trio.back(trio.places()["two"], trio.machines[2].power_off, NODE_BACK_S)
+        print(f"back after {host_s:.1f} s (a host killed), {machine_s:.1f} s (a machine off)")
+        assert host_s < BACK_S and machine_s < NODE_BACK_S
         assert trio.places()["two"] == []
         assert trio.train.terminate() == ExitStatus.STOPPED, trio.train.said()
         require_no_gaps(saved_items(trio.run), whole=False)

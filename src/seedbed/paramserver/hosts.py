@@ -36,6 +36,8 @@ _AWAY_S = 5.0
 _LEAVE_S = 5.0
 # Seconds in which a host must have started a process.
 _START_S = 10.0
+# Seconds in which hosts must have ended their roles.
+_END_S = 10.0
 # Seconds in which all hosts that a run is started with must have joined.
 _JOIN_S = 600.0
 # Seconds in which the hosts of a run that goes on without a coordinator must have answered.
@@ -267,13 +269,19 @@ class Hosts:
 
     def end_all(self) -> int:
         """Kills all roles on the hosts; returns how many there were."""
-        ended = [
-            host.end(name)
-            for host in self.look()
-            for name, said in host.keeper.report.get("roles", {}).items()
-            if said["status"] is None
-        ]
-        concurrent.futures.wait(ended, timeout=10)
+        ended, until_s = set[tuple[str, str]](), time.monotonic() + _END_S
+        while time.monotonic() < until_s:
+            running = [
+                (host, name)
+                for host in self.look()
+                for name, said in host.keeper.report.get("roles", {}).items()
+                if said["status"] is None
+            ]
+            if not running:
+                break
+            ended |= {(host.name, name) for host, name in running}
+            # A stream may break meanwhile: then it is asked again.
+            concurrent.futures.wait([host.end(name) for host, name in running], timeout=1)
         return len(ended)
 
     def take_notices(self) -> list[str]:
