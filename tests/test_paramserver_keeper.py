@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+import reporting_role
 from gorila_runs import gone
 from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.gym import GymEnv
@@ -31,8 +32,6 @@ from seedbed.run.options import ParamServerConfig
 from seedbed.run.update import TrainingDiverged
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.streams.credentials import ensure_credentials
-from seedbed.streams.messages import Message
-from seedbed.streams.server import Client
 from seedbed.types import ArraySpec, Discrete, EnvSpec, bind
 from waiting import wait_for
 
@@ -121,28 +120,15 @@ def keep(tmp_path):
         each.close()
 
 
-class Reporting:
+class Reporting(reporting_role.Reporting):
     """The work of a role that tells something with each report."""
 
     def __init__(self) -> None:
         self.reports = 0
 
-    def greet(self, client: Client, said: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-    def take(self, client: Client, message: Message) -> None:
-        raise AssertionError(message)
-
-    def leave(self, client: Client) -> None: ...
-
-    def tick(self, now_s: float) -> bool:
-        return True
-
     def report(self) -> dict[str, Any]:
         self.reports += 1
         return {"notices": [f"notice {self.reports}"]}
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
