@@ -128,3 +128,6 @@ def test_a_rank_and_a_node_that_are_lost(slurm):
     slurm.end_node("n1")
     wait_until(lambda: "stopped and saved" in slurm.said(job), "SLURM's SIGTERM", 120)
     wait_until(lambda: slurm.state(job) == "PENDING", "the queue", 60)
+    told = json.loads((slurm.work / "runs" / run / "listen" / "job.json").read_text())
+    assert (told["ended"], told["status"]) == ("the run was stopped", ExitStatus.STOPPED)
+    assert list((slurm.work / "runs" / run / "checkpoints").iterdir())

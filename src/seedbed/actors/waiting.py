@@ -41,9 +41,9 @@ def require_limit(given: argparse.Namespace) -> float:
 
 
 class StopSignals:
-    """What SIGINT, SIGTERM and SIGHUP ask of a command that joins a run. Make it in the main thread.
+    """SIGINT, SIGTERM and SIGHUP for a command that joins a run. Make it in the main thread.
 
-    A second signal raises KeyboardInterrupt there.
+    The first one asks the command to stop, a second one raises KeyboardInterrupt in that thread.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ _PATIENCE_S = 300.0
 
 
 class Job(NamedTuple):
-    """What the processes of a job know of each other, in the run's folder."""
+    """A start of rank 0, as it tells the other processes of the job in the run's folder."""
 
     start: str  # of the job; see `ranks.Rank`
     token: str  # of this start of rank 0, which no other has

@@ -27,7 +27,7 @@ Ends when the run ends."""
 
 
 class Options(NamedTuple):
-    """What a host is asked to do."""
+    """The choices of whoever starts a host."""
 
     run: Path
     cores: float  # that it uses

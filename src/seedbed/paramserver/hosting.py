@@ -41,7 +41,7 @@ _ARGUMENTS = re.compile(r"--number \d{1,6}( --save [\w.]+)?", re.ASCII)
 
 
 class Facts(NamedTuple):
-    """What a host says that its machine has."""
+    """A machine, as its host describes it."""
 
     machine: str  # its name, for people
     cores: float

@@ -60,12 +60,12 @@ class Host:
 
     @property
     def facts(self) -> hosting.Facts:
-        """What its machine has."""
+        """The machine, as its host describes it."""
         return hosting.Facts(**self.keeper.report["has"])
 
     @property
     def machine(self) -> Machine:
-        """The same, for who places roles."""
+        """The machine, as `placement` takes it."""
         has = self.facts
         return Machine(self.name, has.cores, has.accelerators, tuple(has.only))
 
@@ -181,7 +181,8 @@ class Hosts:
                 self._told.add(host.name)
                 has = host.facts
                 self._notices.append(
-                    f"{host.name} has joined: {has.machine}, {has.cores:.3g} cores, {has.memory_gb:g} GB"
+                    f"{host.name} has joined: {has.machine}, {has.cores:.3g} cores, "
+                    f"{has.memory_gb:g} GB, Python {has.python}"
                     + (f", {has.accelerators} accelerators" if has.accelerators else "")
                 )
 

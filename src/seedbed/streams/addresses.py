@@ -23,7 +23,7 @@ def listening_address(text: str) -> tuple[str, int]:
 
 
 class Listening(NamedTuple):
-    """Where a process listens: an address, "" for all of this machine, and one of these ports, 0 for any."""
+    """The place where a process listens: an address, "" for all, and one of these ports, 0 for any."""
 
     host: str
     ports: range = range(1)
