@@ -63,7 +63,7 @@ def items_of(replay: HostReplay) -> list[tuple[int, int, int]]:
 
 def saved_items(folder: Path, shards: Sequence[int] = ()) -> list[tuple[int, int, int]]:
     """Returns the items that replay shards, or all, have saved."""
-    job, found = Job.read(folder), []
+    job, found = Job.read(folder, trusted=True), []
     for shard in shards or range(job.config.replay_shards):
         replay = HostReplay(layout_of(job), Job.folder(folder) / role_of(shard) / "replay")
         assert replay.restore() is not None

@@ -12,14 +12,14 @@ import numpy as np
 
 from seedbed.envs.host.gym import GymEnv
 from seedbed.paramserver.caller import Caller
-from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.directory import SAVE, Directory
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Lease, Leases, Tally
 from seedbed.paramserver.ledger import ShardLedger
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role
-from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.saves import ShardSave
 from seedbed.paramserver.shard import ParameterShard, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.checking import check_agent
@@ -67,11 +67,11 @@ class Shards:
             folder = self.directory.path / role_of(shard)
             folder.mkdir(parents=True)
             books = {"pushes": ShardLedger(0, 1).save(), "leases": Leases(None, 0).save()}
-            ShardSave(books, leaves).write(folder / NAME)
+            ShardSave(books, leaves).write(folder / SAVE)
             self.start(shard)
 
     def start(self, shard: int) -> None:
-        role = Role(self.run, role_of(shard))
+        role = Role(self.run, role_of(shard), self.directory.take_number(role_of(shard)))
         work = ParameterShard(role, self.job, shard)
         self.roles[shard], self.works[shard] = role, work
         self.threads[shard] = threading.Thread(
@@ -117,7 +117,7 @@ class StubLearner:
         self.number, self.pausing = seat + 1, True
         self.pauses, self.hang = 0, threading.Event()
         self.breaks = False  # whether the next PAUSE breaks the stream behind its answer
-        self.role = Role(run.run, f"learner-{seat}")
+        self.role = Role(run.run, f"learner-{seat}", self.number)
         self.thread = threading.Thread(
             target=self.role.serve, args=(self, run.job.listening(False))
         )

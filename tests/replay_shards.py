@@ -58,7 +58,8 @@ class Shards:
             self.start(shard)
 
     def start(self, shard: int) -> None:
-        role = Role(self.run, role_of(shard))
+        name = role_of(shard)
+        role = Role(self.run, name, Directory(self.run).take_number(name))
         work = ReplayShard(role, self.job, shard, self.save)
         self.roles[shard], self.works[shard] = role, work
         self.threads[shard] = threading.Thread(

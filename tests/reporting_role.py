@@ -34,7 +34,7 @@ def main() -> None:
     given = parse("A role of a test")
 
     def make() -> tuple[Role, Reporting, Listening | None]:
-        role = Role(given.run, f"replay-{given.number}")
+        role = Role(given.run, f"replay-{given.number}", given.start)
         end_on_signals(role)
         return role, Reporting(), Listening("")
 

@@ -97,7 +97,7 @@ class Idle:
 
 def serve():
     ensure_credentials(run / role.CREDENTIALS)
-    return role.Role(run, "learner-0"), Idle(), None
+    return role.Role(run, "learner-0", 1), Idle(), None
 
 def fail(error):
     raise error

@@ -23,8 +23,8 @@ from seedbed.config import resolve
 from seedbed.config.saved import from_json, to_json
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
-from seedbed.paramserver import command, hosting, hosts
-from seedbed.paramserver.directory import Address, Directory
+from seedbed.paramserver import command, hosting, remote_host
+from seedbed.paramserver.directory import JOB, SAVE, Address, Directory, this_machine
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
@@ -33,8 +33,8 @@ from seedbed.paramserver.role import Role
 from seedbed.run.folder import ROLES
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.trust import Trust
+from seedbed.streams.credentials import ADDRESS, KEY, ensure_credentials
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
-from seedbed.streams.credentials import ensure_credentials
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
@@ -138,10 +138,13 @@ class Machines:
             json.dumps({"paramserver": {"hosts": 2, "listen": "0.0.0.0"}})
         )
         (run / ROLES).mkdir()
+        (run / ROLES / JOB).write_text("{}")
         self.processes: list[subprocess.Popen[str]] = []
-        self.hosts = Hosts(run, 2)
+        self.hosts = Hosts(run, 2, "127.0.0.1")
+        address = json.loads((run / CREDENTIALS / ADDRESS).read_text())["addresses"][0]
+        self.apart = [address, "--key", str(run / CREDENTIALS / KEY)]
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, apart: bool = False) -> subprocess.Popen[str]:
         code = (
             "import sys; from seedbed.paramserver import hosting; hosting._MODULES = ('reporting_role',)\n"
             "from seedbed import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -151,7 +154,13 @@ class Machines:
         )
         self.processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", code, "host", str(self.run)],
+                [
+                    sys.executable,
+                    "-c",
+                    code,
+                    "host",
+                    *(self.apart if apart else [str(self.run)]),
+                ],
                 env=os.environ | {"PYTHONPATH": path},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -187,12 +196,16 @@ def is_gone(process: psutil.Process) -> bool:
 
 def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
     """A role of a host that is killed begins on another one, and one of a host that leaves does, too."""
-    monkeypatch.setattr(hosts, "_REFUSED_S", 0.2)
-    monkeypatch.setattr(hosts, "_LEAVE_S", 0.2)
-    first, second = machines.start(), machines.start()
+    monkeypatch.setattr(remote_host, "_REFUSED_S", 0.2)
+    monkeypatch.setattr(remote_host, "_LEAVE_S", 0.2)
+    first, second = machines.start(), machines.start(apart=True)
     told: list[str] = []
     assert machines.hosts.await_all(told.append, lambda: False)
-    assert told[0] == f"0 of 2 hosts have joined; on each: seedbed host {machines.run}"
+    assert told[:2] == [
+        f"0 of 2 hosts have joined; on each: seedbed host {machines.run}",
+        f"or, without this folder, with a copy of {machines.run}/listen/actor.key: "
+        f"seedbed host {machines.apart[0]} --key actor.key",
+    ]
     wished = [Wish("replay-0", "replay", 0.5), Wish("replay-1", "replay", 0.5)]
     machines.hosts.plan(wished)
     specs = [RoleSpec(wish.name, "reporting_role", ("--number", wish.name[-1])) for wish in wished]
@@ -213,7 +226,7 @@ def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
         assert f"replay-0 begins on {at[1].name}" in told
         assert keepers[1].restarts == 0
         # Another joins, and takes what the one has that is told to leave.
-        third = machines.start()
+        third = machines.start(apart=True)
         wait_for(lambda: len(machines.names()) == 2)
         leaving = next(each for each in (first, second) if each.poll() is None)
         leaving.send_signal(signal.SIGTERM)
@@ -233,9 +246,51 @@ def test_roles_live_and_die_with_their_hosts(machines, monkeypatch):
             keeper.kill()
 
 
+def test_a_host_without_the_folder_is_sent_what_its_roles_begin_with(machines):
+    roles, directory = machines.run / ROLES, Directory(machines.run)
+    (roles / JOB).write_text('{"job": 1}')
+    (roles / "replay-0").mkdir()
+    save = os.urandom(1_300_000)
+    (roles / "replay-0" / SAVE).write_bytes(save)
+    other = Address(3, 1, "elsewhere", "", (("192.0.2.1", 4711),))
+    directory.announce("replay-1", other)
+    for _ in range(2):
+        machines.start(apart=True)
+    assert machines.hosts.await_all(lambda text: None, lambda: False)
+    machines.hosts.plan([Wish(f"replay-{i}", "replay", 0.5) for i in range(2)])
+    spec = RoleSpec("replay-0", "reporting_role", ("--number", "0"))
+    keeper = Keeper(machines.run, spec, 0, launcher=machines.hosts.launcher(spec))
+    wait_for(lambda: keeper.reported)
+    assert machines.hosts.keeps_apart("replay-0")
+    process = machines.process_of("replay-0")
+    words = process.cmdline()
+    own = Path(words[words.index("--run") + 1])
+    assert own != machines.run and own.stat().st_mode & 0o077 == 0
+    assert (own / ROLES / JOB).read_text() == '{"job": 1}'
+    assert (own / ROLES / "replay-0" / SAVE).read_bytes() == save
+    wait_for(lambda: Directory(own).find("replay-1") == other)
+    # What the machine has learned since is newer than what the coordinator has.
+    (own / ROLES / "replay-0" / SAVE).write_bytes(b"newer")
+    process.kill()
+    wait_for(lambda: keeper.restarts and keeper.reported)
+    assert (own / ROLES / "replay-0" / SAVE).read_bytes() == b"newer"
+    told = directory.find("replay-0")
+    assert told is not None and told.number == 2
+    # Nobody else has told it this code, and nobody else can write it; it is foreign all the same.
+    trust = Trust(own, own / ROLES / JOB)
+    with pytest.raises(SeedbedError, match="another machine has sent it: .* --trust-run"):
+        trust.require("code:function")
+    keeper.finish()
+    keeper.close()
+    machines.hosts.close()
+    for host in machines.processes:
+        assert host.wait(20) == ExitStatus.FINISHED
+    assert not own.exists()
+
+
 @pytest.mark.slow
 def test_two_hosts_that_are_lost_together_do_not_end_the_run(machines, monkeypatch):
-    monkeypatch.setattr(hosts, "_REFUSED_S", 1.0)
+    monkeypatch.setattr(remote_host, "_REFUSED_S", 1.0)
     doomed = [machines.start() for _ in range(2)]
     assert machines.hosts.await_all(lambda text: None, lambda: False)
     machines.hosts.plan([Wish(f"replay-{i}", "replay", 0.5) for i in range(2)])
@@ -257,7 +312,7 @@ def test_two_hosts_that_are_lost_together_do_not_end_the_run(machines, monkeypat
 
 
 def test_a_host_that_is_stopped_with_the_whole_run_keeps_its_roles(machines, monkeypatch):
-    monkeypatch.setattr(hosts, "_LEAVE_S", 0.0)
+    monkeypatch.setattr(remote_host, "_LEAVE_S", 0.0)
     stopping = [False]
     machines.hosts._stopping = lambda: stopping[0]
     leaving = machines.start()
@@ -294,7 +349,7 @@ def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
     keeper._closed.set()
     for host in machines.hosts.look():
         host.keeper.kill()
-    after = Hosts(machines.run, 2)
+    after = Hosts(machines.run, 2, "127.0.0.1")
     after.find_former(lambda: False)
     after.plan([Wish("replay-0", "replay", 0.5)])
     adopted = Keeper(machines.run, spec, 0, launcher=after.launcher(spec))
@@ -309,7 +364,7 @@ def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
 
 def test_what_a_host_is_asked_that_cannot_be(tmp_path):
     ensure_credentials(tmp_path / CREDENTIALS)
-    role = Role(tmp_path, "host-1")
+    role = Role(tmp_path, "host-1", 1)
     work = hosting.Hosting(role, tmp_path, hosting.facts(KINDS), ())
     thread = threading.Thread(target=role.serve, args=(work, None))
     thread.start()
@@ -358,18 +413,16 @@ def test_a_host_ends_when_the_run_is_removed(machines, monkeypatch):
     machines.run.mkdir()
 
 
-def test_a_host_that_ended_long_ago_is_forgotten(tmp_path):
+def test_a_host_that_ended_long_ago_is_forgotten(tmp_path, monkeypatch):
     directory, run = Directory(tmp_path), tmp_path
     ensure_credentials(run / CREDENTIALS)
-    for name in ("host-1", "host-2"):
-        directory.take_number(name)
-        directory.announce(name, Address(1, os.getpid(), "another", "name", ()))
-        (run / ROLES / name / "beat").touch()
-    then = time.time() - 200
-    os.utime(run / ROLES / "host-1" / "beat", (then, then))
-    found = Hosts(run, 1)
-    found.look()
-    assert not (run / ROLES / "host-1").exists() and list(found._hosts) == ["host-2"]
+    (run / ROLES / "host-1").mkdir(parents=True)
+    directory.announce("host-1", Address(1, os.getpid(), this_machine(), "seedbed-gone", ()))
+    monkeypatch.setattr(remote_host, "_REFUSED_S", 0.1)
+    found = Hosts(run, 1, "127.0.0.1")
+    assert list(found._hosts) == ["host-1"]
+    wait_for(lambda: found.look() or not found._hosts)
+    assert not (run / ROLES / "host-1").exists() and found.take_notices() == []
     found.close()
 
 
@@ -379,7 +432,9 @@ def test_hosts_wait_for_a_run_that_has_not_begun(tmp_path):
     steps = [
         lambda: run.mkdir(parents=True),
         lambda: (run / "config.json").write_text(json.dumps({"paramserver": {"hosts": 1}})),
-        lambda: (run / ROLES).mkdir() or ensure_credentials(run / CREDENTIALS),
+        lambda: (
+            ensure_credentials(run / CREDENTIALS) and (run / CREDENTIALS / ADDRESS).write_text("{}")
+        ),
     ]
 
     def tell(text: str) -> None:
@@ -390,7 +445,7 @@ def test_hosts_wait_for_a_run_that_has_not_begun(tmp_path):
     assert said == [
         "there is no such folder",
         "it has no config.json",
-        "its coordinator has not made its key yet",
+        "its coordinator has not told yet where it is",
     ]
 
 
@@ -402,7 +457,7 @@ def test_hosts_wait_for_a_run_that_has_not_begun(tmp_path):
         ({"paramserver": {"hosts": 0}}, "takes no hosts: start it with --hosts N"),
         (
             {"paramserver": {"hosts": 1}},
-            "did not begin within 0.01 s .its coordinator has not made",
+            "did not begin within 0.01 s .its coordinator has not told",
         ),
         ({"unknown": {}}, "did not begin within 0.01 s .config.json cannot be read"),
     ],
@@ -412,7 +467,9 @@ def test_a_host_that_cannot_join_is_told_why(tmp_path, config, text):
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with pytest.raises(SeedbedError, match=text):
-            joining.serve(joining.Options(tmp_path, 1.0, give_up_after_s=0.01), lambda text: None)
+            joining.serve(
+                joining.Options(str(tmp_path), 1.0, give_up_after_s=0.01), lambda text: None
+            )
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

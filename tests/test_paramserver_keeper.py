@@ -138,7 +138,7 @@ def serve(tmp_path):
     ensure_credentials(tmp_path / CREDENTIALS)
 
     def start(work: role.Work) -> None:
-        serving = role.Role(tmp_path, "replay-0")
+        serving = role.Role(tmp_path, "replay-0", 1)
         thread = threading.Thread(target=serving.serve, args=(work, None))
         thread.start()
         made.append((serving, thread))

@@ -173,7 +173,9 @@ def test_roles_share_a_gpu_unless_the_user_says_otherwise(monkeypatch):
 def test_shards_leave_accelerators_alone(role, monkeypatch, tmp_path):
     told = {}
     module = importlib.import_module(f"seedbed.paramserver.{role}")
-    monkeypatch.setattr(sys, "argv", [role, "--run", str(tmp_path), "--number", "0"])
+    monkeypatch.setattr(
+        sys, "argv", [role, "--run", str(tmp_path), "--number", "0", "--start", "1"]
+    )
     monkeypatch.setattr(jax.config, "update", lambda name, value: told.update({name: value}))
     monkeypatch.setattr(module, "keep_programs", lambda: None)
     monkeypatch.setattr(module, "run_role", lambda make: None)

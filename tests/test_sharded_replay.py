@@ -21,7 +21,9 @@ from replay_shards import AGENT, ENVS, FAR, Shards
 from seedbed.agents.q_learning import ActingValues
 from seedbed.central.inference import ActOutput
 from seedbed.paramserver import train
-from seedbed.paramserver.cluster import Cluster, roles_of
+from seedbed.paramserver.beginning import roles_of
+from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.directory import SAVE
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
@@ -30,7 +32,7 @@ from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.replay_folder import forget_former, has_former, role_of, set_aside
 from seedbed.paramserver.replay_shard import priorities_layout
 from seedbed.paramserver.replaying import ShardedReplay
-from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.saves import ShardSave
 from seedbed.paramserver.shard import LEARNER
 from seedbed.run.checking import check_agent
 from seedbed.run.checkpoint_helper import name_of
@@ -416,7 +418,7 @@ def test_a_run_is_resumed_with_the_items_that_its_shards_have_saved(tmp_path):
 
     def leases() -> tuple[int, float]:
         assert train._prepare(job, session, Hosts(tmp_path, 0)) == name_of(5)
-        saved = ShardSave.read(tmp_path / "roles" / "parameters-0" / NAME).books["leases"]
+        saved = ShardSave.read(tmp_path / "roles" / "parameters-0" / SAVE).books["leases"]
         return saved["held"], saved["owed"]
 
     assert leases() == (items, 3.0)

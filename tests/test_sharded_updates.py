@@ -21,16 +21,16 @@ from recorded import record
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.central.learning import Learner, LocalUpdater
+from seedbed.paramserver.beginning import write_saves
 from seedbed.paramserver.caller import Stopped
-from seedbed.paramserver.cluster import write_saves
-from seedbed.paramserver.directory import Address, Directory
+from seedbed.paramserver.directory import SAVE, Address, Directory
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.ledger import BookError, PushCounts
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.outliers import Outliers
 from seedbed.paramserver.role import COORDINATOR, Role, run_role
-from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.saves import ShardSave
 from seedbed.paramserver.shard import LEARNER, role_of
 from seedbed.paramserver.updater import ShardedUpdater
 from seedbed.run.leaves import not_finite
@@ -232,7 +232,7 @@ def test_a_message_that_cannot_be_changes_nothing(shards, kind, fields):
 
 def test_a_shard_does_not_save_what_is_not_finite(shards):
     run = shards(Dqn(hidden_sizes=(8,)), 1)
-    work, path = run.works[0], run.directory.path / role_of(0) / NAME
+    work, path = run.works[0], run.directory.path / role_of(0) / SAVE
     before = path.read_bytes()
     state = work._state
     work._state = state._replace(
@@ -330,7 +330,7 @@ def test_a_shard_that_cannot_save_says_so_and_tries_again(shards, monkeypatch):
     saves = work.report()["saves"]
     full[0] = False
     wait_for(lambda: work.report()["saves"] > saves)
-    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    saved = ShardSave.read(run.directory.path / role_of(0) / SAVE)
     assert saved.books["pushes"]["number"] == 1
     # The last save is tried again, too, though nothing has changed since.
     full[0] = True
@@ -339,7 +339,7 @@ def test_a_shard_that_cannot_save_says_so_and_tries_again(shards, monkeypatch):
     wait_for(lambda: work.report()["notices"])
     full[0] = False
     run.end(0)
-    saved = ShardSave.read(run.directory.path / role_of(0) / NAME)
+    saved = ShardSave.read(run.directory.path / role_of(0) / SAVE)
     assert saved.books["pushes"]["number"] == 2
 
 
@@ -403,7 +403,7 @@ def test_a_learner_that_is_to_end_does_not_wait_for_a_shard(tmp_path):
 
 def test_an_address_that_cannot_be_listened_at_is_named_with_a_remedy(tmp_path):
     ensure_credentials(tmp_path / CREDENTIALS)
-    role = Role(tmp_path, "x")
+    role = Role(tmp_path, "x", 1)
     with pytest.raises(SeedbedError, match=r"x cannot listen at 192\.0\.2\.1 .* with --listen"):
         role.serve(None, Listening("192.0.2.1"))
 
@@ -420,11 +420,11 @@ def test_roles_take_ports_of_a_range_in_turn_until_none_is_free(tmp_path):
         with pytest.raises(
             SeedbedError, match=f"x cannot listen at 127.0.0.1:{first}-{first} .*more ports"
         ):
-            Role(tmp_path, "x").serve(None, at)
+            Role(tmp_path, "x", 1).serve(None, at)
         # The free one behind it.
         free = taken[1].getsockname()[1]
         taken[1].close()
-        role, ports = Role(tmp_path, "y"), [first, free]
+        role, ports = Role(tmp_path, "y", 1), [first, free]
         role.finish()
         role.serve(NoWork(), at._replace(ports=ports))
         found = Directory(tmp_path).find("y")

@@ -58,7 +58,7 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     job = job_of(Dqn(hidden_sizes=(4,)), 1, host="127.0.0.1")
     shards, replay = ParameterShards(run, job), ReplayShards(other, listen="127.0.0.1")
     learner = StubLearner(shards, 0)
-    host = Role(run, "host-1")
+    host = Role(run, "host-1", 1)
     work = hosting.Hosting(host, run, hosting.facts(KINDS), ())
     thread = threading.Thread(target=host.serve, args=(work, Listening("127.0.0.1")))
     thread.start()

@@ -231,7 +231,7 @@ def test_a_job_calls_no_function(run):
 
 
 def test_roles_are_told_that_the_user_trusts_the_run(tmp_path):
-    from seedbed.paramserver.cluster import roles_of
+    from seedbed.paramserver.beginning import roles_of
 
     host = CARTPOLE.env.make(1, 0)
     host.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import RUNS, Link, Machine, Process, World, missing, wait_until
+from machines import RECORDS, RUNS, Link, Machine, Process, World, missing, wait_until
 
 from gorila_runs import require_no_gaps, saved_items
 from seedbed.exit_status import ExitStatus
@@ -26,27 +26,69 @@ COUNTING = (
 )
 CARTPOLE = "cartpole/gorila --steps 10_000_000"
 BACK_S, NODE_BACK_S = 30.0, 60.0
+apart = pytest.mark.parametrize("apart", [False, True], ids=["a folder", "no folder"])
+
+
+def json_number(role: Path) -> int:
+    """Returns the number of the start of a role that has told its address in a folder."""
+    return json.loads((role / "address.json").read_text())["number"]
 
 
 class Trio:
     """Three machines and a run on them. For one thread."""
 
-    def __init__(self, world: World, train: str) -> None:
-        self.world, self.run = world, world.runs / "run"
+    def __init__(self, world: World, train: str, apart: bool) -> None:
+        """`apart` says that hosts do not see the run's folder, and have only its key."""
+        self.world, self.run, self.apart = world, world.runs / "run", apart
         self.machines = [Machine(world, name) for name in ("coordinator", "one", "two")]
         here, one, two = self.machines
         pairs = [(here, one), (here, two), (one, two)]
         self.links = [Link(world, *pair, number) for number, pair in enumerate(pairs, 1)]
         for link in self.links:
             link.set(delay_s=0.001)
-        options = "--hosts 2 --listen 0.0.0.0 --evaluate-every 0 --log-every-s 0.5 --checkpoint-every-s 20"
+        options = (
+            "--hosts 2 --listen 0.0.0.0:47100-47140 --evaluate-every 0 --log-every-s 0.5 "
+            "--checkpoint-every-s 20"
+        )
         arguments = [*train.split(), *options.split(), "--run", f"{RUNS}/run"]
         self.train = here.seedbed("train", "train", *arguments)
+        if apart:
+            key = self.run / "listen" / "actor.key"
+            wait_until(key.exists, "the key", 60)
+            (world.records / "key").write_text(key.read_text())
+            for machine in (one, two):
+                machine.call(f"mount -t tmpfs nothing {RUNS}")
         self.hosts = [self.join(each) for each in (one, two)]
         self.moves(120)
 
     def join(self, machine: Machine) -> Process:
-        return machine.seedbed(f"host-{machine.name}", "host", f"{RUNS}/run")
+        name = f"host-{machine.name}"
+        if not self.apart:
+            return machine.seedbed(name, "host", f"{RUNS}/run")
+        link = self.links[self.machines.index(machine) - 1]
+        own = self.own(machine)
+        own.mkdir(exist_ok=True)
+        at = ["host", f"{link.addresses[0]}:47100", "--key", f"{RECORDS}/key", "--trust-run"]
+        return machine.seedbed(name, *at, TMPDIR=f"{RECORDS}/{own.name}")
+
+    def own(self, machine: Machine) -> Path:
+        """Returns where a host of this machine has its own folder, if it does not see the run's."""
+        return self.world.records / f"tmp-{machine.name}"
+
+    def items(self) -> list[tuple[int, int, int]]:
+        """Returns the items of replay, as they are saved, after the hosts' machines were switched off."""
+        if not self.apart:
+            return saved_items(self.run)
+        found: list[tuple[int, int, int]] = []
+        for number in range(2):
+            name = f"replay-{number}"
+            roots = [path for each in self.machines for path in self.own(each).glob("*/roles")]
+            here = [
+                path for path in (self.run / "roles", *roots) if (path / name / "replay").exists()
+            ]
+            newest = max(here, key=lambda path: json_number(path / name))
+            found += saved_items(newest.parent, [number])
+        return found
 
     def lines(self) -> list[dict[str, Any]]:
         path = self.run / "metrics.jsonl"
@@ -69,7 +111,7 @@ class Trio:
         wait_until(grown, "both learners", seconds)
 
     def start_of(self, role: str) -> int:
-        return json.loads((self.run / "roles" / role / "address.json").read_text())["number"]
+        return json_number(self.run / "roles" / role)
 
     def back(self, roles: list[str], lose: Callable[[], object], seconds: float) -> float:
         """Loses some roles, waits until each has begun anew and all go on; returns how long that took."""
@@ -102,10 +144,12 @@ class Trio:
         return sum(int(row.split()[1]) for row in rows if row.strip().startswith("link"))
 
 
-def test_no_bytes_of_roles_pass_through_the_coordinator(tmp_path):
+@apart
+def test_no_bytes_of_roles_pass_through_the_coordinator(tmp_path, apart):
     with World(tmp_path) as world:
-        trio = Trio(world, CARTPOLE)
-        assert trio.places() == {"coordinator": [], "one": ROLES[::2], "two": ROLES[1::2]}
+        trio = Trio(world, CARTPOLE, apart)
+        assert trio.places()["coordinator"] == []
+        assert sorted(trio.places().values()) == [[], *sorted([ROLES[::2], ROLES[1::2]])]
         before = [trio.received(each) for each in trio.machines]
         time.sleep(20)
         after = [trio.received(each) for each in trio.machines]
@@ -120,9 +164,10 @@ def test_no_bytes_of_roles_pass_through_the_coordinator(tmp_path):
             assert host.code() == ExitStatus.FINISHED, host.said()
 
 
-def test_a_host_and_a_machine_that_are_lost(tmp_path):
+@apart
+def test_a_host_and_a_machine_that_are_lost(tmp_path, apart):
     with World(tmp_path) as world:
-        trio = Trio(world, COUNTING)
+        trio = Trio(world, COUNTING, apart)
         # The host is killed: its machine lives, and another host comes there.
         host_s = trio.back(trio.places()["one"], trio.hosts[0].kill, BACK_S)
         trio.hosts[0] = trio.join(trio.machines[1])
@@ -132,5 +177,13 @@ def test_a_host_and_a_machine_that_are_lost(tmp_path):
         print(f"back after {host_s:.1f} s (a host killed), {machine_s:.1f} s (a machine off)")
         assert host_s < BACK_S and machine_s < NODE_BACK_S
         assert trio.places()["two"] == []
+        saved = len(list((trio.run / "checkpoints").iterdir()))
+        newer = lambda: len(list((trio.run / "checkpoints").iterdir())) > saved  # noqa: E731
+        wait_until(newer, "a checkpoint", 60)
+        if apart:
+            trio.machines[1].power_off()
         assert trio.train.terminate() == ExitStatus.STOPPED, trio.train.said()
-        require_no_gaps(saved_items(trio.run), whole=False)
+        items = trio.items()
+        print(len(items), "items saved")
+        assert len(items) > 100
+        require_no_gaps(items, whole=False)

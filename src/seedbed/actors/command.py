@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from seedbed.actors.host import Host, HostOptions
@@ -77,10 +77,11 @@ def serve(given: argparse.Namespace, tell: Callable[[str], None]) -> str | None:
         give_up_after_s=require_limit(given),
     )
     stop = StopSignals()
-    folder = Path(given.where)
-    if folder.is_dir() or ":" not in given.where:
-        return serve_run(folder, options, tell, stop, given.key, given.insecure)
-    host = Host(*_at_address(given), options, given.insecure, tell)
+    if not is_address(given.where):
+        return serve_run(Path(given.where), options, tell, stop, given.key, given.insecure)
+    address = address_of(given.where, given.key)
+    _require_loopback(address[0], given.insecure)
+    host = Host(ActorKey.read(given.key), lambda: [address], options, given.insecure, tell)
     tell(f"looking for the learner of {given.where}")
     return host.run(stop)
 
@@ -97,28 +98,29 @@ def serve_run(
     if not await_run(run, _missing, options.give_up_after_s, tell, stop):
         return None
     listening = run / FOLDER
-    published = _Published(listening / ADDRESS, insecure, tell)
+    published = Published(listening / ADDRESS, insecure, tell)
     host = Host(ActorKey.read(key or listening / KEY), published, options, insecure, tell)
     tell(f"looking for the learner of {printable(run)}")
     return host.run(stop)
 
 
-def _at_address(
-    given: argparse.Namespace,
-) -> tuple[ActorKey, Callable[[], Sequence[tuple[str, int]]]]:
-    """Returns the key, and a function that returns where the learner may be."""
-    host, colon, port = given.where.rpartition(":")
+def is_address(where: str) -> bool:
+    """Returns whether a user means HOST:PORT, and not a folder."""
+    return ":" in where and not Path(where).is_dir()
+
+
+def address_of(where: str, key: Path | None) -> tuple[str, int]:
+    """Splits HOST:PORT; raises SeedbedError if it is none, or if there is no key for it."""
+    host, colon, port = where.rpartition(":")
     if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
         raise SeedbedError(
-            f"{given.where!r} is neither the folder of a run nor HOST:PORT: check the path or the address"
+            f"{where!r} is neither the folder of a run nor HOST:PORT: check the path or the address"
         )
-    if given.key is None:
+    if key is None:
         raise SeedbedError(
             f"an address needs the run's key: copy {FOLDER}/{KEY} of the run's folder, and name it with --key"
         )
-    address = (host.removeprefix("[").removesuffix("]"), int(port))
-    _require_loopback(address[0], given.insecure)
-    return ActorKey.read(given.key), lambda: [address]
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _missing(run: Path) -> str:
@@ -143,7 +145,7 @@ def _missing(run: Path) -> str:
     return "" if (run / FOLDER / KEY).exists() else f"it has no {FOLDER}/{KEY}"
 
 
-class _Published:
+class Published:
     """The addresses that the run's newest learner has written to its folder. For one thread."""
 
     def __init__(self, path: Path, insecure: bool, tell: Callable[[str], None]) -> None:

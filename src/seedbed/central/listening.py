@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -54,7 +55,7 @@ def listen(
     listening = Listening(
         host=host,
         port=port,
-        former_port=_former_port(run),
+        former_port=former_port(run.listen),
         folder=run.listen,
         insecure=config.insecure,
         term=run.term,
@@ -138,10 +139,13 @@ def announce_end(run: RunFolder, text: str) -> None:
             write_json(path, {**content, ENDED: text})
 
 
-def _former_port(run: RunFolder) -> int:
-    """Returns the port of the run's learner before this one, 0 if there was none."""
+def former_port(listening: Path) -> int:
+    """Returns the port of the run's learner or coordinator before this one, 0 if there was none.
+
+    `listening` is the run's folder `listen`.
+    """
     try:
-        addresses = load_json(run.listen / ADDRESS)["addresses"]
+        addresses = load_json(listening / ADDRESS)["addresses"]
         return split_address(addresses[-1])[1] or 0
     except (OSError, ValueError, KeyError, IndexError, TypeError, SeedbedError):
         return 0

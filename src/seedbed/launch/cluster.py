@@ -37,7 +37,7 @@ from seedbed.types import SeedbedError, UsageError
 
 Change = Callable[[TrainConfig], TrainConfig]
 
-CHOICES = ("slurm", "ranks")
+CHOICES = ("slurm", "ranks", "ray")
 """The values of `--cluster`."""
 _JOB = "job.json"
 # How often a run is queued again without a step more than before.
@@ -91,23 +91,23 @@ def folder_of(run: Path | None, rank: Rank) -> Path:
     return Path("runs") / f"job-{rank.job}"
 
 
-def options_for(runtime: str, given: Sequence[str], rank: Rank) -> list[str]:
-    """Returns the options of a runtime with which other ranks can join, but for those that were given.
+def options_for(runtime: str, given: Sequence[str], processes: int) -> list[str]:
+    """Returns the options of a runtime with which other processes can join, but for those that were given.
 
     Raises SeedbedError if they cannot.
     """
-    if rank.of == 1:
+    if processes == 1:
         return []
     if runtime == "fused":
         raise SeedbedError(
-            f"{rank.of} processes, but the fused runtime has one: start the job with one task, or take an "
+            f"{processes} processes, but the fused runtime has one: start the job with one task, or take an "
             "environment of the host"
         )
     options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
         runtime
     ]
     if runtime == "paramserver":
-        options["--hosts"] = str(rank.of - 1)
+        options["--hosts"] = str(processes - 1)
     return [word for name, value in options.items() if name not in given for word in (name, value)]
 
 
@@ -121,15 +121,20 @@ def train(
     `CHOICES`, and SeedbedError if the environment does not tell which process this is.
     """
     request, rest = given.request, given.rest
+    kind = (given.cluster or "").partition(":")[0]
+    if kind == "ray":
+        from seedbed.launch import ray_cluster
+
+        return ray_cluster.train(given, run)
     if given.cluster not in CHOICES:
-        raise UsageError(f"--cluster {given.cluster}: take {' or '.join(CHOICES)}")
+        raise UsageError(f"--cluster {given.cluster}: take {', '.join(CHOICES)}")
     rank = ranks.discover(os.environ, given.cluster == "slurm")
     folder = folder_of(request.run, rank)
     if rank.number:
         return host(rank, folder, request.trust, say)
 
     def change(config: TrainConfig) -> TrainConfig:
-        more = options_for(config.runtime.runtime, rest, rank)
+        more = options_for(config.runtime.runtime, rest, rank.of)
         return flags.override(config, [*rest, *more], False)
 
     def begin(resume: bool) -> tuple[int, dict[str, Any]]:
@@ -238,7 +243,7 @@ def host(rank: Rank, run: Path, trusted: bool, tell: Callable[[str], None]) -> i
     stop, ended = StopSignals(), list[Job]()
     threading.Thread(target=_watch, args=(rank, run, Job.read(run), ended), daemon=True).start()
     cores = rank.cores or usable_cores() / rank.beside
-    options = joining.Options(run, cores=cores, trusted=trusted, give_up_after_s=_PATIENCE_S)
+    options = joining.Options(str(run), cores=cores, trusted=trusted, give_up_after_s=_PATIENCE_S)
     until_s, how = time.monotonic() + _SETTLE_S, None
     while not stop():
         try:

@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from seedbed.paramserver.directory import Address, Directory, this_machine
+from seedbed.paramserver.directory import Address, this_machine
 from seedbed.paramserver.ledger import BookError
 from seedbed.paramserver.messages import Kind
 from seedbed.streams.connection import Connection
@@ -45,6 +45,14 @@ class Stopped(Exception):
     """Raised where a wait was given up, because this process is to end."""
 
 
+class Finder(Protocol):
+    """Who knows where a role is: a directory, or the address that a user has given."""
+
+    def find(self, role: str) -> Address | None:
+        """Returns the address of a role, None if it is not known."""
+        ...
+
+
 class Caller:
     """The stream to one role, through all its connections. For one thread.
 
@@ -53,7 +61,7 @@ class Caller:
     """
 
     def __init__(
-        self, directory: Directory, credentials: Path, role: str, stop: Callable[[], bool]
+        self, directory: Finder, credentials: Path, role: str, stop: Callable[[], bool]
     ) -> None:
         """Takes the name of the role, such as `parameters-0`; waits are given up once `stop` returns True."""
         self.role = role

@@ -9,24 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from seedbed.exit_status import TemporaryError
-from seedbed.paramserver import learner, replay_folder, replay_shard, shard
-from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.beginning import roles_of, wishes_of
+from seedbed.paramserver.copies import Copies
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper
-from seedbed.paramserver.launching import LOG, RoleSpec, running
-from seedbed.paramserver.leases import Leases
-from seedbed.paramserver.ledger import ShardLedger
+from seedbed.paramserver.launching import LOG
 from seedbed.paramserver.messages import Kind
-from seedbed.paramserver.placement import Wish
-from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.saves import ShardSave
 from seedbed.printable import printable, resume_command
 from seedbed.run.folder import ROLES
-from seedbed.types import LearnerState, Replay, SeedbedError, learns_from_replay
+from seedbed.types import LearnerState, Replay
 
 _POLL_S = 0.02
 # Seconds in which all roles must have answered, where a snapshot or a save waits for them.
@@ -47,75 +43,6 @@ class Cut(NamedTuple):
     books: list[dict[str, Any]]  # by shard
 
 
-def roles_of(job: Job, run: Path, save: str | None) -> dict[str, list[RoleSpec]]:
-    """Returns the roles of a run by kind: parameters, replay and learners.
-
-    Replay shards begin with the save of a name, if it is given; started again, they go on from their newest.
-    """
-    config = job.config
-    saved = () if save is None else ("--save", save)
-    trusted = ("--trust-run",) if job.trusted else ()
-    replays = config.replay_shards if learns_from_replay(job.agent) else 0
-    return {
-        "parameters": [
-            RoleSpec(shard.role_of(i), shard.__name__, ("--number", str(i), *trusted))
-            for i in range(config.parameter_shards)
-        ],
-        "replay": [
-            RoleSpec(
-                replay_folder.role_of(i),
-                replay_shard.__name__,
-                ("--number", str(i), *trusted),
-                saved,
-            )
-            for i in range(replays)
-        ],
-        "learners": [
-            RoleSpec(learner.role_of(i), learner.__name__, ("--number", str(i), *trusted))
-            for i in range(config.learners)
-        ],
-    }
-
-
-def write_saves(
-    job: Job, run: Path, state: LearnerState, steps: int, items: int, owed: float
-) -> None:
-    """Writes what the parameter shards begin with: their parts of a state, and books without pushes.
-
-    `steps` transitions of the run are done, replay holds `items`, and `owed` draws are asked for. Learners
-    that still live from an earlier session have to begin again. Raises SeedbedError if the disk refuses.
-    """
-    earlier = Directory(run).take_number("learner")
-    experience = job.agent.experience
-    replay = experience if isinstance(experience, Replay) else None
-    updates = int(state.updates)
-    host = jax.tree.map(np.asarray, state)
-    for number in range(job.config.parameter_shards):
-        folder = job.folder(run) / shard.role_of(number)
-        pushes = ShardLedger(0, 0, updates, earlier).save()
-        leases = Leases(replay, job.config.steps, steps, items, owed).save()
-        leaves = jax.tree.leaves(job.plan.part(host, number))
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            ShardSave({"pushes": pushes, "leases": leases}, leaves).write(folder / NAME)
-        except OSError as error:
-            raise SeedbedError(
-                f"{printable(folder)} cannot be written ({error.strerror}): name another folder with --run"
-            ) from error
-
-
-def is_running(job: Job, run: Path, hosts: Hosts) -> bool:
-    """Returns whether all parameter shards of a run go on without a coordinator."""
-    names = [role.name for role in roles_of(job, run, None)["parameters"]]
-    return all(hosts.holder(name) or running(run, name) for name in names)
-
-
-def wishes_of(job: Job, roles: dict[str, list[RoleSpec]]) -> list[Wish]:
-    """Returns what the roles of a run ask of machines."""
-    cores = {"parameters": 0.5, "replay": 0.5, "learners": 1.0 + job.config.actors}
-    return [Wish(role.name, kind, cores[kind]) for kind in roles for role in roles[kind]]
-
-
 class Cluster:
     """The roles of a run and their keepers. For the coordinator's thread."""
 
@@ -129,6 +56,8 @@ class Cluster:
         # Restarts of replay shards after which there were items enough, and those that were told.
         self._refilled = self._told = 0
         self._notices: list[str] = []
+        # Hosts with folders of their own may begin with fewer items than the run had.
+        self._unsure = save is not None and any(not host.shares for host in hosts.look())
         hosts.plan(wishes_of(job, self._roles))
 
         sizes = [layout.size for layout in self._layouts]
@@ -143,6 +72,7 @@ class Cluster:
             Keeper(run, role, 0, self._greeted, hosts.launcher(role))
             for role in self._roles["learners"]
         ]
+        self._copies = Copies(run, self.parameters, self._fetch, hosts.keeps_apart)
 
     @property
     def all(self) -> list[Keeper]:
@@ -162,6 +92,7 @@ class Cluster:
         self._hosts.look()
         _check(self.all)
         self._tell_losses()
+        self._copies.tend(time.monotonic())
 
     def _tell_losses(self) -> None:
         """Tells parameter shard 0 how many items there are after a replay shard was started again.
@@ -171,11 +102,12 @@ class Cluster:
         """
         restarts = sum(keeper.restarts for keeper in self.replay)
         experience = self.job.agent.experience
-        if not isinstance(experience, Replay) or restarts == self._refilled:
+        if not isinstance(experience, Replay) or (restarts == self._refilled and not self._unsure):
             return
         if not all(keeper.reported for keeper in (self.parameters[0], *self.replay)):
             return
         items = sum(keeper.report["items"] for keeper in self.replay)
+        self._unsure = False
         if items >= experience.min_size:
             self._refilled = restarts
         elif restarts != self._told:
@@ -296,25 +228,24 @@ class Cluster:
         """Fetches the state of all shards; returns None if they have not had the same pushes."""
         plan = self.job.plan
 
-        def fetch(keeper: Keeper) -> tuple[list[np.ndarray], dict[str, Any]]:
-            layout = self._layouts[self.parameters.index(keeper)]
-            message = keeper.ask(Kind.STATE, Kind.STATE)
-            block = keeper.caller.take_block(message, layout.size)
-            return [np.array(leaf) for leaf in layout.views(block)], message.fields["books"]
-
-        found = self._ask_all(self.parameters, fetch)
+        found = self._ask_all(self.parameters, self._fetch)
         ended = [
-            {name: sum(counts) for name, counts in books["pushes"]["books"].items()}
-            for _, books in found
+            {name: sum(counts) for name, counts in save.books["pushes"]["books"].items()}
+            for save in found
         ]
         if any(each != ended[0] for each in ended):
             return None
-        structures = [jax.tree.structure(plan.part(plan.state, i)) for i in range(plan.shards)]
-        parts = [
-            jax.tree.unflatten(structure, leaves)
-            for structure, (leaves, _) in zip(structures, found, strict=True)
-        ]
-        return Cut(plan.division.join(parts, plan.state), [books for _, books in found])
+        self._copies.keep(found)
+        parts = [save.state(plan.part(plan.state, i)) for i, save in enumerate(found)]
+        return Cut(plan.division.join(parts, plan.state), [save.books for save in found])
+
+    def _fetch(self, keeper: Keeper) -> ShardSave:
+        """Copies the state of a shard, and its books. In the keeper's thread."""
+        layout = self._layouts[self.parameters.index(keeper)]
+        message = keeper.ask(Kind.STATE, Kind.STATE)
+        block = keeper.caller.take_block(message, layout.size)
+        leaves = [np.array(leaf) for leaf in layout.views(block)]
+        return ShardSave(message.fields["books"], leaves)
 
     def save_replay(self, name: str, keep: str | None) -> list[str]:
         """Has all replay shards save under a name, and waits; returns what went wrong.
@@ -336,7 +267,7 @@ class Cluster:
         """Returns messages of all roles for the user, each once."""
         own, self._notices = self._notices, []
         of_roles = [notice for keeper in self.all for notice in keeper.take_notices()]
-        return [*own, *self._hosts.take_notices(), *of_roles]
+        return [*own, *self._hosts.take_notices(), *of_roles, *self._copies.take_notices()]
 
     def pids(self) -> list[int]:
         """Returns the ids of all processes of this machine, those of actors among them."""
@@ -351,6 +282,7 @@ class Cluster:
 
     def close(self) -> None:
         """Ends all roles, the learners first."""
+        self._copies.close()
         self.end_learners()
         _end([*self.replay, *self.parameters])
 

@@ -20,20 +20,16 @@ from typing import Any, NamedTuple
 import psutil
 
 from seedbed.machine import usable_cores
-from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.launching import LOG, end_of_log, start_role
+from seedbed.paramserver.directory import JOB, SAVE, Address, Directory
+from seedbed.paramserver.launching import LOG, VISIBLE, end_of_log, start_role
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.role import COORDINATOR, STOP_S, Role
-from seedbed.run.folder import ROLES
 from seedbed.run.trust import OPTION as TRUST
-from seedbed.streams.messages import Message, ProtocolError
+from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
 
-NAME = "host-"
-"""How the names of hosts begin."""
-BEAT_S = 5.0
-"""Seconds between two signs of life in the run's folder."""
-_BEAT, _CLOCK = "beat", "clock"
+# Seconds between two looks whether the run's folder is there.
+_LOOK_S = 5.0
 # The modules that a host starts.
 _MODULES = tuple(f"{__package__}.{name}" for name in ("shard", "replay_shard", "learner"))
 _NAMES = re.compile(r"(parameters|replay|learner)-\d{1,6}")
@@ -49,45 +45,45 @@ class Facts(NamedTuple):
     accelerators: int
     python: str
     only: tuple[str, ...]  # the kinds of roles that it takes
+    shares: bool = True  # whether it sees the run's folder
 
 
-def facts(only: tuple[str, ...], cores: float = 0.0) -> Facts:
+def accelerators() -> list[str]:
+    """Returns the GPUs of this machine that this process may use, as CUDA names them."""
+    visible = os.environ.get(VISIBLE)
+    if visible is not None:
+        return [each for each in visible.split(",") if each not in ("", "-1", "NoDevFiles")]
+    return [str(each) for each in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+
+
+def facts(only: tuple[str, ...], cores: float = 0.0, shares: bool = True) -> Facts:
     """Returns what this machine has; `cores` are those that this host may use, 0 for all."""
     memory = psutil.virtual_memory().total / 1e9
     return Facts(
         socket.gethostname(),
         cores or usable_cores(),
         round(memory, 1),
-        len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        len(accelerators()),
         platform.python_version(),
         only,
+        shares,
     )
-
-
-def begin(run: Path) -> Role:
-    """Takes a name for this host in a run; raises SeedbedError if its folder cannot be written."""
-    return Role(run, f"{NAME}{Directory(run).take_number('host')}")
-
-
-def beaten(run: Path, name: str) -> float:
-    """Returns for how many seconds a host has given no sign of life in the run's folder."""
-    roles = run / ROLES
-    try:
-        clock = roles / _CLOCK
-        clock.touch()
-        # The clock is that of the disk that has the folder, which need not be this machine's.
-        return clock.stat().st_mtime - (roles / name / _BEAT).stat().st_mtime
-    except OSError:
-        return float("inf")
 
 
 class _Child:
     """A role's process on this machine."""
 
-    def __init__(self, start: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.start, self.process, self.log = start, process, log
+    def __init__(
+        self, start: int, process: subprocess.Popen[bytes], log: Path, accelerator: str | None
+    ) -> None:
+        self.start, self.process, self.log, self.accelerator = start, process, log, accelerator
         self._used_s, self._worked_s = 0.0, time.monotonic()
         self._watched = psutil.Process(process.pid)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
 
     def report(self) -> dict[str, Any]:
         """Returns how it is, as JSON types."""
@@ -108,8 +104,10 @@ class Hosting:
     def __init__(self, role: Role, run: Path, has: Facts, arguments: tuple[str, ...]) -> None:
         """`arguments` are more ones of every role's process, such as those of trust."""
         self._role, self._run, self._has, self._arguments = role, run, has, arguments
+        self._directory = Directory(run)
         self._children: dict[str, _Child] = {}
-        self._starts, self._beat_s = 0, 0.0
+        self._look_s = 0.0
+        self.coordinated = False  # whether a coordinator is connected
         self.leaving_s: float | None = None  # when this machine was told to stop
         self.lost = False  # whether the run's folder is gone
 
@@ -117,23 +115,60 @@ class Hosting:
         """Lets only the coordinator in."""
         if said["role"] != COORDINATOR:
             raise ProtocolError(f"{self._role.name} runs roles for the coordinator alone")
+        self.coordinated = True
         return {}
 
     def take(self, client: Client, message: Message) -> None:
-        """Starts a role, or ends one."""
-        fields = message.fields
+        """Starts a role or ends one; takes a file, or an address, if this host has a folder of its own."""
+        fields, kind = message.fields, message.kind
+        if kind is Kind.FILE and not self._has.shares:
+            client.send(Kind.FILED, **self._file(message))
+            return
         name = fields.get("role")
         if not isinstance(name, str) or not _NAMES.fullmatch(name):
             raise ProtocolError(f"{name!r} is no name of a role")
-        if message.kind is Kind.START:
+        if kind is Kind.START:
             client.send(Kind.STARTED, role=name, **self._start(name, fields))
-        elif message.kind is Kind.END:
+        elif kind is Kind.END:
             self._end(name)
+        elif kind is Kind.ADDRESS and not self._has.shares:
+            self._learn(name, fields)
         else:
-            raise ProtocolError(f"a host takes no {message.kind.name}")
+            raise ProtocolError(f"a host takes no {kind.name}")
+
+    def _learn(self, name: str, fields: dict[str, Any]) -> None:
+        """Writes down where a role is, for those of this machine; what a later start has told stays."""
+        try:
+            address = Address.from_json(fields.get("address"))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ProtocolError(f"ADDRESS of {name} has none ({error!r})") from error
+        self._directory.announce(name, address)
+
+    def _file(self, message: Message) -> dict[str, Any]:
+        """Writes a part of a file; after the last one the file has its name. A failure is told."""
+        said = require_fields(message.fields, role=str, name=str, at=int, last=bool)
+        role, name, at = said["role"], said["name"], said["at"]
+        if not ((name == JOB and not role) or (name == SAVE and _NAMES.fullmatch(role))):
+            raise ProtocolError(f"a host takes no file {name!r} of {role!r}")
+        folder = self._directory.path / role
+        part = folder / f".{name}.part"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Only its owner can write it, whatever the umask is: `run.trust` relies on that.
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if at else os.O_TRUNC)
+            with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+                if os.fstat(file.fileno()).st_size != at:
+                    raise ProtocolError(f"a part of {name} came out of turn")
+                file.write(message.block)
+            if said["last"]:
+                part.replace(folder / name)
+        except OSError as error:
+            return {"errno": error.errno, "error": error.strerror}
+        return {"errno": 0}
 
     def _start(self, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         module, words = fields.get("module"), fields.get("arguments")
+        number = require_fields(fields, start=int)["start"]
         if module not in _MODULES:
             raise ProtocolError(f"{module!r} is no module of a role")
         if not (isinstance(words, list) and all(isinstance(each, str) for each in words)):
@@ -143,17 +178,25 @@ class Hosting:
         if not _ARGUMENTS.fullmatch(" ".join(asked)):
             raise ProtocolError(f"START of {name} has other arguments than a role's: {asked}")
         self._end(name)
-        folder = self._run / ROLES / name
-        self._starts += 1
+        folder = self._directory.path / name
+        own = ("--start", str(number), "--parent", str(os.getpid()), *self._arguments)
+        accelerator = self._accelerator() if name.startswith("learner") else None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / LOG).open("ab") as log:
-                arguments = (*asked, "--parent", str(os.getpid()), *self._arguments)
-                process = start_role(self._run, module, arguments, log)
+                process = start_role(self._run, module, (*asked, *own), log, accelerator)
         except OSError as error:
-            return {"start": 0, "errno": error.errno, "error": str(error)}
-        self._children[name] = _Child(self._starts, process, folder / LOG)
-        return {"start": self._starts}
+            return {"errno": error.errno, "error": error.strerror}
+        self._children[name] = _Child(number, process, folder / LOG, accelerator)
+        return {"errno": 0}
+
+    def _accelerator(self) -> str | None:
+        """Returns which of several accelerators the next learner gets: one that the fewest have."""
+        there = accelerators()
+        if len(there) < 2:
+            return None
+        taken = [child.accelerator for child in self._children.values() if child.running]
+        return min(there, key=taken.count)
 
     def _end(self, name: str) -> None:
         """Kills a role's process, if there is one."""
@@ -163,22 +206,22 @@ class Hosting:
             child.process.wait()
 
     def leave(self, client: Client) -> None:
-        """Does nothing: a coordinator that is gone may come back."""
+        """Notes that no coordinator is connected; it may come back."""
+        del client
+        self.coordinated = False
 
     def stop(self, *_: Any) -> None:
         """Lets the host leave: its coordinator saves what there is, or has the roles started elsewhere."""
         self.leaving_s = self.leaving_s or time.monotonic()
 
     def tick(self, now_s: float) -> bool:
-        """Gives signs of life; returns False once a host that leaves has no role, or if the run is gone."""
-        if now_s > self._beat_s + BEAT_S:
-            self._beat_s = now_s
+        """Returns False once a host that leaves has no role, or if the run is gone."""
+        if now_s > self._look_s + _LOOK_S:
+            self._look_s = now_s
             self.lost = not self._run.is_dir()
-            with contextlib.suppress(OSError):
-                (self._run / ROLES / self._role.name / _BEAT).touch()
         if self.leaving_s is None:
             return not self.lost
-        busy = any(child.process.poll() is None for child in self._children.values())
+        busy = any(child.running for child in self._children.values())
         return busy and now_s < self.leaving_s + STOP_S
 
     def report(self) -> dict[str, Any]:
@@ -186,12 +229,20 @@ class Hosting:
         return {
             "has": self._has._asdict(),
             "leaving": self.leaving_s is not None,
-            "roles": {name: child.report() for name, child in self._children.items()},
+            "roles": {
+                name: {**child.report(), "address": self._address(name, child)}
+                for name, child in self._children.items()
+            },
         }
+
+    def _address(self, name: str, child: _Child) -> dict[str, Any] | None:
+        """Returns what a role of a host with its own folder has told there, None if nothing yet."""
+        told = None if self._has.shares else self._directory.find(name)
+        return told._asdict() if told is not None and told.number == child.start else None
 
     def close(self) -> None:
         """Ends all roles, and takes this host out of the run's folder."""
-        running = [each.process for each in self._children.values() if each.process.poll() is None]
+        running = [child.process for child in self._children.values() if child.running]
         for process in running:
             process.send_signal(signal.SIGTERM)
         until_s = time.monotonic() + STOP_S
@@ -201,4 +252,4 @@ class Hosting:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._run / ROLES / self._role.name, ignore_errors=True)
+        shutil.rmtree(self._directory.path / self._role.name, ignore_errors=True)

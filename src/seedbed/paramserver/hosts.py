@@ -14,28 +14,20 @@ from typing import Any
 
 from seedbed.exit_status import TemporaryError
 from seedbed.machine import usable_cores
-from seedbed.paramserver import hosting
 from seedbed.paramserver.directory import Directory
-from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import Here, Launcher, RoleProcess, RoleSpec
-from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.placement import HERE, Machine, Wish, place
+from seedbed.paramserver.registration import NAME, Registrar
+from seedbed.paramserver.remote_host import Host
 from seedbed.printable import pasted, printable
-from seedbed.run.folder import ROLES
+from seedbed.streams.credentials import FOLDER as CREDENTIALS
+from seedbed.streams.credentials import KEY
+from seedbed.types import SeedbedError
 
 # Seconds between two looks for hosts that have joined.
 _LOOK_S = 0.5
-# Seconds without a sign of life after which a host of the run's folder is not looked for any more.
-_STALE_S = 30.0
-# Seconds without a stream to a host after which its roles begin elsewhere: a link that is cut comes back;
-# and where its machine says that its process is gone.
-_GONE_S, _REFUSED_S = 30.0, 3.0
 # Seconds between two looks after which nothing is known of who was silent.
 _AWAY_S = 5.0
-# Seconds in which the coordinator may learn that not only a host is told to stop, but the whole run.
-_LEAVE_S = 5.0
-# Seconds in which a host must have started a process.
-_START_S = 10.0
 # Seconds in which hosts must have ended their roles.
 _END_S = 10.0
 # Seconds in which all hosts that a run is started with must have joined.
@@ -44,104 +36,40 @@ _JOIN_S = 600.0
 _FIND_S = 5.0
 
 
-class Host:
-    """A machine that has joined. Any thread may use it."""
-
-    def __init__(self, run: Path, name: str) -> None:
-        self.name, self._seen_s = name, time.monotonic()
-        self._left_s: float | None = None
-        self._seen: dict[str, Any] = {}  # its last report
-        self.keeper = Keeper(run, RoleSpec(name, ""), 0)
-
-    @property
-    def joined(self) -> bool:
-        """Whether it has ever answered."""
-        return bool(self.keeper.report)
-
-    @property
-    def facts(self) -> hosting.Facts:
-        """The machine, as its host describes it."""
-        return hosting.Facts(**self.keeper.report["has"])
-
-    @property
-    def machine(self) -> Machine:
-        """The machine, as `placement` takes it."""
-        has = self.facts
-        return Machine(self.name, has.cores, has.accelerators, tuple(has.only))
-
-    def leaves(self) -> bool:
-        """Returns whether it was told to stop, and has had the time to learn that the run is, too."""
-        if not self.keeper.report.get("leaving", False):
-            return False
-        self._left_s = self._left_s or time.monotonic()
-        return time.monotonic() > self._left_s + _LEAVE_S
-
-    def gone(self, away: bool) -> bool:
-        """Returns whether it cannot be reached, and not only for a moment.
-
-        `away` says that this process itself has not looked for long.
-        """
-        if self.keeper.failure is not None:
-            return True
-        now_s, report = time.monotonic(), self.keeper.report
-        if away or report is not self._seen:
-            self._seen, self._seen_s = report, now_s
-        refused = not self.keeper.connected and "refused" in self.keeper.caller.last_error
-        return now_s > self._seen_s + (_REFUSED_S if refused else _GONE_S)
-
-    def role(self, name: str) -> dict[str, Any] | None:
-        """Returns what it says of a role, None if it has none of this name."""
-        return self.keeper.report.get("roles", {}).get(name)
-
-    def start(self, name: str, module: str, arguments: Sequence[str]) -> int:
-        """Starts a process; returns the number of its start. Raises OSError if it cannot."""
-
-        def ask(keeper: Keeper) -> dict[str, Any]:
-            fields = {"role": name, "module": module, "arguments": list(arguments)}
-            said = keeper.ask(Kind.START, Kind.STARTED, **fields).fields
-            keeper.fetch_report()
-            return said
-
-        try:
-            said = self.keeper.request(ask).result(_START_S)
-        except concurrent.futures.TimeoutError as error:
-            raise ConnectionError(f"{self.name} has not started {name}") from error
-        if not said["start"]:
-            raise OSError(said["errno"], said["error"])
-        return int(said["start"])
-
-    def end(self, name: str) -> concurrent.futures.Future[Any]:
-        """Has a role's process killed; does not wait."""
-
-        def ask(keeper: Keeper) -> None:
-            keeper.caller.send(Kind.END, role=name)
-            keeper.fetch_report()
-
-        return self.keeper.request(ask)
-
-
 class Hosts:
     """All hosts of a run, and who runs what. Any thread may use it."""
 
     def __init__(
-        self, run: Path, wanted: int, stopping: Callable[[], bool] = lambda: False
+        self,
+        run: Path,
+        wanted: int,
+        listen: str = "",
+        term: int = 0,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`wanted` is how many the user has said that there will be.
+        """Opens the door for hosts, if the user has said that there will be some: `wanted`.
 
-        `stopping`, which any thread calls, returns whether the whole run is being stopped: hosts that are
-        told to leave then keep their roles, which save.
+        `term` is the number of this start of the run. `stopping`, which any thread calls, returns whether the
+        whole run is being stopped: hosts that are told to leave then keep their roles, which save. Raises
+        SeedbedError if the door cannot be had.
         """
         self._run, self._wanted, self._stopping = run, wanted, stopping
-        if wanted:
-            # Others must not be able to write what the run's roles import.
-            (run / ROLES).mkdir(0o755, parents=True, exist_ok=True)
         self._directory = Directory(run)
         self._hosts: dict[str, Host] = {}
         self._placed: dict[str, tuple[Wish, str]] = {}
         self._wishes: dict[str, Wish] = {}
         self._notices: list[str] = []
         self._lock = threading.RLock()
-        self._looked_s, self._told, self._refused = 0.0, set[str](), set[str]()
+        self._looked_s, self._told = 0.0, set[str]()
+        self._full = False  # whether the user knows that addresses cannot be written
+        self._door: Registrar | None = None
+        if wanted:
+            # Others must not be able to write what the run's roles import.
+            self._directory.path.mkdir(0o755, parents=True, exist_ok=True)
+            for name in self._directory.names():
+                if name.startswith(NAME):
+                    self._meet(name)
+            self._door = Registrar(run, listen, term, self._meet)
 
     def look(self) -> list[Host]:
         """Returns the hosts that roles can be on, after a look at who has come and gone."""
@@ -151,31 +79,54 @@ class Hosts:
             unseen_s = time.monotonic() - self._looked_s
             if unseen_s > _LOOK_S:
                 self._looked_s = time.monotonic()
-                self._meet()
+                self._greet()
+                self._spread_addresses()
             away = unseen_s > _AWAY_S
             for host in [each for each in self._hosts.values() if each.gone(away)]:
                 del self._hosts[host.name]
                 host.keeper.kill()
+                self._forget(host)
                 if host.joined:
                     self._notices.append(f"{host.name} ({host.facts.machine}) is gone")
                 elif host.keeper.failure is not None:
-                    self._refused.add(host.name)
                     self._notices.append(f"{host.name} cannot join: {host.keeper.failure}")
             kept = self._stopping()
             return [
                 host for host in self._hosts.values() if host.joined and (kept or not host.leaves())
             ]
 
-    def _meet(self) -> None:
-        """Takes up the hosts that have told where they are, and forgets those that ended long ago."""
-        for name in self._directory.names():
-            if not name.startswith(hosting.NAME) or name in self._hosts or name in self._refused:
-                continue
-            idle_s = hosting.beaten(self._run, name)
-            if idle_s < _STALE_S and self._directory.find(name) is not None:
+    def _meet(self, name: str) -> None:
+        """Takes up a host that has told where it is."""
+        with self._lock:
+            if name not in self._hosts:
                 self._hosts[name] = Host(self._run, name)
-            elif _STALE_S * 4 < idle_s < float("inf"):
-                shutil.rmtree(self._run / ROLES / name, ignore_errors=True)
+
+    def _forget(self, host: Host) -> None:
+        """Removes what a host has told; it tells it again if it comes back."""
+        shutil.rmtree(self._directory.path / host.name, ignore_errors=True)
+
+    def _spread_addresses(self) -> None:
+        """Passes on where roles are, from and to the hosts that have folders of their own."""
+        apart = [host for host in self._hosts.values() if host.joined and not host.shares]
+        if not apart:
+            return
+        try:
+            for host in apart:
+                for name, address in host.addresses():
+                    if address != self._directory.find(name):
+                        self._directory.announce(name, address)
+            self._full = False
+        except SeedbedError as error:
+            if not self._full:
+                self._notices.append(f"{error}; tried again")
+            self._full = True
+        found = {name: self._directory.find(name) for name in self._wishes}
+        known = {name: address for name, address in found.items() if address is not None}
+        for host in apart:
+            host.tell(known)
+
+    def _greet(self) -> None:
+        """Tells the user of hosts that have joined."""
         for host in self._hosts.values():
             if host.joined and host.name not in self._told:
                 self._told.add(host.name)
@@ -184,6 +135,7 @@ class Hosts:
                     f"{host.name} has joined: {has.machine}, {has.cores:.3g} cores, "
                     f"{has.memory_gb:g} GB, Python {has.python}"
                     + (f", {has.accelerators} accelerators" if has.accelerators else "")
+                    + ("" if has.shares else "; it has a folder of its own")
                 )
 
     def find_former(self, stop: Callable[[], bool]) -> None:
@@ -208,6 +160,12 @@ class Hosts:
             if there != told:
                 command = f"seedbed host {pasted(self._run)}"
                 tell(f"{there} of {self._wanted} hosts have joined; on each: {command}")
+                if told < 0 and self._door is not None:
+                    key, at = self._run / CREDENTIALS / KEY, pasted(self._door.addresses[0])
+                    tell(
+                        f"or, without this folder, with a copy of {printable(key)}: "
+                        f"seedbed host {at} --key {KEY}"
+                    )
                 told = there
             if stop():
                 return False
@@ -260,13 +218,18 @@ class Hosts:
                 return host
         return None
 
+    def keeps_apart(self, name: str) -> bool:
+        """Returns whether a role is on a host with a folder of its own."""
+        host = self.holder(name)
+        return host is not None and not host.shares
+
     def is_there(self, host: Host) -> bool:
         """Returns whether a host is one that roles can be on."""
         return host in self.look()
 
     def launcher(self, role: RoleSpec) -> Launcher:
         """Returns the launcher of a role, wherever it goes."""
-        return _Placed(self, Here(self._run, role), role)
+        return _Placed(self, self._directory, Here(self._run, role), role)
 
     def end_all(self) -> int:
         """Kills all roles on the hosts; returns how many there were."""
@@ -296,11 +259,14 @@ class Hosts:
 
     def close(self) -> None:
         """Lets all hosts end: the run has ended."""
+        if self._door is not None:
+            self._door.close()
         hosts = list(self._hosts.values())
         for host in hosts:
             host.keeper.finish()
         for host in hosts:
             host.keeper.close(patience_s=2.0)
+            self._forget(host)
 
     def kill(self) -> None:
         """Has all hosts end at once, and does not wait."""
@@ -353,13 +319,14 @@ class _HostedProcess:
 class _Placed:
     """Starts processes of a role where it is placed, on this machine or on a host."""
 
-    def __init__(self, hosts: Hosts, here: Here, role: RoleSpec) -> None:
-        self._hosts, self._here, self._role = hosts, here, role
+    def __init__(self, hosts: Hosts, directory: Directory, here: Here, role: RoleSpec) -> None:
+        self._hosts, self._directory, self._here, self._role = hosts, directory, here, role
         self._process: RoleProcess | None = None
+        self._host: Host | None = None  # that has begun the role last, and may have a save of it
 
     def adopt(self) -> RoleProcess | None:
         """Returns the role's process if one runs on a host, or here."""
-        host = self._hosts.holder(self._role.name)
+        host = self._host = self._hosts.holder(self._role.name)
         if host is None:
             self._process = self._here.adopt()
         else:
@@ -372,12 +339,16 @@ class _Placed:
         """Starts a process where the role is placed now; raises OSError."""
         role = self._role
         host = self._hosts.host_of(role.name)
+        former, self._host = self._host, None
         if host is None:
             self._process = self._here.start(anew)
         else:
-            arguments = (*role.arguments, *role.first) if anew else role.arguments
-            start = host.start(role.name, role.module, arguments)
-            self._process = _HostedProcess(self._hosts, host, role.name, start)
+            if not host.shares:
+                host.provide(role.name, has_save=host is former)
+            number = role.take_number(self._directory)
+            host.start(role, number, anew)
+            self._process = _HostedProcess(self._hosts, host, role.name, number)
+        self._host = host
         return self._process
 
     def last_words(self) -> str:

@@ -12,6 +12,7 @@ from seedbed.actors.slots import spec_from_json, spec_to_json
 from seedbed.envs.host import registry
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.files import load_json, write_json
+from seedbed.paramserver.directory import JOB
 from seedbed.paramserver.plan import Plan
 from seedbed.printable import printable
 from seedbed.run.encoding import BOUND, decode, decode_shapes, encode, encode_shapes
@@ -22,8 +23,6 @@ from seedbed.run.trust import Trust
 from seedbed.streams.addresses import Listening, listening_ports
 from seedbed.strict_json import revived
 from seedbed.types import Agent, EnvSpec, SeedbedError, Tree, bind
-
-_NAME = "job.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Job:
 
     def write(self, run: Path, folder: Path | None = None) -> None:
         """Writes the job into a run's folder `roles`, or another; raises SeedbedError if the disk refuses."""
-        path = (folder or self.folder(run)) / _NAME
+        path = (folder or self.folder(run)) / JOB
         try:
             # Others must not be able to write what the run's roles import.
             path.parent.mkdir(0o755, exist_ok=True)
@@ -90,7 +89,7 @@ class Job:
     def is_written(self, run: Path) -> bool:
         """Returns whether the job in a run's folder is this one, with all its options."""
         try:
-            written = load_json(self.folder(run) / _NAME)
+            written = load_json(self.folder(run) / JOB)
         except (OSError, ValueError):
             return False
         return written == strict_json.loads(strict_json.dumps(self._content()))
@@ -102,7 +101,7 @@ class Job:
         Raises SeedbedError if there is none, and Untrusted if it names code of users, and others could have
         written it, unless the user has `trusted` the run.
         """
-        path = (folder or cls.folder(run)) / _NAME
+        path = (folder or cls.folder(run)) / JOB
         trust = Trust(run, path, trusted)
         try:
             content = revived(load_json(path))

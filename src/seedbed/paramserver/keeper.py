@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from seedbed.exit_status import ExitStatus, is_no_room
 from seedbed.paramserver.caller import Caller, Stopped
 from seedbed.paramserver.directory import Directory
@@ -180,9 +182,11 @@ class Keeper:
                 if not isinstance(error, SeedbedError):
                     raise
 
-    def ask(self, kind: Kind, answer: Kind, **fields: Any) -> Message:
+    def ask(
+        self, kind: Kind, answer: Kind, block: np.ndarray | None = None, **fields: Any
+    ) -> Message:
         """Sends a message and returns its answer. Only functions given to `request` may call this."""
-        self._caller.send(kind, **fields)
+        self._caller.send(kind, block, **fields)
         return self._await(answer)
 
     def fetch_report(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ LOG = "log.txt"
 # How the names of all roles' modules begin.
 _MODULES = f"{__package__}."
 _TAIL_BYTES = 4096
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable with the GPUs that CUDA shows a process."""
 
 
 class RoleSpec(NamedTuple):
@@ -30,6 +32,15 @@ class RoleSpec(NamedTuple):
     module: str  # "" if somebody else starts it
     arguments: tuple[str, ...] = ()
     first: tuple[str, ...] = ()  # more arguments, until a process has reported
+    starts: str = ""  # whose starts are counted together with its own; "" for its alone
+
+    def arguments_of(self, anew: bool) -> tuple[str, ...]:
+        """Returns the arguments of a start; `anew` says whether no process has reported yet."""
+        return (*self.arguments, *self.first) if anew else self.arguments
+
+    def take_number(self, directory: Directory) -> int:
+        """Returns the number of another start; raises OSError."""
+        return directory.take_number(self.starts or self.name)
 
 
 class RoleProcess(Protocol):
@@ -148,9 +159,9 @@ class Here:
 
     def start(self, anew: bool) -> RoleProcess:
         """Starts a child."""
-        role = self._role
-        arguments = (*role.arguments, *role.first) if anew else role.arguments
+        role, directory = self._role, Directory(self._run)
         self._folder.mkdir(parents=True, exist_ok=True)
+        arguments = (*role.arguments_of(anew), "--start", str(role.take_number(directory)))
         with (self._folder / LOG).open("ab") as log:
             child = start_role(self._run, role.module, arguments, log)
         return _HereProcess(psutil.Process(child.pid), child)
@@ -215,11 +226,20 @@ def end_of_log(path: Path) -> str:
 
 
 def start_role(
-    run: Path, module: str, arguments: Sequence[str], output: IO[bytes] | None
+    run: Path,
+    module: str,
+    arguments: Sequence[str],
+    output: IO[bytes] | None,
+    accelerator: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts a role's module with a run's folder; it writes to `output`, or where this process does."""
+    """Starts a role's module with a run's folder; it writes to `output`, or where this process does.
+
+    `accelerator` is the one that the role sees, None for all that this process does.
+    """
     # The user's own settings stay.
     settings = {memory.NAME: os.environ.get(memory.NAME, memory.settings(os.cpu_count() or 1))}
+    if accelerator is not None:
+        settings[VISIBLE] = accelerator
     return start_module(
         module,
         ("--run", str(run), *arguments),

@@ -47,6 +47,10 @@ _MODEST = 10
 _IDLE_S = 1.0
 
 
+STARTS = "learner"
+"""All learners of a run count their starts together: the number of one is that of its books, too."""
+
+
 def role_of(seat: int) -> str:
     """Returns the name of a learner's role."""
     return f"learner-{seat}"
@@ -60,7 +64,7 @@ class LearnerWork:
 
     def __init__(self, role: Role, job: Job, seat: int) -> None:
         """Starts the actors, and connects to the shards. Raises SeedbedError if that fails for good."""
-        self.number = role.directory.take_number("learner")
+        self.number = role.number
         self._job, self._ended = job, threading.Event()
         self._role, self._begun_s = role, time.monotonic()
         self._failure: BaseException | None = None
@@ -228,7 +232,7 @@ def main() -> None:
 
     def make() -> tuple[Role, LearnerWork, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
-        role = Role(given.run, role_of(given.number))
+        role = Role(given.run, role_of(given.number), given.start)
         end_on_signals(role)
         at = job.listening(given.hosted)
         try:

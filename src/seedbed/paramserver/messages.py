@@ -38,6 +38,9 @@ class Kind(enum.IntEnum):
     START = 23
     STARTED = 24
     END = 25
+    FILE = 26
+    FILED = 27
+    ADDRESS = 28
 
 
 def require_counts(fields: dict[str, Any], name: str, length: int) -> list[int]:

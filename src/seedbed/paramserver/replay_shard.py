@@ -261,7 +261,7 @@ def main() -> None:
 
     def make() -> tuple[Role, ReplayShard, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
-        role = Role(given.run, role_of(given.number))
+        role = Role(given.run, role_of(given.number), given.start)
         end_on_signals(role)
         at = job.listening(given.hosted)
         return role, ReplayShard(role, job, given.number, given.save), at

@@ -82,10 +82,10 @@ class Work(Protocol):
 class Role:
     """A role's process: a `server.Handler`. For one thread."""
 
-    def __init__(self, run: Path, name: str) -> None:
-        """Takes the number of this start. Raises SeedbedError if the run's folder cannot be written."""
-        self.name, self._run, self.directory = name, run, Directory(run)
-        self.number = self.directory.take_number(name)
+    def __init__(self, run: Path, name: str, number: int) -> None:
+        """`number` is that of this start, which no other one of the role has; later ones' are greater."""
+        self.name, self.number = name, number
+        self._run, self.directory = run, Directory(run)
         self._work: Work | None = None
         self._finish = False
         self._asked_s: float | None = None  # when SIGTERM came
@@ -104,7 +104,7 @@ class Role:
         server = Server(self, place, Kind, self._run / CREDENTIALS, fatal=FATAL)
         try:
             socket = server.listen_here()
-            names = [] if at is None else advertised(at.host, _listen(server, at), ())
+            names = [] if at is None else advertised(at.host, listen_at(server, at), ())
         except OSError as error:
             where = (
                 "this machine" if at is None else f"{at.host or 'this machine'}{_ports_text(at)}"
@@ -181,15 +181,17 @@ class Role:
             self._work.take(client, message)
 
 
-def _listen(server: Server, at: Listening) -> int:
-    """Opens a door at the first port of a range that is free; returns it. Raises OSError."""
-    for port in at.ports:
+def listen_at(server: Server, at: Listening, former_port: int = 0) -> int:
+    """Opens a door at the former port, or the first of a range that is free; returns it. Raises OSError."""
+    first = [former_port] if former_port in at.ports else []
+    *others, last = *first, *at.ports
+    for port in others:
         try:
             return server.listen(at.host, port)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or port == at.ports[-1]:
+            if error.errno != errno.EADDRINUSE:
                 raise
-    raise AssertionError(at)
+    return server.listen(at.host, last, former_port)
 
 
 def _ports_text(at: Listening) -> str:
@@ -201,6 +203,7 @@ class Given(NamedTuple):
 
     run: Path
     number: int  # of the role among those of its kind, from 0 on
+    start: int  # the number of this start
     hosted: bool  # whether a host has started it
     trusted: bool
     save: str | None
@@ -216,16 +219,18 @@ def parse(description: str) -> Given:
     )
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--number", type=int, required=True, help="its number, from 0 on")
+    parser.add_argument("--start", type=int, required=True, help="the number of this start")
     parser.add_argument("--parent", type=int, help="the process of the host, with which it ends")
     parser.add_argument("--save", help="the save to go on from; by default the newest")
     declare_trust(parser)
     given = parser.parse_args()
     if given.parent is not None:
-        _end_with(given.parent)
-    return Given(given.run, given.number, given.parent is not None, given.trust_run, given.save)
+        end_with(given.parent)
+    hosted = given.parent is not None
+    return Given(given.run, given.number, given.start, hosted, given.trust_run, given.save)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Has the kernel kill this process when its parent ends, however that ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

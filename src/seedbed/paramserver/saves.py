@@ -15,8 +15,6 @@ from seedbed.files import read_arrays, write_arrays
 from seedbed.printable import printable
 from seedbed.types import SeedbedError, Tree
 
-NAME = "shard.save"
-"""The name of the file in the folder of the shard's role."""
 _MAGIC = b"seedbed shard 1"
 
 

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from seedbed.paramserver.caller import BOOKS
+from seedbed.paramserver.directory import SAVE
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.leases import Leases, Tally
 from seedbed.paramserver.ledger import BookError, PushOutcome, ShardLedger, Version
 from seedbed.paramserver.messages import Kind, require_counts
 from seedbed.paramserver.plan import ShardLayout
 from seedbed.paramserver.role import COORDINATOR, Broken, Role, end_on_signals, parse, run_role
-from seedbed.paramserver.saves import NAME, Saver, ShardSave
+from seedbed.paramserver.saves import Saver, ShardSave
 from seedbed.run.devices import keep_to_the_host
 from seedbed.run.leaves import not_finite
 from seedbed.run.programs import keep_programs
@@ -52,7 +53,7 @@ class ParameterShard:
         """
         self._role = role
         plan, agent = job.plan, job.agent
-        path = role.directory.path / role.name / NAME
+        path = role.directory.path / role.name / SAVE
         save = ShardSave.read(path)
         self.layout = ShardLayout(plan, shard)
         like = plan.part(plan.state, shard)
@@ -299,7 +300,7 @@ def main() -> None:
 
     def make() -> tuple[Role, ParameterShard, Listening | None]:
         job = Job.read(given.run, trusted=given.trusted)
-        role = Role(given.run, role_of(given.number))
+        role = Role(given.run, role_of(given.number), given.start)
         end_on_signals(role)
         at = job.listening(given.hosted)
         return role, ParameterShard(role, job, given.number), at

@@ -13,7 +13,8 @@ from seedbed.actors.local import local_pool
 from seedbed.actors.process import Launcher
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.exit_status import StoppedEarly
-from seedbed.paramserver.cluster import Cluster, is_running, roles_of, write_saves
+from seedbed.paramserver.beginning import is_running, roles_of, write_saves
+from seedbed.paramserver.cluster import Cluster
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.launching import end_all, end_starting
@@ -58,7 +59,9 @@ def train(
         agent = bind(agent, stacked_spec(spec, env.frame_stack))
         view.message("tracing the agent")
         job = Job(env, agent, spec, config, check_agent(agent), run.trusted)
-        with contextlib.closing(Hosts(path, config.hosts, session.interruption.come)) as hosts:
+        with contextlib.closing(
+            Hosts(path, config.hosts, config.listen, run.term, session.interruption.come)
+        ) as hosts:
             session.interruption.ending.append(hosts.kill)
             return _train_on(hosts, job, run, session)
 

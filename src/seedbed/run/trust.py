@@ -19,6 +19,7 @@ from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.registry import ON_DEVICE, code_of
 from seedbed.named import import_named
 from seedbed.printable import printable
+from seedbed.streams.credentials import ELSEWHERE
 from seedbed.types import SeedbedError
 
 OPTION = "--trust-run"
@@ -131,6 +132,8 @@ class Trust:
 
     def _writable_by_others(self) -> str:
         """Returns in words how somebody else could have written the file, "" if nobody could."""
+        if (self.run / ELSEWHERE).exists():
+            return "another machine has sent it"
         me, above = os.geteuid(), self.file.relative_to(self.run).parents
         for path in (*(self.run / part for part in reversed(above)), self.file):
             found = path.stat()

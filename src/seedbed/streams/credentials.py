@@ -6,13 +6,17 @@ needed only where they are made.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import hmac
 import os
 import secrets
+import shutil
 import ssl
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ NAME = "seedbed"
 FOLDER = "listen"
 """The folder, in a run's, of what actors need; `KEY` is the file to take to another machine."""
 KEY, PRIVATE, ADDRESS = "actor.key", "private.pem", "address.json"
+ELSEWHERE = "from-elsewhere"
+"""A file in a folder whose content has come from another machine: nobody else need be able to write it."""
 ENDED = "ended"
 """The field of `ADDRESS` that says that the run has ended, and how."""
 _YEARS = 20
@@ -97,9 +103,9 @@ def ensure_credentials(folder: Path) -> ActorKey:
         folder.chmod(0o700)
         if not (key.exists() and (folder / PRIVATE).exists()):
             certificate, private = _make_certificate()
-            _write_private(folder / PRIVATE, private + certificate)
+            write_private(folder / PRIVATE, private + certificate)
             content = {"certificate": certificate, "secret": secrets.token_hex(_SECRET_BYTES)}
-            _write_private(key, strict_json.dumps(content))
+            write_private(key, strict_json.dumps(content))
     except OSError as error:
         raise SeedbedError(
             f"the run's key cannot be written to {printable(folder)} ({error.strerror}): name another "
@@ -108,7 +114,7 @@ def ensure_credentials(folder: Path) -> ActorKey:
     return ActorKey.read(key)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     """Writes a file that only its user can read, whole or not at all."""
     temporary = path.with_name(f".{path.name}")
     temporary.unlink(missing_ok=True)
@@ -118,6 +124,35 @@ def _write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
+
+
+@contextlib.contextmanager
+def own_folder(key: Path) -> Iterator[Path]:
+    """Makes a temporary folder that takes the place of a run's, with its key; raises SeedbedError."""
+    ActorKey.read(key)
+    try:
+        run = Path(tempfile.mkdtemp(prefix="seedbed-host-"))
+    except OSError as error:
+        raise SeedbedError(
+            f"{tempfile.gettempdir()} cannot be written ({error.strerror}): name another folder with TMPDIR"
+        ) from error
+    try:
+        put_key(run, key.read_text())
+        yield run
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def put_key(run: Path, key: str) -> None:
+    """Writes a run's key into a folder that takes the place of the run's; raises SeedbedError."""
+    try:
+        (run / FOLDER).mkdir(0o700, exist_ok=True)
+        write_private(run / FOLDER / KEY, key)
+        (run / ELSEWHERE).touch()
+    except OSError as error:
+        raise SeedbedError(
+            f"{run} cannot be written ({error.strerror}): make room there, or name another folder with TMPDIR"
+        ) from error
 
 
 def _make_certificate() -> tuple[str, str]:

@@ -55,14 +55,14 @@ class Challenge(NamedTuple):
 
     @classmethod
     def read(cls, message: Message, role: str, number: int | None = None) -> Challenge:
-        """Takes the CHALLENGE of this role and, if `number` is given, of this start of it.
+        """Takes the CHALLENGE of this role, "" for any, and, if `number` is given, of this start of it.
 
         Raises ProtocolError if another message came, or if another process has sent it.
         """
         if message.kind is not Handshake.CHALLENGE:
             raise ProtocolError(f"{message.kind.name} came instead of CHALLENGE")
         said = cls(**require_fields(message.fields, role=str, number=int, nonce=str))
-        if said.role != role or number not in (None, said.number):
+        if role not in ("", said.role) or number not in (None, said.number):
             raise ProtocolError(f"another process than {role} has answered")
         return said
 

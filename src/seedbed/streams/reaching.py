@@ -64,7 +64,7 @@ def connect_here(name: str) -> socket.socket:
 
 
 def reach(
-    place: Place,
+    place: Place | None,
     hosts: Sequence[tuple[str, int]],
     names: Names,
     context: ssl.SSLContext,
@@ -73,12 +73,15 @@ def reach(
 ) -> Reached | None:
     """Connects to a server at whichever of its machine's addresses it answers; returns None if `stop` does.
 
+    `place` is who it has to be, None for whoever answers.
+
     An address that does not answer, or where something else does, keeps no other one waiting. Raises
     ConnectionError, which says what is wrong at each address, if the server was not found at any.
     """
     waiting = collections.deque(hosts)
     tries: dict[Connection, tuple[str, int]] = {}
-    errors = [] if hosts else [f"{place.role} does not listen for other machines"]
+    role, number = ("", None) if place is None else place
+    errors = [] if hosts else [f"{role} does not listen for other machines"]
     until_s, next_s = time.monotonic() + PATIENCE_S, 0.0
     try:
         while waiting or tries:
@@ -102,7 +105,7 @@ def reach(
             for connection in _ready(tries, next_s - now_s if waiting else LOOK_S):
                 try:
                     for kind, body in connection.receive():
-                        challenge = Challenge.read(unpack(kind, body), *place)
+                        challenge = Challenge.read(unpack(kind, body), role, number)
                         return Reached(connection, tries.pop(connection), challenge)
                 except (ProtocolError, ConnectionError) as error:
                     errors.append(f"{joined_address(*tries.pop(connection))}: {error}")

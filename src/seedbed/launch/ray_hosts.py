@@ -1,0 +1,337 @@
+"""The process with Ray beside a run's coordinator, and the actors that it places: a program.
+
+A directory actor knows where the run's coordinator is, as long as the coordinator's side tells it. One actor
+a node is the parent of a host, which it starts again; Ray starts the actor again, elsewhere if the node is
+gone. All are detached: a coordinator that is killed and started again finds them. Once nobody has told the
+directory anything for two minutes, it removes them all, and itself. Ray carries nothing but that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seedbed.exit_status import ExitStatus
+from seedbed.files import load_json, write_json
+from seedbed.streams.credentials import ADDRESS, FOLDER, KEY, put_key
+from seedbed.streams.supervisor import exit_text, last_line, start_module
+from seedbed.types import SeedbedError
+
+# An extra: this module is imported only where it is installed.
+ray: Any = importlib.import_module("ray")
+_strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+_NAMESPACE = "seedbed"
+_TELL_S = 2.0
+_ALONE_S = 120.0
+# Seconds between two starts of a host: at first, and the most, after some that ended early.
+_FIRST_RETRY_S, _LONGEST_RETRY_S, _EARLY_S = 1.0, 30.0, 30.0
+# Seconds after which it is told again that Ray has not placed all hosts.
+_PATIENCE_S = 15.0
+# Seconds in which hosts must have ended.
+_END_S = 10.0
+_TAIL_BYTES = 4096
+
+
+class Told(NamedTuple):
+    """What the directory knows of a run."""
+
+    key: str = ""  # the content of its key file
+    address: str = ""  # the content of the file that says where its coordinator is
+    ended: bool = False
+
+
+class Directory:
+    """An actor that says where a run's coordinator is."""
+
+    def __init__(self, name: str, hosts: int) -> None:
+        self._name, self._hosts = name, hosts
+        self._told, self._told_s = Told(), time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def tell(self, key: str, address: str) -> None:
+        """Takes what hosts need."""
+        self._told, self._told_s = Told(key, address), time.monotonic()
+
+    def told(self) -> Told:
+        """Returns what was told last."""
+        return self._told
+
+    def hosts(self) -> int:
+        """Returns how many hosts the run has."""
+        return self._hosts
+
+    def _watch(self) -> None:
+        while time.monotonic() < self._told_s + _ALONE_S:
+            time.sleep(_TELL_S)
+        me = ray.get_runtime_context().current_actor
+        remove(self._name, self._hosts)
+        ray.kill(me, no_restart=True)
+
+
+class HostParent:
+    """An actor that keeps one host of a run on its node."""
+
+    def __init__(self, name: str, number: int, cores: int) -> None:
+        self._name, self._cores = name, cores
+        self._status: dict[str, Any] = {"node": os.uname().nodename, "starts": 0, "last": ""}
+        self._ending = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        # Nobody else can guess the name, and the next one on this node finds what this one has left.
+        node = ray.get_runtime_context().get_node_id()
+        self._folder = Path(tempfile.gettempdir()) / f"{name}-{number}-{node}"
+        # The kernel ends the host with the thread that has started it, so this one stays.
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def status(self) -> dict[str, Any]:
+        """Returns the machine, how often a host was started, and how the last one ended."""
+        return self._status
+
+    def end(self) -> None:
+        """Ends the host, and leaves nothing of it."""
+        self._ending.set()
+        if (child := self._child) is not None:
+            child.terminate()
+            try:
+                child.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self._thread.join(_END_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _keep(self) -> None:
+        retry_s = _FIRST_RETRY_S
+        while not self._ending.is_set():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if not self._fetch():
+                self._ending.wait(_TELL_S)
+                continue
+            begun_s = time.monotonic()
+            self._run()
+            early = time.monotonic() < begun_s + _EARLY_S
+            retry_s = min(2 * retry_s, _LONGEST_RETRY_S) if early else _FIRST_RETRY_S
+            self._ending.wait(retry_s)
+
+    def _fetch(self) -> bool:
+        """Writes what the directory knows into the host's folder; returns whether it knows it."""
+        try:
+            directory = ray.get_actor(self._name, _NAMESPACE)
+            told: Told = ray.get(directory.told.remote(), timeout=10)
+            if not told.key:
+                return False
+            self._folder.mkdir(0o700, exist_ok=True)
+            put_key(self._folder, told.key)
+            write_json(self._folder / FOLDER / ADDRESS, json.loads(told.address))
+            return True
+        except (ray.exceptions.RayError, ValueError, OSError, SeedbedError):
+            return False
+
+    def _run(self) -> None:
+        """Starts a host, and tells it where the coordinator is until it ends."""
+        with (self._folder / "log.txt").open("w+b") as log:
+            # Ray gives every worker so many threads as it has CPUs, which is none of a host's concern.
+            settings = {"OMP_NUM_THREADS": None}
+            arguments = ("host", str(self._folder), "--cores", str(self._cores))
+            child = self._child = start_module(
+                "seedbed",
+                (*arguments, "--parent", str(os.getpid())),
+                settings,
+                stdout=log,
+                stderr=log,
+            )
+            self._status["starts"] += 1
+            while child.poll() is None:
+                self._fetch()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_TELL_S)
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            words = log.read().decode(errors="replace")
+            self._status["last"] = f"{exit_text(child.returncode)} ({last_line(words)})"
+
+
+def remove(name: str, hosts: int) -> None:
+    """Removes the hosts of a run, and what was reserved for them."""
+    found: list[Any] = []
+    for number in range(hosts):
+        with contextlib.suppress(ValueError):
+            found.append(ray.get_actor(f"{name}/host-{number}", _NAMESPACE))
+    # Those that Ray has not placed do not answer, and have left nothing.
+    ray.wait([each.end.remote() for each in found], num_returns=len(found), timeout=_END_S)
+    for each in found:
+        ray.kill(each, no_restart=True)
+    with contextlib.suppress(ValueError):
+        ray.util.remove_placement_group(ray.util.get_placement_group(name))
+
+
+class _Cluster:
+    """Ray, as the coordinator's side uses it. For one thread."""
+
+    def __init__(self, wanted: int) -> None:
+        """Joins the cluster; decides which nodes have hosts. Raises ConnectionError or ValueError."""
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS") or "auto",
+            namespace=_NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        me = ray.get_runtime_context().get_node_id()
+        nodes = [
+            each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU", 0) >= 1
+        ]
+        others = [each for each in nodes if each["NodeID"] != me]
+        chosen = others or nodes
+        count = wanted or len(chosen)
+        if not count:
+            raise ValueError("no node of the cluster has a CPU for us: add one, or name ray:N")
+        if count > len(chosen):
+            chosen = nodes
+        sizes = sorted((_bundle(each, each["NodeID"] == me) for each in chosen), key=_cpus)[::-1]
+        # Nodes that an autoscaler adds are taken to be like the smallest that is there.
+        self.bundles = (sizes + [sizes[-1] if sizes else {"CPU": 1.0}] * count)[:count]
+
+    def begin(self, name: str, tell: Callable[[str], None]) -> None:
+        """Places the actors of a run, or finds those that are there."""
+        count = len(self.bundles)
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            there: Any = ray.get_actor(name, _NAMESPACE)
+            if (former := ray.get(there.hosts.remote(), timeout=10)) != count:
+                remove(name, former)
+                ray.kill(there, no_restart=True)
+        lasting = {"lifetime": "detached", "namespace": _NAMESPACE, "max_restarts": -1}
+        self.directory: Any = (
+            ray.remote(Directory)
+            .options(name=name, num_cpus=0, get_if_exists=True, **lasting)
+            .remote(name, count)
+        )
+        try:
+            group = ray.util.get_placement_group(name)
+            tell("the hosts of this run are there")
+        except ValueError:
+            group = ray.util.placement_group(
+                self.bundles, strategy="STRICT_SPREAD", name=name, lifetime="detached"
+            )
+        self.group = group
+        self.hosts: list[Any] = [
+            ray.remote(HostParent)
+            .options(
+                name=f"{name}/host-{number}",
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                get_if_exists=True,
+                scheduling_strategy=_strategies.PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=number
+                ),
+                **lasting,
+            )
+            .remote(name, number, int(bundle["CPU"]))
+            for number, bundle in enumerate(self.bundles)
+        ]
+
+    def missing(self) -> str:
+        """Returns what Ray lacks for the hosts, "" if nothing."""
+        if self.group.wait(timeout_seconds=0.1):
+            return ""
+        wanted = ", ".join(_text(each) for each in self.bundles)
+        free = _text({k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")})
+        return f"hosts on different nodes need {wanted}; free in the whole cluster: {free}"
+
+
+def _bundle(node: dict[str, Any], shared: bool) -> dict[str, float]:
+    """Returns what a host takes of a node, which it may share with the coordinator."""
+    has = node["Resources"]
+    found = {"CPU": float(max(1, int(has["CPU"]) - shared))}
+    return found | ({"GPU": has["GPU"]} if has.get("GPU") else {})
+
+
+def _cpus(bundle: dict[str, float]) -> float:
+    return bundle["CPU"]
+
+
+def _text(resources: dict[str, float]) -> str:
+    return " and ".join(f"{count:g} {kind}" for kind, count in sorted(resources.items())) or "none"
+
+
+def say(**what: Any) -> None:
+    """Says something to the process that has started this one."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def _listen(ended: threading.Event) -> None:
+    """Waits for the word to end, or for the end of the process that would say it: then hosts stay."""
+    word = sys.stdin.readline()
+    if not word:
+        os._exit(ExitStatus.ALONE)
+    ended.set()
+
+
+def _serve(cluster: _Cluster, run: Path, ended: threading.Event) -> None:
+    """Tells the directory where the run is, and the user of what happens, until the end."""
+    key, address, name = run / FOLDER / KEY, run / FOLDER / ADDRESS, ""
+    seen: dict[int, tuple[str, str]] = {}
+    told, patient_s = "", time.monotonic() + _PATIENCE_S
+    while not ended.wait(_TELL_S if name else 0.2):
+        if not (key.exists() and address.exists()):
+            continue
+        secret = key.read_text()
+        if not name:
+            name = f"seedbed-{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
+            cluster.begin(name, lambda text: say(say=text))
+        try:
+            content = json.dumps(load_json(address))
+            ray.get(cluster.directory.tell.remote(secret, content), timeout=20)
+        except ray.exceptions.RayError as error:
+            say(
+                say=f"its directory of this run does not answer ({type(error).__name__}): tried again"
+            )
+            continue
+        if time.monotonic() > patient_s:
+            patient_s = time.monotonic() + _PATIENCE_S
+            if (lacks := cluster.missing()) and lacks != told:
+                say(say=lacks)
+            told = lacks
+        for number, host in enumerate(cluster.hosts):
+            with contextlib.suppress(ray.exceptions.RayError):
+                status = ray.get(host.status.remote(), timeout=1)
+                if seen.get(number, ("", ""))[1] != status["last"]:
+                    say(say=f"host {number} on {status['node']} {status['last']}; started again")
+                seen[number] = status["node"], status["last"]
+    if name:
+        remove(name, len(cluster.bundles))
+        ray.kill(cluster.directory, no_restart=True)
+
+
+def main() -> None:
+    """Serves the coordinator of a run that has started this process."""
+    run, wanted = Path(sys.argv[1]), int(sys.argv[2])
+    ended = threading.Event()
+    try:
+        cluster = _Cluster(wanted)
+    except ConnectionError as error:
+        text = str(error).splitlines()[0]
+        say(
+            error=f"no cluster ({text}): start one with ray start --head, or name it in RAY_ADDRESS"
+        )
+        return
+    except ValueError as error:
+        say(error=str(error))
+        return
+    say(hosts=len(cluster.bundles))
+    threading.Thread(target=_listen, args=(ended,), daemon=True).start()
+    _serve(cluster, run, ended)
+
+
+if __name__ == "__main__":
+    main()
