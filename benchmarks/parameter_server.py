@@ -32,7 +32,7 @@ from seedbed.agents.dqn import Dqn
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.machine import cpu_name, usable_cores
 from seedbed.paramserver import caller, shard
-from seedbed.paramserver.cluster import write_saves
+from seedbed.paramserver.beginning import write_saves
 from seedbed.paramserver.directory import Directory, this_machine
 from seedbed.paramserver.job import Job
 from seedbed.paramserver.keeper import Keeper

@@ -21,6 +21,7 @@ from seedbed.actors.wire import LEARNER, Kind, StepCodec
 from seedbed.paramserver import messages as gorila
 from seedbed.paramserver.caller import Caller
 from seedbed.paramserver.directory import Directory
+from seedbed.paramserver.registration import HOST, Entrance, Registrar, Registration
 from seedbed.paramserver.role import COORDINATOR
 from seedbed.streams import credentials
 from seedbed.streams import messages as packing
@@ -61,6 +62,31 @@ class IngestPort:
         assert {group: one.learner.lives[group] for group in range(2)} == self._lives
         assert one.pool.pids()[0] == self._pid
         assert psutil.Process(self._pid).memory_info().rss < self._bytes + 20e6
+
+
+class DoorPort:
+    """The port at which hosts come to a coordinator."""
+
+    kinds, local, place = gorila.Kind, False, Place(COORDINATOR, 0)
+
+    def __init__(self, run: Path, door: Registrar) -> None:
+        self.folder, self._run = run / FOLDER, run
+        host, port = door.addresses[0].split(":")
+        self._address = (host, int(port))
+
+    def plain(self) -> socket.socket:
+        return socket.create_connection(self._address, timeout=10)
+
+    def said(self) -> dict[str, Any]:
+        return {"role": HOST, "number": 7, "name": "", "shares": True}
+
+    def turn(self) -> None: ...
+
+    def goes_on(self) -> None:
+        """Requires that an honest host gets a name."""
+        entrance = Entrance(lambda: [self._address])
+        named = Registration(self._run, entrance, True).register(lambda caller: False)
+        assert named is not None and named.name.startswith("host-") and not named.private
 
 
 class RolePort:
@@ -105,7 +131,7 @@ class Refused(Exception):
 class Client:
     """One end of a stream that does what a test tells it; every call waits."""
 
-    def __init__(self, port: IngestPort | RolePort, key: ActorKey | None = None) -> None:
+    def __init__(self, port: IngestPort | DoorPort | RolePort, key: ActorKey | None = None) -> None:
         self.port, self.key = port, key or ActorKey.read(port.folder / credentials.KEY)
         self.socket = port.plain()
         if port.local:

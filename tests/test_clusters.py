@@ -77,14 +77,17 @@ def test_slurm_alone_is_slurm():
 
 
 def test_the_options_that_let_other_ranks_join():
-    alone, three = Rank(0, 1, 1, 0.0, "", ""), Rank(0, 3, 1, 0.0, "7", "")
-    assert cluster.options_for("fused", [], alone) == []
-    assert cluster.options_for("central", [], three) == ["--listen", "0.0.0.0:0"]
-    assert cluster.options_for("central", ["--listen", "1.2.3.4:5"], three) == []
-    found = cluster.options_for("paramserver", ["--learners", "4"], three)
+    assert cluster.options_for("fused", [], 1) == []
+    assert cluster.options_for("central", [], 3) == ["--listen", "0.0.0.0:0"]
+    assert cluster.options_for("central", ["--listen", "1.2.3.4:5"], 3) == []
+    found = cluster.options_for("paramserver", ["--learners", "4"], 3)
     assert found == ["--listen", "0.0.0.0", "--hosts", "2"]
     with pytest.raises(SeedbedError, match="3 processes, but the fused runtime has one"):
-        cluster.options_for("fused", [], three)
+        cluster.options_for("fused", [], 3)
+
+
+def test_the_folder_of_a_job():
+    alone, three = Rank(0, 1, 1, 0.0, "", ""), Rank(0, 3, 1, 0.0, "7", "")
     assert cluster.folder_of(None, three) == Path("runs/job-7")
     assert cluster.folder_of(Path("x"), alone) == Path("x")
     with pytest.raises(SeedbedError, match="this job has no name: add --run DIR"):
@@ -93,7 +96,7 @@ def test_the_options_that_let_other_ranks_join():
 
 def test_an_unknown_cluster_is_refused(capsys):
     assert cli.main(["train", "pong", "--cluster", "slrum"]) == ExitStatus.USAGE
-    assert capsys.readouterr().err == "seedbed: --cluster slrum: take slurm or ranks\n"
+    assert capsys.readouterr().err == "seedbed: --cluster slrum: take slurm, ranks or ray\n"
     assert issubclass(UsageError, SeedbedError)
 
 

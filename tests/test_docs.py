@@ -208,14 +208,15 @@ def commands_of_clusters() -> list[tuple[str, ...]]:
                 line = line[line.index("seedbed ") :].removesuffix(" &")
                 line = re.sub(r'"\$\{@:-(.*?)\}"', r"\1", line).replace("$#", "2")
                 line = re.sub(r'"\$SLURM_\w+"', "1", line)
-                found.append(tuple(shlex.split(line.replace('"$run"', "RUN"))))
+                line = line.replace('"$run"', "RUN").replace('"$what"', "pong")
+                found.append(tuple(shlex.split(line)))
     return found
 
 
 def test_commands_of_pages_are_understood(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     found = [*commands(), *commands_of_clusters()]
-    assert len(found) > 40 and len(commands_of_clusters()) == 7
+    assert len(found) > 40 and len(commands_of_clusters()) == 8
     for words in found:
         try:
             parsed(words)

@@ -23,17 +23,18 @@ from seedbed.config import resolve
 from seedbed.config.saved import from_json, to_json
 from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
-from seedbed.paramserver import command, hosting, remote_host
+from seedbed.paramserver import command, hosting, launching, remote_host
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory, this_machine
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
+from seedbed.paramserver.registration import Entrance, Registrar, Registration
 from seedbed.paramserver.role import Role
 from seedbed.run.folder import ROLES
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.trust import Trust
-from seedbed.streams.credentials import ADDRESS, KEY, ensure_credentials
+from seedbed.streams.credentials import ADDRESS, KEY, PRIVATE, ensure_credentials
 from seedbed.streams.credentials import FOLDER as CREDENTIALS
 from seedbed.types import SeedbedError
 from waiting import wait_for
@@ -360,6 +361,59 @@ def test_a_coordinator_finds_the_roles_of_the_one_before(machines):
     adopted.finish()
     adopted.close()
     after.close()
+
+
+def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv(launching.VISIBLE, "2,5")
+    assert hosting.accelerators() == ["2", "5"]
+    ensure_credentials(tmp_path / CREDENTIALS)
+    role = Role(tmp_path, "host-1", 1)
+    work = hosting.Hosting(role, tmp_path, hosting.facts(KINDS), ())
+    started: list[str | None] = []
+
+    def start(module: str, arguments: Any, settings: dict[str, str], **_: Any) -> Any:
+        started.append(settings.get(launching.VISIBLE))
+        return subprocess.Popen(["sleep", "60"])
+
+    monkeypatch.setattr(launching, "start_module", start)
+    for number, name in enumerate(("learner-0", "parameters-0", "learner-1", "learner-2"), 1):
+        module = "seedbed.paramserver.learner"
+        fields = {"module": module, "arguments": ["--number", "0"], "start": number}
+        assert work._start(name, fields) == {"errno": 0}
+    work._end("learner-1")
+    work._start("learner-3", fields)
+    assert started == ["2", None, "5", "2", "5"]
+    for name in list(work._children):
+        work._end(name)
+    monkeypatch.setenv(launching.VISIBLE, "")
+    assert hosting.accelerators() == [] and work._accelerator() is None
+
+
+def test_what_the_door_is_told_that_cannot_be(tmp_path):
+    """The key lets a client in; what it says is checked all the same."""
+    ensure_credentials(tmp_path / CREDENTIALS)
+    joined: list[str] = []
+    door = Registrar(tmp_path, "127.0.0.1", 1, joined.append)
+    host, port = door.addresses[0].split(":")
+    registration = Registration(tmp_path, Entrance(lambda: [(host, int(port))]), False)
+    said = {"address": Address(1, 2, "machine", "socket", ())._asdict()}
+    for name, fields in (
+        ("../../x", said),
+        ("replay-0", said),
+        ("host-1", {"address": {"number": 1}}),
+        ("host-1", {"address": {**said["address"], "hosts": [["a", "b"]]}}),
+        ("host-1", {}),
+    ):
+        with pytest.raises(SeedbedError, match="coordinator refuses this process"):
+            registration._call(lambda caller: False, name=name, **fields)
+    with pytest.raises(SeedbedError, match="door is for hosts, not for a 'learner'"):
+        registration._call(lambda caller: False, name="", role="learner")
+    assert joined == [] and Directory(tmp_path).names() == []
+    named = registration.register(lambda caller: False)
+    assert named is not None and named.private == (tmp_path / CREDENTIALS / PRIVATE).read_text()
+    assert registration._call(lambda caller: False, name=named.name, **said) == {}
+    assert joined == [named.name] == Directory(tmp_path).names()
+    door.close()
 
 
 def test_what_a_host_is_asked_that_cannot_be(tmp_path):

@@ -10,17 +10,24 @@ import pytest
 
 from parameter_shards import Shards, StubLearner, job_of
 from seedbed.agents.dqn import Dqn
-from seedbed.paramserver import cluster, keeper, shard
+from seedbed.paramserver import cluster, copies, keeper, shard
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.directory import SAVE
 from seedbed.paramserver.hosts import Hosts
 from seedbed.paramserver.launching import Launcher, RoleSpec, launcher_of
 from seedbed.paramserver.leases import Tally
+from seedbed.paramserver.saves import ShardSave
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
 
 class Outside(Hosts):
-    """Roles that somebody else starts."""
+    """Roles that somebody else starts, on machines that see the run's folder or not."""
+
+    apart = False
+
+    def keeps_apart(self, name: str) -> bool:
+        return self.apart
 
     def launcher(self, role: RoleSpec) -> Launcher:
         return launcher_of(self._run, role)
@@ -129,3 +136,28 @@ def test_a_lease_ends_with_its_age(tmp_path, monkeypatch):
         assert silent._source.lease.steps > Tally().steps and set(leases._holders) == {1, 2}
     finally:
         shards.close()
+
+
+def test_what_is_learned_elsewhere_is_kept_here_too(run, tmp_path, monkeypatch):
+    """With each cut, and by and by between them, where a shard's machine does not see the run's folder."""
+    made, _ = run
+    paths = [tmp_path / "roles" / shard.role_of(i) / SAVE for i in range(2)]
+    for path in paths:
+        path.write_bytes(b"old")
+    assert made.cut() is not None
+    made._copies.close()
+    assert [path.read_bytes() for path in paths] == [b"old", b"old"]
+    monkeypatch.setattr(Outside, "apart", True)
+    found = made.cut()
+    assert found is not None
+    made._copies.close()
+    saves = [ShardSave.read(path) for path in paths]
+    assert [save.books for save in saves] == found.books
+    parts = [made.job.plan.part(found.state, i) for i in range(2)]
+    for save, part in zip(saves, parts, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, list(save.leaves), jax.tree.leaves(part))
+    for path in paths:
+        path.write_bytes(b"old")
+    monkeypatch.setattr(copies, "_EVERY_S", 0.0)
+    wait_for(lambda: made.check() or all(path.read_bytes() != b"old" for path in paths))
+    assert [ShardSave.read(path).books for path in paths] == found.books

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from actor_pools import counting
-from attackers import ROLES, Client, IngestPort, Refused, RolePort, header, hello
+from attackers import ROLES, Client, DoorPort, IngestPort, Refused, RolePort, header, hello
 from hosts import Net, progress
 from parameter_shards import Shards as ParameterShards
 from parameter_shards import StubLearner, job_of
@@ -31,6 +31,7 @@ from seedbed.agents.dqn import Dqn
 from seedbed.envs.host import versions
 from seedbed.paramserver import hosting
 from seedbed.paramserver.placement import KINDS
+from seedbed.paramserver.registration import Registrar
 from seedbed.paramserver.role import Role
 from seedbed.streams import credentials, door
 from seedbed.streams.addresses import Listening
@@ -79,16 +80,32 @@ def ingest(busy: Net) -> Iterator[IngestPort]:
     port.goes_on()
 
 
-PORTS = ["ingest", *(f"{role} {how}" for role in ROLES for how in ("TCP", "Unix"))]
+@pytest.fixture(scope="module")
+def door_of_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DoorPort]:
+    """The door of a coordinator."""
+    run = tmp_path_factory.mktemp("door")
+    credentials.ensure_credentials(run / credentials.FOLDER)
+    registrar = Registrar(run, "127.0.0.1", 1, lambda name: None)
+    yield DoorPort(run, registrar)
+    registrar.close()
+
+
+PORTS = ["ingest", "door", *(f"{role} {how}" for role in ROLES for how in ("TCP", "Unix"))]
 
 
 @pytest.fixture(params=PORTS)
 def port(
-    request: pytest.FixtureRequest, busy: Net, roles: dict[str, tuple[Path, int]]
-) -> Iterator[IngestPort | RolePort]:
+    request: pytest.FixtureRequest,
+    busy: Net,
+    roles: dict[str, tuple[Path, int]],
+    door_of_hosts: DoorPort,
+) -> Iterator[IngestPort | DoorPort | RolePort]:
     """Each port of the program; after each test its honest client goes on."""
     name, _, how = request.param.partition(" ")
-    made = IngestPort(busy) if name == "ingest" else RolePort(name, *roles[name], how == "Unix")
+    if name == "door":
+        made = door_of_hosts
+    else:
+        made = IngestPort(busy) if name == "ingest" else RolePort(name, *roles[name], how == "Unix")
     yield made
     made.goes_on()
 
@@ -108,7 +125,7 @@ def other_key(folder: Path, certificate: bool) -> ActorKey:
     return made if certificate else ActorKey(mine.certificate, made.secret)
 
 
-def noises(port: IngestPort | RolePort) -> dict[str, bytes]:
+def noises(port: IngestPort | DoorPort | RolePort) -> dict[str, bytes]:
     """What no honest client says first, by what is wrong with it."""
     said = {"version": SEEDBED, **port.said()}
     nested = {n: b'{"x":' + b"[" * n + b"]" * n + b"}" for n in (33, 940, 985, 1900)}

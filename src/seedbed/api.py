@@ -22,6 +22,7 @@ from seedbed.nearest import require_options
 from seedbed.policy import Policy, evaluate, policy_of, restore
 from seedbed.printable import printable
 from seedbed.run import evaluation
+from seedbed.run.bucket import kept, name_of, run_path
 from seedbed.run.folder import RunFolder, default_path
 from seedbed.run.forms import PlainForms
 from seedbed.run.options import require_seed
@@ -63,7 +64,9 @@ def train(
     or environment, and the run keeps its saved configuration; a configuration replaces the saved one.
     `trust` is that of `load`. Raises SeedbedError if the user can repair the failure.
     """
-    request = Request(what, agent, runtime, None if run is None else Path(run), resume, trust)
+    request = Request(
+        what, agent, runtime, None if run is None else run_path(str(run)), resume, trust
+    )
     settled = settle(request, lambda config: with_options(config, runtime_options))
     return train_settled(request, settled, on_metrics)
 
@@ -82,8 +85,8 @@ def train_settled(
     folder.trusted = request.trust
     keep_programs()
     module = importlib.import_module(f"seedbed.{config.runtime.runtime}.train")
-    screen = make_view(config.runtime.steps, config.name, str(path))
-    with folder.training(encoded), BackgroundView(screen) as view:
+    screen = make_view(config.runtime.steps, config.name, name_of(path))
+    with kept(path, _tell), folder.training(encoded), BackgroundView(screen) as view:
         summary = module.train(
             env=config.env,
             agent=config.agent,
@@ -92,7 +95,7 @@ def train_settled(
             view=view,
             on_metrics=on_metrics,
         )
-    return {**summary, "run": str(path)}
+    return {**summary, "run": name_of(path)}
 
 
 def _tell(text: str) -> None:
@@ -143,11 +146,12 @@ def load(run: str | Path, seed: int = 0, newest: bool = False, trust: bool = Fal
     if the folder is neither, or is damaged.
     """
     require_seed(seed)
-    if not exported.is_exported(Path(run)):
+    run = run_path(str(run))
+    if not exported.is_exported(run):
         return policy_of(restore(run, newest=newest, trust=trust), seed)
     if newest:
         raise SeedbedError(
             f"{printable(run)} is an exported policy, and has no newer one: leave out newest"
         )
-    agent, spec, frame_stack, params = exported.read(Path(run))
+    agent, spec, frame_stack, params = exported.read(run)
     return Policy(PlainForms(spec), evaluation.SpecPolicy(agent, spec, frame_stack, params, seed))

@@ -21,6 +21,7 @@ from seedbed import strict_json
 from seedbed.exit_status import ExitStatus, status_of
 from seedbed.nearest import did_you_mean
 from seedbed.printable import pasted, printable, resume_command
+from seedbed.run.bucket import run_path
 from seedbed.run.signals import end_program_with
 from seedbed.scheduler import obey_scheduler
 from seedbed.types import SeedbedError, UsageError
@@ -36,7 +37,7 @@ commands:
                   train an agent; `seedbed train pong --help` lists every option
   actor RUN_OR_ADDRESS [--key FILE] [--processes N] [--envs N] [--allow MODULE]
                   step environments of this machine for a run that listens (train --listen)
-  host RUN [--only KIND,...] [--cores N]
+  host RUN_OR_ADDRESS [--key FILE] [--only KIND,...] [--cores N]
                   run a part of a run on this machine: actors, learners, shards
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
@@ -146,13 +147,12 @@ def _train(arguments: list[str]) -> int:
     if given.help and request.run is None:
         request = request._replace(resume=False)
     if request.what is None and not request.resume:
-        raise UsageError(
-            "name what to train first, such as: seedbed train pong (see `seedbed list`)"
-        )
+        raise UsageError("name what to train first: seedbed train pong (see `seedbed list`)")
     if given.cluster is not None and not given.help:
-        from seedbed.launch import cluster
+        from seedbed.launch import cluster, ray_cluster
 
-        return cluster.train(given, _train_settled)
+        kind = ray_cluster if given.cluster.startswith("ray") else cluster
+        return kind.train(given, _train_settled)
     return _train_settled(request, lambda config: flags.override(config, given.rest, given.help))[0]
 
 
@@ -210,7 +210,7 @@ def _evaluate_parser() -> _Parser:
     parser = _Parser(
         prog="seedbed evaluate", description="Plays whole episodes with a run's policy."
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("run", metavar="RUN", type=run_path, help="the folder of a run")
     parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
     parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
     parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")

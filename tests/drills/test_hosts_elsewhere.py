@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from machines import RECORDS, RUNS, Link, Machine, Process, World, missing, wait_until
+from watched_run import Watched, start_of
 
 from gorila_runs import require_no_gaps, saved_items
 from seedbed.exit_status import ExitStatus
@@ -29,17 +27,13 @@ BACK_S, NODE_BACK_S = 30.0, 60.0
 apart = pytest.mark.parametrize("apart", [False, True], ids=["a folder", "no folder"])
 
 
-def json_number(role: Path) -> int:
-    """Returns the number of the start of a role that has told its address in a folder."""
-    return json.loads((role / "address.json").read_text())["number"]
-
-
-class Trio:
+class Trio(Watched):
     """Three machines and a run on them. For one thread."""
 
     def __init__(self, world: World, train: str, apart: bool) -> None:
         """`apart` says that hosts do not see the run's folder, and have only its key."""
-        self.world, self.run, self.apart = world, world.runs / "run", apart
+        super().__init__(world.runs / "run")
+        self.world, self.apart = world, apart
         self.machines = [Machine(world, name) for name in ("coordinator", "one", "two")]
         here, one, two = self.machines
         pairs = [(here, one), (here, two), (one, two)]
@@ -86,41 +80,9 @@ class Trio:
             here = [
                 path for path in (self.run / "roles", *roots) if (path / name / "replay").exists()
             ]
-            newest = max(here, key=lambda path: json_number(path / name))
+            newest = max(here, key=lambda path: start_of(path / name))
             found += saved_items(newest.parent, [number])
         return found
-
-    def lines(self) -> list[dict[str, Any]]:
-        path = self.run / "metrics.jsonl"
-        lines = path.read_text().splitlines(True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def moves(self, seconds: float) -> None:
-        """Waits until both learners step and updates are made, from one line of metrics to the next."""
-        names = ("learner_steps", "cluster/steps/learner-0", "cluster/steps/learner-1")
-        seen = len(self.lines())
-
-        def grown() -> bool:
-            assert self.train.code() is None, self.train.said()
-            pairs = list(itertools.pairwise(self.lines()[seen:]))
-            return all(
-                any((now.get(name) or 0) > (was.get(name) or 0) for was, now in pairs)
-                for name in names
-            )
-
-        wait_until(grown, "both learners", seconds)
-
-    def start_of(self, role: str) -> int:
-        return json_number(self.run / "roles" / role)
-
-    def back(self, roles: list[str], lose: Callable[[], object], seconds: float) -> float:
-        """Loses some roles, waits until each has begun anew and all go on; returns how long that took."""
-        former, begun = {role: self.start_of(role) for role in roles}, time.monotonic()
-        lose()
-        anew = lambda: all(self.start_of(role) > number for role, number in former.items())  # noqa: E731
-        wait_until(anew, f"{roles}", seconds)
-        self.moves(seconds)
-        return time.monotonic() - begun
 
     def places(self) -> dict[str, list[str]]:
         """Returns the roles on each machine, by the addresses that they have told."""

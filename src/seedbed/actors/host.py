@@ -33,6 +33,8 @@ from seedbed.streams.loop import EventLoop
 from seedbed.streams.messages import ProtocolError, frame, pack
 from seedbed.types import SeedbedError
 
+ANY = "*"
+"""In place of a module, in `HostOptions.allow`: all of them."""
 GROUPS = 2
 """Groups of environments in an actor process: one steps while the other waits for actions."""
 # Seconds until it is told that a learner cannot be reached, and until it is told again.
@@ -331,7 +333,7 @@ def _require_allowed(env: HostEnvConfig, allow: tuple[str, ...]) -> None:
     """Raises SeedbedError if a learner asks for code of this machine that nobody has allowed."""
     name = registry.code_of(env)
     module = name.partition(":")[0] if ":" in name else ""
-    if module and module not in allow:
+    if module and module not in allow and ANY not in allow:
         raise SeedbedError(
             f"the learner asks for the environment {name}, which is code of the module {module}: allow it "
             f"with --allow {module}"

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
@@ -20,6 +19,7 @@ from seedbed.envs.host.contract import HostEnvConfig, is_on_device
 from seedbed.envs.host.registry import code_of
 from seedbed.nearest import nearest
 from seedbed.printable import quoted
+from seedbed.run.bucket import run_path
 from seedbed.run.encoding import BOUND
 from seedbed.types import Environment, SeedbedError, UsageError
 
@@ -61,7 +61,7 @@ def split_train_arguments(arguments: Sequence[str]) -> TrainArguments:
             rest.append(token)
     if target is None:
         target = _pop_target(rest, values["--agent"])
-    run = None if values["--run"] is None else Path(values["--run"])
+    run = None if values["--run"] is None else run_path(values["--run"])
     agent, runtime, resume = values["--agent"], values["--runtime"], switches["--resume"]
     request = Request(target, agent, runtime, run, resume, switches["--trust-run"])
     shown = switches["--help"] or switches["-h"]
@@ -141,9 +141,9 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
 
   --agent A     takes another agent: a name or module:Class
   --runtime R   takes another runtime: central or paramserver
-  --run DIR     names the folder of the run, by default below runs/
+  --run DIR     names the folder of the run, by default below runs/, or a bucket (s3://..., gs://...)
   --resume      goes on with the run in the folder of --run
-  --cluster C   the processes of a job are one run: slurm, or ranks (docs/clusters.md)
+  --cluster C   train on many machines: slurm, ray or ranks (docs/clusters.md)
   --trust-run   import the code that this folder names, although others could have written it
   --debug       shows tracebacks"""
 

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 from pathlib import Path
 
+from seedbed.run.bucket import run_path
 from seedbed.run.trust import declare as declare_trust
 from seedbed.types import SeedbedError
 
@@ -24,7 +25,7 @@ def require_packages(*names: str) -> None:
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `seedbed export`."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("run", metavar="RUN", type=run_path, help="the folder of a run")
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, required=True, help="new folder"
     )

@@ -30,6 +30,7 @@ from seedbed.launch import joining, ranks
 from seedbed.launch.ranks import Rank
 from seedbed.machine import usable_cores
 from seedbed.printable import printable
+from seedbed.run.bucket import address_file, name_of
 from seedbed.run.folder import CONFIG, RunFolder
 from seedbed.scheduler import NOTICE
 from seedbed.streams.credentials import FOLDER
@@ -37,8 +38,8 @@ from seedbed.types import SeedbedError, UsageError
 
 Change = Callable[[TrainConfig], TrainConfig]
 
-CHOICES = ("slurm", "ranks", "ray")
-"""The values of `--cluster`."""
+CHOICES = ("slurm", "ranks")
+"""The values of `--cluster` that this module takes; that of `ray_cluster` is ray."""
 _JOB = "job.json"
 # How often a run is queued again without a step more than before.
 _MOST_REQUEUES = 3
@@ -83,6 +84,11 @@ class Job(NamedTuple):
 def folder_of(run: Path | None, rank: Rank) -> Path:
     """Returns the folder of a job's run; raises SeedbedError if it has no name."""
     if run is not None:
+        if address_file(run).exists():
+            raise SeedbedError(
+                f"--run is {name_of(run)}, and the machines of a job find one another in a folder: name one "
+                "that all of them see"
+            )
         return run
     if not rank.job:
         raise SeedbedError(
@@ -121,17 +127,14 @@ def train(
     `CHOICES`, and SeedbedError if the environment does not tell which process this is.
     """
     request, rest = given.request, given.rest
-    kind = (given.cluster or "").partition(":")[0]
-    if kind == "ray":
-        from seedbed.launch import ray_cluster
-
-        return ray_cluster.train(given, run)
     if given.cluster not in CHOICES:
-        raise UsageError(f"--cluster {given.cluster}: take {', '.join(CHOICES)}")
+        raise UsageError(f"--cluster {given.cluster}: take {', '.join(CHOICES)} or ray")
     rank = ranks.discover(os.environ, given.cluster == "slurm")
     folder = folder_of(request.run, rank)
     if rank.number:
-        return host(rank, folder, request.trust, say)
+        # The same command has been given to all ranks.
+        mine = str(request.what or "").partition(":")
+        return host(rank, folder, request.trust, say, (mine[0],) if mine[1] else ())
 
     def change(config: TrainConfig) -> TrainConfig:
         more = options_for(config.runtime.runtime, rest, rank.of)
@@ -234,16 +237,22 @@ def _requeue(run: Path, job: Job, tell: Callable[[str], None]) -> tuple[str, int
     return "the job is to be started again", ExitStatus.TRY_AGAIN
 
 
-def host(rank: Rank, run: Path, trusted: bool, tell: Callable[[str], None]) -> int:
+def host(
+    rank: Rank,
+    run: Path,
+    trusted: bool,
+    tell: Callable[[str], None],
+    allow: tuple[str, ...] = (),
+) -> int:
     """Serves the run as another rank until it ends or rank 0 does; returns the exit status.
 
-    That is rank 0's, once it has ended. Call from the main thread, after `obey_scheduler`. Raises
-    TemporaryError if rank 0 does not come, or is gone.
+    `allow` are modules whose environments actors may make. The status is rank 0's, once it has ended. Call
+    from the main thread, after `obey_scheduler`. Raises TemporaryError if rank 0 does not come, or is gone.
     """
     stop, ended = StopSignals(), list[Job]()
     threading.Thread(target=_watch, args=(rank, run, Job.read(run), ended), daemon=True).start()
     cores = rank.cores or usable_cores() / rank.beside
-    options = joining.Options(str(run), cores=cores, trusted=trusted, give_up_after_s=_PATIENCE_S)
+    options = joining.Options(str(run), cores, trusted, _PATIENCE_S, allow=allow)
     until_s, how = time.monotonic() + _SETTLE_S, None
     while not stop():
         try:

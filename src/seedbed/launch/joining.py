@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seedbed.actors import command as actors
-from seedbed.actors.host import Host, HostOptions
+from seedbed.actors.host import ANY, Host, HostOptions
 from seedbed.actors.waiting import StopSignals, await_run, read_runtime, require_limit
 from seedbed.actors.waiting import declare as declare_waiting
 from seedbed.exit_status import TemporaryError
@@ -110,7 +110,8 @@ def serve(
     has = facts(options.only, options.cores)
     wishes = roles.Wishes(has, options.trusted, limit_s)
     processes = max(1, int(options.cores))
-    allowed = HostOptions(processes, allow=options.allow, give_up_after_s=limit_s)
+    allow = (*options.allow, ANY) if options.trusted else options.allow
+    allowed = HostOptions(processes, allow=allow, give_up_after_s=limit_s)
     run = Path(options.where).resolve()
     if actors.is_address(options.where) or (run / ELSEWHERE).exists():
         with _apart(options, run, tell) as (run, addresses):

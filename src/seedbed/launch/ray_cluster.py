@@ -7,10 +7,8 @@ as every host does. Nodes need not see that folder.
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import threading
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,11 @@ from seedbed.exit_status import TemporaryError
 from seedbed.launch.cluster import Change, options_for, say
 from seedbed.printable import printable
 from seedbed.run.folder import CONFIG, RunFolder, default_path
-from seedbed.streams.supervisor import start_module
-from seedbed.types import SeedbedError
+from seedbed.streams.beside import Beside
+from seedbed.types import SeedbedError, UsageError
 
+# Seconds in which a cluster must have let that process in.
+_JOIN_S = 30.0
 _MODULE = "seedbed.launch.ray_hosts"
 # Seconds in which the process beside this one must have ended the hosts.
 _END_S = 30.0
@@ -38,16 +38,17 @@ def train(
     `run` trains what a request asks for, with options changed, and returns the exit status and the summary.
     Call from the main thread. Raises SeedbedError if there is no Ray, no cluster of it, or no node.
     """
+    wanted = _count(given.cluster or "")
     if importlib.util.find_spec("ray") is None:
         raise SeedbedError("--cluster ray needs Ray: pip install 'seedbed[ray]'")
     request, rest = given.request, given.rest
-    folder = request.run or default_path(request.what or "run")
+    folder = request.run or default_path(str(request.what or "run"))
     if RunFolder(folder).is_training():
         raise TemporaryError(
             f"another process trains into {printable(folder)}: wait for it, stop it, or name another folder"
         )
     resume = (folder / CONFIG).exists()
-    with RayHosts(folder.absolute(), _count(given.cluster or "")) as hosts:
+    with RayHosts(folder.absolute(), wanted) as hosts:
 
         def change(config: TrainConfig) -> TrainConfig:
             more = options_for(config.runtime.runtime, rest, hosts.count + 1)
@@ -59,11 +60,43 @@ def train(
 
 
 def _count(cluster: str) -> int:
-    """Returns how many hosts `ray:N` asks for, 0 for one on each other node; raises SeedbedError."""
+    """Returns how many hosts `ray:N` asks for, 0 for one on each other node; raises UsageError."""
     number = cluster.partition(":")[2]
     if cluster != "ray" and not (number.isdecimal() and int(number)):
-        raise SeedbedError(f"--cluster {cluster}: take ray, or ray:N for N hosts")
+        raise UsageError(f"--cluster {cluster}: take ray, or ray:N for N hosts")
     return int(number or 0)
+
+
+def bundles_of(nodes: Sequence[dict[str, Any]], me: str, wanted: int) -> list[dict[str, float]]:
+    """Returns what each host takes of a node of Ray's: all of it, but for a CPU where the coordinator is.
+
+    `nodes` are as `ray.nodes` has them, `me` is the id of this process's, and `wanted` how many hosts there
+    shall be, 0 for one on each other node. Raises ValueError if there is no node for any.
+    """
+    alive = [each for each in nodes if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
+    others = [each for each in alive if each["NodeID"] != me] or alive
+    chosen = alive if wanted > len(others) else others
+    found: list[dict[str, float]] = []
+    for each in chosen:
+        has, shared = each["Resources"], each["NodeID"] == me
+        gpus = {"GPU": float(has["GPU"])} if has.get("GPU") else {}
+        found.append({"CPU": float(max(1, int(has["CPU"]) - shared))} | gpus)
+    if not found and not wanted:
+        raise ValueError("no node of the cluster has a CPU for us: add one, or name ray:N")
+    found.sort(key=lambda bundle: -bundle["CPU"])
+    # Nodes that an autoscaler adds are taken to be like the smallest that is there.
+    missing = (wanted or len(found)) - len(found)
+    found += [found[-1] if found else {"CPU": 1.0}] * missing
+    return found[: wanted or len(found)]
+
+
+def no_cluster(why: str) -> str:
+    """Returns what a user is told where there is no cluster to join."""
+    address = os.environ.get("RAY_ADDRESS")
+    at = f" at RAY_ADDRESS={address}" if address else ""
+    return (
+        f"no cluster{at} ({why}): start one with ray start --head, or name another in RAY_ADDRESS"
+    )
 
 
 class RayHosts:
@@ -71,53 +104,26 @@ class RayHosts:
 
     def __init__(self, run: Path, count: int) -> None:
         """Joins the cluster, and decides which nodes get a host; raises SeedbedError."""
-        self._process = start_module(
-            _MODULE,
-            (str(run), str(count)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # What the terminal sends is for this process, which ends that one.
-            start_new_session=True,
+        lost = (
+            "it keeps this run's hosts no more; those that are there go on, and training with them"
         )
-        first = self._read()
-        if first is None or "hosts" not in first:
-            self._process.kill()
-            self._process.wait()
-            why = "it has failed to start: see above" if first is None else first["error"]
-            raise SeedbedError(f"Ray: {why}")
-        self.count = int(first["hosts"])
-        self._ending = False
-        self._thread = threading.Thread(target=self._relay, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> dict[str, Any] | None:
-        """Returns what the process says next, None once it has ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else None
-
-    def _relay(self) -> None:
-        while (said := self._read()) is not None:
-            say(f"Ray: {said.get('say') or said.get('error')}")
-        if not self._ending:
-            say(
-                "Ray: it keeps this run's hosts no more; those that are there go on, and training with them"
-            )
+        self._beside = Beside(_MODULE, (str(run), str(count)), _tell, lost)
+        # Ray itself tries for minutes, and then aborts.
+        said = self._beside.first(_JOIN_S)
+        if said is None:
+            said = {"error": no_cluster(f"it has not answered within {_JOIN_S:.0f} s")}
+        if "hosts" not in said:
+            raise SeedbedError(f"Ray: {said.get('error', 'it has failed to start: see above')}")
+        self.count = int(said["hosts"])
 
     def __enter__(self) -> RayHosts:
         return self
 
     def __exit__(self, *failure: object) -> None:
         """Has all hosts ended, and nothing of the run left in Ray."""
-        self._ending = True
-        process = self._process
-        assert process.stdin is not None
-        try:
-            process.stdin.write(b"end\n")
-            process.stdin.close()
-            process.wait(_END_S)
-        except (OSError, subprocess.TimeoutExpired):
-            say("Ray: it has not ended the run's hosts; they end by themselves in two minutes")
-        process.kill()
-        process.wait()
-        self._thread.join()
+        if self._beside.end(_END_S) is None:
+            _tell("it has not ended the run's hosts; they end by themselves in two minutes")
+
+
+def _tell(text: str) -> None:
+    say(f"Ray: {text}")

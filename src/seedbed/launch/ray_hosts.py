@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json, write_json
+from seedbed.launch.ray_cluster import bundles_of, no_cluster
+from seedbed.streams.beside import Parent
 from seedbed.streams.credentials import ADDRESS, FOLDER, KEY, put_key
 from seedbed.streams.supervisor import exit_text, last_line, start_module
 from seedbed.types import SeedbedError
@@ -143,7 +144,8 @@ class HostParent:
         with (self._folder / "log.txt").open("w+b") as log:
             # Ray gives every worker so many threads as it has CPUs, which is none of a host's concern.
             settings = {"OMP_NUM_THREADS": None}
-            arguments = ("host", str(self._folder), "--cores", str(self._cores))
+            # Who may begin actors may run any code here already.
+            arguments = ("host", str(self._folder), "--cores", str(self._cores), "--trust-run")
             child = self._child = start_module(
                 "seedbed",
                 (*arguments, "--parent", str(os.getpid())),
@@ -187,19 +189,7 @@ class _Cluster:
             logging_level="ERROR",
         )
         me = ray.get_runtime_context().get_node_id()
-        nodes = [
-            each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU", 0) >= 1
-        ]
-        others = [each for each in nodes if each["NodeID"] != me]
-        chosen = others or nodes
-        count = wanted or len(chosen)
-        if not count:
-            raise ValueError("no node of the cluster has a CPU for us: add one, or name ray:N")
-        if count > len(chosen):
-            chosen = nodes
-        sizes = sorted((_bundle(each, each["NodeID"] == me) for each in chosen), key=_cpus)[::-1]
-        # Nodes that an autoscaler adds are taken to be like the smallest that is there.
-        self.bundles = (sizes + [sizes[-1] if sizes else {"CPU": 1.0}] * count)[:count]
+        self.bundles = bundles_of(ray.nodes(), me, wanted)
 
     def begin(self, name: str, tell: Callable[[str], None]) -> None:
         """Places the actors of a run, or finds those that are there."""
@@ -241,48 +231,27 @@ class _Cluster:
 
     def missing(self) -> str:
         """Returns what Ray lacks for the hosts, "" if nothing."""
-        if self.group.wait(timeout_seconds=0.1):
+        if ray.util.placement_group_table(self.group)["state"] == "CREATED":
             return ""
         wanted = ", ".join(_text(each) for each in self.bundles)
         free = _text({k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")})
         return f"hosts on different nodes need {wanted}; free in the whole cluster: {free}"
 
 
-def _bundle(node: dict[str, Any], shared: bool) -> dict[str, float]:
-    """Returns what a host takes of a node, which it may share with the coordinator."""
-    has = node["Resources"]
-    found = {"CPU": float(max(1, int(has["CPU"]) - shared))}
-    return found | ({"GPU": has["GPU"]} if has.get("GPU") else {})
-
-
-def _cpus(bundle: dict[str, float]) -> float:
-    return bundle["CPU"]
-
-
 def _text(resources: dict[str, float]) -> str:
     return " and ".join(f"{count:g} {kind}" for kind, count in sorted(resources.items())) or "none"
 
 
-def say(**what: Any) -> None:
-    """Says something to the process that has started this one."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+def _serve(cluster: _Cluster, run: Path, parent: Parent) -> None:
+    """Tells the directory where the run is, and the user of what happens, until the end.
 
-
-def _listen(ended: threading.Event) -> None:
-    """Waits for the word to end, or for the end of the process that would say it: then hosts stay."""
-    word = sys.stdin.readline()
-    if not word:
-        os._exit(ExitStatus.ALONE)
-    ended.set()
-
-
-def _serve(cluster: _Cluster, run: Path, ended: threading.Event) -> None:
-    """Tells the directory where the run is, and the user of what happens, until the end."""
+    Hosts stay if the coordinator was killed.
+    """
+    say = parent.say
     key, address, name = run / FOLDER / KEY, run / FOLDER / ADDRESS, ""
-    seen: dict[int, tuple[str, str]] = {}
+    seen: dict[int, str] = {}  # how the last host of a node has ended, as far as it was told
     told, patient_s = "", time.monotonic() + _PATIENCE_S
-    while not ended.wait(_TELL_S if name else 0.2):
+    while not parent.ending.wait(_TELL_S if name else 0.2):
         if not (key.exists() and address.exists()):
             continue
         secret = key.read_text()
@@ -305,10 +274,10 @@ def _serve(cluster: _Cluster, run: Path, ended: threading.Event) -> None:
         for number, host in enumerate(cluster.hosts):
             with contextlib.suppress(ray.exceptions.RayError):
                 status = ray.get(host.status.remote(), timeout=1)
-                if seen.get(number, ("", ""))[1] != status["last"]:
+                if seen.setdefault(number, status["last"]) != status["last"]:
                     say(say=f"host {number} on {status['node']} {status['last']}; started again")
-                seen[number] = status["node"], status["last"]
-    if name:
+                seen[number] = status["last"]
+    if name and not parent.gone:
         remove(name, len(cluster.bundles))
         ray.kill(cluster.directory, no_restart=True)
 
@@ -316,21 +285,18 @@ def _serve(cluster: _Cluster, run: Path, ended: threading.Event) -> None:
 def main() -> None:
     """Serves the coordinator of a run that has started this process."""
     run, wanted = Path(sys.argv[1]), int(sys.argv[2])
-    ended = threading.Event()
+    parent = Parent()
     try:
         cluster = _Cluster(wanted)
     except ConnectionError as error:
-        text = str(error).splitlines()[0]
-        say(
-            error=f"no cluster ({text}): start one with ray start --head, or name it in RAY_ADDRESS"
-        )
+        parent.say(error=no_cluster(str(error).splitlines()[0]))
         return
     except ValueError as error:
-        say(error=str(error))
+        parent.say(error=str(error))
         return
-    say(hosts=len(cluster.bundles))
-    threading.Thread(target=_listen, args=(ended,), daemon=True).start()
-    _serve(cluster, run, ended)
+    parent.say(hosts=len(cluster.bundles))
+    parent.listen()
+    _serve(cluster, run, parent)
 
 
 if __name__ == "__main__":

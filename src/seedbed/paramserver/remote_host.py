@@ -21,6 +21,8 @@ from seedbed.paramserver.placement import Machine
 # Seconds without a stream to a host after which its roles begin elsewhere: a link that is cut comes back;
 # and where its machine says that its process is gone.
 _GONE_S, _REFUSED_S = 30.0, 3.0
+# What is said of an address whose machine does not answer.
+_SILENT = ("no answer", "No route to host", "unreachable", "timed out")
 # Seconds in which the coordinator may learn that not only a host is told to stop, but the whole run.
 _LEAVE_S = 5.0
 # Seconds in which a host must have started a process.
@@ -85,7 +87,10 @@ class Host:
         now_s, report = time.monotonic(), self.keeper.report
         if away or report is not self._seen:
             self._seen, self._seen_s = report, now_s
-        refused = not self.keeper.connected and "refused" in self.keeper.caller.last_error
+        why = "" if self.keeper.connected else self.keeper.caller.last_error
+        # This machine refuses the address 127.0.0.1 of another one that is silent.
+        silent = any(words in why for words in _SILENT)
+        refused = "refused" in why and not silent
         return now_s > self._seen_s + (_REFUSED_S if refused else _GONE_S)
 
     def role(self, name: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seedbed.printable import pasted, printable
+from seedbed.run.bucket import run_path
 from seedbed.run.trust import Untrusted
 from seedbed.types import SeedbedError, UsageError
 from seedbed.version import __version__
@@ -61,7 +62,7 @@ class Player(NamedTuple):
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `seedbed report`."""
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="the folder of a run")
+    parser.add_argument("runs", metavar="RUN", type=run_path, nargs="+", help="the folder of a run")
     parser.add_argument(
         "-o",
         dest="output",

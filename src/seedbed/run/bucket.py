@@ -1,0 +1,101 @@
+"""Runs whose folder is kept in a bucket: `--run s3://...`, `gs://...`, any address that fsspec knows. No JAX.
+
+A run trains into a folder of this machine, below the cache; a process beside it (`run.mirror`) copies what is
+new to the bucket. Whoever names the address gets such a folder with what the bucket has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from seedbed import cache
+from seedbed.exit_status import TemporaryError
+from seedbed.files import load_json, write_json
+from seedbed.printable import printable
+from seedbed.streams.beside import Beside
+from seedbed.types import SeedbedError
+
+MODULE = "seedbed.run.mirror"
+_FETCH_S = 3600.0
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://.+")
+
+
+def is_address(where: str) -> bool:
+    """Returns whether a run is named by an address of a bucket, and not by a folder."""
+    return _ADDRESS.fullmatch(where) is not None
+
+
+def folder_of(address: str) -> Path:
+    """Returns the folder of this machine for a run in a bucket, which may be missing."""
+    address = address.rstrip("/")
+    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]", "-", address.rpartition("/")[2])
+    return cache.directory("runs") / f"{name}-{digest}"
+
+
+def address_file(folder: Path) -> Path:
+    """Returns the file, beside a run's folder, that names its bucket."""
+    return folder.with_name(f"{folder.name}.bucket.json")
+
+
+def name_of(folder: Path) -> str:
+    """Returns how a run is named on any machine: by its bucket, if it has one."""
+    try:
+        return str(load_json(address_file(folder))["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return str(folder)
+
+
+def run_path(where: str) -> Path:
+    """Returns the folder of a run that is named by its folder or by an address, with what a bucket has.
+
+    Raises SeedbedError if the bucket refuses.
+    """
+    if not is_address(where):
+        return Path(where)
+    folder = folder_of(where)
+    try:
+        cache.prepared(folder.parent)
+        write_json(address_file(folder), {"address": where.rstrip("/")})
+    except (OSError, RuntimeError) as error:
+        raise SeedbedError(
+            f"{printable(folder.parent)} cannot be written ({error}): name another folder with SEEDBED_CACHE"
+        ) from error
+    beside = Beside(MODULE, ("fetch", str(folder)), lambda text: None, "")
+    said = beside.first(_FETCH_S)
+    if said is None or "ready" not in said:
+        raise SeedbedError(f"{where}: {(said or {}).get('error', 'its copy has not come')}")
+    beside.end(None)
+    return folder
+
+
+@contextlib.contextmanager
+def kept(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Has what is new in a run's folder copied to its bucket, if it has one, until the end of the block.
+
+    Call with the folder locked, and its term taken. Raises SeedbedError if the bucket refuses or another
+    process has the run, and TemporaryError if the bucket lacks something at the end: the folder has it then.
+    """
+    if not address_file(folder).exists():
+        yield
+        return
+    lost = f"the copy to the bucket has ended; the run is in {printable(folder)}"
+    beside = Beside(MODULE, ("keep", str(folder)), tell, lost)
+    said = beside.first(_FETCH_S)
+    if said is None or "ready" not in said:
+        raise SeedbedError(str((said or {}).get("error", lost)))
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        status = beside.end(None)
+        if status and not failed:
+            raise TemporaryError(
+                f"the bucket lacks what is new in {printable(folder)}: go on with the same command when it "
+                "can be written again"
+            )
