@@ -141,7 +141,8 @@ HELP = """Trains a preset, an environment's short name, a Gymnasium id or module
 
   --agent A     takes another agent: a name or module:Class
   --runtime R   takes another runtime: central or paramserver
-  --run DIR     names the folder of the run, by default below runs/, or a bucket (s3://..., gs://...)
+  --run DIR     names the folder of the run, by default below runs/, or a
+                bucket: s3://..., gs://...
   --resume      goes on with the run in the folder of --run
   --cluster C   train on many machines: slurm, ray or ranks (docs/clusters.md)
   --trust-run   import the code that this folder names, although others could have written it

@@ -203,6 +203,9 @@ def main() -> None:
     except Taken:
         parent.say(error=f"another process trains {name}: wait for it, or stop it")
         return
+    except ImportError as error:
+        parent.say(error=f"{_text(error)}: pip install 'seedbed[s3]' or 'seedbed[gs]'")
+        return
     except Exception as error:
         parent.say(
             error=f"the bucket cannot be used ({_text(error)}): check its name and your rights"

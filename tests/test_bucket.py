@@ -1,0 +1,274 @@
+"""Runs in buckets: what is sent and fetched, who has a run, and what becomes of one whose machine is lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seedbed.exit_status import ExitStatus, TemporaryError
+from seedbed.launch import cluster
+from seedbed.launch.ranks import Rank
+from seedbed.run.bucket import address_file, folder_of, is_address, kept, name_of, run_path
+from seedbed.run.folder import RunFolder, TakenOver
+from seedbed.run.mirror import Bucket, Taken
+from seedbed.types import SeedbedError
+from waiting import wait_for
+
+
+def test_addresses_are_told_from_folders():
+    assert is_address("s3://bucket/run") and is_address("gs://b/r") and is_address("file:///x")
+    assert not any(map(is_address, ("runs/pong", "/x", "C:\\x", "host:4711", "s3:/x", "s3://")))
+    assert folder_of("s3://b/run") == folder_of("s3://b/run/") != folder_of("s3://c/run")
+    assert name_of(Path("runs/pong")) == "runs/pong" and run_path("runs/pong") == Path("runs/pong")
+
+
+class Machine:
+    """A machine with a cache of its own, whose folder of the run may be kept in a bucket of the disk."""
+
+    def __init__(self, root: Path, name: str, there: Path) -> None:
+        self.folder = root / name / "run"
+        self.folder.parent.mkdir(parents=True)
+        address_file(self.folder).write_text(json.dumps({"address": f"file://{there}"}))
+
+    def bucket(self) -> Bucket:
+        return Bucket(self.folder)
+
+    def begin(self) -> RunFolder:
+        """Takes the run, as training does."""
+        self.bucket().fetch()
+        new = not (self.folder / "config.json").exists()
+        run = (RunFolder.create if new else RunFolder.resume)(self.folder)
+        run.write_config({"at": str(self.folder)})
+        return run
+
+    def content(self) -> dict[str, bytes]:
+        return {path: (self.folder / path).read_bytes() for path in self.bucket()._local()}
+
+
+@pytest.fixture
+def machines(tmp_path) -> tuple[Machine, Machine]:
+    there = tmp_path / "bucket" / "run"
+    return Machine(tmp_path, "one", there), Machine(tmp_path, "other", there)
+
+
+def test_another_machine_goes_on_where_the_first_was_lost(machines, tmp_path):
+    one, other = machines
+    run = one.begin()
+    keeping = one.bucket()
+    keeping.claim()
+    (run.path / "metrics.jsonl").write_text("1\n")
+    (run.checkpoints / "5").mkdir(parents=True)
+    (run.checkpoints / "5" / "large").write_bytes(os.urandom(2 << 20))
+    (run.path / ".hidden").write_text("here")
+    run.listen.mkdir()
+    (run.listen / "actor.key").write_text("secret")
+    keeping.send()
+    assert not keeping.new()
+    sent = [path.name for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
+    assert sorted(sent) == ["000001", "config.json", "large", "metrics.jsonl"]
+    # What came after that is lost with the machine.
+    (run.path / "metrics.jsonl").write_text("1\n2\n")
+    again = other.begin()
+    assert again.term == 2 and (again.path / "metrics.jsonl").read_text() == "1\n"
+    taking = other.bucket()
+    taking.claim()
+    (again.checkpoints / "5").rename(again.checkpoints / "6")
+    taking.send()
+    # The first machine lives after all: it finds out, sends nothing, and its learner ends.
+    with pytest.raises(Taken):
+        keeping.send()
+    with pytest.raises(TakenOver):
+        run.require_claim()
+    run.close()
+    # If the run goes on there, it has what the other one has sent.
+    one.bucket().fetch()
+    assert one.content() == {**other.content(), "config.json": one.content()["config.json"]}
+    assert (one.folder / "checkpoints" / "6" / "large").exists()
+    assert not (one.folder / "checkpoints" / "5" / "large").exists()
+    third = RunFolder.resume(one.folder)
+    assert third.term == 3
+    # Two that begin at once: one has it.
+    twin = RunFolder(other.folder)
+    again.close()
+    twin._take(lambda text: None)
+    assert twin.term == 3
+    one.bucket().claim()
+    with pytest.raises(Taken):
+        other.bucket().claim()
+    for each in (third, twin):
+        each.close()
+
+
+names = st.sampled_from(["metrics.jsonl", "checkpoints/1/a", "checkpoints/2/b", "replay/c", "d"])
+changes = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=5))), max_size=12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(changes, max_size=4))
+def test_a_bucket_has_what_the_folder_has(tmp_path_factory, turns):
+    root = tmp_path_factory.mktemp("turns")
+    there = root / "bucket"
+    one, other = Machine(root, "one", there), Machine(root, "other", there)
+    run, kept_one = one.begin(), one.bucket()
+    kept_one.claim()
+    clock = 0
+    for turn in turns:
+        for name, data in turn:
+            path = run.path / name
+            if data is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                # A disk's clock may be coarser than this loop.
+                clock += 1
+                os.utime(path, ns=(clock, clock))
+        kept_one.send()
+        other.bucket().fetch()
+        assert other.content() == one.content()
+    run.close()
+    shutil.rmtree(root)
+
+
+def test_a_bucket_that_refuses_for_a_while_is_sent_everything_later(machines, monkeypatch):
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    put = keeping._files.put_file
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("no")
+
+    (run.path / "metrics.jsonl").write_text("1\n")
+    monkeypatch.setattr(keeping._files, "put_file", refuse)
+    with pytest.raises(PermissionError):
+        keeping.send()
+    assert keeping.new() == ["metrics.jsonl"]
+    monkeypatch.setattr(keeping._files, "put_file", put)
+    keeping.send()
+    assert not keeping.new()
+    run.close()
+
+
+def test_the_end_says_what_the_bucket_lacks_and_where_it_is(machines, monkeypatch, tmp_path):
+    one, _ = machines
+    run = one.begin()
+    told: list[str] = []
+    text = f"lacks what is new in {one.folder}: go on with"
+    with pytest.raises(TemporaryError, match=text), kept(run.path, told.append):
+        (run.path / "metrics.jsonl").write_text("1\n")
+        # Where files were to be, there is one.
+        shutil.rmtree(tmp_path / "bucket" / "run")
+        (tmp_path / "bucket" / "run").write_text("")
+    assert "refuses" in told[-1]
+    run.close()
+
+
+def test_a_failure_of_the_run_is_told_and_not_the_buckets(machines, tmp_path):
+    one, _ = machines
+    run = one.begin()
+    with pytest.raises(ZeroDivisionError), kept(run.path, lambda text: None):
+        shutil.rmtree(tmp_path / "bucket")
+        (tmp_path / "bucket").write_text("")
+        raise ZeroDivisionError
+    run.close()
+
+
+def test_what_cannot_be_used_is_told_before_training(monkeypatch, tmp_path):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path))
+    for address, text in (
+        ("foo://x/run", "Protocol not known: foo"),
+        (f"file://{tmp_path}/file/run", "the bucket cannot be used"),
+    ):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(SeedbedError, match=text):
+            run_path(address)
+
+
+def test_the_machines_of_a_job_need_a_folder(machines):
+    one, _ = machines
+    with pytest.raises(SeedbedError, match="--run is file://.* find one another in a folder"):
+        cluster.folder_of(one.folder, Rank(0, 2, 1, 0.0, "", ""))
+
+
+@pytest.fixture
+def s3(tmp_path) -> Iterator[dict[str, str]]:
+    """The environment with a server that speaks as S3 does."""
+    if not all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask")):
+        pytest.skip("s3fs and moto[server] are not installed")
+    code = (
+        "from moto.server import ThreadedMotoServer as S; import time\n"
+        "s = S(ip_address='127.0.0.1', port=0); s.start()\n"
+        "print(s.get_host_and_port()[1], flush=True); time.sleep(600)"
+    )
+    python = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {
+        "PYTHONPATH": python,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert server.stdout is not None
+    environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+    make = "import s3fs; s3fs.S3FileSystem().mkdir('bucket')"
+    subprocess.run([sys.executable, "-c", make], env=environment, check=True)
+    yield environment
+    server.kill()
+    server.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_survives_its_first_machine(s3, tmp_path):
+    def start(machine: str, *words: str) -> subprocess.Popen[str]:
+        environment = s3 | {"SEEDBED_CACHE": str(tmp_path / machine)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "seedbed", *words], env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def files() -> str:
+        code = "import s3fs; print(s3fs.S3FileSystem(use_listings_cache=False).find('bucket/run'))"
+        listing = subprocess.run(
+            [sys.executable, "-c", code], env=s3, capture_output=True, text=True, check=True
+        )
+        return listing.stdout
+
+    train = ["train", "cartpole/dqn", "--steps", "200000", "--evaluate-every", "0"]
+    train += ["--checkpoint-every-s", "2"]
+    first = start("one", *train, "--run", "s3://bucket/run")
+    wait_for(lambda: files().count("manifest.json") >= 3, first)
+    os.killpg(first.pid, signal.SIGKILL)
+    # Its machine is lost with all that it has, also the process that sends.
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        if f"{tmp_path}/one".encode() in line.read_bytes():
+            os.kill(int(line.parent.name), signal.SIGKILL)
+    first.communicate()
+    second, said = start("two", "train", "--resume", "--run", "s3://bucket/run"), list[str]()
+    output = second.stdout
+    assert output is not None
+    wait_for(lambda: said.append(output.readline()) or "going on from" in said[-1], second)
+    second.send_signal(signal.SIGTERM)
+    said.append(second.communicate(timeout=120)[0])
+    assert second.returncode == ExitStatus.STOPPED, "".join(said)
+    assert "go on with: seedbed train --resume --run s3://bucket/run" in said[-1]
+    # Its replay has come along.
+    assert "/replay/" in files()
+    played = start("three", "evaluate", "s3://bucket/run", "--episodes", "1")
+    assert "return" in played.communicate(timeout=120)[0] and played.returncode == 0
