@@ -296,7 +296,7 @@ def test_a_host_that_was_away_when_the_run_ended_ends_with_it(run_folder):
     address = run.listen / credentials.ADDRESS
     content = {"term": run.term, "addresses": ["127.0.0.1:9"], "insecure": False}
     address.write_text(json.dumps(content))
-    find = command._Published(address, False, told.append)
+    find = command.Published(address, False, told.append)
     assert find() == [("127.0.0.1", 9)]
     listening_module.announce_end(run, "the run has ended after 7 steps")
     with pytest.raises(RunFinished, match="the run has ended after 7 steps"):
@@ -305,7 +305,7 @@ def test_a_host_that_was_away_when_the_run_ended_ends_with_it(run_folder):
     away = host.Host(key, find, host.HostOptions(1), False, told.append)
     assert away.run(lambda: False) == "the run has ended after 7 steps" and told == []
     # One that comes later waits for the run to be resumed.
-    late = command._Published(address, False, told.append)
+    late = command.Published(address, False, told.append)
     assert late() == [] and late() == []
     assert told == ["the run has ended after 7 steps: waiting for its next start, with --resume"]
     address.write_text(json.dumps({**content, "term": 2}))
@@ -349,7 +349,7 @@ def test_wrong_options_of_learners_are_named(options, text):
 def test_a_host_keeps_to_the_address_of_a_folder_that_is_gone(tmp_path):
     folder, told = tmp_path / "run" / credentials.FOLDER, []
     folder.mkdir(parents=True)
-    find = command._Published(folder / credentials.ADDRESS, False, told.append)
+    find = command.Published(folder / credentials.ADDRESS, False, told.append)
     assert find() == [] and told == []
     for name in ("one", "other"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,10 @@ from seedbed.config import flags, resolve
 from seedbed.export import extra
 from seedbed.paramserver import command as host_command
 from seedbed.paramserver.cluster import Cluster
+from seedbed.paramserver.command import Wishes
 from seedbed.paramserver.hosting import facts
 from seedbed.paramserver.hosts import Hosts
+from seedbed.paramserver.registration import Named
 from seedbed.printable import printable
 from seedbed.run.checkpoint import restore_newest
 from seedbed.run.options import CentralConfig
@@ -83,8 +85,14 @@ def uncoordinated(run: Path, patch: pytest.MonkeyPatch, *_: Any) -> str:
     def begin(*_: Any) -> Any:
         return SimpleNamespace(name="host-1", serve=lambda *_, **__: None, alone=True, stop=None)
 
+    door = SimpleNamespace(
+        register=lambda _: Named("host-1", "127.0.0.1", ""), keep=lambda *_: None, close=list,
+        refusal=None,
+    )  # fmt: skip
     patch.setattr(host_command, "await_run", lambda *_: True)
-    patch.setattr(host_command, "hosting", SimpleNamespace(begin=begin, Hosting=begin))
+    patch.setattr(host_command, "Registration", lambda *_: door)
+    patch.setattr(host_command, "Role", begin)
+    patch.setattr(host_command, "hosting", SimpleNamespace(Hosting=begin))
 
     class Never:
         def __call__(self) -> bool:
@@ -93,12 +101,14 @@ def uncoordinated(run: Path, patch: pytest.MonkeyPatch, *_: Any) -> str:
         def call(self, function: Any) -> None: ...
 
     stop: Any = Never()
-    return raised(lambda: host_command.serve(run, facts(()), False, 5.0, lambda text: None, stop))
+    return raised(
+        lambda: host_command.serve(run, Wishes(facts(()), False, 5.0), lambda text: None, stop)
+    )
 
 
 def invitation(run: Path, *_: Any) -> str:
     told: list[str] = []
-    hosts: Any = SimpleNamespace(_run=run, _wanted=2, look=list, take_notices=list)
+    hosts: Any = SimpleNamespace(_run=run, _wanted=2, look=list, take_notices=list, _door=None)
     assert not Hosts.await_all(hosts, told.append, lambda: True)
     return told[0]
 

@@ -17,7 +17,8 @@ import numpy as np
 import psutil
 from machines import RUNS, Link, Machine, Process, World, wait_until
 
-from seedbed.paramserver.saves import NAME, ShardSave
+from seedbed.paramserver.directory import SAVE
+from seedbed.paramserver.saves import ShardSave
 
 LOCAL, REMOTE = "learner-1", "learner-0"
 PARAMETERS, REPLAY = ("parameters-0", "parameters-1"), ("replay-0", "replay-1")
@@ -179,7 +180,7 @@ FAULTS = [
 
 def require_books(run: Path) -> dict[str, int]:
     """Asserts that both shards have had the same pushes, and have applied as many as they say."""
-    found = [ShardSave.read(run / "roles" / name / NAME) for name in PARAMETERS]
+    found = [ShardSave.read(run / "roles" / name / SAVE) for name in PARAMETERS]
     books = [save.books["pushes"]["books"] for save in found]
     ends = [{learner: sum(counts) for learner, counts in each.items()} for each in books]
     assert ends[0] == ends[1]

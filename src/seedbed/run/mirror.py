@@ -31,6 +31,15 @@ _ROLE_FILES = ("address.json", "log.txt")
 _LARGE_BYTES = 1 << 20
 
 
+# What a save of a replay ends with; its other files grow between saves.
+_INDEX = ".index"
+
+
+def _order(path: str) -> tuple[bool, bool, str]:
+    """Has checkpoints go first, so that metrics are not ahead of them, and indices after what they name."""
+    return not path.startswith("checkpoints/"), path.endswith(_INDEX), path
+
+
 class Taken(Exception):
     """Raised if another process has the run now."""
 
@@ -107,7 +116,7 @@ class Bucket:
             raise Taken
 
     def _local(self, below: str = "") -> list[str]:
-        """Returns what belongs into the bucket; checkpoints first, so that metrics are not ahead of them."""
+        """Returns what belongs into the bucket, in the order in which it is sent."""
         paths = [path for path in (self._folder / below).rglob("*") if path.is_file()]
         found: list[str] = []
         for path in (path.relative_to(self._folder) for path in paths):
@@ -115,22 +124,25 @@ class Bucket:
             left_out = path.parts[0] in _LEFT_OUT and not below
             if not (hidden or left_out or path.name in _ROLE_FILES):
                 found.append(str(path))
-        return sorted(found, key=lambda path: (not path.startswith("checkpoints/"), path))
+        return sorted(found, key=_order)
 
     def _note(self, path: str) -> None:
         found = (self._folder / path).stat()
         self._sent[path] = [found.st_size, found.st_mtime_ns]
 
     def new(self) -> list[str]:
-        """Returns what has changed since it was sent."""
+        """Returns what has changed since it was sent; of a replay, only if it has been saved since."""
         found: list[str] = []
-        for path in self._local():
+        here = self._local()
+        for path in here:
             # What goes meanwhile, such as an old checkpoint, is none of the bucket's concern.
             with contextlib.suppress(FileNotFoundError):
                 now = (self._folder / path).stat()
                 if self._sent.get(path) != [now.st_size, now.st_mtime_ns]:
                     found.append(path)
-        return found
+        replays = {str(Path(path).parent) for path in here if path.endswith(_INDEX)}
+        saved = {str(Path(path).parent) for path in found if path.endswith(_INDEX)}
+        return [path for path in found if str(Path(path).parent) not in replays - saved]
 
     def send(self) -> None:
         """Sends what is new, and then removes what is gone. Raises Taken if another process has the run."""

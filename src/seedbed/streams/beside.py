@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -84,9 +85,12 @@ class Beside:
 
 
 class Parent:
-    """The process's end. What libraries print goes to stderr from then on."""
+    """The process's end. It ends when its parent says so, or is gone; what libraries print goes to stderr."""
 
     def __init__(self) -> None:
+        # Whoever stops a machine signals every process; what is to be done at the end takes longer here.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         self._output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self.ending = threading.Event()  # it is time to end
