@@ -21,8 +21,10 @@ from seedbed.exit_status import ExitStatus, TemporaryError
 from seedbed.launch import cluster
 from seedbed.launch.ranks import Rank
 from seedbed.run.bucket import address_file, folder_of, is_address, kept, name_of, run_path
+from seedbed.run.checkpoint_helper import newest_claim
 from seedbed.run.folder import RunFolder, TakenOver
-from seedbed.run.mirror import Bucket, Taken
+from seedbed.run.mirror import Bucket, Taken, belongs
+from seedbed.run.trust import Trust, Untrusted
 from seedbed.types import SeedbedError
 from waiting import wait_for
 
@@ -111,6 +113,151 @@ def test_another_machine_goes_on_where_the_first_was_lost(machines, tmp_path):
         each.close()
 
 
+def test_a_file_that_could_not_be_sent_is_sent_later(machines, monkeypatch):
+    """Whatever has failed: the folder for it, too."""
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    (run.checkpoints / "5").mkdir(parents=True)
+    (run.checkpoints / "5" / "a").write_text("a")
+    for name in ("makedirs", "put_file"):
+        method = getattr(keeping._files, name)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise PermissionError("no")
+
+        monkeypatch.setattr(keeping._files, name, refuse)
+        with pytest.raises(PermissionError):
+            keeping.send()
+        assert one.bucket().new() == keeping.new() == ["checkpoints/5/a"]
+        monkeypatch.setattr(keeping._files, name, method)
+    keeping.send()
+    assert not keeping.new()
+    run.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/etc/passwd", "../x", "a/../../x", "a//b", "", ".lock", "a/.hidden", "listen/actor.key",
+        "listen/private.pem", "terms/000001", "roles/replay-0/address.json",
+    ],
+)  # fmt: skip
+def test_names_in_a_bucket_lead_nowhere_else(name):
+    assert not belongs(name)
+    assert belongs("config.json") and belongs("roles/replay-0/replay/a.index")
+
+
+def test_what_a_bucket_names_is_not_imported_unasked(machines):
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    run.close()
+    other.bucket().fetch()
+    with pytest.raises(Untrusted, match="another machine has sent it"):
+        Trust(other.folder, other.folder / "config.json").require("code:function")
+    Trust(one.folder, one.folder / "config.json").require("code:function")
+
+
+def test_what_is_lost_of_the_folder_is_brought_back_and_not_removed(machines, tmp_path):
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    (run.checkpoints / "5").mkdir(parents=True)
+    (run.checkpoints / "5" / "a").write_text("a")
+    (run.path / "metrics.jsonl").write_text("1\n")
+    keeping.send()
+    before = one.content()
+    # While it trains, somebody clears the cache.
+    (run.path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has been removed"):
+        keeping.send()
+    run.close()
+    shutil.rmtree(run.checkpoints)
+    one.bucket().fetch()
+    assert one.content() == before
+
+
+def test_a_run_that_failed_before_it_trained_leaves_nothing(machines, tmp_path):
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    run.discard_untrained()
+    assert not one.folder.exists()
+    keeping.send()
+    assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()]
+
+
+def test_a_run_that_trains_here_is_not_fetched_over(machines):
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    again = other.begin()
+    (again.path / "metrics.jsonl").write_text("new\n")
+    # As of a fetch that began before: the bucket has not the new term yet.
+    other.bucket().fetch()
+    assert (again.path / "metrics.jsonl").read_text() == "new\n"
+    assert again.claim == newest_claim(again.path)
+    for each in (run, again):
+        each.close()
+
+
+def test_two_histories_are_not_mixed(machines):
+    """The same names and sizes, of two machines that have gone on from the same step."""
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.send()
+    again, taking = other.begin(), other.bucket()
+    for each, letter in ((run, b"A"), (again, b"B")):
+        (each.checkpoints / "5").mkdir(parents=True)
+        for name, size in (("large", 2 << 20), ("small", 10)):
+            (each.checkpoints / "5" / name).write_bytes(letter * size)
+    taking.claim()
+    taking.send()
+    for each in (run, again):
+        each.close()
+    one.bucket().fetch()
+    content = one.content()
+    assert {content[f"checkpoints/5/{name}"][:1] for name in ("large", "small")} == {b"B"}
+
+
+def test_a_claim_whose_answer_was_lost_is_ones_own(machines):
+    one, _ = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    keeping.claim()
+    (run.path / "metrics.jsonl").write_text("unsent\n")
+    run.close()
+    # The process was killed before anything was sent: the folder has what the bucket lacks.
+    one.bucket().fetch()
+    assert (one.folder / "metrics.jsonl").read_text() == "unsent\n"
+
+
+def test_a_file_that_goes_while_the_bucket_is_read_is_no_failure(machines, monkeypatch):
+    one, other = machines
+    run, keeping = one.begin(), one.bucket()
+    keeping.claim()
+    (run.path / "metrics.jsonl").write_text("1\n")
+    keeping.send()
+    reading = other.bucket()
+    get, failures = reading._files.get_file, [FileNotFoundError(), FileNotFoundError()]
+
+    def get_file(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        get(*arguments)
+
+    monkeypatch.setattr(reading._files, "get_file", get_file)
+    reading.fetch()
+    assert other.content() == one.content() and not failures
+    run.close()
+
+
 names = st.sampled_from(["metrics.jsonl", "checkpoints/1/a", "checkpoints/2/b", "d/c", "e"])
 changes = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=5))), max_size=12)
 
@@ -128,7 +275,9 @@ def test_a_bucket_has_what_the_folder_has(tmp_path_factory, turns):
         for name, data in turn:
             path = run.path / name
             if data is None:
-                path.unlink(missing_ok=True)
+                # All else stays in the bucket.
+                if name.startswith("checkpoints/"):
+                    path.unlink(missing_ok=True)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
@@ -184,7 +333,7 @@ def test_the_end_says_what_the_bucket_lacks_and_where_it_is(machines, monkeypatc
     one, _ = machines
     run = one.begin()
     told: list[str] = []
-    text = f"lacks what is new in {one.folder}: go on with"
+    text = f"lacks what is new in {one.folder}; .*go on with: seedbed train --resume --run file://"
     with pytest.raises(TemporaryError, match=text), kept(run.path, told.append):
         (run.path / "metrics.jsonl").write_text("1\n")
         # Where files were to be, there is one.

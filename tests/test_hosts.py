@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ from seedbed.exit_status import ExitStatus
 from seedbed.launch import joining
 from seedbed.paramserver import command, hosting, launching, remote_host
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory, this_machine
-from seedbed.paramserver.hosts import Hosts
+from seedbed.paramserver.hosts import Hosts, _Placed
 from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
@@ -287,6 +288,56 @@ def test_a_host_without_the_folder_is_sent_what_its_roles_begin_with(machines):
     for host in machines.processes:
         assert host.wait(20) == ExitStatus.FINISHED
     assert not own.exists()
+
+
+def test_a_host_that_was_given_up_comes_back(machines, monkeypatch):
+    """Also one that sees the folder, from which its coordinator has removed it."""
+    monkeypatch.setattr(remote_host, "_GONE_S", 0.5)
+    for apart in (False, True):
+        name = machines.hosts._directory.take_number("host") + 1
+        process = machines.start(apart)
+        wait_for(lambda name=name: machines.names() == [f"host-{name}"])
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: machines.names() == [])
+        assert not (machines.run / ROLES / f"host-{name}").exists()
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda name=name: machines.names() == [f"host-{name}"])
+        process.kill()
+        wait_for(lambda: machines.names() == [])
+
+
+def test_what_a_host_has_learned_is_not_replaced_after_a_start_that_failed(tmp_path):
+    provided: list[bool] = []
+    failures = [None, ConnectionError(), OSError(), None]
+
+    class Host:
+        shares = False
+
+        def provide(self, name: str, has_save: bool) -> None:
+            provided.append(has_save)
+
+        def start(self, *_: Any) -> None:
+            if (failure := failures.pop(0)) is not None:
+                raise failure
+
+    one: Any = Host()
+    where: list[Any] = [one]
+    hosts: Any = SimpleNamespace(host_of=lambda name: where[0])
+    here: Any = SimpleNamespace(start=lambda anew: "here")
+    role = RoleSpec("parameters-0", "module")
+    placed = _Placed(hosts, Directory(tmp_path), here, role)
+    placed.start(True)
+    for failure in (ConnectionError, OSError):
+        with pytest.raises(failure):
+            placed.start(False)
+    placed.start(False)
+    # What the coordinator has is older, as long as the role was nowhere else.
+    assert provided == [False, True, True, True]
+    where[0] = None
+    assert placed.start(False) == "here"
+    where[0], failures[:] = one, [None]
+    placed.start(False)
+    assert provided[4:] == [False]
 
 
 @pytest.mark.slow

@@ -97,17 +97,22 @@ def folder_of(run: Path | None, rank: Rank) -> Path:
     return Path("runs") / f"job-{rank.job}"
 
 
-def options_for(runtime: str, given: Sequence[str], processes: int) -> list[str]:
+def options_for(
+    runtime: str,
+    given: Sequence[str],
+    processes: int,
+    remedy: str = "start the job with one task",
+) -> list[str]:
     """Returns the options of a runtime with which other processes can join, but for those that were given.
 
-    Raises SeedbedError if they cannot.
+    Raises SeedbedError, with a remedy, if they cannot.
     """
     if processes == 1:
         return []
     if runtime == "fused":
         raise SeedbedError(
-            f"{processes} processes, but the fused runtime has one: start the job with one task, or take an "
-            "environment of the host"
+            f"{processes} processes, but the fused runtime has one: {remedy}, or take an environment of the "
+            "host"
         )
     options = {"central": {"--listen": "0.0.0.0:0"}, "paramserver": {"--listen": "0.0.0.0"}}[
         runtime

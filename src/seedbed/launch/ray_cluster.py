@@ -51,7 +51,7 @@ def train(
     with RayHosts(folder.absolute(), wanted) as hosts:
 
         def change(config: TrainConfig) -> TrainConfig:
-            more = options_for(config.runtime.runtime, rest, hosts.count + 1)
+            more = options_for(config.runtime.runtime, rest, hosts.count + 1, "leave out --cluster")
             return flags.override(config, [*rest, *more], False)
 
         # A run that goes on keeps its runtime, which the command of its first start names.

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from seedbed.files import load_json, write_json
 from seedbed.launch.ray_cluster import bundles_of, no_cluster
 from seedbed.streams.beside import Parent
@@ -40,8 +42,8 @@ _ALONE_S = 120.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S, _EARLY_S = 1.0, 30.0, 30.0
 # Seconds after which it is told again that Ray has not placed all hosts.
 _PATIENCE_S = 15.0
-# Seconds in which hosts must have ended.
-_END_S = 10.0
+# Seconds in which a host must have ended.
+_END_S = 8.0
 _TAIL_BYTES = 4096
 
 
@@ -89,9 +91,8 @@ class HostParent:
         self._status: dict[str, Any] = {"node": os.uname().nodename, "starts": 0, "last": ""}
         self._ending = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
-        # Nobody else can guess the name, and the next one on this node finds what this one has left.
-        node = ray.get_runtime_context().get_node_id()
-        self._folder = Path(tempfile.gettempdir()) / f"{name}-{number}-{node}"
+        self._prefix = f"{name}-{number}-"
+        self._folder: Path | None = None
         # The kernel ends the host with the thread that has started it, so this one stays.
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -110,42 +111,53 @@ class HostParent:
             except subprocess.TimeoutExpired:
                 child.kill()
         self._thread.join(_END_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Removes the folder of the last host, and those of parents on this node that were killed."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
+            pid = path.name.removeprefix(self._prefix).partition("-")[0]
+            dead = pid.isdecimal() and not psutil.pid_exists(int(pid))
+            # Others may make what they like in a folder for all users.
+            if dead and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)
 
     def _keep(self) -> None:
         retry_s = _FIRST_RETRY_S
         while not self._ending.is_set():
-            shutil.rmtree(self._folder, ignore_errors=True)
-            if not self._fetch():
+            self._clear()
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{self._prefix}{os.getpid()}-"))
+            if not self._fetch(self._folder):
                 self._ending.wait(_TELL_S)
                 continue
             begun_s = time.monotonic()
-            self._run()
+            self._run(self._folder)
             early = time.monotonic() < begun_s + _EARLY_S
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S) if early else _FIRST_RETRY_S
             self._ending.wait(retry_s)
 
-    def _fetch(self) -> bool:
+    def _fetch(self, folder: Path) -> bool:
         """Writes what the directory knows into the host's folder; returns whether it knows it."""
         try:
             directory = ray.get_actor(self._name, _NAMESPACE)
             told: Told = ray.get(directory.told.remote(), timeout=10)
             if not told.key:
                 return False
-            self._folder.mkdir(0o700, exist_ok=True)
-            put_key(self._folder, told.key)
-            write_json(self._folder / FOLDER / ADDRESS, json.loads(told.address))
+            put_key(folder, told.key)
+            write_json(folder / FOLDER / ADDRESS, json.loads(told.address))
             return True
         except (ray.exceptions.RayError, ValueError, OSError, SeedbedError):
             return False
 
-    def _run(self) -> None:
+    def _run(self, folder: Path) -> None:
         """Starts a host, and tells it where the coordinator is until it ends."""
-        with (self._folder / "log.txt").open("w+b") as log:
+        with (folder / "log.txt").open("w+b") as log:
             # Ray gives every worker so many threads as it has CPUs, which is none of a host's concern.
             settings = {"OMP_NUM_THREADS": None}
             # Who may begin actors may run any code here already.
-            arguments = ("host", str(self._folder), "--cores", str(self._cores), "--trust-run")
+            arguments = ("host", str(folder), "--cores", str(self._cores), "--trust-run")
             child = self._child = start_module(
                 "seedbed",
                 (*arguments, "--parent", str(os.getpid())),
@@ -155,7 +167,7 @@ class HostParent:
             )
             self._status["starts"] += 1
             while child.poll() is None:
-                self._fetch()
+                self._fetch(folder)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_TELL_S)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -170,7 +182,7 @@ def remove(name: str, hosts: int) -> None:
         with contextlib.suppress(ValueError):
             found.append(ray.get_actor(f"{name}/host-{number}", _NAMESPACE))
     # Those that Ray has not placed do not answer, and have left nothing.
-    ray.wait([each.end.remote() for each in found], num_returns=len(found), timeout=_END_S)
+    ray.wait([each.end.remote() for each in found], num_returns=len(found), timeout=3 * _END_S)
     for each in found:
         ray.kill(each, no_restart=True)
     with contextlib.suppress(ValueError):
@@ -247,39 +259,45 @@ def _serve(cluster: _Cluster, run: Path, parent: Parent) -> None:
 
     Hosts stay if the coordinator was killed.
     """
-    say = parent.say
-    key, address, name = run / FOLDER / KEY, run / FOLDER / ADDRESS, ""
-    seen: dict[int, str] = {}  # how the last host of a node has ended, as far as it was told
+    say, name, begun = parent.say, "", False
+    key, address = run / FOLDER / KEY, run / FOLDER / ADDRESS
+    seen: dict[Any, str] = {}  # how the last host of a node has ended, as far as it was told
     told, patient_s = "", time.monotonic() + _PATIENCE_S
     while not parent.ending.wait(_TELL_S if name else 0.2):
         if not (key.exists() and address.exists()):
             continue
         secret = key.read_text()
-        if not name:
-            name = f"seedbed-{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
-            cluster.begin(name, lambda text: say(say=text))
+        name = f"seedbed-{hashlib.sha256(secret.encode()).hexdigest()[:16]}"
         try:
+            if not begun:
+                cluster.begin(name, lambda text: say(say=text))
             content = json.dumps(load_json(address))
             ray.get(cluster.directory.tell.remote(secret, content), timeout=20)
-        except ray.exceptions.RayError as error:
-            say(
-                say=f"its directory of this run does not answer ({type(error).__name__}): tried again"
-            )
+            begun = True
+        except (ray.exceptions.RayError, ValueError) as error:
+            # The directory may have removed itself, with all hosts, while this machine was suspended.
+            if begun:
+                say(say=f"it does not answer ({type(error).__name__}): tried again")
+            begun = False
             continue
         if time.monotonic() > patient_s:
             patient_s = time.monotonic() + _PATIENCE_S
             if (lacks := cluster.missing()) and lacks != told:
                 say(say=lacks)
             told = lacks
-        for number, host in enumerate(cluster.hosts):
+        asked = {host.status.remote(): number for number, host in enumerate(cluster.hosts)}
+        # Those that are not placed do not answer.
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=1)
+        for answer in answered:
             with contextlib.suppress(ray.exceptions.RayError):
-                status = ray.get(host.status.remote(), timeout=1)
+                status, number = ray.get(answer), asked[answer]
                 if seen.setdefault(number, status["last"]) != status["last"]:
                     say(say=f"host {number} on {status['node']} {status['last']}; started again")
                 seen[number] = status["last"]
     if name and not parent.gone:
-        remove(name, len(cluster.bundles))
-        ray.kill(cluster.directory, no_restart=True)
+        with contextlib.suppress(ray.exceptions.RayError):
+            remove(name, len(cluster.bundles))
+            ray.kill(cluster.directory, no_restart=True)
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ def _serve(
     where = f" of {printable(run)}" if has.shares else ""
     what = f"{has.cores:.3g} cores, {has.memory_gb:g} GB"
     tell(f"{role.name}{where}: {what}; waiting for its coordinator")
-    door.keep(role.name, lambda: work.coordinated)
+    door.keep(role.name, lambda: role.address, lambda: work.coordinated)
     try:
         at = listening_ports(named.listen)._replace(host="")
         role.serve(work, at, first_s=limit_s)

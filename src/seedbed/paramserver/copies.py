@@ -28,22 +28,25 @@ class Copies:
         """`fetch` copies a shard, in its keeper's thread; `apart` says whether a role has another folder."""
         self._shards, self._fetch, self._apart = shards, fetch, apart
         self._savers = [Saver(run / ROLES / keeper.role.name / SAVE) for keeper in shards]
-        self._asked: dict[int, concurrent.futures.Future[ShardSave]] = {}
+        # What was asked of a shard, and how often it had been started again then.
+        self._asked: dict[int, tuple[concurrent.futures.Future[ShardSave], int]] = {}
         self._due_s: dict[int, float] = {}
 
     def tend(self, now_s: float) -> None:
         """Asks for the copies that are due, and writes those that have come, beside training."""
         for number, keeper in enumerate(self._shards):
             asked = self._asked.get(number)
-            if asked is not None and asked.done():
-                del self._asked[number]
-                # A shard that has died meanwhile is asked again.
-                if asked.exception() is None:
-                    self._write(number, asked.result())
+            name = keeper.role.name
+            if asked is not None and asked[0].done():
+                answer, restarts = self._asked.pop(number)
+                # What a shard that has died meanwhile has learned is older than what its successor saves.
+                same = keeper.restarts == restarts and self._apart(name)
+                if same and answer.exception() is None:
+                    self._write(number, answer.result())
             elif asked is None and now_s > self._due_s.setdefault(number, now_s + _EVERY_S):
                 self._due_s[number] = now_s + _EVERY_S
-                if keeper.connected and self._apart(keeper.role.name):
-                    self._asked[number] = keeper.request(self._fetch)
+                if keeper.connected and self._apart(name):
+                    self._asked[number] = keeper.request(self._fetch), keeper.restarts
 
     def keep(self, saves: Sequence[ShardSave]) -> None:
         """Writes those of all shards at a cut, beside training, where they are elsewhere."""

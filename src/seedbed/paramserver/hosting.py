@@ -27,6 +27,7 @@ from seedbed.paramserver.role import COORDINATOR, STOP_S, Role
 from seedbed.run.trust import OPTION as TRUST
 from seedbed.streams.messages import Message, ProtocolError, require_fields
 from seedbed.streams.server import Client
+from seedbed.types import SeedbedError
 
 # Seconds between two looks whether the run's folder is there.
 _LOOK_S = 5.0
@@ -106,6 +107,7 @@ class Hosting:
         self._role, self._run, self._has, self._arguments = role, run, has, arguments
         self._directory = Directory(run)
         self._children: dict[str, _Child] = {}
+        self._unwritten: dict[str, Address] = {}
         self._look_s = 0.0
         self.coordinated = False  # whether a coordinator is connected
         self.leaving_s: float | None = None  # when this machine was told to stop
@@ -142,7 +144,15 @@ class Hosting:
             address = Address.from_json(fields.get("address"))
         except (ValueError, TypeError, KeyError) as error:
             raise ProtocolError(f"ADDRESS of {name} has none ({error!r})") from error
-        self._directory.announce(name, address)
+        self._unwritten[name] = address
+        self._write_addresses()
+
+    def _write_addresses(self) -> None:
+        """Writes down what the disk has had no room for, too."""
+        with contextlib.suppress(SeedbedError):
+            for name, address in list(self._unwritten.items()):
+                self._directory.announce(name, address)
+                del self._unwritten[name]
 
     def _file(self, message: Message) -> dict[str, Any]:
         """Writes a part of a file; after the last one the file has its name. A failure is told."""
@@ -219,6 +229,7 @@ class Hosting:
         if now_s > self._look_s + _LOOK_S:
             self._look_s = now_s
             self.lost = not self._run.is_dir()
+            self._write_addresses()
         if self.leaving_s is None:
             return not self.lost
         busy = any(child.running for child in self._children.values())

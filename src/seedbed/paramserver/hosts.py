@@ -270,7 +270,7 @@ class Hosts:
 
     def kill(self) -> None:
         """Has all hosts end at once, and does not wait."""
-        for host in self._hosts.values():
+        for host in list(self._hosts.values()):
             host.keeper.finish()
 
 
@@ -339,7 +339,8 @@ class _Placed:
         """Starts a process where the role is placed now; raises OSError."""
         role = self._role
         host = self._hosts.host_of(role.name)
-        former, self._host = self._host, None
+        # A start that fails has changed nothing where the role was; elsewhere it may have begun all the same.
+        former, self._host = self._host, self._host if host is self._host else None
         if host is None:
             self._process = self._here.start(anew)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import queue
 import signal
 import threading
@@ -204,13 +205,15 @@ class Keeper:
             request.answer.set_exception(ConnectionError(f"{self.role.name} has ended"))
         else:
             self._requests.put(request)
+            if self._closed.is_set():
+                self._refuse_all()  # the thread may have ended just before
         return request.answer
 
     def _refuse_all(self) -> None:
-        while not self._requests.empty():
-            self._requests.get().answer.set_exception(
-                ConnectionError(f"{self.role.name} has ended")
-            )
+        with contextlib.suppress(queue.Empty):
+            while True:
+                answer = self._requests.get_nowait().answer
+                answer.set_exception(ConnectionError(f"{self.role.name} has ended"))
 
     def _bury(self) -> None:
         """Tells how a process has ended, if there was one; raises SeedbedError if another would not live."""

@@ -163,12 +163,18 @@ class Registration:
             return None
         return Named(**{name: str(said[name]) for name in Named._fields})
 
-    def keep(self, name: str, coordinated: Callable[[], bool]) -> None:
-        """Tells where the host is whenever no coordinator is connected to it, until `close`."""
+    def keep(
+        self, name: str, find: Callable[[], Address | None], coordinated: Callable[[], bool]
+    ) -> None:
+        """Tells where the host is, whenever no coordinator is connected to it, until `close`.
+
+        `find` returns the address, None if there is none yet. Not from the folder: a coordinator that has
+        given this host up removes it there.
+        """
 
         def tell() -> None:
             while not self._ended.wait(_TELL_S if coordinated() else _TICK_S):
-                address = Directory(self._run).find(name)
+                address = find()
                 if coordinated() or address is None:
                     continue
                 try:

@@ -25,7 +25,7 @@ _GONE_S, _REFUSED_S = 30.0, 3.0
 _SILENT = ("no answer", "No route to host", "unreachable", "timed out")
 # Seconds in which the coordinator may learn that not only a host is told to stop, but the whole run.
 _LEAVE_S = 5.0
-# Seconds in which a host must have started a process.
+# Seconds in which a host must have started a process, or taken a part of a file.
 _START_S = 10.0
 # Bytes of a file that travel at once.
 _CHUNK_BYTES = 1 << 19
@@ -144,8 +144,7 @@ class Host:
                 ) -> dict[str, Any]:
                     return keeper.ask(Kind.FILE, Kind.FILED, block, **fields).fields
 
-                # A host that does not answer any more is given up, and so is what was asked of it.
-                self._require(self.keeper.request(send).result())
+                self._require(self._result(self.keeper.request(send), f"taken {name}"))
                 if fields["last"]:
                     return
 
@@ -164,10 +163,16 @@ class Host:
             keeper.fetch_report()
             return said
 
+        self._require(self._result(self.keeper.request(ask), f"started {role.name}"))
+
+    def _result(
+        self, asked: concurrent.futures.Future[dict[str, Any]], what: str
+    ) -> dict[str, Any]:
+        """Waits for what the host says; raises ConnectionError if it says nothing in time."""
         try:
-            self._require(self.keeper.request(ask).result(_START_S))
+            return asked.result(_START_S)
         except concurrent.futures.TimeoutError as error:
-            raise ConnectionError(f"{self.name} has not started {role.name}") from error
+            raise ConnectionError(f"{self.name} has not {what}") from error
 
     def end(self, name: str) -> concurrent.futures.Future[Any]:
         """Has a role's process killed; does not wait."""

@@ -89,6 +89,7 @@ class Role:
         self._work: Work | None = None
         self._finish = False
         self._asked_s: float | None = None  # when SIGTERM came
+        self.address: Address | None = None  # where it listens, once it does
         self.alone = False  # whether it has ended because nobody coordinated it
 
     def serve(self, work: Work, at: Listening | None, first_s: float = ORPHAN_S) -> None:
@@ -114,8 +115,8 @@ class Role:
                 "has, or more ports, with --listen"
             ) from error
         hosts = tuple((name, port or 0) for name, port in map(split_address, names))
-        address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
-        self.directory.announce(self.name, address)
+        self.address = Address(self.number, os.getpid(), this_machine(), socket, hosts)
+        self.directory.announce(self.name, self.address)
         heard_s, look_s, more, limit_s = time.monotonic(), 0.0, True, first_s
         try:
             while more and not self._finish:

@@ -15,7 +15,7 @@ from pathlib import Path
 from seedbed import cache
 from seedbed.exit_status import TemporaryError
 from seedbed.files import load_json, write_json
-from seedbed.printable import printable
+from seedbed.printable import printable, resume_command
 from seedbed.streams.beside import Beside
 from seedbed.types import SeedbedError
 
@@ -96,6 +96,6 @@ def kept(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
         status = beside.end(None)
         if status and not failed:
             raise TemporaryError(
-                f"the bucket lacks what is new in {printable(folder)}: go on with the same command when it "
-                "can be written again"
+                f"the bucket lacks what is new in {printable(folder)}; when it can be written again, go on "
+                f"with: {resume_command(name_of(folder))}"
             )

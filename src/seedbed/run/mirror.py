@@ -1,43 +1,61 @@
 """The process that copies a run's folder from and to a bucket; a program, without JAX.
 
-`fetch FOLDER` brings what the bucket has and this machine lacks. `keep FOLDER` then sends what is new, until
-it is told to end, or until whoever has started it is gone. The key of a run, its locks and what only its
-processes tell one another stay here. Who has the run is told by its terms, as in a folder: each start makes a
-file in the bucket that nobody else can make, and one that finds a later one sends nothing any more.
+`fetch FOLDER` brings what the bucket has, unless this machine has trained the run last. `keep FOLDER` then
+sends what is new, until it is told to end, or until whoever has started it is gone. The key of a run, its
+locks and what only its processes tell one another stay here. Who has the run is told by its terms, as in a
+folder: each start makes a file in the bucket that nobody else can make, and one that finds a later one sends
+nothing any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seedbed.exit_status import ExitStatus
 from seedbed.files import load_json, write_json
 from seedbed.run.bucket import address_file, name_of
 from seedbed.run.checkpoint_helper import TERMS, newest_claim
+from seedbed.run.folder import CONFIG, LOCK, METRICS
 from seedbed.streams.beside import Parent
+from seedbed.streams.credentials import ELSEWHERE
 from seedbed.streams.credentials import FOLDER as LISTEN
 
 _EVERY_S, _AGAIN_S = 15.0, 30.0
-# What has been sent, and under which term of this machine's.
-_STATE = "sent.json"
+# Seconds for which nobody looks whether another process has the run, while files are being sent.
+_LOOK_S = 10.0
+# How often a bucket is listed anew because a file went while it was read.
+_TRIES = 5
+# Beside a run's folder: what has been sent and fetched, and the lock of who fetches.
+_STATE, _FETCHING = "sent.json", "fetch.lock"
 _LEFT_OUT = (LISTEN, TERMS)
 _ROLE_FILES = ("address.json", "log.txt")
-# Files of this size and more that have the same size are the same: those of checkpoints and replay.
-_LARGE_BYTES = 1 << 20
-
-
+_CHECKPOINTS = "checkpoints/"
 # What a save of a replay ends with; its other files grow between saves.
 _INDEX = ".index"
+# What changes with a file's content, as the library of each bucket names it.
+_VERSIONS = ("ETag", "etag", "md5Hash", "generation", "mtime", "LastModified", "updated")
 
 
 def _order(path: str) -> tuple[bool, bool, str]:
     """Has checkpoints go first, so that metrics are not ahead of them, and indices after what they name."""
-    return not path.startswith("checkpoints/"), path.endswith(_INDEX), path
+    return not path.startswith(_CHECKPOINTS), path.endswith(_INDEX), path
+
+
+def belongs(path: str) -> bool:
+    """Returns whether a file of a run's folder, or a name in a bucket, is one that both have.
+
+    Anybody may have written a bucket: a name must not lead out of the folder, nor to what stays here.
+    """
+    parts = path.split("/")
+    hidden = any(not part or part.startswith(".") for part in parts)
+    return not hidden and parts[0] not in _LEFT_OUT and parts[-1] not in _ROLE_FILES
 
 
 class Taken(Exception):
@@ -55,44 +73,107 @@ class Bucket:
             self.address, use_listings_cache=False, skip_instance_cache=True
         )
         self._root, self._folder = str(root).rstrip("/"), folder
-        self._state = address_file(folder).with_name(f"{folder.name}.{_STATE}")
-        self._term, self._sent = 0, dict[str, list[int]]()
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        self._term = newest_claim(folder).term
+        self._state = self._beside(_STATE)
+        # By path, the size and time of a file here that the bucket has, and its version there if it is known.
+        self._same: dict[str, list[int]] = {}
+        self._versions: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = load_json(self._state)
-            self._term, self._sent = int(state["term"]), dict(state["sent"])
+            self._same, self._versions = dict(state["same"]), dict(state["versions"])
+
+    def _beside(self, name: str) -> Path:
+        return address_file(self._folder).with_name(f"{self._folder.name}.{name}")
 
     def _write_state(self) -> None:
-        write_json(self._state, {"term": self._term, "sent": self._sent})
+        write_json(self._state, {"same": self._same, "versions": self._versions})
 
-    def _find(self, below: str = "") -> dict[str, int]:
-        """Returns the size of each file in the bucket, by its path in the run."""
+    def _find(self, below: str = "") -> dict[str, dict[str, Any]]:
+        """Returns what is known of each file in the bucket, by its path in the run."""
         try:
             found = self._files.find(f"{self._root}{below}", detail=True)
         except FileNotFoundError:
             return {}
         start = len(self._root) + 1
-        return {path[start:]: int(each["size"] or 0) for path, each in found.items()}
+        return {path[start:]: about for path, about in found.items()}
 
     def _terms(self) -> list[int]:
-        names = [Path(path).name for path in self._find(f"/{TERMS}")]
-        return sorted(int(name) for name in names if name.isdecimal())
+        names = [PurePosixPath(path).name for path in self._find(f"/{TERMS}")]
+        return sorted(int(name) for name in names if name.isdecimal() and len(name) < 12)
 
-    def fetch(self) -> None:
-        """Brings what the bucket has, unless this machine has trained the run last."""
-        if self._folder.is_dir() and self._terms()[-1:] in ([], [self._term]):
-            return
-        there = self._find()
-        self._term, self._sent = 0, {}
-        for path, size in there.items():
-            local = self._folder / path
-            if size < _LARGE_BYTES or not local.exists() or local.stat().st_size != size:
-                local.parent.mkdir(0o755, parents=True, exist_ok=True)
-                self._files.get_file(f"{self._root}/{path}", str(local))
-            self._note(path)
-        for path in [*self._local(), *self._local(TERMS)]:
-            if path not in there:
-                (self._folder / path).unlink()
-        self._write_state()
+    def _token(self, term: int) -> bytes:
+        """Returns what the bucket has in the file of a term."""
+        return self._files.cat_file(f"{self._root}/{TERMS}/{term:06d}")
+
+    def _stat(self, path: str) -> list[int]:
+        found = (self._folder / path).stat()
+        return [found.st_size, found.st_mtime_ns]
+
+    def fetch(self, parent: Parent | None = None) -> None:
+        """Brings what the bucket has, unless a process here trains the run, or the last that did was here."""
+        with self._beside(_FETCHING).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in reversed(range(_TRIES)):
+                try:
+                    terms = self._terms()
+                    if terms:
+                        self._fetch(terms[-1], parent)
+                    return
+                except FileNotFoundError:
+                    # A process that trains has removed something since the list was made.
+                    if not left:
+                        raise
+
+    def _fetch(self, newest: int, parent: Parent | None) -> None:
+        with self._alone() as alone:
+            if not alone:
+                return
+            file = self._folder / TERMS / f"{newest:06d}"
+            mine = file.exists() and file.read_bytes() == self._token(newest)
+            there = {path: about for path, about in self._find().items() if belongs(path)}
+            for path, about in sorted(there.items(), key=lambda item: _order(item[0])):
+                if parent is not None and parent.ending.is_set():
+                    raise InterruptedError("it was interrupted")
+                self._bring(path, about, mine)
+            if mine:
+                return
+            for path in self._local():
+                if path not in there:
+                    (self._folder / path).unlink()
+            # The next start here takes a later term; and this file is not that of who has the run.
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("elsewhere")
+            # Who has written the bucket is not known: what it names is not imported unasked.
+            (self._folder / ELSEWHERE).touch()
+            self._write_state()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Keeps processes from training into the folder meanwhile; yields False if one does."""
+        self._folder.mkdir(0o755, parents=True, exist_ok=True)
+        with (self._folder / LOCK).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _bring(self, path: str, about: dict[str, Any], mine: bool) -> None:
+        """Fetches a file that is not here as the bucket has it; of a run of this machine, what is lost."""
+        local = self._folder / path
+        version = next(
+            (f"{about['size']} {about[name]}" for name in _VERSIONS if name in about), ""
+        )
+        if local.exists():
+            same = version and self._versions.get(path) == version
+            if mine or (same and self._same.get(path) == self._stat(path)):
+                return
+        local.parent.mkdir(0o755, parents=True, exist_ok=True)
+        part = local.with_name(f".{local.name}.part")
+        self._files.get_file(f"{self._root}/{path}", str(part))
+        part.replace(local)
+        self._same[path], self._versions[path] = self._stat(path), version
 
     def claim(self) -> None:
         """Tells the bucket who has the run; raises Taken if another process was first."""
@@ -104,31 +185,23 @@ class Bucket:
         try:
             self._files.pipe_file(f"{self._root}/{path}", token, mode="create")
         except FileExistsError:
-            raise Taken from None
-        self._write_state()
+            # A library that tries again may meet what it has written itself.
+            if self._token(self._term) != token:
+                raise Taken from None
 
     def _require_mine(self) -> None:
         """Raises Taken if there is a later term, of which the folder is told, so that its learner ends."""
         newest = max(self._terms(), default=0)
         if newest > self._term:
-            name = f"{TERMS}/{newest:06d}"
-            self._files.get_file(f"{self._root}/{name}", str(self._folder / name))
+            (self._folder / TERMS / f"{newest:06d}").write_text("elsewhere")
             raise Taken
+        self._looked_s = time.monotonic()
 
-    def _local(self, below: str = "") -> list[str]:
+    def _local(self) -> list[str]:
         """Returns what belongs into the bucket, in the order in which it is sent."""
-        paths = [path for path in (self._folder / below).rglob("*") if path.is_file()]
-        found: list[str] = []
-        for path in (path.relative_to(self._folder) for path in paths):
-            hidden = any(part.startswith(".") for part in path.parts)
-            left_out = path.parts[0] in _LEFT_OUT and not below
-            if not (hidden or left_out or path.name in _ROLE_FILES):
-                found.append(str(path))
-        return sorted(found, key=_order)
-
-    def _note(self, path: str) -> None:
-        found = (self._folder / path).stat()
-        self._sent[path] = [found.st_size, found.st_mtime_ns]
+        paths = [path for path in self._folder.rglob("*") if path.is_file()]
+        found = (path.relative_to(self._folder).as_posix() for path in paths)
+        return sorted(filter(belongs, found), key=_order)
 
     def new(self) -> list[str]:
         """Returns what has changed since it was sent; of a replay, only if it has been saved since."""
@@ -137,40 +210,77 @@ class Bucket:
         for path in here:
             # What goes meanwhile, such as an old checkpoint, is none of the bucket's concern.
             with contextlib.suppress(FileNotFoundError):
-                now = (self._folder / path).stat()
-                if self._sent.get(path) != [now.st_size, now.st_mtime_ns]:
+                if self._same.get(path) != self._stat(path):
                     found.append(path)
-        replays = {str(Path(path).parent) for path in here if path.endswith(_INDEX)}
-        saved = {str(Path(path).parent) for path in found if path.endswith(_INDEX)}
-        return [path for path in found if str(Path(path).parent) not in replays - saved]
+        saved = _replays(found)
+        return [path for path in found if _parent(path) not in _replays(here) - saved]
 
     def send(self) -> None:
         """Sends what is new, and then removes what is gone. Raises Taken if another process has the run."""
         self._require_mine()
-        for path in self.new():
-            with contextlib.suppress(FileNotFoundError):
+        here = self._local()
+        if CONFIG not in here:
+            self._discard()
+            return
+        new = self.new()
+        for path in new:
+            if time.monotonic() > self._looked_s + _LOOK_S:
+                self._require_mine()
+            try:
                 # As it is before: what is written meanwhile is new the next time.
-                self._note(path)
-                self._files.makedirs(f"{self._root}/{Path(path).parent}", exist_ok=True)
-                try:
-                    self._files.put_file(str(self._folder / path), f"{self._root}/{path}")
-                except BaseException:
-                    del self._sent[path]
+                now = self._stat(path)
+            except FileNotFoundError:
+                continue
+            self._files.makedirs(f"{self._root}/{_parent(path)}", exist_ok=True)
+            try:
+                self._files.put_file(str(self._folder / path), f"{self._root}/{path}")
+            except FileNotFoundError:
+                if (self._folder / path).exists():
                     raise
-        here = set(self._local())
-        for path in [path for path in self._sent if path not in here]:
-            self._remove(path)
-            del self._sent[path]
-        # A run that has failed before it trained has left nothing.
-        mine = self._term if self._folder.is_dir() else self._term + 1
+                continue
+            self._same[path] = now
+            self._versions.pop(path, None)
+        if new or not self._same.keys() <= set(here):
+            self._remove_gone()
+        self._write_state()
+
+    def _remove_gone(self) -> None:
+        """Removes checkpoints and parts of replays that are not here any more; all else stays."""
+        self._require_mine()
+        here = self._local()
+        replays = _replays(here)
+        for path in self._find():
+            kept = not path.startswith(_CHECKPOINTS) and _parent(path) not in replays
+            if path not in here and not kept:
+                self._remove(path)
+        self._same = {path: now for path, now in self._same.items() if path in here}
         for term in self._terms():
-            if term < mine:
+            if term < self._term:
                 self._remove(f"{TERMS}/{term:06d}")
+
+    def _discard(self) -> None:
+        """Removes what a run has left that failed before it trained; raises OSError if it has trained."""
+        if any(path.startswith(_CHECKPOINTS) or path == METRICS for path in self._same):
+            raise FileNotFoundError(f"{self._folder} has been removed")
+        for path in self._same:
+            self._remove(path)
+        for term in self._terms():
+            self._remove(f"{TERMS}/{term:06d}")
+        self._same = {}
         self._write_state()
 
     def _remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(f"{self._root}/{path}")
+
+
+def _parent(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _replays(paths: list[str]) -> set[str]:
+    """Returns the folders in which one of some files is the index of a replay."""
+    return {_parent(path) for path in paths if path.endswith(_INDEX)}
 
 
 def _keep(bucket: Bucket, parent: Parent) -> int:
@@ -206,10 +316,11 @@ def main() -> None:
     """Does what the command line asks for."""
     what, folder = sys.argv[1], Path(sys.argv[2])
     parent, name = Parent(), name_of(folder)
+    parent.listen()
     try:
         bucket = Bucket(folder)
         if what == "fetch":
-            bucket.fetch()
+            bucket.fetch(parent)
         else:
             bucket.claim()
     except Taken:
@@ -224,7 +335,6 @@ def main() -> None:
         )
         return
     parent.say(ready=True)
-    parent.listen()
     if what == "keep":
         sys.exit(_keep(bucket, parent))
 

@@ -41,10 +41,14 @@ class Beside:
 
         What it says afterwards goes to `tell`, unless it has an `error` to say: then it has ended.
         """
-        if not select.select([self._process.stdout], [], [], patience_s)[0]:  # type: ignore[list-item]
+        try:
+            if not select.select([self._process.stdout], [], [], patience_s)[0]:  # type: ignore[list-item]
+                self._kill()
+                return None
+            said = self._read()
+        except BaseException:
             self._kill()
-            return None
-        said = self._read()
+            raise
         if said is None or "error" in said:
             self._kill()
             return said or {}

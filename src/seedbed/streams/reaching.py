@@ -81,7 +81,7 @@ def reach(
     waiting = collections.deque(hosts)
     tries: dict[Connection, tuple[str, int]] = {}
     role, number = ("", None) if place is None else place
-    errors = [] if hosts else [f"{role} does not listen for other machines"]
+    errors = [] if hosts else [f"{role or 'the run'} does not listen for other machines"]
     until_s, next_s = time.monotonic() + PATIENCE_S, 0.0
     try:
         while waiting or tries:
