@@ -33,11 +33,12 @@ from seedbed.config.saved import ENV_BOUND
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.envs.host.registry import ON_DEVICE
-from seedbed.launch import joining
+from seedbed.launch import joining, key
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
 from seedbed.run.trust import AGENTS
 from seedbed.testing import checks, counting, probes, trainers
 from seedbed.types import SeedbedError, StorageError, UsageError
+from seedbed.viewer import evaluate
 
 PUBLIC = (seedbed, seedbed.physics, seedbed.simd)
 """The modules whose every public name has an entry."""
@@ -178,8 +179,9 @@ def _changes(part: Any) -> Iterator[tuple[str, Any]]:
 
 def commands() -> str:
     """Returns the options of the commands besides `train`."""
-    parsers = {"evaluate": cli._evaluate_parser()}
-    for name, module in (("actor", actor_command), ("host", joining)):
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    of = {"evaluate": evaluate, "actor": actor_command, "host": joining, "key": key}
+    for name, module in of.items():
         parsers[name] = cli._Parser(prog=f"seedbed {name}", description=module.DESCRIPTION)
         module.declare(parsers[name])
     return "\n\n".join(_command(name, parser) for name, parser in parsers.items())
@@ -191,7 +193,7 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         words = [*action.option_strings] or [str(action.metavar or action.dest)]
         if action.option_strings and action.nargs != 0:
             words[-1] += f" {action.metavar or action.dest.upper()}"
-        if "--help" not in words:
+        if "--help" not in words and action.help != argparse.SUPPRESS:
             rows.append((f"`{', '.join(words)}`", action.help or ""))
     usage = " ".join((parser.description or "").split())
     return f"### seedbed {name}\n\n{usage}\n\n{_table(('option', 'meaning'), rows)}"

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seedbed import cli
 from seedbed.actors.waiting import await_run
 from seedbed.config import resolve
 from seedbed.config.saved import from_json, to_json
@@ -32,7 +33,7 @@ from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.placement import HERE, KINDS, Machine, Wish, place
 from seedbed.paramserver.registration import Entrance, Registrar, Registration
 from seedbed.paramserver.role import Role
-from seedbed.run.folder import ROLES
+from seedbed.run.folder import ROLES, RunFolder
 from seedbed.run.options import ParamServerConfig
 from seedbed.run.trust import Trust
 from seedbed.streams.credentials import ADDRESS, KEY, PRIVATE, ensure_credentials
@@ -427,9 +428,9 @@ def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):
         return subprocess.Popen(["sleep", "60"])
 
     monkeypatch.setattr(launching, "start_module", start)
-    for number, name in enumerate(("learner-0", "parameters-0", "learner-1", "learner-2"), 1):
-        module = "seedbed.paramserver.learner"
-        fields = {"module": module, "arguments": ["--number", "0"], "start": number}
+    module = "seedbed.paramserver.learner"
+    fields: dict[str, Any] = {"module": module, "arguments": ["--number", "0"], "start": 1}
+    for name in ("learner-0", "parameters-0", "learner-1", "learner-2"):
         assert work._start(name, fields) == {"errno": 0}
     work._end("learner-1")
     work._start("learner-3", fields)
@@ -438,6 +439,22 @@ def test_each_learner_of_a_host_gets_one_of_its_gpus(tmp_path, monkeypatch):
         work._end(name)
     monkeypatch.setenv(launching.VISIBLE, "")
     assert hosting.accelerators() == [] and work._accelerator() is None
+
+
+def test_a_key_that_is_made_beforehand_is_that_of_the_run(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli.main(["key", str(run)]) == 0
+    key = (run / CREDENTIALS / KEY).read_text()
+    assert f"{run}/listen/actor.key; on other machines: seedbed host" in capsys.readouterr().out
+    assert cli.main(["key", str(run)]) == 0
+    begun = RunFolder.create(run)
+    begun.write_config({})
+    ensure_credentials(begun.listen)
+    assert (run / CREDENTIALS / KEY).read_text() == key
+    begun.close()
+    (run / CREDENTIALS / KEY).unlink()
+    assert cli.main(["key", str(run)]) == 1
+    assert "has begun without listening" in capsys.readouterr().err
 
 
 def test_what_the_door_is_told_that_cannot_be(tmp_path):

@@ -29,7 +29,7 @@ from seedbed.run.checkpoint import restore_newest
 from seedbed.run.options import CentralConfig
 from seedbed.run.trust import Untrusted
 from seedbed.types import SeedbedError
-from seedbed.viewer import report, video
+from seedbed.viewer import evaluate, report, video
 from seedbed.viewer.background import LAYOUT
 
 PATHS = {
@@ -223,7 +223,7 @@ def test_our_own_parsers_read_the_paths(path: str, tmp_path: Path) -> None:
     _, *resume = pasted(cli.resume_command(run), tmp_path)
     assert flags.split_train_arguments(resume[1:]).request.run == run
     word = pasted(f"seedbed evaluate {cli.pasted(run)}", tmp_path)[2]
-    assert cli._evaluate_parser().parse_args([word]).run == run
+    assert cli._parsed("evaluate", evaluate, [word]).run == run
 
 
 def no_package(*_: Any) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `seedbed train | actor | host | evaluate | report | export | list | bench`.
+"""The command line: `seedbed train | actor | host | key | evaluate | report | export | list | bench`.
 
 JAX, and what else only one command needs, is loaded by that command: actors do without most of it.
 """
@@ -21,7 +21,6 @@ from seedbed import strict_json
 from seedbed.exit_status import ExitStatus, status_of
 from seedbed.nearest import did_you_mean
 from seedbed.printable import pasted, printable, resume_command
-from seedbed.run.bucket import run_path
 from seedbed.run.signals import end_program_with
 from seedbed.scheduler import obey_scheduler
 from seedbed.types import SeedbedError, UsageError
@@ -39,6 +38,7 @@ commands:
                   step environments of this machine for a run that listens (train --listen)
   host RUN_OR_ADDRESS [--key FILE] [--only KIND,...] [--cores N]
                   run a part of a run on this machine: actors, learners, shards
+  key RUN         make the key of a run that has not begun, for its other machines
   evaluate RUN [--episodes N] [--env ID] [--seed S] [--newest] [--json] [--video F] [--html F]
                   play whole episodes with the best policy of a run
   report RUN [RUN ...] [-o F.html]
@@ -89,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "train": _train,
         "actor": _actor,
         "host": _host,
+        "key": _key,
         "evaluate": _evaluate,
         "report": _report,
         "export": _export,
@@ -194,6 +195,13 @@ def _host(arguments: list[str]) -> int:
     return _joined("host", joining.serve(joining.options_of(given), _print))
 
 
+def _key(arguments: list[str]) -> int:
+    from seedbed.launch import key
+
+    _print(key.make(_parsed("key", key, arguments).run))
+    return ExitStatus.FINISHED
+
+
 def _joined(name: str, how: str | None) -> int:
     """Tells how a command that joins a run has ended; returns the exit status."""
     _print(f"{name} ended: {how or 'stopped'}")
@@ -204,70 +212,15 @@ def _warn(text: str) -> None:
     tell(text, sys.stderr)
 
 
-def _evaluate_parser() -> _Parser:
-    from seedbed.run.trust import declare as declare_trust
-
-    parser = _Parser(
-        prog="seedbed evaluate", description="Plays whole episodes with a run's policy."
-    )
-    parser.add_argument("run", metavar="RUN", type=run_path, help="the folder of a run")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes to play (default: 100)")
-    parser.add_argument("--env", metavar="ID", help="another environment of the same shape")
-    parser.add_argument("--seed", type=int, default=0, help="seed of environments and actions")
-    newest = "play the newest checkpoint, not the one with the best evaluation"
-    parser.add_argument("--newest", action="store_true", help=newest)
-    declare_trust(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--video", metavar="F.mp4", type=Path, help="film a few episodes")
-    page = "write a few episodes as a page to look around in"
-    parser.add_argument("--html", metavar="F.html", type=Path, help=page)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    return parser
-
-
 def _evaluate(arguments: list[str]) -> int:
-    given = _evaluate_parser().parse_args(arguments)
-    from seedbed.run.folder import RunFolder
+    from seedbed.viewer import evaluate
 
-    # Check the path now: the user sees an error before JAX takes time to load.
-    RunFolder.read(given.run)
-    from seedbed import api
+    def play(*given: Any, **options: Any) -> dict[str, Any]:
+        from seedbed import api
 
-    result = api.evaluate(
-        given.run,
-        episodes=given.episodes,
-        env=given.env,
-        seed=given.seed,
-        newest=given.newest,
-        trust=given.trust_run,
-        warn=_warn,
-    )
-    if given.json:
-        _print(strict_json.dumps(result))
-    else:
-        _print(
-            f"return {result['episode_return_mean']:.2f} ± {result['episode_return_std']:.2f} "
-            f"({result['episode_return_min']:.2f} to {result['episode_return_max']:.2f}) "
-            f"over {result['episodes']} episodes of {result['episode_length_mean']:,.0f} steps"
-            + (f" ({result['member']} of the population)" if "member" in result else "")
-        )
-    if given.video is not None or given.html is not None:
-        from seedbed.viewer.record import SHOWN, show
+        return api.evaluate(*given, **options)
 
-        count = min(given.episodes, SHOWN)
-        _warn(f"playing {count} episodes again, to draw them")
-        show(
-            given.run,
-            env=given.env,
-            episodes=count,
-            seed=given.seed,
-            newest=given.newest,
-            trust=given.trust_run,
-            video=given.video,
-            html=given.html,
-        )
-        for path in filter(None, (given.video, given.html)):
-            _warn(f"{count} episodes written to {path}")
+    evaluate.evaluate(_parsed("evaluate", evaluate, arguments), play, _print, _warn)
     return ExitStatus.FINISHED
 
 
