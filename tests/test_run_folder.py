@@ -118,6 +118,25 @@ def test_what_was_trained_stays(run_folder, kept):
     assert (run_folder / "config.json").exists()
 
 
+def test_without_locks_a_later_start_takes_the_run_over(run_folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_folder_module.fcntl, "flock", refuse)
+    told = []
+    run = RunFolder.create(run_folder, told.append)
+    assert "without locks" in told[0]
+    run.write_config({})
+    run.require_claim()
+    assert not run.is_training()
+    later = RunFolder.resume(run_folder)
+    later.require_claim()
+    with pytest.raises(TakenOver):
+        run.require_claim()
+    for each in (run, later):
+        each.close()
+
+
 def test_the_lock_ends_with_its_process(run_folder):
     code = (
         "import os, pathlib; from seedbed.run.folder import RunFolder;"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import os
 import secrets
@@ -31,6 +32,8 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 HISTORY = "history.json"
 """The file that tells when and where the run was trained, and how that ended."""
+# What some mounts of Lustre and NFS say to flock.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 LOCK = ".lock"
 """The file that is locked by the process that trains into the folder."""
 SAVING = ".saving.lock"
@@ -73,6 +76,7 @@ class RunFolder:
         # This start of a learner; term 0 if the folder was opened with `read`.
         self.claim = UNCLAIMED
         self._locks: dict[str, int] = {}  # descriptors
+        self._unlocked = False  # whether the file system has no locks
         self._prepared = False  # whether the folder `listen` was there before the run
 
     @classmethod
@@ -128,6 +132,11 @@ class RunFolder:
                 "another folder",
             )
             self._wait_for_helper(tell)
+            if self._unlocked:
+                tell(
+                    f"{printable(self.path)} is on a file system without locks: a second start would take "
+                    "the run over from this one"
+                )
             self.claim = self._next_claim()
             remove_leftovers(self.checkpoints)
         except OSError as error:
@@ -199,10 +208,13 @@ class RunFolder:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                return False
-            raise
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                if isinstance(error, BlockingIOError):
+                    return False
+                raise
+            # The term says whose the run is: who comes later has it, and the one before ends.
+            self._unlocked = True
         self._locks[name] = descriptor
         return True
 
