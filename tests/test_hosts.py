@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -305,6 +306,24 @@ def test_a_host_that_was_given_up_comes_back(machines, monkeypatch):
         wait_for(lambda name=name: machines.names() == [f"host-{name}"])
         process.kill()
         wait_for(lambda: machines.names() == [])
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("", False),
+        ("192.0.2.1:4711: no answer; 127.0.0.1:4711: Connection refused", False),
+        ("192.0.2.1:4711: Network is unreachable; OWN:4711: Connection refused", False),
+        ("192.0.2.1:4711: no answer; 192.0.2.2:4711: Connection refused", True),
+        ("[2001:db8::1]:4711: Connection refused; one:4711: Name not known", True),
+        ("[Errno 111] Connection refused", True),  # of a socket of this machine
+    ],
+)
+def test_which_refusals_say_that_a_process_is_gone(why, said):
+    own = socket.gethostbyname("localhost")
+    for found in psutil.net_if_addrs().values():
+        own = next((each.address for each in found if each.family == socket.AF_INET), own)
+    assert remote_host.refused(why.replace("OWN", own)) == said
 
 
 def test_what_a_host_has_learned_is_not_replaced_after_a_start_that_failed(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from seedbed.paramserver import hosting
 from seedbed.paramserver.directory import JOB, SAVE, Address, Directory
@@ -17,18 +18,29 @@ from seedbed.paramserver.keeper import Keeper
 from seedbed.paramserver.launching import RoleSpec
 from seedbed.paramserver.messages import Kind
 from seedbed.paramserver.placement import Machine
+from seedbed.streams.addresses import LOOPBACK
 
 # Seconds without a stream to a host after which its roles begin elsewhere: a link that is cut comes back;
 # and where its machine says that its process is gone.
 _GONE_S, _REFUSED_S = 30.0, 3.0
-# What is said of an address whose machine does not answer.
-_SILENT = ("no answer", "No route to host", "unreachable", "timed out")
 # Seconds in which the coordinator may learn that not only a host is told to stop, but the whole run.
 _LEAVE_S = 5.0
 # Seconds in which a host must have started a process, or taken a part of a file.
 _START_S = 10.0
 # Bytes of a file that travel at once.
 _CHUNK_BYTES = 1 << 19
+
+
+def refused(why: str) -> bool:
+    """Returns whether another machine has said that no process listens there; `why` is that of `reach`.
+
+    An address that this machine has, too, such as 127.0.0.1 or that of a bridge, says nothing of another one.
+    """
+    own = {each.address for found in psutil.net_if_addrs().values() for each in found}
+    own |= set(LOOPBACK)
+    parts = [part for part in why.split("; ") if "refused" in part]
+    hosts = [part.partition(": ")[0].rpartition(":")[0].strip("[]") for part in parts]
+    return any(host not in own for host in hosts)
 
 
 class Host:
@@ -88,10 +100,7 @@ class Host:
         if away or report is not self._seen:
             self._seen, self._seen_s = report, now_s
         why = "" if self.keeper.connected else self.keeper.caller.last_error
-        # This machine refuses the address 127.0.0.1 of another one that is silent.
-        silent = any(words in why for words in _SILENT)
-        refused = "refused" in why and not silent
-        return now_s > self._seen_s + (_REFUSED_S if refused else _GONE_S)
+        return now_s > self._seen_s + (_REFUSED_S if refused(why) else _GONE_S)
 
     def role(self, name: str) -> dict[str, Any] | None:
         """Returns what it says of a role, None if it has none of this name."""
