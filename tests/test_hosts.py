@@ -314,7 +314,7 @@ def test_a_host_that_was_given_up_comes_back(machines, monkeypatch):
         ("", False),
         ("192.0.2.1:4711: no answer; 127.0.0.1:4711: Connection refused", False),
         ("192.0.2.1:4711: Network is unreachable; OWN:4711: Connection refused", False),
-        ("192.0.2.1:4711: no answer; 192.0.2.2:4711: Connection refused", True),
+        ("192.0.2.1:4711: no answer; 203.0.113.7:4711: Connection refused", True),
         ("[2001:db8::1]:4711: Connection refused; one:4711: Name not known", True),
         ("[Errno 111] Connection refused", True),  # of a socket of this machine
     ],
