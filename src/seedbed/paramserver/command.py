@@ -82,6 +82,8 @@ def _serve(
         door.close()
     if stop():
         return None
+    if work.lost:
+        return f"{printable(run)} is gone"
     if door.refusal is not None:
         raise door.refusal
     if role.alone:
@@ -90,7 +92,7 @@ def _serve(
             "nobody has coordinated the run for a minute: start this host again when the run goes on where "
             f"it was started{again}"
         )
-    return f"{printable(run)} is gone" if work.lost else "the run has ended"
+    return "the run has ended"
 
 
 class _Patience:
