@@ -88,7 +88,7 @@ class Drill:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
-                if _MODULES[kind] in command and number in command:
+                if _MODULES[kind] in command and f"--number {number} " in " ".join(command):
                     return process
         raise LookupError(f"no process of {name}")
 
