@@ -48,7 +48,7 @@ _TAIL_BYTES = 4096
 
 
 class Told(NamedTuple):
-    """What the directory knows of a run."""
+    """A run, as the directory knows it."""
 
     key: str = ""  # the content of its key file
     address: str = ""  # the content of the file that says where its coordinator is

@@ -46,7 +46,7 @@ class Stopped(Exception):
 
 
 class Finder(Protocol):
-    """Who knows where a role is: a directory, or the address that a user has given."""
+    """A source of addresses: a directory, or what a user has given."""
 
     def find(self, role: str) -> Address | None:
         """Returns the address of a role, None if it is not known."""

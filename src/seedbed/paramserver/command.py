@@ -24,7 +24,7 @@ _NOT_YET = "its coordinator has not told yet where it is"
 
 
 class Wishes(NamedTuple):
-    """What whoever starts a host wants."""
+    """The choices of the person who starts a host."""
 
     has: hosting.Facts  # that the machine offers
     trusted: (

@@ -119,7 +119,7 @@ class Entrance:
 
 
 class Named(NamedTuple):
-    """What a host is told at the door."""
+    """The answer of the door to a host that has no name yet."""
 
     name: str
     listen: str  # where the roles of the run listen
