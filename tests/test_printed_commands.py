@@ -83,7 +83,9 @@ def silence(run: Path, *_: Any) -> str:
 
 def uncoordinated(run: Path, patch: pytest.MonkeyPatch, *_: Any) -> str:
     def begin(*_: Any) -> Any:
-        return SimpleNamespace(name="host-1", serve=lambda *_, **__: None, alone=True, stop=None)
+        return SimpleNamespace(
+            name="host-1", serve=lambda *_, **__: None, alone=True, stop=None, lost=False
+        )
 
     door = SimpleNamespace(
         register=lambda _: Named("host-1", "127.0.0.1", ""), keep=lambda *_: None, close=list,
