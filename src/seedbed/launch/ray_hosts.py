@@ -52,7 +52,6 @@ class Told(NamedTuple):
 
     key: str = ""  # the content of its key file
     address: str = ""  # the content of the file that says where its coordinator is
-    ended: bool = False
 
 
 class Directory:
@@ -88,7 +87,7 @@ class HostParent:
 
     def __init__(self, name: str, number: int, cores: int) -> None:
         self._name, self._cores = name, cores
-        self._status: dict[str, Any] = {"node": os.uname().nodename, "starts": 0, "last": ""}
+        self._status: dict[str, Any] = {"node": os.uname().nodename, "last": ""}
         self._ending = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._prefix = f"{name}-{number}-"
@@ -98,7 +97,7 @@ class HostParent:
         self._thread.start()
 
     def status(self) -> dict[str, Any]:
-        """Returns the machine, how often a host was started, and how the last one ended."""
+        """Returns the machine, and how its last host ended."""
         return self._status
 
     def end(self) -> None:
@@ -127,13 +126,17 @@ class HostParent:
     def _keep(self) -> None:
         retry_s = _FIRST_RETRY_S
         while not self._ending.is_set():
-            self._clear()
-            self._folder = Path(tempfile.mkdtemp(prefix=f"{self._prefix}{os.getpid()}-"))
-            if not self._fetch(self._folder):
-                self._ending.wait(_TELL_S)
-                continue
             begun_s = time.monotonic()
-            self._run(self._folder)
+            try:
+                self._clear()
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{self._prefix}{os.getpid()}-"))
+                if not self._fetch(self._folder):
+                    self._ending.wait(_TELL_S)
+                    continue
+                self._run(self._folder)
+            except OSError as error:
+                # Of a disk that is full, for instance: this thread is all that starts a host here.
+                self._status["last"] = f"could not be started ({error.strerror or error})"
             early = time.monotonic() < begun_s + _EARLY_S
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S) if early else _FIRST_RETRY_S
             self._ending.wait(retry_s)
@@ -165,7 +168,6 @@ class HostParent:
                 stdout=log,
                 stderr=log,
             )
-            self._status["starts"] += 1
             while child.poll() is None:
                 self._fetch(folder)
                 with contextlib.suppress(subprocess.TimeoutExpired):
