@@ -68,7 +68,7 @@ def state_of(task: Any, data: Any) -> physics.Data:
 
 def carried(task: Any, data: Any) -> TaskState:
     now = state_of(task, data)
-    kept = jax.tree.map(np.float32, task.keep(now))
+    kept = jax.tree.map(np.float32, task.keep(now, ()))
     return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept)
 
 
@@ -152,7 +152,7 @@ def test_a_step_is_gymnasiums(kind, integrator):
     assert error(state.inner.qpos, steps.now.qpos).max() <= 1e-4
     for ours, theirs in zip(
         jax.tree.leaves(state.inner.kept),
-        jax.tree.leaves(jax.vmap(task.keep)(steps.now)),
+        jax.tree.leaves(jax.vmap(task.keep, (0, None))(steps.now, ())),
         strict=True,
     ):
         assert error(ours, np.asarray(theirs)).max() <= 1e-5

@@ -609,7 +609,7 @@ def test_a_nan_in_an_observation_stops_the_run_and_loses_nothing(run_folder, cap
 
 @pytest.mark.slow
 def test_an_environment_that_never_ends_is_reported_and_loses_nothing(run_folder, monkeypatch):
-    monkeypatch.setattr("seedbed.fused.program.MOST_STEPS", 20)
+    monkeypatch.setattr("seedbed.fused.playing.MOST_STEPS", 20)
     with pytest.raises(SeedbedError, match="did not end within 20 steps.*episode_steps"):
         train(run_folder, Broken(episode_steps=0, fault="endless"))
     assert max(list_steps(run_folder / "checkpoints")) == 640

@@ -15,7 +15,7 @@ from seedbed.config import resolve, scaling
 from seedbed.config.presets import PRESETS
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.envs.device.wrappers import episode_statistics, training
-from seedbed.fused import rollout
+from seedbed.fused import playing
 from seedbed.fused.program import Program
 from seedbed.run.options import FusedConfig
 from seedbed.types import ArraySpec, Discrete, EnvSpec, EnvState
@@ -85,9 +85,9 @@ def test_the_first_carry_and_evaluations_are_for_cuda_too():
     env, key = episode_statistics(training(CartPole())), jax.random.key(0)
 
     def play(key):
-        opened = rollout.open_episodes(program.agent, env, 5, key)
+        opened = playing.open_episodes(program.agent, env, 5, key)
         params = program.agent.init(key).params
-        return rollout.play(program.agent, env, params, key, opened, np.uint32(9))
+        return playing.play(program.agent, env, params, key, opened, np.uint32(9))
 
     text = lowered(jax.jit(play).trace(key))
     assert calls(text) == {KERNEL, *SOLVER}

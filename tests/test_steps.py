@@ -18,8 +18,8 @@ from saved import lines
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.central.unrolls import UnrollQueue
+from seedbed.fused.carry import Iteration, StageTimes
 from seedbed.fused.program import Program
-from seedbed.fused.rollout import Iteration, StageTimes
 from seedbed.fused.train import FusedRun
 from seedbed.ops.keys import derived_seed, fold_count, halves, later
 from seedbed.run.checkpoint import restore

@@ -157,9 +157,9 @@ def evaluate(
     trained = restore(run, warn, newest, trust)
     config = trained.env if env is None else other_environment(trained, env, run)
     if is_on_device(config):
-        from seedbed.fused import program
+        from seedbed.fused import playing
 
-        result = program.evaluate(
+        result = playing.evaluate(
             env=config, agent=trained.agent, params=trained.params, episodes=episodes, seed=seed
         )
     else:

@@ -160,11 +160,17 @@ class OnPolicy:
 
     A synchronous agent acts, stops and learns: all actions of a batch are chosen with the parameters from
     which the update of that batch starts. With any other agent, the central runtime acts while it learns.
+
+    With `episodes`, an item is a whole episode in one row, T = 1: all environments begin one together. The
+    opening observation and action are those of row 0, its extras are the last of the episode; the reward in
+    row 1 is the return, its flags are those of the end, and its observation is the opening one again. Only
+    the fused runtime plays them.
     """
 
     unroll: int  # steps of an unroll, T
     batch: int  # unrolls of a batch, B
     synchronous: bool = False  # whether acting waits for learning
+    episodes: bool = False  # whether an item is a whole episode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +323,12 @@ def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:
 def on_policy(agent: Agent) -> OnPolicy | None:
     """Returns the experience of an agent that learns from unrolls as they come; None if it has replay."""
     return agent.experience if isinstance(agent.experience, OnPolicy) else None
+
+
+def plays_episodes(agent: Agent) -> bool:
+    """Returns whether an agent learns from whole episodes, which only the fused runtime plays."""
+    unrolls = on_policy(agent)
+    return unrolls is not None and unrolls.episodes
 
 
 AgentT = TypeVar("AgentT", bound=Agent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,8 @@ class Behaviour(NamedTuple):
 
     log_prob: Array  # of the draw
     draw: Tree  # the action; for a Box, the vector before it is squashed into an action
+    # `[..., P]` of the distribution, for agents that compare with it.
+    parameters: Any = ()
 
 
 class LearningStatistics(NamedTuple):
@@ -61,6 +63,7 @@ class LearningStatistics(NamedTuple):
     returns: RunningStatistics | tuple[()]  # of value targets
     sums: Sums  # from this batch's minibatches so far
     parts: Array  # int32 scalar: minibatches of this batch that were applied
+    duals: Tree = ()  # an agent's multipliers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,14 +142,27 @@ class ActorCriticAgent(NetworkAgent):
         If `evaluate` is set, an action in a Box is the policy's mode, and the keys are unused. Choices are
         sampled even then, because a policy that always takes the mode can get stuck for ever.
         """
+        parameters, core = self._parameters(params, actor_state, timestep)
+        return self._choose(actor_state, parameters, core, keys, evaluate)
+
+    def _parameters(
+        self, params: Params, actor_state: ActorState, timestep: Timestep
+    ) -> tuple[Array, Tree]:
+        """Returns distribution parameters `[B, P]` for a timestep `[B, ...]`, and the network's new core."""
         row = jax.tree.map(lambda x: x[None], timestep)
         previous, core = self._memory(actor_state.core)
         parameters, _, core = self._evaluate(params, row, previous, core)
-        policy, spec = named(self._policy(parameters[0])), self._env().action
+        return parameters[0], core
+
+    def _choose(
+        self, actor_state: ActorState, parameters: Array, core: Tree, keys: Array, evaluate: bool
+    ) -> tuple[Tree, Behaviour, ActorState]:
+        """Chooses actions `[B]` from distribution parameters `[B, P]`, as `act` does."""
+        policy, spec = named(self._policy(parameters)), self._env().action
         if evaluate and isinstance(spec, Box):
             draw = policy.mode()
         else:
-            draw = jax.vmap(lambda p, key: self._policy(p).sample(key))(parameters[0], keys)
+            draw = jax.vmap(lambda p, key: self._policy(p).sample(key))(parameters, keys)
         behaviour = Behaviour(policy.log_prob(draw), draw)
         action = squash(spec, draw, self.squash) if isinstance(spec, Box) else draw
         core = Memory(core, action) if self.recurrent else ()
@@ -264,7 +280,7 @@ class ActorCriticAgent(NetworkAgent):
         return state._replace(
             params=Params(weights, seen),
             updates=state.updates + 1,
-            auxiliary=LearningStatistics(
+            auxiliary=held._replace(
                 returns=returns,
                 sums=select(_zero_sums(seen, returns), sums),
                 parts=jnp.where(over, 0, held.parts + 1),

@@ -40,10 +40,11 @@ class Sums(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradients of the weights, and sums for the statistics, which are averaged in the same way."""
+    """The gradients of what is learned, and sums for the statistics, which are averaged in the same way."""
 
     weights: Tree
     sums: Sums
+    duals: Tree = ()  # of an agent's multipliers
 
 
 class Memory(NamedTuple):
@@ -238,6 +239,16 @@ class OffPolicyAgent(SinglePass, BaseAgent):
         """Returns the weights after a step of the optimizer, and the optimizer's new state."""
         changes, optimizer_state = self._optimizer().update(grads, state.optimizer_state)
         return optax.apply_updates(weights, changes), optimizer_state
+
+
+def require_vectors(agent: str, spec: EnvSpec) -> None:
+    """Raises SeedbedError if an environment shows an image, for agents whose networks take vectors only."""
+    for leaf in trees.leaves(spec.observation):
+        if auto_torso(leaf.shape) != "mlp":
+            raise SeedbedError(
+                f"{agent} sees vectors but the environment shows an image of shape {leaf.shape}; choose "
+                "agent ppo or impala"
+            )
 
 
 def clipped(grads: Gradient, largest: float) -> Gradient:

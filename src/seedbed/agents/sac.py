@@ -16,11 +16,9 @@ import optax
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from seedbed import trees
-from seedbed.agents.base import OffPolicyAgent
+from seedbed.agents.base import OffPolicyAgent, require_vectors
 from seedbed.nets.critics import TwinCritics, VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
-from seedbed.nets.torsos import auto_torso
 from seedbed.ops import losses
 from seedbed.ops.distributions import (
     action_vector,
@@ -32,7 +30,6 @@ from seedbed.ops.distributions import (
 from seedbed.types import (
     ActorState,
     Box,
-    EnvSpec,
     LearnerState,
     Output,
     Replay,
@@ -115,7 +112,7 @@ class Sac(OffPolicyAgent):
         self._require("sizes of at least 1", lambda x: len(x) > 0 and min(x) >= 1, "hidden_sizes")
         if self.spec is not None:
             self._box()
-            _refuse_images(self.spec)
+            require_vectors(self._name, self.spec)
 
     @property
     def experience(self) -> Replay:
@@ -287,16 +284,6 @@ class Sac(OffPolicyAgent):
             )
         check_bounds(action)
         return action
-
-
-def _refuse_images(spec: EnvSpec) -> None:
-    """Raises SeedbedError if the environment shows an image: the networks take vectors only."""
-    for leaf in trees.leaves(spec.observation):
-        if auto_torso(leaf.shape) != "mlp":
-            raise SeedbedError(
-                f"Sac sees vectors but the environment shows an image of shape {leaf.shape}; choose agent "
-                "ppo or impala"
-            )
 
 
 def _weights(state: LearnerState) -> Weights:

@@ -11,94 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from seedbed.config.configuration import TrainConfig
+from seedbed.config.recipes import (
+    atari_dqn,
+    atari_impala,
+    atari_r2d2,
+    on_device_ppo,
+)
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.gym import GymEnv
 from seedbed.run.options import CentralConfig, FusedConfig, ParamServerConfig
-from seedbed.types import Environment
-
-
-def atari_impala(env: AtariEnv, **options: Any) -> TrainConfig:
-    """Atari with IMPALA for a workstation: small batches, and normalised pixels, without which Pong fails.
-
-    `options` are fields of `Impala`; they replace the settings here.
-    """
-    from seedbed.agents.impala import Impala
-
-    shared: dict[str, Any] = {
-        "batch": 16,
-        "reward_clip": 1.0,
-        "trace_decay": 0.95,
-        "entropy_cost": 0.002,
-        "normalise_observations": True,
-        "optimizer": "adam",
-        "learning_rate": 3e-4,
-        "max_gradient_norm": 160.0,
-    }
-    return TrainConfig(env, Impala(**shared | options), CentralConfig(steps=20_000_000))
-
-
-def atari_ppo(env: AtariEnv) -> TrainConfig:
-    """Atari with PPO for a workstation."""
-    from seedbed.agents.ppo import Ppo
-
-    agent = Ppo(
-        unroll=32,
-        batch=32,
-        epochs=2,
-        minibatches=4,
-        reward_clip=1.0,
-        normalise_observations=True,
-        entropy_cost=0.005,
-        learning_rate=5e-4,
-    )
-    return TrainConfig(env, agent, CentralConfig(steps=20_000_000))
-
-
-def atari_dqn(env: AtariEnv, **options: Any) -> TrainConfig:
-    """Atari with double dueling DQN for a workstation: a small network, and replay that fits a laptop.
-
-    `options` are fields of `Dqn`; they replace the settings here.
-    """
-    from seedbed.agents.dqn import Dqn
-
-    shared: dict[str, Any] = {
-        "reward_clip": 1.0,
-        "normalise_observations": True,
-        "torso": "small",
-        "head_size": 256,
-        "dueling": True,
-        "n_step": 3,
-        "capacity": 400_000,
-        "min_size": 20_000,
-        "ratio": 4.0,
-        "learning_rate": 2.5e-4,
-        "target_period": 1000,
-    }
-    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
-    return TrainConfig(env, Dqn(**shared | options), central)
-
-
-def atari_r2d2(env: AtariEnv) -> TrainConfig:
-    """Atari with R2D2 for two cores: single frames, a small network and short sequences."""
-    from seedbed.agents.r2d2 import R2d2
-
-    agent = R2d2(
-        normalise_observations=True,
-        torso="small",
-        lstm_size=256,
-        head_size=256,
-        batch=16,
-        sequence=20,
-        burn_in=10,
-        capacity=40_000,
-        min_size=1_000,
-        ratio=4.0,
-        gamma=0.99,
-        learning_rate=5e-4,
-        target_period=100,
-    )
-    central = CentralConfig(steps=20_000_000, envs_per_actor=16)
-    return TrainConfig(dataclasses.replace(env, frame_stack=1), agent, central)
 
 
 def _pong(maker: Callable[..., TrainConfig], steps: int, **options: Any) -> TrainConfig:
@@ -152,37 +73,6 @@ def cartpole_impala() -> TrainConfig:
         max_gradient_norm=64.0,
     )
     return TrainConfig(GymEnv("CartPole-v1"), agent, CentralConfig(steps=600_000, evaluate_every=0))
-
-
-def on_device_ppo(
-    env: Environment, steps: int = 10_000_000, euler_share: float = 0.0, **options: Any
-) -> TrainConfig:
-    """An on-device environment with PPO: the settings that most of these tasks share.
-
-    `options` are fields of `Ppo`; they replace the shared settings. These settings were tuned to learn as
-    much as possible in a short time on two cores. `least_scale` keeps the noise of the policy from fading:
-    without noise, policies of MuJoCo's tasks settle for standing still. `euler_share` is for tasks in which
-    RK4 doubles the cost of a step: this share of the run trains with Euler's integrator, and the rest of the
-    run is enough to make up for the difference.
-    """
-    from seedbed.agents.ppo import Ppo
-
-    shared: dict[str, Any] = {
-        "unroll": 16,
-        "batch": 512,
-        "epochs": 3,
-        "minibatches": 4,
-        "gamma": 0.99,
-        "normalise_observations": True,
-        "value_sizes": (64, 64),
-        "activation": "tanh",
-        "reward_scale": 0.1,
-        "learning_rate": 2e-3,
-        "initial_scale": 0.4,
-        "least_scale": 0.2,
-    }
-    runtime = FusedConfig(steps=steps, euler_share=euler_share)
-    return TrainConfig(env, Ppo(**shared | options), runtime)
 
 
 def ant_ppo() -> TrainConfig:
@@ -257,6 +147,35 @@ def inverted_double_pendulum_ppo() -> TrainConfig:
     return on_device_ppo(InvertedDoublePendulum(), 1_000_000)
 
 
+def ur5e_ppo() -> TrainConfig:
+    """Brax's Ur5e on our own physics with PPO."""
+    from seedbed.envs.device.targets.ur5e import Ur5e
+
+    # Only a long view makes the arm turn back before a joint is at its limit.
+    return on_device_ppo(Ur5e(), 20_000_000, gamma=0.995, reward_scale=10.0, learning_rate=1e-3)
+
+
+def fetch_ppo() -> TrainConfig:
+    """Brax's Fetch on our own physics with PPO."""
+    from seedbed.envs.device.targets.fetch import Fetch
+
+    return on_device_ppo(Fetch(), 20_000_000, reward_scale=10.0)
+
+
+def grasp_ppo() -> TrainConfig:
+    """Brax's Grasp on our own physics with PPO."""
+    from seedbed.envs.device.targets.grasp import Grasp
+
+    return on_device_ppo(
+        Grasp(),
+        30_000_000,
+        unroll=32,
+        reward_scale=5.0,
+        learning_rate=1e-3,
+        initial_scale=0.6,
+    )
+
+
 def cartpole_ppo() -> TrainConfig:
     """CartPole on the device with PPO."""
     from seedbed.agents.ppo import Ppo
@@ -273,6 +192,26 @@ def cartpole_ppo() -> TrainConfig:
         learning_rate=1e-3,
     )
     return TrainConfig(CartPole(), agent, FusedConfig(steps=300_000))
+
+
+def cartpole_vmpo() -> TrainConfig:
+    """CartPole on the device with V-MPO."""
+    from seedbed.agents.vmpo import Vmpo
+    from seedbed.envs.device.classic.cartpole import CartPole
+
+    agent = Vmpo(
+        unroll=32,
+        batch=64,
+        epochs=3,
+        minibatches=2,
+        trace_decay=0.95,
+        normalise_observations=True,
+        normalise_returns=True,
+        activation="tanh",
+        kl_bound=0.03,
+        learning_rate=1e-3,
+    )
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=500_000))
 
 
 def cartpole_dqn() -> TrainConfig:
@@ -358,6 +297,22 @@ def _many_learners(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, runtime=options)
 
 
+def half_cheetah_ars() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with ARS (V2-t, a linear policy)."""
+    from seedbed.agents.ars import Ars
+    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+
+    return TrainConfig(HalfCheetah(), Ars(batch=32, noise=0.05), FusedConfig(steps=1_700_000))
+
+
+def half_cheetah_es() -> TrainConfig:
+    """HalfCheetah-v5 on our own physics with ES."""
+    from seedbed.agents.es import Es
+    from seedbed.envs.device.locomotion.half_cheetah import HalfCheetah
+
+    return TrainConfig(HalfCheetah(), Es(), FusedConfig(steps=2_900_000))
+
+
 def half_cheetah_sac() -> TrainConfig:
     """HalfCheetah-v5 on our own physics with SAC (one update for every two steps)."""
     from seedbed.agents.sac import Sac
@@ -375,16 +330,22 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "pong/gorila-apex": pong_gorila_apex,
     "cartpole/impala": cartpole_impala,
     "cartpole/ppo": cartpole_ppo,
+    "cartpole/vmpo": cartpole_vmpo,
     "cartpole/dqn": cartpole_dqn,
     "cartpole/gorila": cartpole_gorila,
     "ant/ppo": ant_ppo,
+    "fetch/ppo": fetch_ppo,
+    "grasp/ppo": grasp_ppo,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
+    "half_cheetah/ars": half_cheetah_ars,
+    "half_cheetah/es": half_cheetah_es,
     "hopper/ppo": hopper_ppo,
     "humanoid/ppo": humanoid_ppo,
     "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
     "inverted_pendulum/ppo": inverted_pendulum_ppo,
     "reacher/ppo": reacher_ppo,
+    "ur5e/ppo": ur5e_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
 

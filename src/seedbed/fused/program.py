@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +20,11 @@ from seedbed.envs.device.wrappers import (
     training,
     with_integrator,
 )
-from seedbed.fused import rollout
-from seedbed.fused.rollout import Carry, Iteration, Plan
+from seedbed.fused import acting, rollout
+from seedbed.fused.carry import Carry, Iteration, Plan
+from seedbed.fused.playing import Play, compile_play
 from seedbed.run.checking import checked
 from seedbed.run.devices import choose_devices
-from seedbed.run.evaluation import summary_of
 from seedbed.run.options import FusedConfig, require_sizes
 from seedbed.run.update import AXIS, progress_of
 from seedbed.types import (
@@ -33,19 +32,10 @@ from seedbed.types import (
     Array,
     Environment,
     SeedbedError,
-    Tree,
     bind,
     learns_from_replay,
     on_policy,
 )
-
-MOST_STEPS = 100_000
-"""The most steps of an evaluation's episode if the environment has no time limit."""
-_STEPS_AT_ONCE = 100
-"""Steps of an evaluation between two calls of `stop`. They usually take a second at most."""
-
-Play: TypeAlias = Callable[[Tree, int, Callable[[], bool]], list[dict[str, Any]] | None]
-"""An evaluation: (params, seed, stop) -> a summary for each member, or None if `stop` returned True."""
 
 
 class Program:
@@ -165,7 +155,7 @@ class Program:
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
         ) -> tuple[Carry, Array]:
             varied = _varied(self.agent, options)
-            move = rollout.moves(self.env, self._euler_env, use_euler)
+            move = acting.moves(self.env, self._euler_env, use_euler)
             carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
             packed, self._unpack = _packed(report)
             return carry, packed
@@ -304,50 +294,6 @@ def _check_sweep(agent: Agent, config: FusedConfig) -> None:
             )
 
 
-def compile_play(agent: Agent, env: Environment, episodes: int, members: int) -> Play:
-    """Returns the evaluation of a bound agent, which compiles when it is first called.
-
-    It plays `episodes` episodes at once for each member. With several members, each leaf of its `params`
-    has a leading axis `[members]`.
-    """
-    most = env.episode_steps or MOST_STEPS
-    opened = functools.partial(rollout.open_episodes, agent, env, episodes)
-    played = functools.partial(rollout.play, agent, env)
-    if members > 1:
-        opened = jax.vmap(opened, in_axes=None, axis_size=members)
-        played = jax.vmap(played, in_axes=(0, None, 0, None))
-    opened, played = jax.jit(opened), jax.jit(played)
-
-    def play(params: Tree, seed: int, stop: Callable[[], bool]) -> list[dict[str, Any]] | None:
-        reset_key, act_key = jax.random.split(jax.random.key(seed))
-        now, steps = opened(reset_key), 0
-        while steps < most and not np.all(now.done):
-            if stop():
-                return None
-            steps = min(steps + _STEPS_AT_ONCE, most)
-            now = played(params, act_key, now, np.uint32(steps))
-        results = jax.device_get((now.done, now.returns, now.lengths))
-        return [
-            _summary(*row) for row in zip(*(x.reshape(members, -1) for x in results), strict=True)
-        ]
-
-    return play
-
-
-def evaluate(
-    *, env: Environment, agent: Agent, params: Tree, episodes: int, seed: int
-) -> dict[str, Any]:
-    """Plays one episode in each of `episodes` environments at once, and returns a summary of the returns.
-
-    `agent` is bound. `env` has no auto-reset yet: this adds it. A return is the sum of the rewards that `env`
-    gives. Each call compiles. Raises SeedbedError if an episode does not end.
-    """
-    play = compile_play(agent, episode_statistics(training(env)), episodes, 1)
-    results = play(params, seed, lambda: False)
-    assert results is not None, "nobody stopped it"
-    return results[0]
-
-
 def _packed(report: Iteration) -> tuple[Array, Callable[[np.ndarray], Iteration]]:
     """Packs a report of N scalars of 32 bits or bools into uint32 `[N]`.
 
@@ -370,12 +316,3 @@ def _packed(report: Iteration) -> tuple[Array, Callable[[np.ndarray], Iteration]
         )
 
     return jnp.stack(words), unpack
-
-
-def _summary(done: np.ndarray, returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
-    if not done.all():
-        raise SeedbedError(
-            f"{(~done).sum()} of {done.size} episodes of the evaluation did not end within "
-            f"{int(lengths.max()):,} steps: give the environment a time limit (episode_steps)"
-        )
-    return summary_of(returns, lengths)

@@ -10,15 +10,14 @@ learning" (Anakin), and Freeman et al. (2021), "Brax".
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from seedbed import simd
+from seedbed.fused.acting import Move, episodes, passed, unroll
+from seedbed.fused.carry import Carry, Iteration, Plan, Rows, StageTimes
 from seedbed.ops.clock import stamp
-from seedbed.ops.keys import environment_keys, later
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
 from seedbed.run.update import count_transitions, learn
@@ -27,82 +26,14 @@ from seedbed.types import (
     Agent,
     Array,
     Environment,
-    EnvState,
     LearnerState,
     ReplayAgent,
     Timestep,
     Trajectory,
     Tree,
     learns_from_replay,
+    plays_episodes,
 )
-
-Move = Callable[[EnvState, Tree], EnvState]
-"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
-
-
-class Plan(NamedTuple):
-    """The sizes of an iteration."""
-
-    envs: int  # number of environments, on all devices together
-    unroll: int  # steps of each environment
-    # Gradients; with replay, those that `ratio` asks for after envs x unroll transitions.
-    updates: int
-
-
-class Carry(NamedTuple):
-    """The state of a run on the device: a run that resumes from it continues bit for bit.
-
-    A checkpoint holds it, together with the host's counts of transitions and episodes.
-    """
-
-    learner: LearnerState
-    env: EnvState  # [B, ...]
-    actor: ActorState  # [B, ...]
-    steps: Array  # uint32 [2], a count: rows of each environment so far, including auto-resets
-    # The run's key never changes: an iteration splits keys from it and folds counts into them.
-    key: Array
-    replay: ReplayState | None = None  # None for an on-policy agent
-    # Int32 scalar: transitions for which updates are still owed, below 0 at first; None without replay.
-    owed: Array | None = None
-
-
-class StageTimes(NamedTuple):
-    """The time of each part of an iteration: uint32 scalars, microseconds; 0 on other devices than CPU."""
-
-    environment: Array
-    inference: Array
-    learning: Array
-
-
-class Iteration(NamedTuple):
-    """The report of an iteration. All fields are scalars, over all devices."""
-
-    transitions: Array  # int32: steps of the iteration, not counting auto-resets
-    updates: Array  # int32: gradients applied so far in the run
-    metrics: dict[str, Array]  # the agent's, means over the updates; 0 if there were none
-    env_metrics: dict[str, Array]  # means over the environments after the last step
-    episodes: Array  # int32: number of episodes that ended
-    returns: Array  # float32: sum of their returns
-    lengths: Array  # float32: sum of their lengths
-    finite: Array  # bool: whether all observations and rewards were finite
-    busy: StageTimes  # the longest time of any device, for each part
-
-
-class EpisodeSums(NamedTuple):
-    """Sums over the episodes that ended; scalars, as in `Iteration`."""
-
-    episodes: Array
-    returns: Array
-    lengths: Array
-
-
-class Rows(NamedTuple):
-    """T steps of B environments: the timestep acted on, and the results of acting; `[T, B, ...]`."""
-
-    timesteps: Timestep
-    action: Tree
-    extras: Tree
-    core: Tree  # recurrent state before acting, for replay; else ()
 
 
 def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry:
@@ -135,21 +66,10 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
     )
 
 
-def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
-    """Returns a function that steps `euler_env` if it is given and `use_euler` is true, else `env`.
-
-    `use_euler` is one bool scalar for all environments, so that only one of the two steps is computed.
-    """
-    own = simd.vectorize(env.step)
-    if euler_env is None:
-        return own
-    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
-
-
 def iterate(
     agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
 ) -> tuple[Carry, Iteration]:
-    """Acts for an unroll in every environment, then learns; returns the new carry and a report.
+    """Acts for an unroll or an episode in every environment, then learns; returns the carry and a report.
 
     An on-policy agent learns from the unroll. With replay, the unroll is added to replay, and the agent
     learns from replay if updates are due. `move` steps environments that reset themselves and whose
@@ -159,19 +79,28 @@ def iterate(
     first, begun = stamp(carry.env.timestep.first)
     opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
     learner, actor = carry.learner._replace(progress=progress), carry.actor
-    carry, rows, ended, environment = unroll(
+    whole = plays_episodes(agent)
+    gather = episodes if whole else unroll
+    carry, rows, ended, environment = gather(
         agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
     )
-    reward, acted = stamp(rows.timesteps.reward)
-    rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
-    arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
-    transitions = sum(count_transitions(first) for first in arrived)
+    # What the last step of acting returned.
+    reward, acted = stamp(carry.env.timestep.reward if whole else rows.timesteps.reward)
+    if whole:
+        carry = carry._replace(
+            env=carry.env._replace(timestep=carry.env.timestep._replace(reward=reward))
+        )
+        transitions = ended.lengths.astype(jnp.int32)
+    else:
+        rows = rows._replace(timesteps=rows.timesteps._replace(reward=reward))
+        arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
+        transitions = sum(count_transitions(first) for first in arrived)
     carry, metrics = _learn(agent, plan, axis, carry, rows, actor, transitions, learn_key)
     _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
-    inference = _passed(environment, _passed(begun[0], acted[0]))
-    busy = StageTimes(environment, inference, _passed(acted[0], learned[0]))
+    inference = passed(environment, passed(begun[0], acted[0]))
+    busy = StageTimes(environment, inference, passed(acted[0], learned[0]))
     env_metrics = jax.tree.map(jnp.mean, carry.env.metrics)
     steps = (rows.timesteps, carry.env.timestep)
     seen = jax.tree.leaves([(each.observation, each.reward) for each in steps])
@@ -272,56 +201,6 @@ def learn_from_replay(
     return state, replay._replace(sums=sums), metrics
 
 
-def unroll(
-    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
-) -> tuple[Carry, Rows, EpisodeSums, Array]:
-    """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
-
-    Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
-    that the environments took, a uint32 scalar.
-    """
-    batch = carry.env.timestep.first.shape[0]
-    begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
-    env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
-    params = carry.learner.params
-    replaying = learns_from_replay(agent)
-
-    def step(
-        now: tuple[EnvState, ActorState, EpisodeSums, Array], keys: Array
-    ) -> tuple[tuple[EnvState, ActorState, EpisodeSums, Array], Rows]:
-        state, actor, ended, busy = now
-        core = actor.core if replaying else ()
-        action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
-        action, begun = stamp(action)
-        moved = move(state, action)
-        reward, ready = stamp(moved.timestep.reward)
-        moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        now = (moved, actor, _add(ended, moved), busy + _passed(begun[0], ready[0]))
-        return now, Rows(state.timestep, action, extras, core)
-
-    nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
-    if axis is not None:
-        nothing, no_time = jax.tree.map(
-            lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
-        )
-    # All keys at once: within the scan, each step would pay for a dozen small operations.
-    counts = later(carry.steps, jnp.arange(plan.unroll, dtype=jnp.uint32))
-    keys = jax.vmap(environment_keys, (None, None, 0))(key, env_ids, counts)
-    (state, actor, ended, busy), rows = jax.lax.scan(
-        step, (carry.env, carry.actor, nothing, no_time), keys
-    )
-    steps = later(carry.steps, plan.unroll)
-    return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
-
-
-def _passed(begun: Array, ended: Array) -> Array:
-    """Returns the microseconds between two times; 0 if the second came before the first.
-
-    XLA may compute what does not depend on the first value before it.
-    """
-    return jnp.maximum((ended - begun).astype(jnp.int32), 0).astype(jnp.uint32)
-
-
 def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:
     """Returns an on-policy agent's unroll: its rows, the timestep `last` after them, `actor` before them.
 
@@ -332,65 +211,3 @@ def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -
     )
     version = jnp.broadcast_to(updates, rows.timesteps.first.shape)
     return Trajectory(timesteps, rows.action, rows.extras, actor, version)
-
-
-class Episodes(NamedTuple):
-    """One episode in each of B environments, as far as it has been played."""
-
-    env: EnvState  # [B, ...]
-    actor: ActorState  # [B, ...]
-    done: Array  # [B] bool: whether the episode has ended
-    steps: Array  # uint32 scalar: steps of each environment so far
-    returns: Array  # [B] float32, up to the end of the episode
-    lengths: Array  # [B] int32, up to the end of the episode
-
-
-def open_episodes(agent: Agent, env: Environment, episodes: int, key: Array) -> Episodes:
-    """Opens an episode in each of `episodes` environments. Consumes the key."""
-    state = simd.vectorize(env.reset)(jax.random.split(key, episodes))
-    actor = agent.actor_state(jnp.arange(episodes, dtype=jnp.uint32), episodes)
-    return Episodes(
-        env=state,
-        actor=actor,
-        done=jnp.zeros(episodes, bool),
-        steps=jnp.uint32(0),
-        returns=jnp.zeros(episodes),
-        lengths=jnp.zeros(episodes, jnp.int32),
-    )
-
-
-def play(
-    agent: Agent, env: Environment, params: Tree, key: Array, begun: Episodes, until: Array
-) -> Episodes:
-    """Plays on with the evaluation policy, until all episodes have ended or `steps` is `until`.
-
-    `until` is a uint32 scalar. `env` may reset itself: what comes after an end does not count. The key is
-    folded with the environment and the step, not consumed: pass the same key each time.
-    """
-    env_ids = jnp.arange(begun.done.shape[0], dtype=jnp.uint32)
-    move = simd.vectorize(env.step)
-
-    def unfinished(now: Episodes) -> Array:
-        return (~now.done).any() & (now.steps < until)
-
-    def step(now: Episodes) -> Episodes:
-        state, actor, done, steps, returns, lengths = now
-        keys = environment_keys(key, env_ids, jnp.stack([steps, jnp.uint32(0)]))
-        action, _, actor = agent.act(params, actor, state.timestep, keys, evaluate=True)
-        state = move(state, action)
-        returns = returns + jnp.where(done, 0.0, state.timestep.reward)
-        lengths = lengths + ~done
-        done = done | state.timestep.terminated | state.timestep.truncated
-        return Episodes(state, actor, done, steps + 1, returns, lengths)
-
-    return jax.lax.while_loop(unfinished, step, begun)
-
-
-def _add(ended: EpisodeSums, moved: EnvState) -> EpisodeSums:
-    over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
-    total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
-    return EpisodeSums(
-        ended.episodes + over.sum(dtype=jnp.int32),
-        ended.returns + jnp.where(over, total, 0.0).sum(),
-        ended.lengths + jnp.where(over, length, 0.0).sum(),
-    )

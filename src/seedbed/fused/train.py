@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from seedbed.fused.carry import Carry, Iteration
 from seedbed.fused.program import Program
-from seedbed.fused.rollout import Carry, Iteration
 from seedbed.run.devices import start_jax
 from seedbed.run.folder import RunFolder
 from seedbed.run.metrics import STAGES, RecentEpisodes

@@ -1,4 +1,4 @@
-"""Means over the devices that share a batch. The caller need not know how many devices there are."""
+"""What devices that share a batch compute together. The caller need not know how many there are."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def mean_over_devices(x: Any) -> Any:
         return jax.lax.pmean(leaf, axes) if axes else leaf
 
     return jax.tree.map(mean, x)
+
+
+def from_all_devices(x: jax.Array) -> jax.Array:
+    """Returns the parts of an array from all devices on which it differs, joined along axis 0.
+
+    Call it while JAX traces, inside `jax.shard_map` if there are several devices.
+    """
+    axes = tuple(jax.typeof(x).manual_axis_type.varying)
+    return jax.lax.all_gather(x, axes, tiled=True) if axes else x

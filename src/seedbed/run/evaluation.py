@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -155,9 +156,16 @@ def play_episodes(
     return summary_of(returns, lengths)
 
 
-def summary_of(returns: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
-    """Returns the metrics of an evaluation from the raw returns and the lengths of its episodes."""
-    return {
+def summary_of(
+    returns: np.ndarray, lengths: np.ndarray, sums: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Any]:
+    """Returns the metrics of an evaluation from the raw returns and the lengths of its episodes.
+
+    `sums` are the environment's metrics [episodes], summed over each episode, by name.
+    """
+    told = {f"episode_{name}_mean": float(x.mean()) for name, x in sorted((sums or {}).items())}
+    # An environment's own metric `return` or `length` gives way.
+    return told | {
         "episode_return_mean": float(returns.mean()),
         "episode_return_std": float(returns.std()),
         "episode_return_min": float(returns.min()),

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from seedbed.arguments import require_fields
 from seedbed.machine import require_linux, usable_cores
-from seedbed.run.sizes import require_sizes
+from seedbed.run.sizes import require_sizes, require_unrolls
 from seedbed.streams.addresses import LOOPBACK, listening_address, listening_ports, split_address
 from seedbed.types import Agent, SeedbedError, on_policy
 
@@ -134,6 +134,7 @@ class CentralConfig(_HostConfig):
     def fitted(self, agent: Agent) -> Self:
         """Returns a copy in which `actors` and `envs_per_actor` have been chosen if they were 0."""
         require_sizes(agent)
+        require_unrolls(agent)
         experience = on_policy(agent)
         synchronous = experience is not None and experience.synchronous
         if synchronous and self.listen:
@@ -307,6 +308,7 @@ class ParamServerConfig(_HostConfig):
     def fitted(self, agent: Agent) -> Self:
         """Returns itself; raises SeedbedError if the agent cannot learn here, or sizes do not fit."""
         require_sizes(agent)
+        require_unrolls(agent)
         unrolls = on_policy(agent)
         if unrolls is not None and unrolls.synchronous:
             raise SeedbedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seedbed.types import Agent, OnPolicy, Replay, SeedbedError
+from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, plays_episodes
 
 
 def require_sizes(agent: Agent) -> None:
@@ -30,6 +30,15 @@ def require_sizes(agent: Agent) -> None:
         raise SeedbedError(f"{name}: burn_in is {experience.burn_in}; give 0 or more")
     if isinstance(experience, Replay) and not experience.ratio > 0:
         raise SeedbedError(f"{name}: ratio is {experience.ratio}; give more than 0")
+
+
+def require_unrolls(agent: Agent) -> None:
+    """Raises SeedbedError if an agent learns from whole episodes, for runtimes that do not play them."""
+    if plays_episodes(agent):
+        raise SeedbedError(
+            f"{type(agent).__name__} learns from whole episodes, which only the fused runtime plays: take an "
+            "on-device environment (`seedbed list`), or another agent, such as ppo"
+        )
 
 
 def _experience(agent: Agent) -> OnPolicy | Replay:

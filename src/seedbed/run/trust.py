@@ -29,9 +29,12 @@ HELP = "import the code that the run's folder names, although others could have 
 AGENTS = {
     "impala": "seedbed.agents.impala:Impala",
     "ppo": "seedbed.agents.ppo:Ppo",
+    "ars": "seedbed.agents.ars:Ars",
     "dqn": "seedbed.agents.dqn:Dqn",
+    "es": "seedbed.agents.es:Es",
     "r2d2": "seedbed.agents.r2d2:R2d2",
     "sac": "seedbed.agents.sac:Sac",
+    "vmpo": "seedbed.agents.vmpo:Vmpo",
 }
 """Paths `module:Class` of Seedbed's own agents, by name."""
 OWN = frozenset(
@@ -56,6 +59,7 @@ OWN = frozenset(
         "seedbed.agents.base:Params",
         "seedbed.agents.base:Sums",
         "seedbed.agents.sac:Weights",
+        "seedbed.agents.vmpo:Duals",
         "seedbed.ops.statistics:Deviations",
     }
 )

@@ -21,6 +21,7 @@ from seedbed.viewer.recording import (
     View,
     compute_poses,
     find_view,
+    moves,
     mujoco,
     written_whole,
 )
@@ -116,7 +117,7 @@ def _describe_geoms(model: MjModel, surfaces: dict[tuple[int, int], int]) -> lis
         described.append(
             {
                 **shape,
-                "body": body if model.body_weldid[body] else 0,
+                "body": body if moves(model, body) else 0,
                 "size": _rounded(model.geom_size[index]),
                 "rgba": _rounded(rgba),
                 **_place(model, index, body),
@@ -128,7 +129,7 @@ def _describe_geoms(model: MjModel, surfaces: dict[tuple[int, int], int]) -> lis
 def _place(model: MjModel, index: int, body: int) -> dict[str, list[float]]:
     """Returns a geom's position and quaternion in its body, or in the world if the body never moves."""
     position, quaternion = model.geom_pos[index], model.geom_quat[index]
-    if not model.body_weldid[body]:
+    if not moves(model, body):
         data = mujoco.MjData(model)
         mujoco.mj_kinematics(model, data)
         position, quaternion = data.geom_xpos[index], np.empty(4)

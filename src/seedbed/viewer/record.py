@@ -15,7 +15,7 @@ from seedbed.envs.device.mujoco import MujocoTask
 from seedbed.envs.host.atari import AtariEnv
 from seedbed.envs.host.contract import HostEnvConfig
 from seedbed.envs.host.gym import GymEnv
-from seedbed.fused.rollout import open_episodes, play
+from seedbed.fused.playing import NOT_SUMMED, open_episodes, play
 from seedbed.policy import TrainedAgent, other_environment, policy_of, restore
 from seedbed.printable import printable
 from seedbed.types import Environment, SeedbedError
@@ -24,8 +24,6 @@ from seedbed.viewer.html import write_html
 from seedbed.viewer.recording import Episode, Recording
 from seedbed.viewer.video import write_video
 
-NOT_SHOWN = frozenset({"solver_error", "episode_return", "episode_length"})
-"""Metrics of a task that say nothing about an episode."""
 SHOWN = 3
 """The number of episodes that `show` plays by default, and the most that `seedbed evaluate` shows."""
 
@@ -88,20 +86,23 @@ def _on_device(
     reset_key, act_key = jax.random.split(jax.random.key(seed))
     now = jax.jit(functools.partial(open_episodes, trained.agent, env, episodes))(reset_key)
     play_until = jax.jit(functools.partial(play, trained.agent, env))
-    params, qpos, stepped = jax.device_put(trained.params), [now.env.inner.qpos], []
+    poses = jax.vmap(lambda inner: {"qpos": inner.qpos, **env.mocap(inner.kept)})
+    params, placed, stepped = jax.device_put(trained.params), [poses(now.env.inner)], []
     for count in range(1, (env.episode_steps or 1000) + 1):
         if np.all(now.done):
             break
         now = play_until(params, act_key, now, np.uint32(count))
-        qpos.append(now.env.inner.qpos)
-        told = {name: x for name, x in now.env.metrics.items() if name not in NOT_SHOWN}
+        placed.append(poses(now.env.inner))
+        told = {name: x for name, x in now.env.metrics.items() if name not in NOT_SUMMED}
         stepped.append({**told, "reward": now.env.timestep.reward})
-    places = np.stack(jax.device_get(qpos))
-    values = jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(stepped))
+    places, values = (
+        jax.tree.map(lambda *rows: np.stack(rows), *jax.device_get(x)) for x in (placed, stepped)
+    )
     shown = []
     for i, length in enumerate(np.asarray(now.lengths)):
         series = {name: value[:length, i] for name, value in values.items()}
-        shown.append(Episode(places[: length + 1, i], series.pop("reward"), env.dt, series))
+        where = {name: pose[: length + 1, i] for name, pose in places.items()}
+        shown.append(Episode(reward=series.pop("reward"), env_dt=env.dt, series=series, **where))
     return Recording(env.model_path, tuple(shown), title)
 
 
@@ -122,15 +123,18 @@ def _in_gymnasium(
         observation, _ = env.reset(seed=seed + i)
         policy.reset()
         qpos, rewards, reward, terminated = [env.data.qpos.copy()], [], 0.0, False
+        mocap = [(env.data.mocap_pos.copy(), env.data.mocap_quat.copy())]
         told: list[dict[str, float]] = []
         while not terminated and len(rewards) < limit:
             action = policy.act(observation, reward=reward)
             observation, reward, terminated, _, info = env.step(action)
             qpos.append(env.data.qpos.copy())
+            mocap.append((env.data.mocap_pos.copy(), env.data.mocap_quat.copy()))
             rewards.append(reward)
             told.append({k: v for k, v in info.items() if isinstance(v, int | float)})
         series = {name: np.array([each.get(name, np.nan) for each in told]) for name in told[0]}
-        shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt, series))
+        poses = map(np.stack, zip(*mocap, strict=True))
+        shown.append(Episode(np.stack(qpos), np.array(rewards), env.dt, series, *poses))
     model = env.model
     env.close()
     return Recording(model, tuple(shown), title)

@@ -18,6 +18,7 @@ from seedbed.types import Array, SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 MjModel: TypeAlias = Any
+MjData: TypeAlias = Any
 """MuJoCo's compiled model."""
 FOLLOW_SMOOTHING_S = 0.3
 """Standard deviation, in seconds, of the Gaussian that smooths the path of a following camera."""
@@ -40,6 +41,10 @@ class Episode:
     reward: Array  # [T]
     env_dt: float  # seconds between two frames
     series: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # more scalars, [T] each
+    mocap_pos: Array | None = (
+        None  # [T + 1, nmocap, 3] m; None: where the model has its mocap bodies
+    )
+    mocap_quat: Array | None = None  # [T + 1, nmocap, 4] w x y z; None: as the model has them
 
     def __post_init__(self) -> None:
         """Converts the arrays to float64 and checks them."""
@@ -66,6 +71,29 @@ class Episode:
         """The sum of rewards, undiscounted."""
         return float(self.reward.sum())
 
+    def placements(self, model: MjModel) -> NDArray[np.float64]:
+        """Returns what places all bodies of each frame `[T + 1, nq + 7 nmocap]`: qpos, then mocap poses."""
+        data, frames = mujoco.MjData(model), len(self.qpos)
+        given = (self.mocap_pos, data.mocap_pos), (self.mocap_quat, data.mocap_quat)
+        poses = [
+            np.broadcast_to(home if pose is None else pose, (frames, *home.shape))
+            for pose, home in given
+        ]
+        return np.concatenate([self.qpos, *(pose.reshape(frames, -1) for pose in poses)], axis=1)
+
+
+def moves(model: MjModel, body: int) -> bool:
+    """Returns whether a body can move: it, or one that carries it, has a joint or is a mocap body."""
+    return bool(model.body_weldid[body]) or model.body_mocapid[model.body_rootid[body]] >= 0
+
+
+def place_bodies(model: MjModel, data: MjData, placement: NDArray[np.float64]) -> None:
+    """Places all bodies as a row of `Episode.placements` says."""
+    data.qpos[:], mocap = placement[: model.nq], placement[model.nq :]
+    data.mocap_pos[:] = mocap[: 3 * model.nmocap].reshape(-1, 3)
+    data.mocap_quat[:] = mocap[3 * model.nmocap :].reshape(-1, 4)
+    mujoco.mj_kinematics(model, data)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
@@ -86,6 +114,13 @@ class Recording:
                     f"episode {number} has {episode.qpos.shape[1]} positions a frame, "
                     f"the model has nq = {self.model.nq}"
                 )
+            poses = ("mocap_pos", episode.mocap_pos, 3), ("mocap_quat", episode.mocap_quat, 4)
+            for name, pose, width in poses:
+                expected = len(episode.qpos), self.model.nmocap, width
+                if pose is not None and np.shape(pose) != expected:
+                    raise SeedbedError(
+                        f"episode {number}: {name} has shape {np.shape(pose)}, it must be {expected}"
+                    )
 
     @functools.cached_property
     def model(self) -> MjModel:
@@ -121,15 +156,16 @@ def find_view(recording: Recording) -> View:
 
     A body that is followed, such as a walker's, is seen at a lower angle than a scene that stays in place.
     """
-    model, qpos = recording.model, recording.episodes[0].qpos
+    model = recording.model
+    placements = recording.episodes[0].placements(model)
     body = _followed_body(model)
     seen = model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE.value
     if body >= 0:
         seen &= model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
     if not seen.any():
         return View(1.0, 120.0, -20.0, body, np.zeros(3))
-    frames = [0] if body >= 0 else np.linspace(0, len(qpos) - 1, _FRAMED).astype(int)
-    bounds = [_bounds(model, qpos[frame], seen) for frame in frames]
+    frames = [0] if body >= 0 else np.linspace(0, len(placements) - 1, _FRAMED).astype(int)
+    bounds = [_bounds(model, placements[frame], seen) for frame in frames]
     low, high = np.min([b[0] for b in bounds], 0), np.max([b[1] for b in bounds], 0)
     size = high - low
     flatness = float(size[2] / max(size[0], size[1], 1e-9))
@@ -144,12 +180,11 @@ def find_view(recording: Recording) -> View:
 
 
 def _bounds(
-    model: MjModel, qpos: NDArray[np.float64], seen: NDArray[np.bool_]
+    model: MjModel, placement: NDArray[np.float64], seen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns the lowest and highest corner `[3]`, in metres, of the box around geoms `seen` `[ngeom]`."""
     data = mujoco.MjData(model)
-    data.qpos[:] = qpos
-    mujoco.mj_kinematics(model, data)
+    place_bodies(model, data, placement)
     rotation, box = data.geom_xmat[seen].reshape(-1, 3, 3), model.geom_aabb[seen]
     centre = data.geom_xpos[seen] + np.einsum("gij,gj->gi", rotation, box[:, :3])
     half = np.einsum("gij,gj->gi", np.abs(rotation), box[:, 3:])
@@ -161,9 +196,8 @@ def compute_poses(model: MjModel, episode: Episode, view: View) -> Poses:
     data, frames = mujoco.MjData(model), len(episode.qpos)
     position, quaternion = np.empty((frames, model.nbody, 3)), np.empty((frames, model.nbody, 4))
     target = np.tile(view.centre, (frames, 1))
-    for frame, qpos in enumerate(episode.qpos):
-        data.qpos[:] = qpos
-        mujoco.mj_kinematics(model, data)
+    for frame, placement in enumerate(episode.placements(model)):
+        place_bodies(model, data, placement)
         position[frame], quaternion[frame] = data.xpos, data.xquat
         if view.body >= 0:
             mujoco.mj_comPos(model, data)

@@ -29,6 +29,7 @@ from seedbed.viewer.recording import (
     compute_poses,
     find_view,
     mujoco,
+    place_bodies,
     written_whole,
 )
 
@@ -84,7 +85,7 @@ def write_video(
     fps = fps or min(MAX_FPS, 1.0 / min(episode.env_dt for episode in recording.episodes))
     view = find_view(recording)
     with written_whole(path, ".mp4") as partial, tempfile.TemporaryDirectory() as folder:
-        qpos, target, captions = _choose_frames(recording, view, fps)
+        placements, target, captions = _choose_frames(recording, view, fps)
         output = str(partial.absolute())
         shots = Shots(
             width=width,
@@ -100,9 +101,9 @@ def write_video(
         )
         job = Path(folder)
         mujoco.mj_saveModel(recording.model, str(job / "model.mjb"), None)
-        np.savez(job / "frames.npz", qpos=qpos, target=target)
+        np.savez(job / "frames.npz", placements=placements, target=target)
         (job / "shots.json").write_text(strict_json.dumps(dataclasses.asdict(shots)))
-        _draw_in_child(job, len(qpos), f"filming {Path(path).name}")
+        _draw_in_child(job, len(placements), f"filming {Path(path).name}")
 
 
 def find_ffmpeg() -> str:
@@ -122,11 +123,11 @@ def find_ffmpeg() -> str:
 def _choose_frames(
     recording: Recording, view: View, fps: float
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[str, str, str]]]:
-    """Chooses the frame nearest to each tick; returns qpos `[N, nq]`, targets `[N, 3]` and captions.
+    """Chooses the frame nearest to each tick; returns placements, targets `[N, 3]` and captions.
 
     N counts the frames of the film, all episodes together. Ticks are 1 / `fps` seconds apart.
     """
-    qpos, targets, captions = [], [], []
+    placements, targets, captions = [], [], []
     total = len(recording.episodes)
     for number, episode in enumerate(recording.episodes, 1):
         steps = len(episode.reward)
@@ -134,7 +135,7 @@ def _choose_frames(
         frames = np.minimum(np.round(ticks / (fps * episode.env_dt)).astype(int), steps)
         path = compute_poses(recording.model, episode, view).target
         returns = np.concatenate([[0.0], np.cumsum(episode.reward)])
-        qpos.append(episode.qpos[frames])
+        placements.append(episode.placements(recording.model)[frames])
         targets.append(path[frames])
         title = recording.title + (f"  (episode {number} of {total})" if total > 1 else "")
         for frame in frames:
@@ -144,7 +145,7 @@ def _choose_frames(
                 "Time": f"{frame * episode.env_dt:.2f} s",
             }
             captions.append(("\n".join(lines), "\n".join(lines.values()), title))
-    return np.concatenate(qpos), np.concatenate(targets), captions
+    return np.concatenate(placements), np.concatenate(targets), captions
 
 
 def _draw_in_child(job: Path, frames: int, text: str) -> None:
@@ -245,13 +246,14 @@ class _Stage:
         self._camera.azimuth, self._camera.elevation = shots.azimuth, shots.elevation
         self._camera.distance = 1.15 * shots.radius / np.sin(across)
 
-    def draw(self, qpos: np.ndarray, target: np.ndarray, caption: tuple[str, ...]) -> np.ndarray:
+    def draw(
+        self, placement: np.ndarray, target: np.ndarray, caption: tuple[str, ...]
+    ) -> np.ndarray:
         """Draws one frame; returns pixels uint8 `[height, width, 3]`, the lowest row first.
 
         The array is used again for the next frame.
         """
-        self._data.qpos[:] = qpos
-        mujoco.mj_kinematics(self._model, self._data)
+        place_bodies(self._model, self._data, placement)
         mujoco.mj_comPos(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
         self._camera.lookat[:] = target
@@ -302,9 +304,9 @@ def _draw(job: Path) -> None:
     """
     shots = Shots(**load_json(job / "shots.json"))
     frames = np.load(job / "frames.npz")
-    qpos, target = frames["qpos"], frames["target"]
+    placements, target = frames["placements"], frames["target"]
     stage = _Stage(mujoco.MjModel.from_binary_path(str(job / "model.mjb")), shots)
-    stage.draw(qpos[0], target[0], ("", "", ""))
+    stage.draw(placements[0], target[0], ("", "", ""))
     _say("ready")
     encoder = start_encoder(
         shots.ffmpeg, shots.output, (shots.width, shots.height), shots.fps, ("-vf", "vflip")
@@ -312,7 +314,7 @@ def _draw(job: Path) -> None:
     assert encoder.stdin is not None
     try:
         for number, caption in enumerate(shots.captions):
-            encoder.stdin.write(stage.draw(qpos[number], target[number], caption).tobytes())
+            encoder.stdin.write(stage.draw(placements[number], target[number], caption).tobytes())
             _say(str(number + 1))
     except BrokenPipeError as error:
         # The encoder has printed why it ended, or the parent process is gone.

@@ -27,6 +27,8 @@ from seedbed.types import Array, ArraySpec, Box, EnvSpec, EnvState, SeedbedError
 _CLOCK = int(importlib.import_module("mujoco").mjtSensor.mjSENS_CLOCK)
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 """Folder of the MJCF files that Gymnasium installs."""
+_OWN = Path(__file__).with_name("targets")
+"""Folder of our own MJCF files."""
 
 
 class TaskState(NamedTuple):
@@ -54,7 +56,7 @@ class MujocoTask(abc.ABC):
     """An on-device environment made of a MuJoCo model. Options have Gymnasium's names."""
 
     xml_file: str
-    """MJCF file: an absolute path, one that starts with `.`, or the name of a file of Gymnasium's."""
+    """MJCF file: an absolute path, one that starts with `.`, or the name of a file of Gymnasium's or ours."""
     frame_skip: int
     """Simulation steps in one environment step."""
     episode_steps: int = 1000
@@ -76,9 +78,20 @@ class MujocoTask(abc.ABC):
     def judge(self, before: TaskState, now: physics.Data, action: Array) -> Verdict:
         """Judges the step from `before` to `now`; `action` [nu] is the agent's, before any clipping."""
 
-    def keep(self, now: physics.Data) -> Tree:
-        """Returns the parts of a state, besides positions and velocities, that the next `judge` uses."""
+    def begin(self, key: Array) -> Tree:
+        """Draws what an episode keeps besides positions and velocities, `()` if nothing; consumes the key."""
         return ()
+
+    def keep(self, now: physics.Data, kept: Tree) -> Tree:
+        """Returns what is kept of a state besides positions and velocities, for the next `judge`.
+
+        `kept` is what was kept before: at the start of an episode, what `begin` drew.
+        """
+        return kept
+
+    def mocap(self, kept: Tree) -> dict[str, Array]:
+        """Returns where mocap bodies are in the step after a state, as arguments of `physics.step`."""
+        return {}
 
     def applied(self, before: TaskState, action: Array) -> dict[str, Array]:
         """Returns what acts besides the action in a step from `before`, as arguments of `physics.step`."""
@@ -134,9 +147,11 @@ class MujocoTask(abc.ABC):
     def reset(self, key: Array) -> EnvState:
         """Opens an episode with mj_forward; as in Gymnasium, `cfrc_ext` is 0. Consumes the key."""
         model = self.physics_model()
-        now = physics.forward(model, physics.init(model, *self.initial(key)))
+        begun = self.begin(jax.random.fold_in(key, 1))
+        state = physics.init(model, *self.initial(key))
+        now = physics.forward(model, state, **self.mocap(begun))
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
-        carried = self._carry(now)
+        carried = self._carry(now, begun)
         verdict = self.judge(carried, now, jnp.zeros(model.nu, jnp.float32))
         metrics = jax.tree.map(jnp.zeros_like, verdict.metrics | {"solver_error": now.solver_error})
         return EnvState.opening(carried, self.observe(now), metrics)
@@ -155,7 +170,7 @@ class MujocoTask(abc.ABC):
             start = start._replace(act=before.act)
         if self._reads_time:
             start = start._replace(time=before.time)
-        acting = self.applied(before, action)
+        acting = self.mocap(before.kept) | self.applied(before, action)
 
         def substep(carry: tuple[physics.Data, Array], _: None) -> Any:
             now = physics.step_data(model, carry[0].state, action, **acting)
@@ -169,17 +184,17 @@ class MujocoTask(abc.ABC):
             return jax.tree.map(lambda x: jnp.where(now.diverged, jnp.zeros_like(x), x), tree)
 
         return EnvState.after(
-            self._carry(now),
+            self._carry(now, before.kept),
             unless_diverged(self.observe(now)),
             unless_diverged(verdict.reward),
             verdict.terminated | now.diverged,
             unless_diverged(verdict.metrics | {"solver_error": error}),
         )
 
-    def _carry(self, now: physics.Data) -> TaskState:
+    def _carry(self, now: physics.Data, kept: Tree) -> TaskState:
         act = now.act if self.physics_model().na else ()
         time = now.time if self._reads_time else ()
-        kept = self.keep(now)
+        kept = self.keep(now, kept)
         return TaskState(now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart, kept, act, time)
 
     @functools.cached_property
@@ -194,9 +209,9 @@ class MujocoTask(abc.ABC):
         def outputs(time: Array) -> Tree:
             now = blank._replace(time=time)
             state = now.qpos, now.qpos_low, now.qvel, now.qacc_warmstart
-            before = TaskState(*state, self.keep(now), act, time)
-            judged = self.judge(before, now, action)
-            return self.observe(now), judged, self.keep(now), self.applied(before, action)
+            before = TaskState(*state, self.keep(now, self.begin(jax.random.key(0))), act, time)
+            judged, kept = self.judge(before, now, action), self.keep(now, before.kept)
+            return self.observe(now), judged, kept, self.applied(before, action)
 
         traced = jax.make_jaxpr(outputs)(np.float32(0)).jaxpr
         used = [variable for line in traced.eqns for variable in line.invars]
@@ -295,12 +310,13 @@ def _load(xml_file: str) -> dict[str, physics.Model]:
 
 
 def _path(xml_file: str) -> Path:
-    """Returns a file's path. A name that is neither absolute nor begins with `.` is in `ASSETS`.
+    """Returns a file's path. A name that is neither absolute nor begins with `.` is Gymnasium's or ours.
 
     Raises SeedbedError if there is no such file.
     """
     path = Path(xml_file).expanduser()
-    path = path if path.is_absolute() or xml_file.startswith(".") else ASSETS / path
+    if not path.is_absolute() and not xml_file.startswith("."):
+        path = _OWN / path if (_OWN / path).is_file() else ASSETS / path
     if not path.is_file():
         raise SeedbedError(f"there is no MJCF file {path}; give an absolute path, or one in ./")
     return path

@@ -51,6 +51,10 @@ _LOCOMOTION = {
 }
 ON_DEVICE = {
     **_LOCOMOTION,
+    "fetch": "seedbed.envs.device.targets.fetch:Fetch",
+    "grasp": "seedbed.envs.device.targets.grasp:Grasp",
+    "reacher_angle": "seedbed.envs.device.targets.reacher_angle:ReacherAngle",
+    "ur5e": "seedbed.envs.device.targets.ur5e:Ur5e",
     "acrobot": "seedbed.envs.device.classic.acrobot:Acrobot",
     "cartpole": "seedbed.envs.device.classic.cartpole:CartPole",
     "mountain_car": "seedbed.envs.device.classic.mountain_car:MountainCar",

@@ -15,7 +15,7 @@ from seedbed.envs.device.mujoco import (
     normal_noise,
     squares,
 )
-from seedbed.types import Array
+from seedbed.types import Array, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Ant(LocomotionTask):
     coordinates: ClassVar[int] = 2
     velocity_noise = staticmethod(normal_noise)
 
-    def keep(self, now: physics.Data) -> Array:
+    def keep(self, now: physics.Data, kept: Tree) -> Array:
         """Returns the main body's x in m at the last forward pass."""
         body = self.body(self.main_body) if isinstance(self.main_body, str) else self.main_body
         return now.xpos[body, 0]
@@ -60,7 +60,9 @@ class Ant(LocomotionTask):
         low, high = self.healthy_z_range
         healthy = (low <= now.qpos[2]) & (now.qpos[2] <= high)
         terms = {
-            "reward_forward": self.forward_reward_weight * (self.keep(now) - before.kept) / self.dt,
+            "reward_forward": self.forward_reward_weight
+            * (self.keep(now, ()) - before.kept)
+            / self.dt,
             "reward_survive": jnp.where(healthy, self.healthy_reward, 0),
             "reward_ctrl": -self.ctrl_cost_weight * squares(action),
             "reward_contact": -self.contact_cost_weight * squares(self._contact_forces(now)),

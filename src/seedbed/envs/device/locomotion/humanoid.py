@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from seedbed import physics
 from seedbed.envs.device.mujoco import MujocoTask, TaskState, Verdict, noisy_rest, squares, within
-from seedbed.types import Array
+from seedbed.types import Array, Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Humanoid(HumanoidBody):
     healthy_z_range: tuple[float, float] = (1.0, 2.0)
     """Heights of a healthy body, in m."""
 
-    def keep(self, now: physics.Data) -> Array:
+    def keep(self, now: physics.Data, kept: Tree) -> Array:
         """Returns x of the centre of mass, in m, at the last forward pass."""
         return now.subtree_com[0, 0]
 
@@ -84,7 +84,9 @@ class Humanoid(HumanoidBody):
         healthy = within(now.qpos[2], self.healthy_z_range)
         contact = self.contact_cost_weight * squares(now.cfrc_ext)
         terms = {
-            "reward_forward": self.forward_reward_weight * (self.keep(now) - before.kept) / self.dt,
+            "reward_forward": self.forward_reward_weight
+            * (self.keep(now, ()) - before.kept)
+            / self.dt,
             "reward_survive": jnp.where(healthy, self.healthy_reward, 0),
             "reward_ctrl": -self.ctrl_cost_weight * squares(action),
             "reward_contact": -jnp.clip(contact, *self.contact_cost_range),
