@@ -147,21 +147,6 @@ def inverted_double_pendulum_ppo() -> TrainConfig:
     return on_device_ppo(InvertedDoublePendulum(), 1_000_000)
 
 
-def ur5e_ppo() -> TrainConfig:
-    """Brax's Ur5e on our own physics with PPO."""
-    from seedbed.envs.device.targets.ur5e import Ur5e
-
-    # Only a long view makes the arm turn back before a joint is at its limit.
-    return on_device_ppo(Ur5e(), 20_000_000, gamma=0.995, reward_scale=10.0, learning_rate=1e-3)
-
-
-def fetch_ppo() -> TrainConfig:
-    """Brax's Fetch on our own physics with PPO."""
-    from seedbed.envs.device.targets.fetch import Fetch
-
-    return on_device_ppo(Fetch(), 20_000_000, reward_scale=10.0)
-
-
 def grasp_ppo() -> TrainConfig:
     """Brax's Grasp on our own physics with PPO."""
     from seedbed.envs.device.targets.grasp import Grasp
@@ -334,7 +319,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "cartpole/dqn": cartpole_dqn,
     "cartpole/gorila": cartpole_gorila,
     "ant/ppo": ant_ppo,
-    "fetch/ppo": fetch_ppo,
     "grasp/ppo": grasp_ppo,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
@@ -345,7 +329,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
     "inverted_pendulum/ppo": inverted_pendulum_ppo,
     "reacher/ppo": reacher_ppo,
-    "ur5e/ppo": ur5e_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
 
