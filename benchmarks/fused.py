@@ -67,6 +67,8 @@ TARGETS = {
     "cartpole/ppo": Target(500, 8),
     "cartpole/dqn": Target(475, 90),
     "half_cheetah/sac": Target(4000, 1800),
+    "half_cheetah/ars": Target(3430, 60),  # Mania et al. (2018), in 1.7 million steps
+    "half_cheetah/es": Target(2386, 120),  # Salimans et al. (2017), in 2.9 million steps
 }
 
 

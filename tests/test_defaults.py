@@ -153,12 +153,20 @@ def test_a_preset_goes_before_the_table():
         (
             shown("vectors", "unbounded Box"),
             "sac",
-            "unbounded Box .*choose ppo or impala .sac takes",
+            "unbounded Box .*choose ppo or impala or vmpo .sac takes",
         ),
         (shown("images", "bounded Box"), "sac", "from images: choose ppo or impala"),
-        (GymEnv("Pendulum-v1"), "dqn", "choose ppo or sac or impala .dqn takes Discrete actions"),
-        (shown("vectors", "MultiDiscrete"), "r2d2", "choose ppo or impala .r2d2 takes Discrete"),
-        (AtariEnv("pong"), "sac", "choose impala or ppo or dqn or r2d2"),
+        (
+            GymEnv("Pendulum-v1"),
+            "dqn",
+            "choose ppo or sac or impala or vmpo .dqn takes Discrete actions",
+        ),
+        (
+            shown("vectors", "MultiDiscrete"),
+            "r2d2",
+            "choose ppo or impala or vmpo .r2d2 takes Discrete",
+        ),
+        (AtariEnv("pong"), "sac", "choose impala or ppo or dqn or r2d2 or vmpo"),
         (GymEnv("Pendulum-v1", kwargs={"wrong": 1}), None, "raised TypeError"),
     ],
 )

@@ -28,9 +28,8 @@ from seedbed.central.inference import Inference, act_output
 from seedbed.central.learning import Learner, LearnerLoop, LocalUpdater
 from seedbed.central.unrolls import UnrollQueue, UnrollSink
 from seedbed.config import presets
-from seedbed.fused.acting import moves
 from seedbed.fused.program import Program
-from seedbed.fused.rollout import iterate
+from seedbed.fused.rollout import iterate, moves
 from seedbed.run.measures import EpisodeStatistics
 from seedbed.types import bind
 

@@ -11,11 +11,14 @@ import jax
 import numpy as np
 import pytest
 
+from seedbed.agents.ars import Ars
 from seedbed.agents.dqn import Dqn
+from seedbed.agents.es import Es
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
+from seedbed.agents.vmpo import Vmpo
 from seedbed.run.options import CentralConfig, ParamServerConfig, require_sizes
 from seedbed.types import (
     Agent,
@@ -29,7 +32,7 @@ from seedbed.types import (
 )
 
 README = Path(__file__).parent.parent / "README.md"
-AGENTS = (Impala, Ppo, Dqn, R2d2, Sac)
+AGENTS = (Impala, Ppo, Dqn, R2d2, Sac, Vmpo, Es, Ars)
 VECTOR, IMAGE = ArraySpec((4,), np.float32), ArraySpec((84, 84, 4), np.uint8)
 ACTIONS = {
     "a choice": Discrete(3),

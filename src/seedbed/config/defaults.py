@@ -81,10 +81,10 @@ ROWS = (
         ("Discrete",),
         {
             "impala": atari_impala,
-            "vmpo": atari_vmpo,
             "ppo": atari_ppo,
             "dqn": atari_dqn,
             "r2d2": atari_r2d2,
+            "vmpo": atari_vmpo,
         },
     ),
     Row(
@@ -93,19 +93,32 @@ ROWS = (
         ("Discrete",),
         {
             "impala": images_impala,
-            "vmpo": images_vmpo,
             "ppo": images_ppo,
             "dqn": images_dqn,
             "r2d2": images_r2d2,
+            "vmpo": images_vmpo,
         },
     ),
     Row(
         "host",
         "images",
         ("MultiDiscrete",),
-        {"impala": images_impala, "vmpo": images_vmpo, "ppo": images_ppo},
+        {
+            "impala": images_impala,
+            "ppo": images_ppo,
+            "vmpo": images_vmpo,
+        },
     ),
-    Row("host", "images", _REAL, {"ppo": images_ppo, "impala": images_impala, "vmpo": images_vmpo}),
+    Row(
+        "host",
+        "images",
+        _REAL,
+        {
+            "ppo": images_ppo,
+            "impala": images_impala,
+            "vmpo": images_vmpo,
+        },
+    ),
     Row(
         "host",
         "vectors",
@@ -113,16 +126,20 @@ ROWS = (
         {
             "ppo": vectors_ppo,
             "impala": vectors_impala,
-            "vmpo": vectors_vmpo,
             "dqn": vectors_dqn,
             "r2d2": vectors_r2d2,
+            "vmpo": vectors_vmpo,
         },
     ),
     Row(
         "host",
         "vectors",
         ("MultiDiscrete",),
-        {"ppo": vectors_ppo, "impala": vectors_impala, "vmpo": vectors_vmpo},
+        {
+            "ppo": vectors_ppo,
+            "impala": vectors_impala,
+            "vmpo": vectors_vmpo,
+        },
     ),
     Row(
         "host",
@@ -139,7 +156,11 @@ ROWS = (
         "host",
         "vectors",
         ("unbounded Box",),
-        {"ppo": real_vectors_ppo, "impala": vectors_impala, "vmpo": vectors_vmpo},
+        {
+            "ppo": real_vectors_ppo,
+            "impala": vectors_impala,
+            "vmpo": vectors_vmpo,
+        },
     ),
     Row(
         "device",
@@ -148,16 +169,20 @@ ROWS = (
         {
             "ppo": images_ppo,
             "impala": images_impala,
-            "vmpo": images_vmpo,
             "dqn": images_dqn,
             "r2d2": images_r2d2,
+            "vmpo": images_vmpo,
         },
     ),
     Row(
         "device",
         "images",
         ("MultiDiscrete", *_REAL),
-        {"ppo": images_ppo, "impala": images_impala, "vmpo": images_vmpo},
+        {
+            "ppo": images_ppo,
+            "impala": images_impala,
+            "vmpo": images_vmpo,
+        },
     ),
     Row(
         "device",
@@ -166,11 +191,11 @@ ROWS = (
         {
             "ppo": on_device_ppo,
             "impala": vectors_impala,
+            "dqn": vectors_dqn,
+            "r2d2": vectors_r2d2,
             "vmpo": vectors_vmpo,
             "es": vectors_es,
             "ars": vectors_ars,
-            "dqn": vectors_dqn,
-            "r2d2": vectors_r2d2,
         },
     ),
     Row(

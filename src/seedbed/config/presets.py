@@ -196,7 +196,7 @@ def cartpole_vmpo() -> TrainConfig:
         kl_bound=0.03,
         learning_rate=1e-3,
     )
-    return TrainConfig(CartPole(), agent, FusedConfig(steps=500_000))
+    return TrainConfig(CartPole(), agent, FusedConfig(steps=800_000))
 
 
 def cartpole_dqn() -> TrainConfig:

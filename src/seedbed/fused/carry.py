@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 from seedbed.replay.device import ReplayState
 from seedbed.types import ActorState, Array, EnvState, LearnerState, Timestep, Tree
+
+Move: TypeAlias = Callable[[EnvState, Tree], EnvState]
+"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
 
 
 class Plan(NamedTuple):

@@ -20,7 +20,7 @@ from seedbed.envs.device.wrappers import (
     training,
     with_integrator,
 )
-from seedbed.fused import acting, rollout
+from seedbed.fused import rollout
 from seedbed.fused.carry import Carry, Iteration, Plan
 from seedbed.fused.playing import Play, compile_play
 from seedbed.run.checking import checked
@@ -155,7 +155,7 @@ class Program:
             carry: Carry, options: dict[str, Array], progress: Array, use_euler: Array
         ) -> tuple[Carry, Array]:
             varied = _varied(self.agent, options)
-            move = acting.moves(self.env, self._euler_env, use_euler)
+            move = rollout.moves(self.env, self._euler_env, use_euler)
             carry, report = rollout.iterate(varied, move, self.plan, self._axis, carry, progress)
             packed, self._unpack = _packed(report)
             return carry, packed

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from seedbed import simd
-from seedbed.fused.acting import Move, episodes, passed, unroll
-from seedbed.fused.carry import Carry, Iteration, Plan, Rows, StageTimes
-from seedbed.ops.clock import stamp
+from seedbed.fused.carry import Carry, EpisodeSums, Iteration, Move, Plan, Rows, StageTimes
+from seedbed.fused.episodes import whole_episodes
+from seedbed.ops.clock import passed, stamp
+from seedbed.ops.keys import environment_keys, later
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
 from seedbed.run.update import count_transitions, learn
@@ -26,6 +27,7 @@ from seedbed.types import (
     Agent,
     Array,
     Environment,
+    EnvState,
     LearnerState,
     ReplayAgent,
     Timestep,
@@ -66,6 +68,17 @@ def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry
     )
 
 
+def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
+    """Returns a function that steps `euler_env` if it is given and `use_euler` is true, else `env`.
+
+    `use_euler` is one bool scalar for all environments, so that only one of the two steps is computed.
+    """
+    own = simd.vectorize(env.step)
+    if euler_env is None:
+        return own
+    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
+
+
 def iterate(
     agent: Agent, move: Move, plan: Plan, axis: str | None, carry: Carry, progress: Array
 ) -> tuple[Carry, Iteration]:
@@ -80,7 +93,7 @@ def iterate(
     opened = carry.env._replace(timestep=carry.env.timestep._replace(first=first))
     learner, actor = carry.learner._replace(progress=progress), carry.actor
     whole = plays_episodes(agent)
-    gather = episodes if whole else unroll
+    gather = whole_episodes if whole else unroll
     carry, rows, ended, environment = gather(
         agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
     )
@@ -201,6 +214,48 @@ def learn_from_replay(
     return state, replay._replace(sums=sums), metrics
 
 
+def unroll(
+    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
+) -> tuple[Carry, Rows, EpisodeSums, Array]:
+    """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
+
+    Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
+    that the environments took, a uint32 scalar.
+    """
+    batch = carry.env.timestep.first.shape[0]
+    begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
+    env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
+    params = carry.learner.params
+    replaying = learns_from_replay(agent)
+
+    def step(
+        now: tuple[EnvState, ActorState, EpisodeSums, Array], keys: Array
+    ) -> tuple[tuple[EnvState, ActorState, EpisodeSums, Array], Rows]:
+        state, actor, ended, busy = now
+        core = actor.core if replaying else ()
+        action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
+        action, begun = stamp(action)
+        moved = move(state, action)
+        reward, ready = stamp(moved.timestep.reward)
+        moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
+        now = (moved, actor, _add(ended, moved), busy + passed(begun[0], ready[0]))
+        return now, Rows(state.timestep, action, extras, core)
+
+    nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
+    if axis is not None:
+        nothing, no_time = jax.tree.map(
+            lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
+        )
+    # All keys at once: within the scan, each step would pay for a dozen small operations.
+    counts = later(carry.steps, jnp.arange(plan.unroll, dtype=jnp.uint32))
+    keys = jax.vmap(environment_keys, (None, None, 0))(key, env_ids, counts)
+    (state, actor, ended, busy), rows = jax.lax.scan(
+        step, (carry.env, carry.actor, nothing, no_time), keys
+    )
+    steps = later(carry.steps, plan.unroll)
+    return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
+
+
 def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -> Trajectory:
     """Returns an on-policy agent's unroll: its rows, the timestep `last` after them, `actor` before them.
 
@@ -211,3 +266,13 @@ def _trajectory(rows: Rows, last: Timestep, actor: ActorState, updates: Array) -
     )
     version = jnp.broadcast_to(updates, rows.timesteps.first.shape)
     return Trajectory(timesteps, rows.action, rows.extras, actor, version)
+
+
+def _add(ended: EpisodeSums, moved: EnvState) -> EpisodeSums:
+    over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
+    total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
+    return EpisodeSums(
+        ended.episodes + over.sum(dtype=jnp.int32),
+        ended.returns + jnp.where(over, total, 0.0).sum(),
+        ended.lengths + jnp.where(over, length, 0.0).sum(),
+    )

@@ -1,34 +1,26 @@
-"""Acting in the fused program: unrolls, and whole episodes, of a batch of environments on the device.
+"""Whole episodes of a batch of environments on the device, for agents that learn from returns only.
 
 All functions are pure and are called while JAX traces the program.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from seedbed import simd
-from seedbed.fused.carry import Carry, EpisodeSums, Plan, Rows
-from seedbed.ops.clock import stamp
+from seedbed.fused.carry import Carry, EpisodeSums, Move, Plan, Rows
+from seedbed.ops.clock import passed, stamp
 from seedbed.ops.keys import environment_keys, later
 from seedbed.types import (
     ActorState,
     Agent,
     Array,
-    Environment,
     EnvState,
     Timestep,
     Tree,
-    learns_from_replay,
 )
-
-Move = Callable[[EnvState, Tree], EnvState]
-"""Steps a batch of environments: (states `[B, ...]`, actions `[B, ...]`) -> states."""
 
 
 class _Playing(NamedTuple):
@@ -48,60 +40,7 @@ class _Playing(NamedTuple):
         return self.last.terminated | self.last.truncated
 
 
-def moves(env: Environment, euler_env: Environment | None, use_euler: Array) -> Move:
-    """Returns a function that steps `euler_env` if it is given and `use_euler` is true, else `env`.
-
-    `use_euler` is one bool scalar for all environments, so that only one of the two steps is computed.
-    """
-    own = simd.vectorize(env.step)
-    if euler_env is None:
-        return own
-    return functools.partial(jax.lax.cond, use_euler, simd.vectorize(euler_env.step), own)
-
-
-def unroll(
-    agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
-) -> tuple[Carry, Rows, EpisodeSums, Array]:
-    """Acts in every environment for the plan's unroll; does not learn. The key is folded, not consumed.
-
-    Returns the new carry, the rows, sums over the episodes that ended on this device, and the microseconds
-    that the environments took, a uint32 scalar.
-    """
-    batch = carry.env.timestep.first.shape[0]
-    begin = 0 if axis is None else jax.lax.axis_index(axis) * batch
-    env_ids = jnp.arange(batch, dtype=jnp.uint32) + jnp.uint32(begin)
-    params = carry.learner.params
-    replaying = learns_from_replay(agent)
-
-    def step(
-        now: tuple[EnvState, ActorState, EpisodeSums, Array], keys: Array
-    ) -> tuple[tuple[EnvState, ActorState, EpisodeSums, Array], Rows]:
-        state, actor, ended, busy = now
-        core = actor.core if replaying else ()
-        action, extras, actor = agent.act(params, actor, state.timestep, keys, evaluate=False)
-        action, begun = stamp(action)
-        moved = move(state, action)
-        reward, ready = stamp(moved.timestep.reward)
-        moved = moved._replace(timestep=moved.timestep._replace(reward=reward))
-        now = (moved, actor, _add(ended, moved), busy + passed(begun[0], ready[0]))
-        return now, Rows(state.timestep, action, extras, core)
-
-    nothing, no_time = EpisodeSums(jnp.int32(0), jnp.float32(0), jnp.float32(0)), jnp.uint32(0)
-    if axis is not None:
-        nothing, no_time = jax.tree.map(
-            lambda x: jax.lax.pcast(x, axis, to="varying"), (nothing, no_time)
-        )
-    # All keys at once: within the scan, each step would pay for a dozen small operations.
-    counts = later(carry.steps, jnp.arange(plan.unroll, dtype=jnp.uint32))
-    keys = jax.vmap(environment_keys, (None, None, 0))(key, env_ids, counts)
-    (state, actor, ended, busy), rows = jax.lax.scan(
-        step, (carry.env, carry.actor, nothing, no_time), keys
-    )
-    steps = later(carry.steps, plan.unroll)
-    return carry._replace(env=state, actor=actor, steps=steps), rows, ended, busy
-
-
-def episodes(
+def whole_episodes(
     agent: Agent, move: Move, plan: Plan, axis: str | None, key: Array, carry: Carry
 ) -> tuple[Carry, Rows, EpisodeSums, Array]:
     """Plays an episode in every environment, from its start to its end; does not learn.
@@ -179,21 +118,3 @@ def episodes(
     steps = later(carry.steps, played.count)
     env = played.env._replace(timestep=last)
     return carry._replace(env=env, steps=steps), rows, ended, played.busy
-
-
-def passed(begun: Array, ended: Array) -> Array:
-    """Returns the microseconds between two times; 0 if the second came before the first.
-
-    XLA may compute what does not depend on the first value before it.
-    """
-    return jnp.maximum((ended - begun).astype(jnp.int32), 0).astype(jnp.uint32)
-
-
-def _add(ended: EpisodeSums, moved: EnvState) -> EpisodeSums:
-    over = jnp.logical_or(moved.timestep.terminated, moved.timestep.truncated)
-    total, length = moved.metrics["episode_return"], moved.metrics["episode_length"]
-    return EpisodeSums(
-        ended.episodes + over.sum(dtype=jnp.int32),
-        ended.returns + jnp.where(over, total, 0.0).sum(),
-        ended.lengths + jnp.where(over, length, 0.0).sum(),
-    )
