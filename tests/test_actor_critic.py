@@ -32,7 +32,7 @@ AGENTS = (
         unroll=6, batch=8, epochs=1, minibatches=1, hidden_sizes=(16,), lstm_size=8,
         normalise_advantages=False,
     ),
-    Vmpo(unroll=6, batch=8, hidden_sizes=(16,), lstm_size=8),
+    Vmpo(unroll=6, batch=8, epochs=1, hidden_sizes=(16,), lstm_size=8),
 )  # fmt: skip
 agents = pytest.mark.parametrize("agent", AGENTS, ids=["impala", "ppo", "vmpo"])
 

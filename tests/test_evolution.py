@@ -204,6 +204,29 @@ def test_what_cannot_be_is_refused(make, words):
         make()
 
 
+def test_a_task_without_a_time_limit_is_refused():
+    with pytest.raises(SeedbedError, match="Aim has no time limit .* give --env.episode-steps"):
+        Program(Aim(episode_steps=0), ES, FusedConfig(steps=100))
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Aim):
+    """In the third step the observation of one environment is not finite, and all rewards are."""
+
+    def step(self, state, action):
+        after = super().step(state, action)
+        bad = (after.inner[0] == 3) & (after.inner[1] == 5)
+        shown = jnp.where(bad, jnp.nan, after.timestep.observation)
+        return after._replace(timestep=after.timestep._replace(observation=shown))
+
+
+def test_an_observation_in_the_middle_of_an_episode_that_is_not_finite_is_told():
+    _, _, (report,) = run(Broken(), ES, 1)
+    assert not report.finite
+    _, _, (report,) = run(Aim(), ES, 1)
+    assert report.finite
+
+
 def test_images_are_refused():
     spec = EnvSpec(ArraySpec((84, 84, 1), "uint8"), Box((1,), (-1.0,), (1.0,)))
     with pytest.raises(SeedbedError, match="Es sees vectors but the environment shows an image"):

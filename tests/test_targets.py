@@ -132,6 +132,7 @@ class Oracle:
         return np.concatenate(seen), reward, hit
 
 
+@pytest.mark.quick("ur5e", "reacherangle")
 @tasks
 def test_a_step_is_that_of_mujoco_with_brax_s_observation_and_reward(task):
     (states, actions), oracle = rolled(task), Oracle(task)
@@ -149,10 +150,10 @@ def test_a_step_is_that_of_mujoco_with_brax_s_observation_and_reward(task):
             if "hits" in after.metrics:
                 assert after.metrics["hits"][i] == hit
     print(type(task).__name__, np.quantile(wrong, [0.9, 1]), max(paid))
-    assert np.quantile(wrong, 0.9) < 2e-4 and max(paid) < 2e-3
-    assert np.median(paid) < 1e-5
+    assert max(wrong) < 1e-4 and max(paid) < 1e-6
 
 
+@pytest.mark.quick("ur5e", "reacherangle")
 @tasks
 def test_it_touches_and_moves_and_never_terminates(task):
     states, _ = rolled(task)
@@ -164,6 +165,7 @@ def test_it_touches_and_moves_and_never_terminates(task):
     assert (moved > 0.05).all()
 
 
+@pytest.mark.quick("ur5e")
 @pytest.mark.parametrize("task", TASKS[:3], ids=("fetch", "grasp", "ur5e"))
 def test_a_target_that_is_reached_pays_once_and_goes_elsewhere(task):
     state = jax.tree.map(lambda x: x[0], rolled(task)[0][-1])
@@ -197,6 +199,15 @@ def test_targets_are_drawn_over_the_whole_disc_and_differ_between_episodes(task)
     np.testing.assert_allclose([targets[:, 2].min(), targets[:, 2].max()], heights, atol=0.02)
 
 
+def test_the_target_does_not_depend_on_how_the_arm_begins():
+    states = jax.vmap(ReacherAngle().reset)(jax.random.split(jax.random.key(1), 1000))
+    begun = np.stack([*np.asarray(states.inner.qpos).T, *np.asarray(states.inner.qvel).T])
+    target = np.asarray(states.inner.kept)[:, :2].T
+    apart = np.hypot(*target)
+    both = np.corrcoef(np.concatenate([begun, target, apart[None] ** 2]))[:4, 4:]
+    assert np.abs(both).max() < 0.15
+
+
 def test_the_angle_servos_go_where_the_action_says():
     env = make_gymnasium(ReacherAngle(), seed=0)
     observation, _ = env.reset()
@@ -206,6 +217,7 @@ def test_the_angle_servos_go_where_the_action_says():
                                [np.pi / 4, -np.pi / 2], atol=0.02)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_palm_carries_what_the_fingers_hold():
     """The fingers close around the object, and the palm lifts it: what Brax's palm cannot do by friction."""
     task = Grasp()

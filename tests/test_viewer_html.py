@@ -88,6 +88,36 @@ def test_poses_are_those_of_mujoco(tmp_path, name):
             np.testing.assert_allclose(rotation, data.geom_xmat[index], atol=2e-4)
 
 
+MOCAP = """<mujoco><worldbody>
+  <body name="target" mocap="true" pos="1 0 0"><geom size="0.1"/>
+    <body pos="0 0 1"><geom size="0.2"/></body></body>
+  <body name="post" pos="0 3 0"><geom size="0.3"/></body>
+  <body><joint axis="0 0 1"/><geom size="0.1" pos="1 0 0"/></body>
+</worldbody></mujoco>"""
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_mocap_bodies_and_what_they_carry_are_where_they_were_put(tmp_path, given):
+    model = mujoco.MjModel.from_xml_string(MOCAP)
+    path = np.array([[[1.0, 0, 0]], [[2.0, 5, 0]], [[3.0, 0, 7]]])
+    turned = np.tile([np.sqrt(0.5), np.sqrt(0.5), 0, 0], (3, 1, 1))
+    poses = {"mocap_pos": path, "mocap_quat": turned} if given else {}
+    episode = Episode(np.zeros((3, 1)), np.zeros(2), 0.1, **poses)
+    recording = Recording(model, (episode,), "mocap")
+    found = compute_poses(model, episode, find_view(recording))
+    np.testing.assert_allclose(found.position[:, 1], path[:, 0] if given else [[1, 0, 0]] * 3)
+    # Turned by 90 degrees about x, what was above is at the side.
+    carried = path[:, 0] + [0, -1, 0] if given else np.array([[1, 0, 1]] * 3)
+    np.testing.assert_allclose(found.position[:, 2], carried, atol=1e-12)
+    write_html(recording, tmp_path / "out.html")
+    geoms = read_replay(tmp_path / "out.html")["geoms"]
+    # Only the post never moves: it is drawn in the world.
+    assert [geom["body"] for geom in geoms] == [1, 2, 0, 4]
+    wrong = Episode(np.zeros((3, 1)), np.zeros(2), 0.1, mocap_pos=path[:, :, :2])
+    with pytest.raises(SeedbedError, match=r"mocap_pos has shape .3, 1, 2., it must be .3, 1, 3"):
+        Recording(model, (wrong,), "mocap")
+
+
 def test_colours_are_those_of_mujoco(tmp_path):
     colours = {}
     for name in ("half_cheetah", "humanoid"):

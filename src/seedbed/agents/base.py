@@ -189,7 +189,7 @@ class NetworkAgent(BaseAgent):
         """Returns the scaling that torsos apply to observations: a tree of `Scaling`, or None."""
         if not isinstance(seen, RunningStatistics):
             return None
-        return jax.tree.map(_scaling, self._env().observation, seen.mean, seen.variance)
+        return jax.tree.map(scaling_of, self._env().observation, seen.mean, seen.variance)
 
     def _rewards(self, steps: Timestep) -> Array:
         """Returns the rewards `[T, B]` of timesteps `[T + 1, B]`, clipped for the loss."""
@@ -280,7 +280,8 @@ def absorb(seen: ObservationStats, sums: Deviations | tuple[()], weight: Array) 
     return ()
 
 
-def _scaling(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:
+def scaling_of(leaf: ArraySpec, mean: Array, variance: Array) -> Scaling:
+    """Returns the scaling of an array of the observation by its mean and variance."""
     # The deviation is at least one grey level for bytes and 0.01 for floats: small changes are not blown up.
     least = 1.0 if leaf.dtype == "uint8" else 1e-4
     return Scaling(mean, jax.lax.rsqrt(jnp.maximum(variance, least)))

@@ -27,9 +27,11 @@ from seedbed.agents.base import (
     Sums,
     absorb,
     require_vectors,
+    scaling_of,
 )
 from seedbed.nets.critics import VectorPolicy, vectors
 from seedbed.nets.policy import ActivationName
+from seedbed.nets.rescaling import rescale
 from seedbed.ops import statistics
 from seedbed.ops.collectives import from_all_devices
 from seedbed.ops.distributions import check_bounds, squash
@@ -244,17 +246,16 @@ class EvolutionAgent(SinglePass, BaseAgent, abc.ABC):
         if not isinstance(params.seen, RunningStatistics):
             return vectors(observation, 1)
 
-        def scaled(x: Array, mean: Array, variance: Array) -> Array:
-            scale = jax.lax.rsqrt(jnp.maximum(variance, 1e-4))
-            return jnp.clip((x.astype(jnp.float32) - mean[None]) * scale[None], -5.0, 5.0)
-
-        seen = params.seen
-        return vectors(jax.tree.map(scaled, observation, seen.mean, seen.variance), 1)
+        scaled = jax.tree.map(
+            lambda leaf, x, *seen: rescale(x, scaling_of(leaf, *seen)),
+            self._env().observation, observation, params.seen.mean, params.seen.variance,
+        )  # fmt: skip
+        return vectors(scaled, 1)
 
     def _noise(self, params: Params, env_id: Array) -> Array:
         """Draws the noise `[B, P]` of environments, with standard deviation 1: pairs have opposite ones."""
         size = ravel_pytree(params.weights)[0].size
-        run = jax.random.wrap_key_data(params.seed, impl="threefry2x32")
+        run = jax.random.wrap_key_data(params.seed)
         key = jax.random.fold_in(run, params.generation)
 
         def one(env_id: Array) -> Array:

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     timesteps: Timestep  # [T, B, ...]
     behaviour: Behaviour  # [T, B, ...] with its parameters
-    advantage: Array  # [T, B] less the largest of the batch
+    advantage: Array  # [T, B]
     better: Array  # [T, B] bool: whether the advantage is among the larger half of the batch
     target: Array  # [T, B] of the value
     valid: Array  # [T, B] bool
@@ -64,8 +64,8 @@ class Vmpo(ActorCriticAgent):
     """An agent that learns by V-MPO; its fields are the hyperparameters, its methods are pure functions."""
 
     entropy_cost: float = 0.0
-    epochs: int = 1
-    """Passes over a batch."""
+    epochs: int = 2
+    """Passes over a batch; before the second, the policy has not moved from the one that acted."""
     minibatches: int = 1
     """Parts into which each pass divides a batch, by environments; it must divide `batch`."""
     temperature_bound: float = 0.1
@@ -142,7 +142,7 @@ class Vmpo(ActorCriticAgent):
         return Batch(
             timesteps=jax.tree.map(lambda x: x[:-1], steps),
             behaviour=behaviour,
-            advantage=advantage - jnp.nanmax(everywhere),
+            advantage=advantage,
             better=masks.valid & (advantage >= jnp.nanmedian(everywhere)),
             target=vtrace.targets,
             valid=masks.valid,
@@ -197,8 +197,10 @@ class Vmpo(ActorCriticAgent):
 
         fixed = jax.lax.stop_gradient
         temperature, penalty = jnp.exp(duals.log_temperature), jnp.exp(duals.log_penalty)
-        # The exponent is at most 0, as the largest advantage was subtracted.
-        lifted = jnp.where(batch.better, jnp.exp(batch.advantage / fixed(temperature)), 0.0)
+        # With the largest advantage subtracted, exponents are at most 0.
+        top = from_all_devices(jnp.where(batch.better, batch.advantage, -jnp.inf)).max()
+        advantage = jnp.where(batch.better, batch.advantage - top, 0.0)
+        lifted = jnp.where(batch.better, jnp.exp(advantage / fixed(temperature)), 0.0)
         rows, lift, better = mean_over_devices(
             tuple(x.sum(dtype=jnp.float32) for x in (batch.valid, lifted, batch.better))
         )
@@ -209,7 +211,7 @@ class Vmpo(ActorCriticAgent):
         # The slope of the dual function, written out: its means are over all devices.
         equal = jnp.log(lift + 1e-20) - jnp.log(better + 1e-20)
         slope = known * temperature * (self.temperature_bound + equal)
-        slope = slope - mean(imitated * batch.advantage)
+        slope = slope - mean(imitated * advantage)
         temperature_loss = duals.log_temperature * fixed(slope)
 
         apart = _divergences(self._policy(batch.behaviour.parameters), policy)

@@ -5,7 +5,8 @@ All functions are pure and are called while JAX traces the program.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +23,20 @@ from seedbed.types import (
     Tree,
 )
 
+Acting: TypeAlias = tuple[Tree, Tree, ActorState]
+"""What acting returns: (action, extras, actor state)."""
+
 
 class _Playing(NamedTuple):
     """Whole episodes of B environments, as far as they have been played."""
 
     env: EnvState  # [B, ...]
     actor: ActorState  # [B, ...]
+    action: Tree  # [B, ...] of the next step
+    extras: Tree  # [B, ...] of the next step
     last: Timestep  # [B, ...] with the return so far, and the flags of the end
     length: Array  # [B] int32
-    extras: Tree  # [B, ...] of the last step
+    given: Tree  # [B, ...] extras of the last step of the episode
     count: Array  # uint32 scalar: steps of each environment
     busy: Array  # uint32 scalar: microseconds of the environments
 
@@ -62,59 +68,63 @@ def whole_episodes(
     )
     opening = opened.timestep
 
-    def act(now: EnvState, actor: ActorState, count: Array) -> tuple[Tree, Tree, ActorState]:
+    def act(now: EnvState, actor: ActorState, count: Array, first: bool) -> Acting:
         keys = environment_keys(key, env_ids, later(carry.steps, count))
-        # An environment whose episode is over opens another one, which is not played.
-        first = jnp.zeros_like(now.timestep.first) | (count == 0)
-        timestep = now.timestep._replace(first=first)
+        # As a constant, it does not depend on members of a population: noise is drawn once.
+        timestep = now.timestep._replace(first=jnp.full_like(now.timestep.first, first))
         return agent.act(params, actor, timestep, keys, evaluate=False)
 
-    first_action, extras, _ = act(opened, carry.actor, jnp.uint32(0))
-
     def step(now: _Playing) -> _Playing:
-        action, extras, actor = act(now.env, now.actor, now.count)
-        action, begun = stamp(action)
+        action, begun = stamp(now.action)
         env = move(now.env, action)
         reward, ready = stamp(env.timestep.reward)
+        shown = jax.tree.leaves(env.timestep.observation)
+        finite = functools.reduce(jnp.logical_and, (_all_finite(x) for x in shown))
 
         def until_end(new: Tree, old: Tree) -> Tree:
             return jax.tree.map(
                 lambda a, b: jnp.where(now.done.reshape(-1, *[1] * (a.ndim - 1)), b, a), new, old
             )
 
+        # What is not finite makes the return so, which ends the run.
         last = opening._replace(
-            reward=now.last.reward + reward,
+            reward=now.last.reward + jnp.where(finite, reward, jnp.nan),
             terminated=env.timestep.terminated,
             truncated=env.timestep.truncated,
             first=jnp.zeros_like(now.done),
         )
-        last, length, extras = until_end(
-            (last, now.length + 1, extras), (now.last, now.length, now.extras)
-        )
+        new = env, last, now.length + 1, now.extras
+        # An environment whose episode is over stays as it was at its end.
+        env, last, length, given = until_end(new, (now.env, now.last, now.length, now.given))
+        action, extras, actor = act(env, now.actor, now.count + 1, first=False)
         busy = now.busy + passed(begun[0], ready[0])
-        return _Playing(env, actor, last, length, extras, now.count + 1, busy)
+        return _Playing(env, actor, action, extras, last, length, given, now.count + 1, busy)
 
+    action, extras, actor = act(opened, carry.actor, jnp.uint32(0), first=True)
     begun = _Playing(
         opened,
-        carry.actor,
+        actor,
+        action,
+        extras,
         opening._replace(first=jnp.zeros_like(opening.first)),
         jnp.zeros_like(opening.reward, jnp.int32),
         extras,
         jnp.uint32(0),
         jnp.zeros_like(opening.reward[0], jnp.uint32),
     )
-
-    def unfinished(now: _Playing) -> Array:
-        over = now.done.all()
-        # All devices make as many steps: what environments draw for the next episode depends on them.
-        return ~(over if axis is None else jax.lax.pmin(over.astype(jnp.int32), axis) > 0)
-
-    played = jax.lax.while_loop(unfinished, step, begun)
+    played = jax.lax.while_loop(lambda now: ~now.done.all(), step, begun)
     last, length = played.last, played.length
     ended = EpisodeSums(
         jnp.sum(jnp.ones_like(length)), last.reward.sum(), length.sum().astype(jnp.float32)
     )
-    rows = Rows(*jax.tree.map(lambda x: x[None], (opening, first_action, played.extras)), core=())
-    steps = later(carry.steps, played.count)
+    rows = Rows(*jax.tree.map(lambda x: x[None], (opening, action, played.given)), core=())
+    # The same on all devices, as the next keys must be others.
+    count = played.count if axis is None else jax.lax.pmax(played.count, axis)
+    steps = later(carry.steps, count)
     env = played.env._replace(timestep=last)
     return carry._replace(env=env, steps=steps), rows, ended, played.busy
+
+
+def _all_finite(x: Array) -> Array:
+    """Returns for each environment whether all numbers `[B, ...]` are finite, `[B]`."""
+    return jnp.isfinite(x).reshape(x.shape[0], -1).all(1)

@@ -35,6 +35,7 @@ from seedbed.types import (
     bind,
     learns_from_replay,
     on_policy,
+    plays_episodes,
 )
 
 
@@ -59,6 +60,11 @@ class Program:
                 "device; name one, or one seed"
             )
         _check_sweep(agent, config)
+        if plays_episodes(agent) and not env.episode_steps:
+            raise SeedbedError(
+                f"{type(env).__name__} has no time limit (episode_steps is 0), and {type(agent).__name__} "
+                "learns from whole episodes, which may never end: give --env.episode-steps"
+            )
         if resets_itself(env):
             raise SeedbedError(
                 f"{type(env).__name__}: the environment resets itself; leave out auto_reset or training, "

@@ -315,6 +315,12 @@ class ParamServerConfig(_HostConfig):
                 f"{type(agent).__name__} learns from what its newest parameters have done, which several "
                 "learners change here: train it with --runtime central, or take impala, dqn, r2d2 or sac"
             )
+        if unrolls is not None and agent.epochs * agent.minibatches > 1:
+            raise SeedbedError(
+                f"{type(agent).__name__} makes {agent.epochs} x {agent.minibatches} updates of a batch, and "
+                "pushes of several learners would mix: give --agent.epochs 1 --agent.minibatches 1, or train "
+                "it with --runtime central"
+            )
         _require_batch(agent, self.group_size, self.groups, 1)
         return self
 

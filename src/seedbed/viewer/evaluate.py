@@ -65,7 +65,7 @@ def evaluate(
         from seedbed.viewer.record import SHOWN, show
 
         count = min(given.episodes, SHOWN)
-        warn(f"playing {count} episodes again, to draw them")
+        warn(f"playing {count} episodes to draw")
         show(
             given.run,
             env=given.env,

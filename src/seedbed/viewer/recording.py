@@ -18,8 +18,9 @@ from seedbed.types import Array, SeedbedError
 
 mujoco: Any = importlib.import_module("mujoco")  # a package without types
 MjModel: TypeAlias = Any
-MjData: TypeAlias = Any
 """MuJoCo's compiled model."""
+MjData: TypeAlias = Any
+"""MuJoCo's state of one simulation."""
 FOLLOW_SMOOTHING_S = 0.3
 """Standard deviation, in seconds, of the Gaussian that smooths the path of a following camera."""
 _TRACKING = (

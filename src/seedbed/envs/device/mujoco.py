@@ -147,7 +147,8 @@ class MujocoTask(abc.ABC):
     def reset(self, key: Array) -> EnvState:
         """Opens an episode with mj_forward; as in Gymnasium, `cfrc_ext` is 0. Consumes the key."""
         model = self.physics_model()
-        begun = self.begin(jax.random.fold_in(key, 1))
+        # No small number: those give the keys of `split`, which `initial` may use.
+        begun = self.begin(jax.random.fold_in(key, 0x6B657074))
         state = physics.init(model, *self.initial(key))
         now = physics.forward(model, state, **self.mocap(begun))
         now = now._replace(cfrc_ext=jnp.zeros_like(now.cfrc_ext))
