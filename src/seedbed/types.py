@@ -157,14 +157,11 @@ class OnPolicy:
     """Experience that is used as it comes: a batch is `batch` unrolls of `unroll` steps, then discarded.
 
     An unroll is of one environment here. The central runtime cuts and queues them by groups of environments.
-
     A synchronous agent acts, stops and learns: all actions of a batch are chosen with the parameters from
     which the update of that batch starts. With any other agent, the central runtime acts while it learns.
 
-    With `episodes`, an item is a whole episode in one row, T = 1: all environments begin one together. The
-    opening observation and action are those of row 0, its extras are the last of the episode; the reward in
-    row 1 is the return, its flags are those of the end, and its observation is the opening one again. Only
-    the fused runtime plays them.
+    With `episodes`, an item is a whole episode in one row, T = 1: all environments begin one together. Row 0
+    has the opening observation and action and the last extras, row 1 the return and the flags of the end.
     """
 
     unroll: int  # steps of an unroll, T
@@ -327,8 +324,7 @@ def on_policy(agent: Agent) -> OnPolicy | None:
 
 def plays_episodes(agent: Agent) -> bool:
     """Returns whether an agent learns from whole episodes, which only the fused runtime plays."""
-    unrolls = on_policy(agent)
-    return unrolls is not None and unrolls.episodes
+    return getattr(on_policy(agent), "episodes", False)
 
 
 AgentT = TypeVar("AgentT", bound=Agent)

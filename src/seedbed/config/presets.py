@@ -147,20 +147,6 @@ def inverted_double_pendulum_ppo() -> TrainConfig:
     return on_device_ppo(InvertedDoublePendulum(), 1_000_000)
 
 
-def grasp_ppo() -> TrainConfig:
-    """Brax's Grasp on our own physics with PPO."""
-    from seedbed.envs.device.targets.grasp import Grasp
-
-    return on_device_ppo(
-        Grasp(),
-        30_000_000,
-        unroll=32,
-        reward_scale=5.0,
-        learning_rate=1e-3,
-        initial_scale=0.6,
-    )
-
-
 def cartpole_ppo() -> TrainConfig:
     """CartPole on the device with PPO."""
     from seedbed.agents.ppo import Ppo
@@ -319,7 +305,6 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "cartpole/dqn": cartpole_dqn,
     "cartpole/gorila": cartpole_gorila,
     "ant/ppo": ant_ppo,
-    "grasp/ppo": grasp_ppo,
     "half_cheetah/ppo": half_cheetah_ppo,
     "half_cheetah/sac": half_cheetah_sac,
     "half_cheetah/ars": half_cheetah_ars,

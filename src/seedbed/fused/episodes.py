@@ -6,6 +6,7 @@ All functions are pure and are called while JAX traces the program.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -66,13 +67,31 @@ def whole_episodes(
     opened = move(
         carry.env._replace(timestep=over), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), idle)
     )
-    opening = opened.timestep
 
     def act(now: EnvState, actor: ActorState, count: Array, first: bool) -> Acting:
         keys = environment_keys(key, env_ids, later(carry.steps, count))
         # As a constant, it does not depend on members of a population: noise is drawn once.
         timestep = now.timestep._replace(first=jnp.full_like(now.timestep.first, first))
         return agent.act(params, actor, timestep, keys, evaluate=False)
+
+    given = act(opened, carry.actor, jnp.uint32(0), first=True)
+    played = _play(move, act, opened, given)
+    last, length = played.last, played.length
+    ended = EpisodeSums(
+        jnp.sum(jnp.ones_like(length)), last.reward.sum(), length.sum().astype(jnp.float32)
+    )
+    rows = Rows(
+        *jax.tree.map(lambda x: x[None], (opened.timestep, given[0], played.given)), core=()
+    )
+    # The same on all devices, as the next keys must be others.
+    count = played.count if axis is None else jax.lax.pmax(played.count, axis)
+    steps = later(carry.steps, count)
+    env = played.env._replace(timestep=last)
+    return carry._replace(env=env, steps=steps), rows, ended, played.busy
+
+
+def _play(move: Move, act: Callable[..., Acting], opened: EnvState, given: Acting) -> _Playing:
+    """Plays from the opening states to the ends; `given` is what acting on them returned."""
 
     def step(now: _Playing) -> _Playing:
         action, begun = stamp(now.action)
@@ -87,7 +106,7 @@ def whole_episodes(
             )
 
         # What is not finite makes the return so, which ends the run.
-        last = opening._replace(
+        last = opened.timestep._replace(
             reward=now.last.reward + jnp.where(finite, reward, jnp.nan),
             terminated=env.timestep.terminated,
             truncated=env.timestep.truncated,
@@ -100,7 +119,7 @@ def whole_episodes(
         busy = now.busy + passed(begun[0], ready[0])
         return _Playing(env, actor, action, extras, last, length, given, now.count + 1, busy)
 
-    action, extras, actor = act(opened, carry.actor, jnp.uint32(0), first=True)
+    opening, (action, extras, actor) = opened.timestep, given
     begun = _Playing(
         opened,
         actor,
@@ -112,17 +131,7 @@ def whole_episodes(
         jnp.uint32(0),
         jnp.zeros_like(opening.reward[0], jnp.uint32),
     )
-    played = jax.lax.while_loop(lambda now: ~now.done.all(), step, begun)
-    last, length = played.last, played.length
-    ended = EpisodeSums(
-        jnp.sum(jnp.ones_like(length)), last.reward.sum(), length.sum().astype(jnp.float32)
-    )
-    rows = Rows(*jax.tree.map(lambda x: x[None], (opening, action, played.given)), core=())
-    # The same on all devices, as the next keys must be others.
-    count = played.count if axis is None else jax.lax.pmax(played.count, axis)
-    steps = later(carry.steps, count)
-    env = played.env._replace(timestep=last)
-    return carry._replace(env=env, steps=steps), rows, ended, played.busy
+    return jax.lax.while_loop(lambda now: ~now.done.all(), step, begun)
 
 
 def _all_finite(x: Array) -> Array:
