@@ -16,6 +16,7 @@ from typing import Any
 
 import learning
 from _training import output
+from central import split_overrides
 
 EPISODES = 100
 REMARK = (
@@ -36,12 +37,10 @@ def count(run: str) -> list[int]:
     return [int(episode.series["hits"].sum()) for episode in recording.episodes]
 
 
-def judge(preset: str, seed: int, runs: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def judge(command: list[str], run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """Trains one seed and plays it, unless its folder says what came of that."""
-    run = runs / f"{preset.replace('/', '-')}-{seed}"
     hits = run / "hits.json"
     if not hits.exists():
-        command = ["seedbed", "train", preset, "--seed", str(seed)]
         learning.train(command, run, learning.TRAINED, math.inf)
         hits.write_text(json.dumps(output([sys.executable, __file__, "--count", str(run)])))
     return learning.read_lines(run / "metrics.jsonl"), json.loads(hits.read_text())
@@ -60,17 +59,21 @@ def row(seed: int, lines: list[dict[str, Any]], hits: list[int]) -> str:
 def main() -> None:
     """Trains, then writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("preset", nargs="?", default="ur5e/ppo")
+    parser.add_argument("preset", nargs="?", default="grasp")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=learning.ROOT / "runs" / "targets")
     parser.add_argument("--count", metavar="RUN", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    own, overrides = split_overrides(sys.argv[1:])
+    args = parser.parse_args(own)
     if args.count:
         print(json.dumps(count(args.count)))
         return
-    found = {}
+    found: dict[int, tuple[list[dict[str, Any]], list[int]]] = {}
+    commands: list[str] = []
     for seed in args.seeds:
-        found[seed] = judge(args.preset, seed, args.runs)
+        command = ["seedbed", "train", args.preset, "--seed", str(seed), *overrides]
+        commands.append(" ".join(command))
+        found[seed] = judge(command, args.runs / f"{args.preset.replace('/', '-')}-{seed}")
         means = [statistics.mean(hits) for _, hits in found.values()]
         table = [
             "| seed | targets an episode | in the worst | episodes with one | return in training | "
@@ -80,7 +83,6 @@ def main() -> None:
             f"| median | {statistics.median(means):.1f} | | | | | | |",
             f"| worst | {min(means):.1f} | | | | | | |",
         ]
-        commands = [f"seedbed train {args.preset} --seed {each}" for each in sorted(found)]
         page = learning.Page(table, REMARK, commands, learning.head())
         curves = {each: lines for each, (lines, _) in found.items()}
         learning.write(args.preset.replace("/", "-"), curves, None, page)
