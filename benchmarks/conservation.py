@@ -81,18 +81,22 @@ def chain() -> Any:
 
 
 def kicks(model: Any, rng: np.random.Generator) -> np.ndarray:
-    """Draws velocities [SEEDS, nv]: the nearest to a kick of 1 m/s of each body."""
+    """Draws velocities [SEEDS, nv]: of those that the joints allow, the nearest to a kick of each body.
+
+    Distances are kinetic energies: it is the motion after an impulse of mass times 1 m/s at each centre.
+    """
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    rows = []
+    mass = np.zeros((model.nv, model.nv))
+    mujoco.mj_fullM(model, data, mass)
+    impulse = np.zeros((SEEDS, model.nv))
     for body in range(1, model.nbody):
         jacobian = np.zeros((3, model.nv))
         mujoco.mj_jacBodyCom(model, data, jacobian, None, body)
-        rows.append(jacobian)
-    way = rng.normal(size=(SEEDS, model.nbody - 1, 3))
-    way /= np.linalg.norm(way, axis=2, keepdims=True)
-    found = np.linalg.lstsq(np.concatenate(rows), way.reshape(SEEDS, -1).T, rcond=None)[0].T
-    return np.float64(np.float32(found))
+        way = rng.normal(size=(SEEDS, 3))
+        way /= np.linalg.norm(way, axis=1, keepdims=True)
+        impulse += model.body_mass[body] * way @ jacobian
+    return np.float64(np.float32(np.linalg.solve(mass, impulse.T).T))
 
 
 def scenes() -> dict[str, Scene]:
