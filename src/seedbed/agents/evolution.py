@@ -67,7 +67,7 @@ class Visited(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an environment is given for an episode, and what it saw in it; leaves are `[B, ...]`."""
+    """The parameters of an environment in an episode, and sums of what it saw; leaves are `[B, ...]`."""
 
     env_id: Array  # uint32
     weights: Tree  # changed ones

@@ -25,7 +25,7 @@ from seedbed.types import Array
 
 
 class Sought(NamedTuple):
-    """What an episode keeps: the target, what the next one is drawn from, and who seeks it."""
+    """The target of an episode, the key of the next ones, and the place of the body that seeks it."""
 
     target: Array  # [3] m
     key: Array
