@@ -166,6 +166,11 @@ def test_a_preset_goes_before_the_table():
             "r2d2",
             "choose ppo or impala or vmpo .r2d2 takes Discrete",
         ),
+        (
+            GymEnv("CartPole-v1"),
+            "es",
+            "or vmpo .es takes .*; only of tasks on the device, see `seedbed",
+        ),
         (AtariEnv("pong"), "sac", "choose impala or ppo or dqn or r2d2 or vmpo"),
         (GymEnv("Pendulum-v1", kwargs={"wrong": 1}), None, "raised TypeError"),
     ],

@@ -240,8 +240,10 @@ def configure(
     agents = next(row.agents for row in ROWS if row.takes(task))
     agent = agent or next(iter(agents))
     if agent not in agents:
-        kinds = [row.cells() for row in ROWS if agent in row.agents]
-        kinds = sorted({f"{action} actions from {seen}" for _, seen, action, *_ in kinds})
+        rows = [row.cells() for row in ROWS if agent in row.agents]
+        kinds = sorted({f"{action} actions from {seen}" for _, seen, action, *_ in rows})
+        if all(row[0] == "device" for row in rows):
+            kinds.append("only of tasks on the device, see `seedbed list`")
         raise SeedbedError(
             f"agent {agent} does not fit {name or env}, which takes {task.action} actions from "
             f"{task.observation}: choose {' or '.join(agents)} ({agent} takes {'; '.join(kinds)})"
