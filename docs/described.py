@@ -30,7 +30,7 @@ EVALUATIONS = {
     "evaluation/episode_return_min": "Smallest of their returns.",
     "evaluation/episode_return_max": "Largest of their returns.",
     "evaluation/episode_length_mean": "Mean length of these episodes, in transitions.",
-    "evaluation/episode_*_mean": "Mean over the episodes of a sum over each: of this metric of the environment.",
+    "evaluation/episode_*_mean": "Mean over episodes of this metric's sum over each.",
     "evaluation/seeds": "Mean return of each member of a population, in order.",
     "evaluation/best_return": "Mean return of the best member.",
     "evaluation/best_member": "Name of the best member, such as `seed 3`.",
@@ -113,7 +113,7 @@ AGENTS = {
     "q_mean": "DQN and R2D2: mean value of the actions that were taken (R2D2: rescaled).",
     "error_mean": "DQN and R2D2: mean size of the temporal-difference error.",
     "q": "SAC: mean value of the actions that were taken, over both critics.",
-    "temperature": "SAC: weight of the entropy in the reward. V-MPO: how even the weights of the better half are.",
+    "temperature": "SAC: weight of the entropy in the reward. V-MPO: evenness of the better half's weights.",
 }
 ENVIRONMENTS = {
     "env/solver_error": "Estimated error of the physics' solver, the largest in a step, a mean over"
