@@ -64,6 +64,8 @@ TARGETS = {
     "reacher/ppo": Target(-5, 60),
     "inverted_pendulum/ppo": Target(1000, 20),
     "inverted_double_pendulum/ppo": Target(9000, 20),
+    "inverted_double_pendulum/apg": Target(9000, 20),
+    "pendulum/apg": Target(-200, 20),
     "cartpole/ppo": Target(500, 8),
     "cartpole/dqn": Target(475, 90),
     "half_cheetah/sac": Target(4000, 1800),

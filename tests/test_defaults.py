@@ -153,23 +153,23 @@ def test_a_preset_goes_before_the_table():
         (
             shown("vectors", "unbounded Box"),
             "sac",
-            "unbounded Box .*choose ppo or impala or vmpo .sac takes",
+            "unbounded Box .*choose ppo or impala or vmpo or awr .sac takes",
         ),
         (shown("images", "bounded Box"), "sac", "from images: choose ppo or impala"),
         (
             GymEnv("Pendulum-v1"),
             "dqn",
-            "choose ppo or sac or impala or vmpo .dqn takes Discrete actions",
+            "choose ppo or sac or impala or vmpo or awr .dqn takes Discrete actions",
         ),
         (
             shown("vectors", "MultiDiscrete"),
             "r2d2",
-            "choose ppo or impala or vmpo .r2d2 takes Discrete",
+            "choose ppo or impala or vmpo or awr .r2d2 takes Discrete",
         ),
         (
             GymEnv("CartPole-v1"),
             "es",
-            "or vmpo .es takes .*; only of tasks on the device, see `seedbed",
+            "or awr .es takes .*; only of tasks on the device, see `seedbed",
         ),
         (AtariEnv("pong"), "sac", "choose impala or ppo or dqn or r2d2 or vmpo"),
         (GymEnv("Pendulum-v1", kwargs={"wrong": 1}), None, "raised TypeError"),

@@ -11,13 +11,9 @@ import sys
 import types
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import apg_pendulum
 import identify_ant
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -62,53 +58,6 @@ def test_an_agent_of_ones_own_learns_from_the_command_line(run_folder):
 
 
 @pytest.mark.slow
-def test_the_gradient_of_a_return_is_its_slope(pendulum):
-    """Against central differences along a random direction, from where no episode ends, which is a jump."""
-    actor, critic = pendulum
-    states = apg_pendulum.reset(jax.random.split(jax.random.key(2), 64))
-    _, (_, steps) = apg_pendulum.actor_loss(actor, critic, states)
-    whole = np.flatnonzero(~np.asarray(steps.terminated).any(0))
-    assert len(whole) > 8
-    states = jax.tree.map(lambda x: x[whole], states)
-    size = 1e-3
-    aside = optax.tree.random_like(jax.random.key(1), actor)
-
-    @jax.jit
-    def loss(actor):
-        return apg_pendulum.actor_loss(actor, critic, states)[0]
-
-    slope = optax.tree.vdot(jax.jit(jax.grad(loss))(actor), aside)
-    before, after = (loss(optax.tree.add_scale(actor, way * size, aside)) for way in (-1, 1))
-    measured = (after - before) / (2 * size)
-    assert abs(measured) > 0.01
-    assert float(slope) == pytest.approx(float(measured), rel=0.02)
-
-
-@pytest.fixture
-def pendulum():
-    """An actor and a critic, after ten updates of the example."""
-    example = apg_pendulum
-    keys = jax.random.split(jax.random.key(0), 2 + example.BATCH)
-    shape = example.task.spec.observation.shape
-    params = tuple(example.network.init(key, jnp.zeros(shape)) for key in keys[:2])
-    moments = tuple(o.init(p) for o, p in zip(example.optimizers, params, strict=True))
-    states = example.reset(keys[2:])
-    for _ in range(10):
-        params, moments, states = example.update(params, moments, states)
-    return params
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(3))
-def test_an_analytic_gradient_balances_two_poles(seed):
-    """In 192,000 steps; PPO's preset takes a million for 9,350."""
-    told = ran("apg_pendulum.py", str(seed))
-    assert told.splitlines()[-1].startswith("192,000 steps")
-    assert float(told.rsplit("worst ", 1)[1].replace(",", "")) > 9300
-
-
-@pytest.mark.slow
 def test_an_ants_mass_and_friction_are_identified():
     """Of one seed, whose errors are far from the limit."""
     recording = identify_ant.record(SURE)
@@ -132,9 +81,7 @@ def ran(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "longest"), [("custom_task.py", 60), ("reinforce.py", 80), ("apg_pendulum.py", 100)]
-)
+@pytest.mark.parametrize(("name", "longest"), [("custom_task.py", 60), ("reinforce.py", 80)])
 def test_the_examples_are_short(name, longest):
     assert len((EXAMPLES / name).read_text().splitlines()) <= longest
 

@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from seedbed.agents.apg import Apg
 from seedbed.agents.ars import Ars
+from seedbed.agents.awr import Awr
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.es import Es
 from seedbed.agents.impala import Impala
@@ -32,7 +34,7 @@ from seedbed.types import (
 )
 
 README = Path(__file__).parent.parent / "README.md"
-AGENTS = (Impala, Ppo, Dqn, R2d2, Sac, Vmpo, Es, Ars)
+AGENTS = (Impala, Ppo, Dqn, R2d2, Sac, Vmpo, Awr, Apg, Es, Ars)
 VECTOR, IMAGE = ArraySpec((4,), np.float32), ArraySpec((84, 84, 4), np.uint8)
 ACTIONS = {
     "a choice": Discrete(3),

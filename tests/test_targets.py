@@ -179,7 +179,7 @@ def test_a_target_that_is_reached_pays_once_and_goes_elsewhere(task):
     assert at.inner.kept.count == state.inner.kept.count + 1
     drawn = np.asarray(at.inner.kept.target)
     distance = np.hypot(*drawn[:2])
-    assert task.target_radius <= distance <= task.target_radius + task.target_distance
+    assert task.target_distances[0] <= distance <= task.target_distances[1]
     assert np.linalg.norm(drawn - there) > 0
     after = step(at, idle)
     reached = np.linalg.norm(drawn - after.inner.kept.seeker) < task.target_radius
@@ -191,7 +191,7 @@ def test_targets_are_drawn_over_the_whole_disc_and_differ_between_episodes(task)
     draw = jax.jit(jax.vmap(lambda key: task.begin(key).target))
     targets = np.asarray(draw(jax.random.split(jax.random.key(1), 4000)))
     distance = np.hypot(targets[:, 0], targets[:, 1])
-    low, high = task.target_radius, task.target_radius + task.target_distance
+    low, high = task.target_distances
     assert low <= distance.min() < low + 0.01 * high and high * 0.99 < distance.max() <= high
     np.testing.assert_allclose(distance.mean(), (low + high) / 2, rtol=0.03)
     assert np.abs(targets[:, :2].mean(0)).max() < 0.05 * high

@@ -8,22 +8,34 @@ which are stored with observation_{t+1}. The module imports no JAX: an actor sta
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable
+from typing import (
+    TYPE_CHECKING,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 
 from seedbed.errors import SeedbedError as SeedbedError
 from seedbed.errors import StorageError as StorageError
 from seedbed.errors import UsageError as UsageError
+from seedbed.spaces import ActionSpec as ActionSpec
+from seedbed.spaces import Array as Array
+from seedbed.spaces import ArraySpec as ArraySpec
+from seedbed.spaces import Box as Box
+from seedbed.spaces import Discrete as Discrete
+from seedbed.spaces import EnvSpec as EnvSpec
+from seedbed.spaces import MultiDiscrete as MultiDiscrete
+from seedbed.spaces import Tree as Tree
+from seedbed.spaces import action_array as action_array
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
-
-Array: TypeAlias = Any
-"""A numpy or JAX array. The contract is the same for both."""
-Tree: TypeAlias = Any
-"""A pytree: nested tuples, NamedTuples, lists and dicts of arrays."""
 
 
 class Timestep(NamedTuple):
@@ -83,76 +95,6 @@ def trajectory_masks(timesteps: Timestep, gamma: float, trace_decay: float) -> M
 
 
 @dataclasses.dataclass(frozen=True)
-class ArraySpec:
-    """The shape and dtype of one environment's array."""
-
-    shape: tuple[int, ...]  # without a batch axis
-    dtype: str  # numpy's name, such as float32
-
-
-@dataclasses.dataclass(frozen=True)
-class Discrete:
-    """A choice of one of `n` actions: an int32 scalar from 0 to n - 1."""
-
-    n: int  # choices
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiDiscrete:
-    """A choice from each of several sets, of `nvec[i]` elements: int32 `[len(nvec)]`."""
-
-    nvec: tuple[int, ...]  # choices of each set
-
-
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """A real array: float32 of `shape`. Bounds are per element, flattened, and may be infinite."""
-
-    shape: tuple[int, ...]  # without a batch axis
-    low: tuple[float, ...]  # least values, or -inf
-    high: tuple[float, ...]  # largest values, or inf
-
-    def __post_init__(self) -> None:
-        """Raises SeedbedError unless there is a range for each element; lists become tuples."""
-        for name in ("low", "high"):
-            if isinstance(bounds := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(bounds))
-        if not isinstance(self.shape, tuple):
-            raise SeedbedError(f"Box: shape is {self.shape!r}; give a tuple, such as (1,)")
-        size = math.prod(self.shape)
-        for name, bounds in (("low", self.low), ("high", self.high)):
-            if not isinstance(bounds, tuple) or len(bounds) != size:
-                raise SeedbedError(
-                    f"Box of shape {self.shape}: {name} is {bounds!r}; give a tuple of {size} numbers"
-                )
-        for low, high in zip(self.low, self.high, strict=True):
-            if isinstance(low, str) or isinstance(high, str) or not low <= high:
-                raise SeedbedError(
-                    f"Box of shape {self.shape}: from {low!r} to {high!r} is no range of numbers"
-                )
-
-
-ActionSpec = Discrete | MultiDiscrete | Box
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvSpec:
-    """The observations (a tree of `ArraySpec`) and actions of an environment, without a batch axis."""
-
-    observation: Tree  # of ArraySpec
-    action: ActionSpec  # Discrete, MultiDiscrete or Box
-
-
-def action_array(action: ActionSpec) -> ArraySpec:
-    """Returns the shape and dtype of one action."""
-    if isinstance(action, Discrete):
-        return ArraySpec((), "int32")
-    if isinstance(action, MultiDiscrete):
-        return ArraySpec((len(action.nvec),), "int32")
-    return ArraySpec(action.shape, "float32")
-
-
-@dataclasses.dataclass(frozen=True)
 class OnPolicy:
     """Experience that is used as it comes: a batch is `batch` unrolls of `unroll` steps, then discarded.
 
@@ -162,12 +104,15 @@ class OnPolicy:
 
     With `episodes`, an item is a whole episode in one row, T = 1: all environments begin one together. Row 0
     has the opening observation and action and the last extras, row 1 the return and the flags of the end.
+
+    With `differentiated`, the agent is a `DifferentiatingAgent`, which also gets the derivative of an unroll.
     """
 
     unroll: int  # steps of an unroll, T
     batch: int  # unrolls of a batch, B
     synchronous: bool = False  # whether acting waits for learning
     episodes: bool = False  # whether an item is a whole episode
+    differentiated: bool = False  # whether the agent differentiates through the environments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +245,47 @@ class ReplayAgent(Agent, Protocol):
         All leaves are `[T + 1, B, ...]` with T = `burn_in + sequence`. `timesteps.observation` is ().
         """
         ...
+
+
+Play: TypeAlias = Callable[[Tree], tuple[Trajectory, Tree]]
+"""Acts for an unroll with the `params` it is given; returns the trajectory, and what the runtime keeps."""
+
+
+class DifferentiatingAgent(Agent, Protocol):
+    """An agent that differentiates what an unroll brings, through acting and the environments' steps.
+
+    For every batch the runtime calls `slope` and `ascend`, and then learns from the unroll as always.
+    """
+
+    def slope(self, state: LearnerState, play: Play) -> tuple[Tree, Tree]:
+        """Calls `play` once, with `params` that depend on what is differentiated.
+
+        Returns a gradient, the mean over the environments, and what `play` kept. `optimizer_state` is ().
+        """
+        ...
+
+    def ascend(self, state: LearnerState, slope: Tree) -> tuple[LearnerState, dict[str, Array]]:
+        """Applies a gradient, the mean over all devices; returns the new state, and metrics, scalars.
+
+        `updates` stays as it is.
+        """
+        ...
+
+
+def differentiates(agent: Agent) -> DifferentiatingAgent | None:
+    """Returns an agent that differentiates through the environments, else None.
+
+    Raises SeedbedError if its experience says so but it has not both methods.
+    """
+    if not getattr(on_policy(agent), "differentiated", False):
+        return None
+    for method in ("slope", "ascend"):
+        if not hasattr(agent, method):
+            raise SeedbedError(
+                f"{type(agent).__name__}.experience is differentiated but it has no method {method}: see "
+                "seedbed.types.DifferentiatingAgent"
+            )
+    return cast(DifferentiatingAgent, agent)
 
 
 def learns_from_replay(agent: Agent) -> TypeIs[ReplayAgent]:

@@ -13,15 +13,18 @@ from seedbed.agents.base import (
     Gradient,
     Memory,
     NetworkAgent,
-    ObservationStats,
     Params,
     Sums,
-    absorb,
     clipped,
-    observation_sums,
+)
+from seedbed.agents.learning_statistics import (
+    LearningStatistics,
+    add_minibatch,
+    unroll_sums,
+    zero_sums,
 )
 from seedbed.nets.policy import ActorCritic, join_networks, rescale_values, separate_networks
-from seedbed.ops import return_scale, statistics
+from seedbed.ops import return_scale
 from seedbed.ops.distributions import (
     Distribution,
     Normal,
@@ -34,13 +37,11 @@ from seedbed.ops.distributions import (
     squash,
 )
 from seedbed.ops.return_scale import ReturnScale
-from seedbed.ops.statistics import Deviations, RunningStatistics
 from seedbed.types import (
     ActorState,
     Agent,
     Box,
     LearnerState,
-    OnPolicy,
     Output,
     Timestep,
     Tree,
@@ -55,15 +56,6 @@ class Behaviour(NamedTuple):
     draw: Tree  # the action; for a Box, the vector before it is squashed into an action
     # `[..., P]` of the distribution, for agents that compare with it.
     parameters: Any = ()
-
-
-class LearningStatistics(NamedTuple):
-    """The state of normalisation while learning; () for statistics that are not kept."""
-
-    returns: RunningStatistics | tuple[()]  # of value targets
-    sums: Sums  # from this batch's minibatches so far
-    parts: Array  # int32 scalar: minibatches of this batch that were applied
-    duals: Tree = ()  # an agent's multipliers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +97,6 @@ class ActorCriticAgent(NetworkAgent):
         self._require("more than 0", lambda x: x > 0, "least_scale")
         self._require("more than least_scale", lambda x: x > self.least_scale, "initial_scale")
 
-    @property
-    def experience(self) -> OnPolicy:
-        """Returns options of experience: unrolls in the order in which they arrive."""
-        return OnPolicy(self.unroll, self.batch)
-
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""
         observation = self._zero_observation(1, 1)
@@ -121,7 +108,7 @@ class ActorCriticAgent(NetworkAgent):
         returns = return_scale.initial() if self.normalise_returns else ()
         return self._initial_state(Params(weights, seen), weights)._replace(
             auxiliary=LearningStatistics(
-                returns=returns, sums=_zero_sums(seen, returns), parts=jnp.zeros((), jnp.int32)
+                returns=returns, sums=zero_sums(seen, returns), parts=jnp.zeros((), jnp.int32)
             )
         )
 
@@ -232,7 +219,7 @@ class ActorCriticAgent(NetworkAgent):
         Observations are `[T, B, ...]` or have a row more; targets and valid are `[T, B]`.
         """
         sums = Sums(
-            observations=_unroll_sums(state.params.seen, observation, valid),
+            observations=unroll_sums(state.params.seen, observation, valid),
             returns=return_scale.return_sums(state.auxiliary.returns, targets, valid),
         )
         return Gradient(weights, sums)
@@ -253,38 +240,22 @@ class ActorCriticAgent(NetworkAgent):
     ) -> LearnerState:
         """Returns the state after a minibatch whose step led to `weights`.
 
-        Statistics absorb a batch after its last minibatch. Until then, all its minibatches, advantages and
-        targets use the statistics of the policy that acted. Only the first epoch is summed, because it has
-        every row once. When the scale of returns changes, the value's last layer is rescaled so that values
-        do not change.
+        When the scale of returns changes, the value's last layer is rescaled so that values do not change.
         """
-        held: LearningStatistics = state.auxiliary
         # A subclass is an Agent: it has epochs and minibatches.
         passes = cast(Agent, self)
-        factor = jnp.where(held.parts < passes.minibatches, output.weight, 0.0)
-        sums = Sums(
-            observations=_add_sums(held.sums.observations, grads.sums.observations, factor),
-            returns=_add_sums(held.sums.returns, grads.sums.returns, factor),
+        seen, auxiliary = add_minibatch(
+            state.auxiliary,
+            state.params.seen,
+            grads.sums,
+            output.weight,
+            (passes.epochs, passes.minibatches),
         )
-        over = held.parts + 1 == passes.epochs * passes.minibatches
-
-        def select(new: Tree, old: Tree) -> Tree:
-            return jax.tree.map(lambda a, b: jnp.where(over, a, b), new, old)
-
-        one = jnp.float32(1.0)
-        seen = select(absorb(state.params.seen, sums.observations, one), state.params.seen)
-        returns = select(return_scale.absorb(held.returns, sums.returns), held.returns)
         if self.normalise_returns:
-            change = self._return_scale(state).change(return_scale.scale_of(returns))
+            change = self._return_scale(state).change(return_scale.scale_of(auxiliary.returns))
             weights = rescale_values(weights, *change)
         return state._replace(
-            params=Params(weights, seen),
-            updates=state.updates + 1,
-            auxiliary=held._replace(
-                returns=returns,
-                sums=select(_zero_sums(seen, returns), sums),
-                parts=jnp.where(over, 0, held.parts + 1),
-            ),
+            params=Params(weights, seen), updates=state.updates + 1, auxiliary=auxiliary
         )
 
     def _network(self) -> ActorCritic:
@@ -309,42 +280,3 @@ class ActorCriticAgent(NetworkAgent):
             "loss/value": value_loss,
             "entropy": entropy,
         }
-
-
-def _unroll_sums(seen: ObservationStats, observation: Tree, valid: Array) -> Deviations | tuple[()]:
-    """Sums over T rows of observations for the statistics, each unroll with the weight of one row.
-
-    The opening row is a large enough sample of an unroll, except in the first batch: there it is the state
-    after a reset, and its deviation is that of the noise of resets. All rows of the first batch count.
-    """
-    if not isinstance(seen, RunningStatistics):
-        return ()
-    rows, batch = valid.shape
-    weight = valid.sum(dtype=jnp.float32)
-
-    def whole() -> Deviations | tuple[()]:
-        folded = jax.tree.map(lambda x: x[:rows].reshape(rows * batch, *x.shape[2:]), observation)
-        return observation_sums(seen, folded, weight * rows)
-
-    def opening() -> Deviations | tuple[()]:
-        return observation_sums(seen, jax.tree.map(lambda x: x[0], observation), weight)
-
-    return jax.lax.cond(seen.weight > 0, opening, whole)
-
-
-def _zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
-    """Makes the sums of no rows, for the statistics of observations and of returns."""
-
-    def none(of: RunningStatistics | tuple[()]) -> Deviations | tuple[()]:
-        return statistics.no_deviations(of) if isinstance(of, RunningStatistics) else ()
-
-    return Sums(observations=none(seen), returns=none(returns))
-
-
-def _add_sums(
-    held: Deviations | tuple[()], new: Deviations | tuple[()], factor: Array
-) -> Deviations | tuple[()]:
-    """Adds `factor` times new sums to those held; returns () if either is ()."""
-    if isinstance(held, Deviations) and isinstance(new, Deviations):
-        return statistics.add(held, new.times(factor))
-    return ()

@@ -19,6 +19,7 @@ from seedbed.agents.base import Gradient, Params, SinglePass
 from seedbed.ops import losses, returns
 from seedbed.types import (
     LearnerState,
+    OnPolicy,
     Output,
     Timestep,
     Trajectory,
@@ -61,6 +62,11 @@ class Impala(SinglePass, ActorCriticAgent):
         super().__post_init__()
         positive = ("rho_clip", "c_clip", "pg_rho_clip", "learning_rate", "max_gradient_norm")
         self._require("more than 0", lambda x: x > 0, *positive)
+
+    @property
+    def experience(self) -> OnPolicy:
+        """Returns options of experience: unrolls in the order in which they arrive."""
+        return OnPolicy(self.unroll, self.batch)
 
     def prepare(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Batch:
         """Collects the inputs of the loss, with the environments on axis 1; the key is unused."""

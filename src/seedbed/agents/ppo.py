@@ -16,7 +16,6 @@ from jax import Array
 from seedbed.agents.actor_critic import ActorCriticAgent, Behaviour
 from seedbed.agents.base import Gradient, Params
 from seedbed.ops import losses, returns
-from seedbed.ops.collectives import mean_over_devices
 from seedbed.types import (
     LearnerState,
     OnPolicy,
@@ -128,7 +127,7 @@ class Ppo(ActorCriticAgent):
         )
         target = value[:-1] + advantage
         if self.normalise_advantages:
-            advantage = _normalised(advantage, target, masks.valid)
+            advantage = losses.normalised_advantages(advantage, target, masks.valid)
         else:
             advantage = scale.scaled(advantage)
         return Batch(
@@ -234,20 +233,3 @@ class Ppo(ActorCriticAgent):
 
     def _optimizer(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(eps=1e-5)
-
-
-def _normalised(advantage: Array, target: Array, valid: Array) -> Array:
-    """Scales advantages to mean 0 and deviation 1 over the valid rows of all devices.
-
-    The result is 0 if all advantages are equal.
-    """
-    count = mean_over_devices(valid.mean(dtype=jnp.float32))
-    weight = valid / jnp.maximum(count, 1e-6)
-
-    def mean(x: Array) -> Array:
-        return mean_over_devices((weight * x).mean())
-
-    centred = advantage - mean(advantage)
-    # Advantages below a hundred-thousandth of the values' size are only rounding errors.
-    least = jnp.maximum(1e-10 * mean(jnp.square(target)), 1e-30)
-    return centred * jax.lax.rsqrt(mean(jnp.square(centred)) + least)

@@ -24,6 +24,7 @@ from seedbed.types import (
     ActorState,
     Box,
     LearnerState,
+    OnPolicy,
     Output,
     Timestep,
     Trajectory,
@@ -101,6 +102,11 @@ class Vmpo(ActorCriticAgent):
             lambda x: self.batch % x == 0,
             "minibatches",
         )
+
+    @property
+    def experience(self) -> OnPolicy:
+        """Returns options of experience: unrolls in the order in which they arrive."""
+        return OnPolicy(self.unroll, self.batch)
 
     def init(self, key: Array) -> LearnerState:
         """Makes the initial learner state; consumes the key."""

@@ -133,6 +133,34 @@ def reacher_ppo() -> TrainConfig:
     return on_device_ppo(Reacher(), 4_000_000, gamma=0.97, reward_scale=1.0)
 
 
+def ur5e_ppo() -> TrainConfig:
+    """Brax's Ur5e on our own physics with PPO."""
+    from seedbed.envs.device.targets.ur5e import Ur5e
+
+    return on_device_ppo(
+        Ur5e(), 20_000_000, gamma=0.98, reward_scale=10.0, entropy_cost=0.002, learning_rate=1e-3
+    )
+
+
+def fetch_ppo() -> TrainConfig:
+    """Brax's Fetch on our own physics with PPO."""
+    from seedbed.envs.device.targets.fetch import Fetch
+
+    return on_device_ppo(
+        Fetch(),
+        40_000_000,
+        unroll=32,
+        batch=256,
+        gamma=0.995,
+        hidden_sizes=(128, 128),
+        value_sizes=(128, 128),
+        activation="swish",
+        reward_scale=5.0,
+        learning_rate=1e-3,
+        initial_scale=0.6,
+    )
+
+
 def inverted_pendulum_ppo() -> TrainConfig:
     """InvertedPendulum-v5 on our own physics with PPO."""
     from seedbed.envs.device.locomotion.inverted_pendulum import InvertedPendulum
@@ -268,6 +296,38 @@ def _many_learners(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, runtime=options)
 
 
+def pendulum_apg() -> TrainConfig:
+    """Pendulum-v1 on the device with APG."""
+    from seedbed.agents.apg import Apg
+    from seedbed.envs.device.classic.pendulum import Pendulum
+
+    agent = Apg(
+        batch=8,
+        gamma=0.97,
+        entropy_cost=0.01,
+        initial_scale=1.5,
+        least_scale=0.2,
+        learning_rate=5e-3,
+        value_learning_rate=5e-3,
+    )
+    return TrainConfig(Pendulum(), agent, FusedConfig(steps=120_000))
+
+
+def inverted_double_pendulum_apg() -> TrainConfig:
+    """InvertedDoublePendulum-v5 on our own physics with APG."""
+    from seedbed.agents.apg import Apg
+    from seedbed.envs.device.locomotion.inverted_double_pendulum import InvertedDoublePendulum
+
+    agent = Apg(
+        trace_decay=0.9,
+        least_scale=0.2,
+        epochs=16,
+        learning_rate=5e-3,
+        value_learning_rate=5e-3,
+    )
+    return TrainConfig(InvertedDoublePendulum(), agent, FusedConfig(steps=190_000))
+
+
 def half_cheetah_ars() -> TrainConfig:
     """HalfCheetah-v5 on our own physics with ARS (V2-t, a linear policy)."""
     from seedbed.agents.ars import Ars
@@ -312,8 +372,12 @@ PRESETS: dict[str, Callable[[], TrainConfig]] = {
     "hopper/ppo": hopper_ppo,
     "humanoid/ppo": humanoid_ppo,
     "inverted_double_pendulum/ppo": inverted_double_pendulum_ppo,
+    "inverted_double_pendulum/apg": inverted_double_pendulum_apg,
+    "fetch/ppo": fetch_ppo,
     "inverted_pendulum/ppo": inverted_pendulum_ppo,
+    "pendulum/apg": pendulum_apg,
     "reacher/ppo": reacher_ppo,
+    "ur5e/ppo": ur5e_ppo,
     "walker2d/ppo": walker2d_ppo,
 }
 

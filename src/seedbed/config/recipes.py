@@ -224,6 +224,21 @@ def vectors_vmpo(env: HostEnvConfig | Environment) -> TrainConfig:
     return _config(env, agent, 5_000_000, envs_per_actor=8)
 
 
+def vectors_awr(env: HostEnvConfig | Environment) -> TrainConfig:
+    """AWR for vectors, with noise of real actions that does not fade."""
+    from seedbed.agents.awr import Awr
+
+    agent = Awr(value_sizes=(64, 64), activation="tanh", least_scale=0.2, learning_rate=1e-3)
+    return _config(env, agent, 1_000_000, envs_per_actor=8)
+
+
+def vectors_apg(env: Environment) -> TrainConfig:
+    """APG for vectors, with noise that does not fade."""
+    from seedbed.agents.apg import Apg
+
+    return _config(env, Apg(least_scale=0.2), 1_000_000)
+
+
 def vectors_dqn(env: HostEnvConfig | Environment) -> TrainConfig:
     """Double DQN for vectors, with one update for every four steps."""
     from seedbed.agents.dqn import Dqn

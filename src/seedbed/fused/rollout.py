@@ -10,6 +10,8 @@ learning" (Anakin), and Freeman et al. (2021), "Brax".
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,9 @@ from seedbed import simd
 from seedbed.fused.carry import Carry, EpisodeSums, Iteration, Move, Plan, Rows, StageTimes
 from seedbed.fused.episodes import whole_episodes
 from seedbed.ops.clock import passed, stamp
+from seedbed.ops.collectives import mean_over_devices
 from seedbed.ops.keys import environment_keys, later
+from seedbed.ops.tracing import naming
 from seedbed.replay import device
 from seedbed.replay.device import ReplayState
 from seedbed.run.update import count_transitions, learn
@@ -26,6 +30,7 @@ from seedbed.types import (
     ActorState,
     Agent,
     Array,
+    DifferentiatingAgent,
     Environment,
     EnvState,
     LearnerState,
@@ -33,9 +38,13 @@ from seedbed.types import (
     Timestep,
     Trajectory,
     Tree,
+    differentiates,
     learns_from_replay,
     plays_episodes,
 )
+
+Played: TypeAlias = tuple[Carry, Rows, EpisodeSums, Array]
+"""What acting for an unroll returns: carry, rows, episodes that ended, the environments' microseconds."""
 
 
 def first_carry(agent: Agent, env: Environment, plan: Plan, key: Array) -> Carry:
@@ -94,9 +103,12 @@ def iterate(
     learner, actor = carry.learner._replace(progress=progress), carry.actor
     whole = plays_episodes(agent)
     gather = whole_episodes if whole else unroll
-    carry, rows, ended, environment = gather(
-        agent, move, plan, axis, act_key, carry._replace(env=opened, learner=learner)
-    )
+    play = functools.partial(gather, agent, move, plan, axis, act_key)
+    carry, climbed = carry._replace(env=opened, learner=learner), {}
+    if (differentiating := differentiates(agent)) is None:
+        carry, rows, ended, environment = play(carry)
+    else:
+        (carry, rows, ended, environment), climbed = _climb(differentiating, axis, carry, play)
     # What the last step of acting returned.
     reward, acted = stamp(carry.env.timestep.reward if whole else rows.timesteps.reward)
     if whole:
@@ -109,6 +121,7 @@ def iterate(
         arrived = (rows.timesteps.first[1:], carry.env.timestep.first)
         transitions = sum(count_transitions(first) for first in arrived)
     carry, metrics = _learn(agent, plan, axis, carry, rows, actor, transitions, learn_key)
+    metrics = metrics | climbed
     _, learned = stamp(jax.tree.leaves(carry.learner.params)[0])
     if axis is not None:
         learned = jax.lax.pcast(learned, axis, to="varying")
@@ -134,6 +147,30 @@ def iterate(
         finite=finite,
         busy=busy,
     )
+
+
+def _climb(
+    agent: DifferentiatingAgent, axis: str | None, carry: Carry, play: Callable[[Carry], Played]
+) -> tuple[Played, dict[str, Array]]:
+    """Lets an agent differentiate an unroll and apply the gradient, the mean over all devices.
+
+    `carry` is that before the unroll, which `play` acts. Returns what was played, with the new learner state,
+    and metrics.
+    """
+    learner = carry.learner
+
+    def rollout(params: Tree) -> tuple[Trajectory, Played]:
+        played = play(carry._replace(learner=learner._replace(params=params)))
+        last, rows = played[0].env.timestep, played[1]
+        return _trajectory(rows, last, carry.actor, learner.updates), played
+
+    local = learner._replace(optimizer_state=())
+    if axis is not None:
+        local = jax.tree.map(lambda leaf: jax.lax.pcast(leaf, axis, to="varying"), local)
+    with naming(f"{type(agent).__name__}.slope", "docs/agents/apg.md"):
+        slope, (after, *played) = agent.slope(local, rollout)
+    learner, metrics = agent.ascend(learner, mean_over_devices(slope))
+    return (after._replace(learner=learner), *played), metrics
 
 
 def _learn(

@@ -36,9 +36,24 @@ def stamp(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the value, and the time when it was ready: uint32 [1], microseconds, modulo 2^32.
 
     The clock is monotonic. Any computation that uses the returned value runs after that time. Under vmap the
-    whole batch has one time. On other devices than CPU the time is 0.
+    whole batch has one time. On other devices than CPU the time is 0. Gradients flow through the value.
     """
-    return _stamp(value)
+    same, now = _stamp(lax.stop_gradient(value))
+    return _tied(value, same), now
+
+
+@jax.custom_jvp
+def _tied(value: jax.Array, same: jax.Array) -> jax.Array:
+    """Returns `same`, a copy of the value that was passed around JAX's derivatives."""
+    del value
+    return same
+
+
+@_tied.defjvp
+def _(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    return primals[1], tangents[0]
 
 
 @jax.custom_batching.custom_vmap

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from seedbed.ops.collectives import mean_over_devices
+
 
 def masked_mean(x: Array, valid: Array) -> Array:
     """Returns the mean of the elements of `x` that `valid` (bool, same shape) marks; 0 if it marks none."""
@@ -33,6 +35,23 @@ def value_losses(value: Array, target: Array) -> Array:
 def global_norm(tree: Any) -> Array:
     """Returns the Euclidean norm of all leaves together."""
     return jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
+
+
+def normalised_advantages(advantage: Array, target: Array, valid: Array) -> Array:
+    """Scales advantages to mean 0 and deviation 1 over the valid rows of all devices.
+
+    The result is 0 if all advantages are equal.
+    """
+    count = mean_over_devices(valid.mean(dtype=jnp.float32))
+    weight = valid / jnp.maximum(count, 1e-6)
+
+    def mean(x: Array) -> Array:
+        return mean_over_devices((weight * x).mean())
+
+    centred = advantage - mean(advantage)
+    # Advantages below a hundred-thousandth of the values' size are only rounding errors.
+    least = jnp.maximum(1e-10 * mean(jnp.square(target)), 1e-30)
+    return centred * jax.lax.rsqrt(mean(jnp.square(centred)) + least)
 
 
 def explained_variance(value: Array, target: Array, valid: Array) -> Array:

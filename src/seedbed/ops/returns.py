@@ -75,13 +75,12 @@ def generalised_advantages(
 
 
 def lambda_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array) -> Array:
-    """Computes lambda-returns `[T]`, without gradient. The last row bootstraps from `v_t[-1]`.
+    """Computes lambda-returns `[T]`, through which gradients flow. The last row bootstraps from `v_t[-1]`.
 
     Source: Sutton and Barto (2018), equation 12.2 in recursive form.
     """
     offset = r_t + discount_t * (1.0 - trace_t) * v_t
-    returns = _reverse_linear_recurrence(offset, discount_t * trace_t, v_t[-1])
-    return lax.stop_gradient(returns)
+    return _reverse_linear_recurrence(offset, discount_t * trace_t, v_t[-1])
 
 
 def n_step_returns(v_t: Array, r_t: Array, discount_t: Array, trace_t: Array, n: int) -> Array:

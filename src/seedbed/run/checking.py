@@ -18,6 +18,7 @@ from seedbed.types import (
     Agent,
     AgentT,
     Array,
+    DifferentiatingAgent,
     EnvSpec,
     LearnerState,
     OnPolicy,
@@ -30,6 +31,7 @@ from seedbed.types import (
     Tree,
     action_array,
     bind,
+    differentiates,
     learns_from_replay,
 )
 
@@ -92,6 +94,8 @@ class _Check:
             () if replayed else version,
             _struct((self._batch,), "float32") if replayed else (),
         )
+        if (differentiating := differentiates(agent)) is not None:
+            self._climb(differentiating, state, trajectory)
         gradient = self._learn(state, trajectory, key)
         # Acting goes on in other numbers of environments than a batch has.
         self._act(state.params, self._actor_state(self._batch + 1), self._batch + 1)
@@ -136,6 +140,22 @@ class _Check:
         found = self._call("initial_priorities", agent.initial_priorities, *given)
         wanted = _struct((self._batch,), "float32")
         self._same("initial_priorities", "priorities", found, wanted)
+
+    def _climb(
+        self, agent: DifferentiatingAgent, state: LearnerState, trajectory: Trajectory
+    ) -> None:
+        """Traces `slope`, for an unroll that does not depend on the parameters, and `ascend`."""
+
+        def slope(state: LearnerState, trajectory: Trajectory) -> Tree:
+            return agent.slope(state, lambda params: (trajectory, ()))
+
+        found = self._call("slope", slope, state._replace(optimizer_state=()), trajectory)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            self._refuse("slope", _shown(found), "a tuple of a gradient and what `play` kept")
+        found = self._call("ascend", agent.ascend, state, found[0])
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            self._refuse("ascend", _shown(found), "a tuple of learner state and a dict of metrics")
+        self._same("ascend", "learner state", found[0], state)
 
     def _learn(self, state: LearnerState, trajectory: Trajectory, key: Array) -> Tree:
         agent, read = self._agent, state._replace(optimizer_state=())

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from seedbed.types import Agent, OnPolicy, Replay, SeedbedError, plays_episodes
+from seedbed.types import (
+    Agent,
+    OnPolicy,
+    Replay,
+    SeedbedError,
+    differentiates,
+    plays_episodes,
+)
 
 
 def require_sizes(agent: Agent) -> None:
@@ -33,12 +40,17 @@ def require_sizes(agent: Agent) -> None:
 
 
 def require_unrolls(agent: Agent) -> None:
-    """Raises SeedbedError if an agent learns from whole episodes, for runtimes that do not play them."""
+    """Raises SeedbedError if an agent needs more than unrolls, for runtimes that have nothing else."""
     if plays_episodes(agent):
-        raise SeedbedError(
-            f"{type(agent).__name__} learns from whole episodes, which only the fused runtime plays: take an "
-            "on-device environment (`seedbed list`), or another agent, such as ppo"
-        )
+        needs = "learns from whole episodes, which only the fused runtime plays"
+    elif differentiates(agent):
+        needs = "differentiates through its environments, which only the fused runtime can do"
+    else:
+        return
+    raise SeedbedError(
+        f"{type(agent).__name__} {needs}: take an on-device environment (`seedbed list`), or another agent, "
+        "such as ppo"
+    )
 
 
 def _experience(agent: Agent) -> OnPolicy | Replay:

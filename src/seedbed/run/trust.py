@@ -29,7 +29,9 @@ HELP = "import the code that the run's folder names, although others could have 
 AGENTS = {
     "impala": "seedbed.agents.impala:Impala",
     "ppo": "seedbed.agents.ppo:Ppo",
+    "apg": "seedbed.agents.apg:Apg",
     "ars": "seedbed.agents.ars:Ars",
+    "awr": "seedbed.agents.awr:Awr",
     "dqn": "seedbed.agents.dqn:Dqn",
     "es": "seedbed.agents.es:Es",
     "r2d2": "seedbed.agents.r2d2:R2d2",

@@ -27,7 +27,7 @@ class Fetch(TargetTask):
     xml_file: str = "fetch.xml"
     frame_skip: int = 4
     target_radius: float = 2.0
-    target_distance: float = 15.0
+    target_distances: tuple[float, float] = (2.0, 17.0)
     reset_noise_scale: float = 0.0
     """Size of the noise on positions and velocities at the start of an episode; Brax has none."""
     limbs: ClassVar[tuple[str, ...]] = (

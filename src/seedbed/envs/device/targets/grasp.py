@@ -32,7 +32,7 @@ class Grasp(TargetTask):
     xml_file: str = "grasp.xml"
     frame_skip: int = 4
     target_radius: float = 1.1
-    target_distance: float = 10.0
+    target_distances: tuple[float, float] = (1.1, 11.1)
     target_height: float = 8.0
     """Largest height of a target, in m."""
     limbs: ClassVar[tuple[str, ...]] = (

@@ -39,8 +39,8 @@ class TargetTask(MujocoTask, abc.ABC):
 
     target_radius: float
     """Distance in m below which a target is reached."""
-    target_distance: float
-    """Targets are at most this far, and the radius, from the origin along the ground, in m."""
+    target_distances: tuple[float, float]
+    """Smallest and largest distance of a target from the origin along the ground, in m."""
     limbs: ClassVar[tuple[str, ...]]
     """Bodies that are observed; each has a sensor of its linear velocity, with its name."""
     seeking_body: ClassVar[str]
@@ -111,7 +111,8 @@ class TargetTask(MujocoTask, abc.ABC):
 
     def _draw(self, key: Array) -> jax.Array:
         far, turn, high = jax.random.split(key, 3)
-        distance = self.target_radius + self.target_distance * jax.random.uniform(far)
+        nearest, farthest = self.target_distances
+        distance = nearest + (farthest - nearest) * jax.random.uniform(far)
         angle = 2 * math.pi * jax.random.uniform(turn)
         place = distance * jnp.cos(angle), distance * jnp.sin(angle), self.height(high)
         return jnp.stack([jnp.float32(x) for x in place])

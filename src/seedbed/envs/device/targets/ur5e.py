@@ -18,14 +18,16 @@ class Ur5e(TargetTask):
     """Brax's Ur5e: an arm with the joints of a UR5e that must touch one target after the other.
 
     Reward and observation are Brax v1's, but that the joints' angles are observed, too: a joint at its limit
-    of 360 degrees looks like one at 0, and a policy that cannot tell is stuck there. Nothing collides, there
-    as here.
+    of 360 degrees looks like one at 0, and a policy that cannot tell is stuck there. The links are as far
+    beside one another that the last one is always 0.135 m from the axis of the base. Targets are not nearer
+    than that: a fifth of Brax's are out of reach, and an episode ends with the first of these. Nothing
+    collides, there as here.
     """
 
     xml_file: str = "ur5e.xml"
     frame_skip: int = 8
     target_radius: float = 0.02
-    target_distance: float = 0.5
+    target_distances: tuple[float, float] = (0.135, 0.52)
     limbs: ClassVar[tuple[str, ...]] = (
         "shoulder_link",
         "upper_arm_link",

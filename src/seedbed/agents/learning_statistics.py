@@ -1,0 +1,95 @@
+"""What actor-critic agents keep for normalisation while they learn, and the sums that a batch adds to it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from seedbed.agents.base import ObservationStats, Sums, absorb, observation_sums
+from seedbed.ops import return_scale, statistics
+from seedbed.ops.statistics import Deviations, RunningStatistics
+from seedbed.types import Tree
+
+
+class LearningStatistics(NamedTuple):
+    """The state of normalisation while learning; () for statistics that are not kept."""
+
+    returns: RunningStatistics | tuple[()]  # of value targets
+    sums: Sums  # from this batch's minibatches so far
+    parts: Array  # int32 scalar: minibatches of this batch that were applied
+    duals: Tree = ()  # an agent's multipliers
+
+
+def add_minibatch(
+    held: LearningStatistics,
+    seen: ObservationStats,
+    new: Sums,
+    weight: Array,
+    passes: tuple[int, int],
+) -> tuple[ObservationStats, LearningStatistics]:
+    """Adds the sums of a minibatch of `weight` rows; returns the statistics of observations and the rest.
+
+    `passes` are the numbers of epochs and minibatches. Statistics absorb a batch after its last minibatch.
+    Until then, all its minibatches, advantages and targets use the statistics of the policy that acted. Only
+    the first epoch is summed, because it has every row once.
+    """
+    epochs, minibatches = passes
+    factor = jnp.where(held.parts < minibatches, weight, 0.0)
+    sums = Sums(
+        observations=_add_sums(held.sums.observations, new.observations, factor),
+        returns=_add_sums(held.sums.returns, new.returns, factor),
+    )
+    over = held.parts + 1 == epochs * minibatches
+
+    def select(new: Tree, old: Tree) -> Tree:
+        return jax.tree.map(lambda a, b: jnp.where(over, a, b), new, old)
+
+    seen = select(absorb(seen, sums.observations, jnp.float32(1.0)), seen)
+    returns = select(return_scale.absorb(held.returns, sums.returns), held.returns)
+    return seen, held._replace(
+        returns=returns,
+        sums=select(zero_sums(seen, returns), sums),
+        parts=jnp.where(over, 0, held.parts + 1),
+    )
+
+
+def unroll_sums(seen: ObservationStats, observation: Tree, valid: Array) -> Deviations | tuple[()]:
+    """Sums over T rows of observations for the statistics, each unroll with the weight of one row.
+
+    The opening row is a large enough sample of an unroll, except in the first batch: there it is the state
+    after a reset, and its deviation is that of the noise of resets. All rows of the first batch count.
+    """
+    if not isinstance(seen, RunningStatistics):
+        return ()
+    rows, batch = valid.shape
+    weight = valid.sum(dtype=jnp.float32)
+
+    def whole() -> Deviations | tuple[()]:
+        folded = jax.tree.map(lambda x: x[:rows].reshape(rows * batch, *x.shape[2:]), observation)
+        return observation_sums(seen, folded, weight * rows)
+
+    def opening() -> Deviations | tuple[()]:
+        return observation_sums(seen, jax.tree.map(lambda x: x[0], observation), weight)
+
+    return jax.lax.cond(seen.weight > 0, opening, whole)
+
+
+def zero_sums(seen: RunningStatistics | tuple[()], returns: RunningStatistics | tuple[()]) -> Sums:
+    """Makes the sums of no rows, for the statistics of observations and of returns."""
+
+    def none(of: RunningStatistics | tuple[()]) -> Deviations | tuple[()]:
+        return statistics.no_deviations(of) if isinstance(of, RunningStatistics) else ()
+
+    return Sums(observations=none(seen), returns=none(returns))
+
+
+def _add_sums(
+    held: Deviations | tuple[()], new: Deviations | tuple[()], factor: Array
+) -> Deviations | tuple[()]:
+    """Adds `factor` times new sums to those held; returns () if either is ()."""
+    if isinstance(held, Deviations) and isinstance(new, Deviations):
+        return statistics.add(held, new.times(factor))
+    return ()
