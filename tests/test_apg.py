@@ -227,6 +227,13 @@ def test_a_population_is_its_seeds_one_by_one():
 
 
 @pytest.mark.slow
+def test_its_options_can_be_swept():
+    program, _, report = run(APG, 2, sweep="max_action_slope=0.1,1e9")
+    assert program.members == 2 and report.metrics["slope"].shape == (2,)
+    assert report.metrics["slope"][0] < report.metrics["slope"][1]
+
+
+@pytest.mark.slow
 def test_it_swings_a_pendulum_up():
     config = PRESETS["pendulum/apg"]()
     program = Program(Pendulum(), config.agent, config.runtime)

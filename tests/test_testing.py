@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from counting_agent import CountingAgent, CountingReplayAgent
+from seedbed.agents.apg import Apg
+from seedbed.agents.awr import Awr
 from seedbed.agents.dqn import Dqn
 from seedbed.agents.impala import Impala
 from seedbed.agents.ppo import Ppo
 from seedbed.agents.r2d2 import R2d2
 from seedbed.agents.sac import Sac
+from seedbed.agents.vmpo import Vmpo
 from seedbed.envs.device.classic.cartpole import CartPole
 from seedbed.testing.checks import check_agent, check_task
 from seedbed.types import (
@@ -50,6 +53,9 @@ MEMORY = {"lstm_size": 4, "unroll": 6, **SMALL}
         pytest.param(Ppo(recurrent=True, **MEMORY), CHOICE, id="a PPO with memory"),
         pytest.param(Impala(**SMALL), IMAGES, id="an IMPALA of images"),
         pytest.param(Impala(recurrent=True, **MEMORY), REAL, id="an IMPALA with memory"),
+        pytest.param(Vmpo(**SMALL), CHOICE, id="a V-MPO"),
+        pytest.param(Awr(capacity=100, min_size=10, **MEMORY), REAL, id="an AWR"),
+        pytest.param(Apg(normalise_returns=False, **MEMORY), REAL, id="an APG"),
         pytest.param(Dqn(**SMALL), CHOICE, id="a DQN"),
         pytest.param(Sac(**SMALL), REAL, id="a SAC"),
         pytest.param(

@@ -8,7 +8,6 @@ There is no slow copy of the value: it learns from each window only after the po
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
@@ -125,7 +124,8 @@ class Apg(ActorCriticAgent):
         Contacts are stiff: without a bound, a few environments of a batch would decide for all.
         """
         action, behaviour, after = super().act(params, actor_state, timestep, keys, evaluate)
-        return _bounded(action, self.max_action_slope / action.shape[0]), behaviour, after
+        most = jnp.float32(self.max_action_slope / action.shape[0])
+        return _bounded(action, most), behaviour, after
 
     def slope(self, state: LearnerState, play: Play) -> tuple[Tree, Tree]:
         """Differentiates minus the return of the windows that `play` acts, by the policy's weights."""
@@ -244,23 +244,20 @@ class Apg(ActorCriticAgent):
         return optax.scale_by_adam()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _bounded(action: Array, most: float) -> Array:
-    """Returns actions `[B, ...]`, through which each environment's derivative passes with a bounded norm."""
+@jax.custom_vjp
+def _bounded(action: Array, most: Array) -> Array:
+    """Returns actions `[B, ...]`; a derivative passes back with a norm of at most `most` in each row."""
     del most
     return action
 
 
-def _forward(action: Array, most: float) -> tuple[Array, tuple[()]]:
-    del most
-    return action, ()
+def _forward(action: Array, most: Array) -> tuple[Array, Array]:
+    return action, most
 
 
-def _backward(most: float, kept: tuple[()], slope: Array) -> tuple[Array]:
-    del kept
-    axes = tuple(range(1, slope.ndim))
-    norm = jnp.sqrt(jnp.square(slope).sum(axes, keepdims=True))
-    return (slope * jnp.minimum(1.0, most / jnp.maximum(norm, 1e-20)),)
+def _backward(most: Array, slope: Array) -> tuple[Array, Array]:
+    norm = jnp.sqrt(jnp.square(slope).sum(tuple(range(1, slope.ndim)), keepdims=True))
+    return slope * jnp.minimum(1.0, most / jnp.maximum(norm, 1e-20)), jnp.zeros_like(most)
 
 
 _bounded.defvjp(_forward, _backward)
